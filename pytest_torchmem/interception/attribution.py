@@ -27,6 +27,7 @@ from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_i
 from pytest_torchmem.paths import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.step.modules import modules_by_path
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
 from pytest_torchmem.torch_private.tensors.autograd import (
@@ -122,6 +123,8 @@ class Attribution:
         self._codes: dict[int, tuple[CodeType, int]] = {}
         """By their ids: the hash of code is that of its constants, and some of these have none."""
         self._lines: dict[tuple[int, int], str] = {}
+        self._files: dict[str, str] = {}
+        """The names of files as lines have them."""
         self._places = _Places()
         self._all_places = [self._places]
         self._node_places = self._places
@@ -181,12 +184,21 @@ class Attribution:
             self.facts.calls.append(called)
             if phase is Phase.FORWARD and task == -1 and (site := _site_of(frame)) is not None:
                 self.facts.sites[made_by] = site
-            if task == -1 and (caller := _caller_of_library(frame)):
-                self.facts.library_lines.setdefault((fold(module)[0], line), caller)
+            if task == -1:
+                self._note_library(module, line, frame)
             if phase is Phase.FORWARD:
                 self._forward_lines.setdefault((module, operator), line)
         called.times += 1
         return called.origin
+
+    def _note_library(self, module: str, line: str, frame: FrameType | None) -> None:
+        """Take note of the program's line that calls the library in which ``line`` stands.
+
+        The first of several alike modules that comes there tells it for all.
+        """
+        lines, place = self.facts.library_lines, (fold(module)[0], line)
+        if place not in lines:
+            lines[place] = _caller_of_library(frame)
 
     def _note_nodes(self, place: _Place) -> None:
         """Give the nodes that were made since the last operator, and that of this one, a place."""
@@ -274,6 +286,7 @@ class Attribution:
             self._paths.clear()
             self._codes.clear()
             self._lines.clear()
+            self._files.clear()
 
     def calls_of_new_thread(self) -> Callable[[], None]:
         """Return what a thread that the present one starts begins with: it is in these modules."""
@@ -335,7 +348,7 @@ class Attribution:
             name, _, root, _ = calls[0]
         known = self._paths.get(id(root))
         if known is None or known[0]() is not root:
-            paths = {id(child): (path, weakref.ref(child)) for path, child in root.named_modules()}
+            paths = {id(child): (path, weakref.ref(child)) for path, child in modules_by_path(root)}
             known = self._paths[id(root)] = (weakref.ref(root), type(root).__name__, paths)
         path = known[2][id(module)][0] if id(module) in known[2] else None
         if path is None:  # a module made or attached in the course of the call
@@ -381,6 +394,10 @@ class Attribution:
             inner = inner.f_back
         return self._forward_lines.get((module, operator), "")
 
+    def _file(self, code: CodeType) -> str:
+        name = code.co_filename
+        return self._files.get(name) or self._files.setdefault(name, short_path(name))
+
     def _line(self, frame: FrameType | None) -> str:
         codes = self._codes
         while frame is not None:
@@ -397,7 +414,7 @@ class Attribution:
                 key = (number, frame.f_lineno)
                 line = self._lines.get(key)
                 if line is None:
-                    line = self._lines[key] = f"{short_path(code.co_filename)}:{frame.f_lineno}"
+                    line = self._lines[key] = f"{self._file(code)}:{frame.f_lineno}"
                 return line
             return ""
         return ""

@@ -20,8 +20,9 @@ from pytest_torchmem.interception.parts import Intercepts
 from pytest_torchmem.interception.plan import Output, Plan, Same, Step, Temporary, plan_of_result
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
 from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
-from pytest_torchmem.profile.timeline import Confidence, Kind
+from pytest_torchmem.profile.timeline import Confidence, Kind, Origin
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
+from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
@@ -48,8 +49,18 @@ class Decompositions:
         finally:
             self.running = outer
 
-    def note(self, workspace: Workspace) -> None:
-        """Keep for the plan of the body that is running what no formula gives."""
+    def take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
+        """Write down what a kernel takes.
+
+        For the plan of the body that is running, what no formula gives is kept too.
+        """
+        if workspace.kept:
+            in_engine = in_engine_thread()
+            for buffer in workspace.kept:
+                self._ledger.keep(buffer, in_engine, device, origin)
+        device.note(workspace, origin.module)
+        if workspace.requests:
+            self._ledger.workspace(workspace.requests, device, origin, workspace.confidence)
         if self.running and (workspace.unknown or workspace.questions):
             self._asked.append(workspace)
 

@@ -10,9 +10,10 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import compress
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -50,8 +51,14 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.step.modules import tensors_by_path
 from pytest_torchmem.step.trees import shape_text, tensors_in
-from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
+from pytest_torchmem.torch_private.dispatch.modes import (
+    NoFunctionModes,
+    function_modes,
+    jit_tracing,
+    not_jit_tracing,
+)
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
 from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
@@ -142,7 +149,7 @@ class FactCollector:
         self.callers: dict[str, str] = {}
         """Outermost modules of installed libraries, and the program's lines that call them."""
         self.library_lines: dict[tuple[str, str], str] = {}
-        """By modules, as patterns, and libraries' lines: the program's that call them."""
+        """By modules, as patterns, and libraries' lines: the program's that call them, or ""."""
         self.device = "cpu"
         """The device that autocast is asked for."""
         self.calls: list[Called] = []
@@ -253,18 +260,21 @@ class FactCollector:
         known, name = self._known[PARAMETERS], type(root).__name__
         first: dict[int, str] = {}
         frozen: dict[str, set[Numbers]] = {}
-        # torchrl's losses override named_parameters without its options.
-        for path, parameter in nn.Module.named_parameters(root, remove_duplicate=False):
-            own = first.setdefault(id(parameter), path)
-            if own != path:
-                known[f"{name}.{path}"] = f"is {name}.{own}"
+        trains = True
+        for module, own, parameter in tensors_by_path(root, OWN_PARAMETERS, each_once=False):
+            path = f"{name}.{module}.{own}" if module else f"{name}.{own}"
+            trains = trains and parameter.requires_grad
+            met_at = first.setdefault(id(parameter), path)
+            if met_at != path:
+                known[path] = f"is {met_at}"
             elif not is_lazy(parameter):
-                pattern, place = fold(f"{name}.{path}")
+                pattern, place = fold(path)
                 size = str([*parameter.shape])
                 self._sizes.setdefault((pattern, size), set()).add(place)
             if _is_channels_last(parameter):
                 self._known[FORMATS][name] = _CHANNELS_LAST
-        self._find_frozen(root, name, frozen)
+        if not trains:
+            self._find_frozen(root, name, frozen)
         for pattern, numbers in frozen.items():
             known[pattern] = ", ".join(filter(None, ("frozen", write_numbers(numbers))))
 
@@ -355,9 +365,7 @@ class FactCollector:
         packed = type(given) is PackedSequence
         tensor = given.data if packed else given
         if not own[CHILDREN] and own[OWN_PARAMETERS] and type(tensor) in _TENSORS:
-            with not_jit_tracing(), NoFunctionModes():
-                # C++ has no sizes of a nested tensor (NestedTensorImpl.cpp, sizes_custom).
-                shape = "nested" if tensor.is_nested else str([*tensor.shape])
+            shape = _sizes_of(tensor)
             shape = f"packed {shape}" if packed else shape
             pattern, numbers = fold(path)
             self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
@@ -484,6 +492,15 @@ def _counted(calls: Iterable[Origin]) -> str:
     return ", ".join(f"{name} {found[name]}" for name in own)
 
 
+def _sizes_of(tensor: Tensor) -> str:
+    """Return a tensor's shape as it reads; neither modes of the program nor a tracer see that."""
+    if function_modes() or jit_tracing() is not None:
+        with not_jit_tracing(), NoFunctionModes():
+            return _sizes_of(tensor)
+    # C++ has no sizes of a nested tensor (NestedTensorImpl.cpp, sizes_custom).
+    return "nested" if tensor.is_nested else str([*tensor.shape])
+
+
 def _called_of(hook: Any) -> str:
     """Return what a hook of saved tensors belongs to, "" for a checkpoint's."""
     name = getattr(hook, "__qualname__", type(hook).__name__).partition(".")[0]
@@ -544,16 +561,14 @@ def _is_of_all(name: str) -> bool:
 
 
 def _scalars(
-    values: Mapping[str, Any], names: Iterable[str], counts: Callable[[str], bool] = bool
+    values: Mapping[str, Any], names: Collection[str], counts: Callable[[str], bool] = bool
 ) -> list[str]:
     """Return the public numbers, texts and switches of the names that count, as ``name=value``."""
+    plain = map(_PLAIN.__contains__, map(type, map(values.get, names)))
     found = [
         f"{name}={text}"
-        for name in names
-        if type(values.get(name)) in _PLAIN  # most of a module's are tables
-        and not name.startswith("_")
-        and counts(name)
-        and (text := _short(values[name]))
+        for name in compress(names, plain)  # most of a module's are tables
+        if not name.startswith("_") and counts(name) and (text := _short(values[name]))
     ]
     return found[:_MOST_SETTINGS]
 

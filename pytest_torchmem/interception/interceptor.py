@@ -48,7 +48,12 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     jit_tracing,
     not_jit_tracing,
 )
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_only_python, is_view
+from pytest_torchmem.torch_private.dispatch.operators import (
+    OpOverload,
+    is_composite_implicit,
+    is_only_python,
+    is_view,
+)
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
 from pytest_torchmem.torch_private.tensors.storages import storage_address
@@ -243,6 +248,10 @@ class Interceptor:
             return run(spec, args, kwargs)
         if kind is Kind.DECOMPOSED:
             path = self.paths.get(spec.name)
+            if path is not None and not is_composite_implicit(spec.overload):
+                own = spec_of(spec.overload)
+                if own.kind is _LEAF and self._begins_on_host(args, kwargs):
+                    return self.kernels.run(own, args, kwargs)
             with self.intercepting():
                 if path is not None:
                     return path(*args, **kwargs)
@@ -268,6 +277,13 @@ class Interceptor:
                 raise parts.values.unknown("a tensor is made of tensors of unknown values")
             return parts.conversion.lift(args[0], self.placed_on or _CPU, sys._getframe(2))
         return self.kernels.resize(spec, args, kwargs)
+
+    def _begins_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether an operator's first tensor is on the host, whose kernel then runs."""
+        for tensor in argument_tensors((args, kwargs)):
+            record = self.parts.ledger.records.get(storage_address(tensor))
+            return record is None or record.ledger.device == _CPU
+        return False
 
     def _check(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run an operator that raises or makes nothing, where the values are known."""

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
+from pytest_torchmem.interception.fast_path import LONGER, FastPath
 from pytest_torchmem.interception.gradient_accumulation import GradientSums, References
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.quantized import QuantizedTensors, is_observed_first
@@ -41,6 +42,7 @@ from pytest_torchmem.interception.refusals import (
     in_words_of_kernel,
 )
 from pytest_torchmem.interception.staging import stage, staged_pairs
+from pytest_torchmem.interception.values.assumptions import may_be_assumed
 from pytest_torchmem.interception.values.data_dependent import (
     equal_without_values,
     plan_from_values,
@@ -53,7 +55,7 @@ from pytest_torchmem.operators.overlap import check_apart, check_written_once, k
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import Buffer, Workspace
+from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
@@ -64,7 +66,7 @@ from pytest_torchmem.torch_private.distributed.process_groups import (
     flattened_like,
     with_work,
 )
-from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE, in_engine_thread
+from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import TensorBase
 
@@ -98,6 +100,15 @@ class Kernels:
         self._quantized = QuantizedTensors(parts)
         self._log = OperatorLog(parts.attribution, parts.ledger)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
+        self._fast_path = FastPath(
+            interceptor,
+            parts,
+            self._plans,
+            self._quantized,
+            self.sums,
+            self._log,
+            self._decompositions,
+        )
 
     # -- one operator ------------------------------------------------------------------------------
 
@@ -128,6 +139,11 @@ class Kernels:
         records = self._records(tensors)
         if records is None:
             return self._run_unrecorded(spec, args, kwargs)
+        frame = sys._getframe(2)
+        if spec.is_plain and records:
+            result = self._fast_path.run(spec, key, tensors, records, frame)
+            if result is not LONGER:
+                return result
         call = Call(spec, args, kwargs, tensors, records)
         device = self._placement.device_of(call, self._interceptor.placed_on)
         if device is None:
@@ -135,7 +151,6 @@ class Kernels:
         call.device = device
         if kwargs and kwargs.get("generator") is not None:
             check_generator(kwargs["generator"], device.device)
-        frame = sys._getframe(2)
         self._phases.find()
         if self._quantized.are_there and self._quantized.among(tensors):
             return self._quantized.run(call, device, frame)
@@ -247,7 +262,7 @@ class Kernels:
         if plan is not None:
             plan.work = work
             self._parts.values.note_body(call, plan, result, ahead, of_torch=of_torch)
-        self._log.note(call, work, device, origin, start)
+        self._log.note(call.tensors, call.records, work, device, origin, start)
         return result, plan
 
     def _follow(
@@ -269,10 +284,10 @@ class Kernels:
             self._placement.note_guess(call, result)
         if spec.record.copies_across and len(ledger.devices) > 1:
             self._stage(call, result, device)
-        if memories is not None or spec.changes_values or values.recordings:
+        if memories is not None or plan.tells_values or values.recordings:
             values.note(call, plan, result, memories)
         if plan.work is not None:
-            self._log.note(call, plan.work, device, origin, start)
+            self._log.note(call.tensors, call.records, plan.work, device, origin, start)
         return result
 
     def _take_more(
@@ -299,13 +314,16 @@ class Kernels:
             plan.work = CallWork(spec, args, call.kwargs, result)
             plan.broadcast = broadcast_of(spec.overload, tensors, plan)
             plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
+            plan.tells_values = may_be_assumed(spec, tensors, result)
+            more = numbers or plan.broadcast or plan.on_host or plan.tells_values
+            plan.is_plain = spec.is_plain and not more
         if plan.broadcast:
             self._attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
         wrapped: tuple[int, ...] = ()
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = self._parts.numbers.book(args, numbers, device, origin)
         if plan.workspace is not None:
-            self._take(plan.workspace, device, origin)
+            self._decompositions.take(plan.workspace, device, origin)
         if wrapped:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             kept = result if recorded else None
@@ -373,10 +391,10 @@ class Kernels:
         # Where the outputs' values decide what a kernel takes, they are known here.
         workspace = workspace_of(self._target, where, spec, real, call.args, call.kwargs)
         if workspace is not None:
-            self._take(workspace, device, origin)
+            self._decompositions.take(workspace, device, origin)
         values.note_outputs(call, result, real)
         work = CallWork(spec, call.args, call.kwargs, result)
-        self._log.note(call, work, device, origin, start)
+        self._log.note(call.tensors, call.records, work, device, origin, start)
         return result
 
     def _with_host_outputs(
@@ -456,8 +474,8 @@ class Kernels:
         work = CallWork(spec, args, kwargs, result)
         read = sum(part.untyped_storage().nbytes() for part in parts)
         work.of_entries(int(entry_flops(args, kwargs)), read)
-        call = Call(spec, args, kwargs, list(tensors), self._records(parts) or [], device)
-        self._log.note(call, work, device, origin, start)
+        records = self._records(parts) or []
+        self._log.note(list(tensors), records, work, device, origin, start)
         return result
 
     def _from_geometry(
@@ -546,18 +564,7 @@ class Kernels:
         device = self._ledger.on(self._target.device)
         self._parts.phases.find()
         origin = self._parts.attribution.origin(self._ledger.phase, spec.name, frame)
-        self._take(library_state(self._target, buffer, spec), device, origin)
-
-    def _take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
-        """Write down what a kernel takes."""
-        if workspace.kept:
-            in_engine = in_engine_thread()
-            for buffer in workspace.kept:
-                self._ledger.keep(buffer, in_engine, device, origin)
-        device.note(workspace, origin.module)
-        if workspace.requests:
-            self._ledger.workspace(workspace.requests, device, origin, workspace.confidence)
-        self._decompositions.note(workspace)
+        self._decompositions.take(library_state(self._target, buffer, spec), device, origin)
 
     def _origin(self, spec: OperatorSpec, frame: Any) -> Origin:
         running = self._decompositions.running

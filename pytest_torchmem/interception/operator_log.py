@@ -12,10 +12,10 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.profile.timeline import Origin
@@ -47,7 +47,13 @@ class OperatorLog:
             self._bodies.pop()
 
     def note(
-        self, call: Call, work: CallWork, device: DeviceLedger, origin: Origin, start: int
+        self,
+        tensors: list[Tensor],
+        records: list[StorageRecord],
+        work: CallWork,
+        device: DeviceLedger,
+        origin: Origin,
+        start: int,
     ) -> None:
         """Write down a call that returned, and before which there were ``start`` events."""
         if self._bodies:
@@ -60,11 +66,10 @@ class OperatorLog:
         if number < 0:
             if -number not in self._recorded:
                 name = _name_of(current_node())
-        elif torch.is_grad_enabled() and True in map(_requires_grad, call.tensors):
+        elif torch.is_grad_enabled() and True in map(_requires_grad, tensors):
             self._recorded.add(number)
         else:
             number = 0
-        records = call.records
         if len(self._devices) > 1 and [*map(_ledger, records)].count(device) < len(records):
             records = [record for record in records if record.ledger is device]
         reads = tuple(map(_index, records))

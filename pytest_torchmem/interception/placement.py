@@ -37,7 +37,7 @@ class Placement:
         self.nested: DeviceLedger | None = None
         """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
         self.per_thread = {"_last": lambda: None, "nested": lambda: None}
-        self._guessed: dict[int, int] = {}
+        self.guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
     def device_of(self, call: Call, target: torch.device | None) -> DeviceLedger | None:
@@ -129,22 +129,22 @@ class Placement:
 
     def note_guess(self, call: Call, result: Any) -> None:
         """Remember results whose device nothing but guesses decided."""
-        if call.records and not self._guessed:
+        if call.records and not self.guessed:
             return
         if all(self._is_guess(record) for record in call.records):
             for tensor in argument_tensors(result):
                 record = self._ledger.records[storage_address(tensor)]
-                self._guessed[record.address] = record.index
+                self.guessed[record.address] = record.index
 
     def cut(self) -> None:
         """Forget guesses about what is gone."""
         known = self._ledger.records
-        self._guessed = {
-            address: index for address, index in self._guessed.items() if address in known
+        self.guessed = {
+            address: index for address, index in self.guessed.items() if address in known
         }
 
     def _is_guess(self, record: StorageRecord) -> bool:
-        return self._guessed.get(record.address) == record.index
+        return self.guessed.get(record.address) == record.index
 
 
 def _goes_anywhere(tensor: Tensor, record: StorageRecord) -> bool:

@@ -115,6 +115,10 @@ class Plan:
     takes_more: bool = True
     """Whether there is anything beside the outputs to be booked or told: a workspace, numbers that
     were wrapped in tensors, a broadcast."""
+    tells_values: bool = True
+    """Whether something may be to be noted of values that are not computed."""
+    is_plain: bool = False
+    """Whether there is nothing to it but outputs and a workspace, so that the fast path follows."""
     makes_one: bool = False
     """Whether all that is made is one tensor on a new storage; asked for every operator."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -175,6 +175,22 @@ class OperatorSpec:
     reads_conjugates: bool
     """Whether its kernel is given conjugates as they are, and decides itself which it copies; for
     others the dispatcher makes them before (ATen/ConjugateFallback.cpp)."""
+    is_plain: bool = field(init=False)
+    """Whether it makes new tensors, where its tensors are, and does nothing else."""
+
+    def __post_init__(self) -> None:
+        self.is_plain = self.needs_values and not (
+            self.mutated
+            or self.mutated_names
+            or self.record.also_writes
+            or self.record.copies_across
+            or self.holds
+            or self.dynamic
+            or self.masks
+            or self.makes_work
+            or self.takes_device
+            or self.checks_values
+        )
 
     @classmethod
     def read(cls, overload: OpOverload) -> OperatorSpec:

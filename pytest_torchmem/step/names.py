@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
+from itertools import compress
 from typing import Any
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
@@ -18,6 +19,7 @@ _DESCRIPTORS = (
     types.GetSetDescriptorType,
 )
 """What classes hold that is no state of a program."""
+_NO_STATE = frozenset(_DESCRIPTORS)
 
 
 class Names:
@@ -73,10 +75,12 @@ def names_of_class(kind: type) -> Names:
     """Return the attributes of a class that are no methods."""
 
     def read() -> dict[str, Any]:
+        own = dict(vars(kind))
+        states = map(_NO_STATE.isdisjoint, zip(map(type, own.values())))  # most are methods
         return {
-            name: value
-            for name, value in vars(kind).items()
-            if not name.startswith(("__", "_abc_")) and not isinstance(value, _DESCRIPTORS)
+            name: own[name]
+            for name in compress(own, states)
+            if not name.startswith(("__", "_abc_")) and not isinstance(own[name], _DESCRIPTORS)
         }
 
     return Names(read, partial(setattr, kind), partial(delattr, kind))

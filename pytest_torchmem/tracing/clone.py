@@ -15,9 +15,10 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.operators.sparse.parts import compressed_like
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.clone import Cloner, compressed_parts
+from pytest_torchmem.step.modules import tensors_by_path
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
+from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, CHILDREN, PARAMETERS
 
 _NOT_COPIED = (TypeError, copy.Error, NotImplementedError, RuntimeError)
 """What ``copy.deepcopy`` raises where it meets a lock, a file or a handle."""
@@ -39,12 +40,10 @@ class HollowCloner(Cloner):
     def clone_module(self, module: nn.Module) -> nn.Module:
         """Return the clone of a module, with its hooks, parametrizations and shared storages."""
         own: list[Tensor] = []
-        for kind, named in (
-            (Kind.PARAMETER, module.named_parameters()),
-            (Kind.BUFFER, module.named_buffers()),
-        ):
-            for name, tensor in named:
-                self._labels[id(tensor)] = (kind, name, owner_of(module, name))
+        for kind, table in ((Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)):
+            for path, name, tensor in tensors_by_path(module, table):
+                whole = f"{path}.{name}" if path else name
+                self._labels[id(tensor)] = (kind, whole, owner_of(module, whole))
                 own.append(tensor)
         values = self._interceptor.parts.values
         dense = (one for one in own if one.layout is torch.strided and not is_lazy(one))

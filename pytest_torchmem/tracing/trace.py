@@ -335,7 +335,7 @@ def _profile(
         cast(Facts, noted),
         tuple(facts.broadcasts.items()),
         tuple(facts.callers.items()),
-        dict(facts.library_lines),
+        {place: caller for place, caller in facts.library_lines.items() if caller},
         cast(Any, functions),
     )
     ran = compiled.level, tuple(compiled.graphs)

@@ -23,6 +23,8 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.contents import Assumption, Contents
 from pytest_torchmem.operators.registry import UnknownOutputs
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _ALWAYS = {
@@ -32,6 +34,21 @@ _ALWAYS = {
     UnknownOutputs.IS_IN: Assumption.GUESSED_FALSE,
 }
 _OF_TRUTHS = frozenset({UnknownOutputs.AND, UnknownOutputs.OR, UnknownOutputs.NOT})
+_OF_NUMBERS = _OF_TRUTHS | {UnknownOutputs.CARRIED}
+"""What takes numbers, too, of which it then tells nothing."""
+
+
+def may_be_assumed(spec: OperatorSpec, tensors: list[torch.Tensor], result: Any) -> bool:
+    """Return whether something is to be noted of an operator's outputs, or of what it writes to,
+    when their values are not computed.
+
+    It depends on the operator and its arguments' geometry alone. Nothing is assumed of floating
+    numbers that come of such, but by operators that ask what they are like.
+    """
+    written = spec.mutated or spec.mutated_names or spec.record.also_writes
+    if written or spec.record.unknown_outputs not in _OF_NUMBERS:
+        return spec.changes_values
+    return not all(map(is_floating, (*tensors, *argument_tensors(result))))
 
 
 def assumed_output(rule: UnknownOutputs, result: Any) -> torch.Tensor | None:

@@ -52,8 +52,21 @@ class _NoAlgebra:
 class _Compiler:
     """Stands in for ``torch._dynamo`` where nothing is compiled."""
 
-    def __init__(self, disable: Callable[..., Any]) -> None:
-        self.disable = disable
+    def __init__(self, disabled: list[Any]) -> None:
+        self._disabled = disabled
+        """The functions that it was asked not to compile."""
+
+    def disable(self, function: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Return what calls a function, and from when there is a compiler has that leave it."""
+
+        def disabled(*given: Any, **named: Any) -> Any:
+            if COMPILER not in sys.modules:
+                return function(*given, **named)
+            compiler: Any = sys.modules[COMPILER]
+            return compiler.disable(function, *args, **kwargs)(*given, **named)
+
+        self._disabled.append(function)
+        return disabled
 
     def graph_break(self, msg: str = "") -> None:
         """Break no graph; there is none."""
@@ -77,7 +90,7 @@ class NotNeeded:
 
     def __init__(self) -> None:
         self._disabled: list[Any] = []
-        self._torch = _Torch(_Compiler(self._disable))
+        self._torch = _Torch(_Compiler(self._disabled))
         self._symbols = SimpleNamespace(**_ON_NUMBERS)
 
     def stand_in(self, name: str, variables: Mapping[str, Any] | None, names: Any) -> Any:
@@ -100,16 +113,6 @@ class NotNeeded:
         """Let functions that were called meanwhile ask the compiler when they are called again."""
         while self._disabled:
             vars(self._disabled.pop()).pop(_DISABLED, None)
-
-    def _disable(self, function: Any, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        def disabled(*given: Any, **named: Any) -> Any:
-            if COMPILER not in sys.modules:
-                return function(*given, **named)
-            compiler: Any = sys.modules[COMPILER]
-            return compiler.disable(function, *args, **kwargs)(*given, **named)
-
-        self._disabled.append(function)
-        return disabled
 
 
 @contextmanager

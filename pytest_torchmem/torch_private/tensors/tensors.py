@@ -42,9 +42,8 @@ _get_unwrapped: Callable[[Tensor], Tensor] = private("torch._C._functorch.get_un
 #: A module's own parameters, buffers and children, by name.
 PARAMETERS = private_name("torch.nn.Module._parameters")
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter(PARAMETERS)
-own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = private_attribute(
-    "torch.nn.Module._buffers"
-)
+BUFFERS = private_name("torch.nn.Module._buffers")
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter(BUFFERS)
 CHILDREN = private_name("torch.nn.Module._modules")
 #: The dictionaries of a module that say what it is made of, and what is called with it.
 MODULE_TABLES = (

@@ -1,0 +1,102 @@
+"""The shortest way of a call, which most calls of a step can go.
+
+Its plan is known, none of its values are computed, and it writes to nothing that was there before:
+its outputs, and what its kernel takes, are all that there is to book. ``kernels.py`` runs every
+call, and says what is left out here; both write down the same. Here a step of Python counts.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Final
+
+from torch import Tensor
+
+from pytest_torchmem.interception.decompose import Decompositions
+from pytest_torchmem.interception.gradient_accumulation import GradientSums
+from pytest_torchmem.interception.layouts.quantized import QuantizedTensors
+from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.materialize import make_outputs
+from pytest_torchmem.interception.operator_log import OperatorLog
+from pytest_torchmem.interception.parts import Intercepts, Parts
+from pytest_torchmem.interception.plans import Plans
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.profile.timeline import Phase
+
+#: What a call gives that has to go the whole way.
+LONGER: Final = object()
+
+_BACKWARD = Phase.BACKWARD
+_SUM = "aten::add.Tensor"
+"""What the engine adds gradients up with, maybe in place."""
+_ledger_of = attrgetter("ledger")
+
+
+class FastPath:
+    """Follows plans that are known to be no more than outputs and a workspace."""
+
+    def __init__(
+        self,
+        interceptor: Intercepts,
+        parts: Parts,
+        plans: Plans,
+        quantized: QuantizedTensors,
+        sums: GradientSums,
+        log: OperatorLog,
+        decompositions: Decompositions,
+    ) -> None:
+        self._interceptor = interceptor
+        self._ledger = parts.ledger
+        self._phases, self._placement = parts.phases, parts.placement
+        self._attribution, self._values = parts.attribution, parts.values
+        self._known = parts.values.contents.by_address
+        self._plans = plans
+        self._quantized = quantized
+        self._sums = sums
+        self._log = log
+        self._decompositions = decompositions
+
+    def run(
+        self,
+        spec: OperatorSpec,
+        key: Any,
+        tensors: list[Tensor],
+        records: list[StorageRecord],
+        frame: Any,
+    ) -> Any:
+        """Run a call of an operator that ``is_plain``; return ``LONGER`` if it is not as short."""
+        known, ledger = self._known, self._ledger
+        for position, record in enumerate(records):  # most often the first ends it
+            if record.address not in known and tensors[position].numel():
+                break
+        else:
+            return LONGER  # its values may be computed
+        device = records[0].ledger
+        if len(ledger.devices) > 1 and [*map(_ledger_of, records)].count(device) < len(records):
+            return LONGER
+        if (
+            self._interceptor.placed_on is not None
+            or device.routes
+            or self._values.recordings
+            or self._quantized.are_there
+            or self._placement.guessed
+            or (spec.reads_conjugates and True in map(Tensor.is_conj, tensors))
+        ):
+            return LONGER
+        phase, node = self._phases.find(), None
+        if phase is _BACKWARD:
+            if spec.name == _SUM:
+                return LONGER
+            node = self._sums.operator_in_backward(device.booked)
+        plan = self._plans.remembered((spec.cpu, device.device, key))
+        if plan is None or not plan.is_plain or plan.work is None:
+            return LONGER
+        self._placement.begin_on(device)
+        name = self._decompositions.running or spec.name
+        origin = self._attribution.origin(phase, name, frame, node)
+        start = len(device.events)
+        result = make_outputs(ledger, plan, tensors, device, origin)
+        if plan.workspace is not None:
+            self._decompositions.take(plan.workspace, device, origin)
+        self._log.note(tensors, records, plan.work, device, origin, start)
+        return result

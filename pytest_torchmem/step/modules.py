@@ -1,0 +1,57 @@
+"""The modules in a module, and the tensors in their tables, in few steps of Python.
+
+``nn.Module.named_modules`` is a generator for each level of the tree, in that of the level above.
+What a program's class has in the place of torch's methods is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
+
+
+def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[str, nn.Module]]:
+    """Return a module and those in it with their paths, in the order of ``named_modules``.
+
+    A module in several places has the path of the first, or if not ``each_once`` all of them.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    while waiting:
+        path, module = one = waiting.pop()
+        if each_once:
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+        found.append(one)
+        children = _table(module, CHILDREN)
+        if children:
+            prefix = f"{path}." if path else ""
+            inner = [(prefix + name, child) for name, child in children if child is not None]
+            waiting += inner[::-1]
+    return found
+
+
+def tensors_by_path(
+    root: nn.Module, table: str, *, each_once: bool = True
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield the tensors in a ``table`` of each module: the module's path, their name, and they.
+
+    A tensor in several places has the first, or if not ``each_once`` all of them.
+    """
+    seen: set[int] = set()
+    for path, module in modules_by_path(root, each_once=each_once):
+        for name, tensor in _table(module, table):
+            if tensor is None or (each_once and id(tensor) in seen):
+                continue
+            seen.add(id(tensor))
+            yield path, name, tensor
+
+
+def _table(module: nn.Module, name: str) -> list[tuple[str, Any]]:
+    return list(getattr(module, name).items())
