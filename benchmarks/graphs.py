@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     headers = ("model", "same", "arena", "table", "plan")
     if options.aot or options.scaling:
         scaled = ("model", "same", "told", "fitted to", "doubts")
-        headers = scaled if options.scaling else ("model", "same")
+        headers = scaled if options.scaling else ("model", "same", "read", "run")
     print(tabulate(rows, headers))
     print(f"{sum(bool(row[1]) for row in rows)} of {len(rows)} the same")
     if options.scaling:
@@ -104,8 +104,9 @@ def _tables(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
 def _graphs(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     graphs = torchmem.trace(model, *args, mode="aot", **options).graphs
     read = torchmem.graph_profile(*graphs[:2])
-    live = live_tensors(torchmem.trace(run, *graphs[:2]))
-    return (read.peak == max(live) and read.end == live[-1],)
+    device = options["device"]
+    live = live_tensors(torchmem.trace(run, *graphs[:2], device, device=device))
+    return read.peak == max(live) and read.end == live[-1], read.peak, max(live)
 
 
 def _scaled(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:

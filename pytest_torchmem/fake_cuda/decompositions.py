@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
+from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.refusals import REFUSALS, in_words_of_kernel
 from pytest_torchmem.operators.calls import CompositeCall
@@ -117,3 +118,7 @@ def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., An
                 del found  # a frame that holds what it raised is a cycle, and holds the tensors
 
     return kernel
+
+
+PATH = code_made_by(_path, "kernel")
+"""The code by which each composite operator takes its path."""

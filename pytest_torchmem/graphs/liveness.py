@@ -1,8 +1,7 @@
 """The memory of graphs, read from them: which storages there are, and how long they live.
 
-Nothing is run. Each node of a graph that AOTAutograd made has fake tensors (``meta["val"]``) whose
-storages are shared where the real ones will be: views and aliases are found by them, whatever their
-operators are called.
+Nothing is run. Each node of a graph that AOTAutograd made has fake tensors (``meta["val"]``), which
+tell the storages of real ones.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.graphs.storages import Storages
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +76,17 @@ def graph_profile(
 
     Raises ``UsageError`` for a graph without these tensors.
     """
-    for graph in (forward, *([] if backward is None else [backward])):
+    graphs = [forward] if backward is None else [forward, backward]
+    for graph in graphs:
         _refuse_unless_graph(graph)
-    walk = _Walk()
+    walk = _Walk(Storages(graphs))
     inputs = walk.begin(forward)
     baseline = walk.live
     nodes = list(walk.run(forward, "forward", held=inputs))
     own = _returned_to_program(forward, backward)[mutated:]
-    held = inputs.union(address for node in own for address, _ in _storages(node))
+    held = inputs.union(walk.addresses(own))
     if backward is not None:
-        walk.let_go(held.union(_saved(forward, backward)))
+        walk.let_go(held.union(walk.addresses(_saved(forward, backward))))
     else:
         walk.let_go(held)
     retained = walk.live
@@ -100,29 +98,30 @@ def graph_profile(
 class _Walk:
     """What is alive on a walk through graphs, by the addresses of storages."""
 
-    def __init__(self) -> None:
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
         self._alive: dict[int, int] = {}
         self.live = 0
+
+    def addresses(self, nodes: Iterable[fx.Node]) -> list[int]:
+        """Return the addresses of the storages of nodes' results."""
+        return [address for node in nodes for address, _ in self._storages.of(node)]
 
     def begin(self, graph: fx.GraphModule) -> frozenset[int]:
         """Make what a graph is given and holds, and return it."""
         nodes = [node for node in graph.graph.nodes if node.op in ("placeholder", "get_attr")]
-        return frozenset(self._make(storage for node in nodes for storage in _storages(node)))
+        return frozenset(self._make_all(nodes))
 
     def run(self, graph: fx.GraphModule, phase: str, held: frozenset[int]) -> Iterator[NodeMemory]:
         """Yield the memory of each node; what is ``held`` outlives the graph."""
         nodes = list(graph.graph.nodes)
-        self._make(
-            storage for node in nodes if node.op == "placeholder" for storage in _storages(node)
-        )
-        returned = frozenset(
-            address for node in nodes if node.op == "output" for address in _read(node)
-        )
-        deaths = _deaths(nodes, held | returned)
+        self._make_all(node for node in nodes if node.op == "placeholder")
+        returned = frozenset(self.addresses(_outputs(graph)))
+        deaths = self._deaths(nodes, held | returned)
         for node in nodes:
             if node.op == "output":
                 continue
-            made = self._make(_storages(node)) if node.op != "placeholder" else []
+            made = self._make_all([node]) if node.op != "placeholder" else []
             sizes = sum(self._alive[address] for address in made)
             peak = self.live
             for address in deaths.get(node, ()):
@@ -136,28 +135,31 @@ class _Walk:
         for address in [one for one in self._alive if one not in kept]:
             self.live -= self._alive.pop(address)
 
-    def _make(self, storages: Iterable[tuple[int, int]]) -> list[int]:
+    def _make_all(self, nodes: Iterable[fx.Node]) -> list[int]:
         made = []
-        for address, nbytes in storages:
+        for address, nbytes in (storage for node in nodes for storage in self._storages.of(node)):
             if address not in self._alive:
                 self._alive[address] = nbytes
                 self.live += nbytes
                 made.append(address)
         return made
 
+    def _deaths(self, nodes: list[fx.Node], kept: frozenset[int]) -> Mapping[fx.Node, list[int]]:
+        """Return after which node each storage is gone: the last that reads a value on it.
 
-def _storages(node: fx.Node) -> list[tuple[int, int]]:
-    """Return the storages of a node's result, by address, with their bytes."""
-    if "val" not in node.meta and node.op not in ("output",):
-        raise UsageError(
-            f"node {node.name!r} has no tensors in meta['val']: pass graphs of AOTAutograd, "
-            'such as trace(model, x, mode="aot").graphs'
-        )
-    return [
-        (storage_address(tensor), tensor.untyped_storage().nbytes())
-        for tensor in tensors_in(node.meta.get("val"))
-        if tensor.layout is torch.strided
-    ]
+        A value that nobody reads stays until the end (``torch.fx.Interpreter`` keeps it).
+        """
+        last: dict[int, fx.Node] = {}
+        unread: set[int] = set()
+        for node in nodes:
+            if node.op != "output":
+                last.update(dict.fromkeys(self.addresses(node.all_input_nodes), node))
+                unread.update(() if node.users else self.addresses([node]))
+        deaths: dict[fx.Node, list[int]] = {}
+        for address, node in last.items():
+            if address not in kept and address not in unread:
+                deaths.setdefault(node, []).append(address)
+        return deaths
 
 
 def _refuse_unless_graph(graph: Any) -> None:
@@ -184,10 +186,9 @@ def _saved_names(backward: fx.GraphModule | None) -> frozenset[str]:
     return frozenset(node.name for node in nodes if node.op == "placeholder")
 
 
-def _saved(forward: fx.GraphModule, backward: fx.GraphModule) -> list[int]:
+def _saved(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
     names = _saved_names(backward)
-    saved = [node for node in _outputs(forward) if node.name in names]
-    return [address for node in saved for address, _ in _storages(node)]
+    return [node for node in _outputs(forward) if node.name in names]
 
 
 def _returned_to_program(forward: fx.GraphModule, backward: fx.GraphModule | None) -> list[fx.Node]:
@@ -195,27 +196,3 @@ def _returned_to_program(forward: fx.GraphModule, backward: fx.GraphModule | Non
     outputs, names = _outputs(forward), _saved_names(backward)
     last = len(names.intersection(node.name for node in outputs))
     return outputs[: len(outputs) - last]
-
-
-def _read(node: fx.Node) -> list[int]:
-    return [address for one in node.all_input_nodes for address, _ in _storages(one)]
-
-
-def _deaths(nodes: list[fx.Node], kept: Iterable[int]) -> Mapping[fx.Node, list[int]]:
-    """Return after which node each storage is gone: the last that reads a value that lies on it.
-
-    A value that nobody reads stays until the end (``torch.fx.Interpreter`` keeps it).
-    """
-    kept = frozenset(kept)
-    last: dict[int, fx.Node] = {}
-    unread: set[int] = set()
-    for node in nodes:
-        for address in _read(node) if node.op != "output" else ():
-            last[address] = node
-        if not node.users and node.op != "output":
-            unread.update(address for address, _ in _storages(node))
-    deaths: dict[fx.Node, list[int]] = {}
-    for address, node in last.items():
-        if address not in kept and address not in unread:
-            deaths.setdefault(node, []).append(address)
-    return deaths

@@ -559,6 +559,12 @@ def _classify(filename: str) -> int:
     return _SKIP if filename.startswith("<") else _USER
 
 
+def code_made_by(function: Callable[..., Any], name: str) -> CodeType:
+    """Return the code of the function of this name that another one defines when it is called."""
+    made = (one for one in function.__code__.co_consts if isinstance(one, CodeType))
+    return next(one for one in made if one.co_name == name)
+
+
 def is_own(code: CodeType) -> bool:
     """Return whether code is of this package."""
     return code.co_filename.startswith(_OWN_ROOT)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.meta import run_on_meta
+from pytest_torchmem.torch_private.dispatch.meta import OnlyCpp, run_on_meta
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, lacks_geometry
 from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
 
@@ -286,7 +286,7 @@ def plan_on_meta(
     meta_args = _without_generators(replace_tensors(args, clone))
     meta_kwargs = _without_generators(replace_tensors(kwargs, clone))
     shapes = [tensor.shape for tensor in ordered]
-    with torch.no_grad():
+    with torch.no_grad(), cast(Any, OnlyCpp)():
         try:
             out = meta_kwargs.get("out")
             made_for_it = isinstance(out, Tensor) and out.numel() == 0

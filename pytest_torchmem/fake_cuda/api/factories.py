@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.session import SESSION
+from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.dispatch.modes import (
@@ -147,3 +149,7 @@ def _factory(original: _Factory, name: str) -> _Factory:
     factory.__name__ = name
     factory.__wrapped__ = original  # type: ignore[attr-defined]
     return factory
+
+
+FACTORY = code_made_by(unwrap(_factory), "factory")
+"""The code that is called in the place of each factory."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.dispatch.modes import ASKS_FOR_DEVICE, FakeTensor
@@ -31,6 +32,12 @@ _KEPT = property(
     lambda tensor, device: vars(tensor).update(fake_device=device),
 )
 """Where torch 2.11 has the device of a fake tensor: in an attribute of the instance."""
+
+
+def device_said(tensor: Tensor) -> torch.device:
+    """Return where a tensor is, or stands for one that is: also of a trace that is over."""
+    found: torch.device = getattr(tensor, _SAID, None) or tensor.device
+    return found
 
 
 def fake_tensors(trace: TraceContext) -> Replacements:

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.device_copy import copied
+from pytest_torchmem.fake_cuda.api.factories import FACTORY
 from pytest_torchmem.fake_cuda.api.fake_tensors import STANDS_FOR_GPU
+from pytest_torchmem.fake_cuda.api.operators import CALL, is_passed_on
+from pytest_torchmem.fake_cuda.decompositions import PATH
 from pytest_torchmem.interception.attribution import is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.step.trees import argument_tensors
@@ -89,7 +92,7 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
                 return made
         if on_host and _guesses_gpu(self, trace):
             from_gpu = func in _BESIDE_TENSOR and args[0].device.type == "cuda"
-            if (from_gpu or _makes(func, args)) and _is_guess(func):
+            if (from_gpu or _makes(func, args)) and _is_guess(func, trace.compiles):
                 kwargs = {**kwargs, "device": trace.device(torch.device("cuda"))}
         return original(self, func, types, args, kwargs)
 
@@ -131,20 +134,25 @@ def _creates(func: OpOverload) -> bool:
     )
 
 
-def _is_guess(func: OpOverload) -> bool:
+def _is_guess(func: OpOverload, compiles: bool) -> bool:
     """Return whether C++ calls an operator on its own account, rather than the program."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if code is _COPIES:
+        if code is _COPIES or code is FACTORY:
             return False
         if code is ENGINE_CODE or code is engine_operators():
             return True
         if code in _interpreters():
             target, given = node_run_in(frame)
             return not _names_device(target, func) and _may_be_for_gpu(given)
+        if code is PATH:
+            return _may_be_for_gpu((frame.f_locals["args"], frame.f_locals["kwargs"]))
+        if code is CALL and not is_passed_on(frame.f_locals["self"], frame.f_back):
+            called = frame.f_locals["self"], (frame.f_locals["args"], frame.f_locals["kwargs"])
+            return not _names_device(called[0], func) and _may_be_for_gpu(called[1])
         if not code.co_filename.startswith(_TORCH) and not is_own(code):
-            return False
+            return _creates(func) and not compiles  # the program's own calls have passed FACTORY
         frame = frame.f_back
     return False
 

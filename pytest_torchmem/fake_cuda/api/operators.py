@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.fake_cuda.api.device_copy import Target, copy_to
-from pytest_torchmem.interception.attribution import is_own
+from pytest_torchmem.interception.attribution import code_made_by, is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket
 from pytest_torchmem.torch_private.patching.patches import Replacements
@@ -44,7 +44,7 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
         if device is None or not _is_program(trace):
             return original(self, *args, **kwargs)
         caller = sys._getframe(1)
-        if is_own(caller.f_code) or _is_passed_on(self, caller):
+        if is_own(caller.f_code) or is_passed_on(self, caller):
             return original(self, *args, **kwargs)
         device = torch.device(device)
         if self in _COPIES and args[0].requires_grad:  # its gradient goes back to where it is
@@ -58,7 +58,7 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
     return call
 
 
-def _is_passed_on(operator: Any, caller: FrameType | None) -> bool:
+def is_passed_on(operator: Any, caller: FrameType | None) -> bool:
     """Return whether a mode or a tensor subclass was asked for an operator, and calls it.
 
     The device is C++'s then, and not the program's: what the program asked for is being placed.
@@ -74,3 +74,7 @@ def _is_passed_on(operator: Any, caller: FrameType | None) -> bool:
 
 def _is_program(trace: TraceContext) -> bool:
     return not (trace.off() or trace.is_placing or trace.compiles or trace.in_fake_tensor_mode())
+
+
+CALL = code_made_by(_placing, "call")
+"""The code that is called in the place of each operator."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.values.memory import zeros
+from pytest_torchmem.torch_private.dispatch.modes import NoDispatchModes
 from pytest_torchmem.torch_private.tensors.storages import tensor_on
 from pytest_torchmem.torch_private.tensors.tensors import negative_view
 
@@ -102,9 +103,10 @@ class Contents:
 
     def remember(self, record: Storage, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
-        content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-        memory = record.memory
-        self._set(record.address, content.clone() if memory is None else memory.copy_(content))
+        with NoDispatchModes():  # those of the program, which may be making a graph
+            content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            memory = record.memory
+            self._set(record.address, content.clone() if memory is None else memory.copy_(content))
 
     def show(self, record: Storage, nbytes: int = 0) -> None:
         """Know a storage by its own memory, made with ``nbytes`` where it has none yet."""

@@ -13,11 +13,17 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_structured,
     schema,
 )
+from pytest_torchmem.torch_private.names import private
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
     from pytest_torchmem.torch_private.dispatch.modes import TorchDispatchMode
+
+OnlyCpp = private("torch._C._DisablePythonDispatcher")
+"""A context without the kernels in Python that ``_to_copy`` and others have where graphs are made:
+these return what they are given where nothing is to be converted (torch/_decomp/decompositions.py).
+"""
 
 
 class _OnlyGeometry(TorchDispatchMode):

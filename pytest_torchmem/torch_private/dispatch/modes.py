@@ -19,6 +19,7 @@ function_modes: Callable[[], bool] = private("torch._C._is_torch_function_mode_e
 NoFunctionModes: Callable[[], Any] = private("torch._C.DisableTorchFunction")
 #: How many dispatch modes are on the thread's stack.
 dispatch_modes: Callable[[], int] = private("torch._C._len_torch_dispatch_stack")
+NoDispatchModes: Callable[[], Any] = private("torch._C._DisableTorchDispatch")
 _mode_stack: Callable[[], list[Any]] = private("torch.overrides._get_current_function_mode_stack")
 
 #: Torch's functions that take a ``device`` and make a tensor.
