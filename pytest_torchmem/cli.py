@@ -31,7 +31,7 @@ from pytest_torchmem.reports.difference import (
     in_order,
 )
 from pytest_torchmem.reports.json_report import plain_cause, plain_changes
-from pytest_torchmem.reports.layout import columns, joined
+from pytest_torchmem.reports.layout import columns, wrapped
 from pytest_torchmem.reports.markdown import render, verdict
 from pytest_torchmem.reports.sources import Source, load_sources
 from pytest_torchmem.snapshots.calibration_store import (
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_empty(given)
         status: int = options.run(options)
     except (TorchmemError, OSError) as error:
-        print(f"torchmem: error: {printable_lines(str(error))}", file=sys.stderr)
+        print(f"torchmem: error: {printable_lines(_told(error))}", file=sys.stderr)
         return _USAGE
     except Exception as error:
         if not (lines := _raised_by_program(error)):
@@ -83,6 +83,12 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
             raise UsageError(
                 f"{named} has an empty value. Is a variable not set? Else leave it out"
             )
+
+
+def _told(error: TorchmemError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _raised_by_program(error: Exception) -> list[str]:
@@ -295,7 +301,9 @@ def _causes(members: Iterable[Difference]) -> Iterator[str]:
         first, diagnosis = sharing[0], sharing[0].diagnosis
         more = f" and {len(sharing) - 1} more" if len(sharing) > 1 else ""
         yield ""
-        yield joined(f"{first.test}, {first.device}{more}: {why}", place, separator="\n  ")
+        yield wrapped(f"{first.test}, {first.device}{more}: {why}", "    ")
+        if place:
+            yield wrapped(place, "    ", start="  ")
         yield from growth.rows_that_fit(diagnosis) if diagnosis is not None else ()
 
 

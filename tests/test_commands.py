@@ -15,6 +15,10 @@ import pytest
 
 from pytest_torchmem.cli import main
 from pytest_torchmem.commands import progress
+from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.snapshots.files import write
+from pytest_torchmem.snapshots.format import Key, Snapshot, dump
+from pytest_torchmem.snapshots.profiles import entry_of
 
 STEP = """
 import torch
@@ -37,6 +41,9 @@ def build():
 
 def raises():
     raise LookupError("the program's own")
+
+def needs(batch, *, length, scale=1):
+    pass
 """
 
 
@@ -123,6 +130,7 @@ def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str])
         (["nowhere.py:f"], "nowhere.py is no file"),
         (["steps_of_commands:missing"], "steps_of_commands has no 'missing'"),
         (["steps_of_commands:value"], "is no function: int"),
+        (["steps_of_commands:needs"], "needs arguments (batch, length): name a function without"),
         (["steps_of_commands:on_cuda"], "the program asks for cuda"),
         (["steps_of_commands:Steps.train", "--device", "cpu", "--gpu", "h100"], "--device cuda"),
         (["steps_of_commands:on_cuda", "--gpu", "h999"], "h999"),
@@ -150,8 +158,10 @@ def test_the_error_of_the_program_is_its_own(
 def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "other.json").write_text("{}")
     assert main(["html", "other.json", "-o", "page.html"]) == 2
-    assert "is not a profile saved by pytest-torchmem" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "is not a profile saved by pytest-torchmem (it is of kind 'unknown')" in told
     assert main(["html", "missing.json", "-o", "page.html"]) == 2
+    assert capsys.readouterr().err == "torchmem: error: missing.json: No such file or directory\n"
     assert not (here / "page.html").exists()
 
 
@@ -199,6 +209,23 @@ def test_two_profiles_are_explained(
     assert "\033[32m-64.00 KiB\033[0m" in out
     assert main(["explain", "before.json", "before.json"]) == 0
     assert capsys.readouterr().out == "1 check is the same\n"
+
+
+def test_causes_of_a_comparison_fit_the_terminal(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "grown_of_commands.py").write_text(GROWN)
+    key = Key("test_a_name_that_is_long_enough_for_a_line_of_its_own", device="cpu")
+    for name in ("before", "after"):
+        assert main(["trace", f"grown_of_commands.py:{name}", "--json", "profile.json"]) == 0
+        entry = entry_of(key, MemoryProfile.load("profile.json"))
+        write(here / name / "__torchmem__" / "test_net.json", dump(Snapshot({key: entry})))
+    monkeypatch.setenv("COLUMNS", "80")
+    capsys.readouterr()
+    assert main(["compare", "before", "after"]) == 1
+    out = capsys.readouterr().out
+    assert out.count(key.test) == 2  # of the figure and of the cause
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_what_cannot_be_explained_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ def load_function(written: str) -> Callable[[], object]:
     """Return the function that ``package.module:function`` or ``file.py:function`` names.
 
     Modules are looked for where the command was started, too. Raises ``UsageError`` where there is
-    none; what the module raises is its own.
+    none, or where it needs arguments; what the module raises is its own.
     """
     place, separator, name = written.rpartition(":")
     if not separator or not place or not name:
@@ -31,7 +32,26 @@ def load_function(written: str) -> Callable[[], object]:
         found = getattr(found, part)
     if not callable(found):
         raise UsageError(f"{written} is no function: {type(found).__name__}")
+    if needed := _needed(found):
+        raise UsageError(
+            f"{written} needs arguments ({', '.join(needed)}): name a function without any, which "
+            "runs a step, or returns a module and its inputs"
+        )
     return found  # type: ignore[no-any-return]
+
+
+def _needed(function: Callable[..., object]) -> list[str]:
+    """Return the arguments that a function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of C, which does not say
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        one.name
+        for one in parameters
+        if one.default is inspect.Parameter.empty and one.kind not in several
+    ]
 
 
 def _of_file(path: Path) -> ModuleType:

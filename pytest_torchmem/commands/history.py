@@ -47,7 +47,13 @@ def add_command(commands: Any) -> None:
         metavar="TEST",
         help="such as tests/test_net.py::test_memory; FILE may be the snapshot file, too",
     )
-    history.add_argument("--figure", choices=FIGURES, default="peak", help="default: peak")
+    history.add_argument(
+        "--figure",
+        metavar="FIGURE",
+        choices=FIGURES,
+        default="peak",
+        help=f"{', '.join(FIGURES)}; default: peak",
+    )
     history.add_argument("--limit", metavar="N", type=int, help="of the latest N commits alone")
     history.add_argument("--format", choices=("text", "json"), default="text")
     history.add_argument("--svg", metavar="FILE", type=Path, help="write a picture of it")

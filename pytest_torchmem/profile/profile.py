@@ -224,7 +224,10 @@ class MemoryProfile(ComputedLater):
         from pytest_torchmem.profile.node_table import node_table_of
 
         if self.calls is None:
-            raise UsageError("a measurement has no operators: trace() the step for its table")
+            raise UsageError(
+                "this profile has no operators: it was measured, or read from a file; trace() the "
+                "step for its table"
+            )
         return node_table_of(self.timeline, self.calls)
 
     def plan(self, alignment: int | None = None, outputs: bool = False) -> StaticPlan:
@@ -315,7 +318,7 @@ class MemoryProfile(ComputedLater):
             with without_collections():
                 return cls._of_plain(_checked(json.loads(content)))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         except (EOFError, OSError, RecursionError) as error:
             reason = str(error)
         raise UsageError(f"{path} is not a profile saved by pytest-torchmem ({reason:.200})")
@@ -439,8 +442,9 @@ _RANK = ("world_size", "rank")
 
 def _checked(plain: Any) -> Any:
     """Return what a file holds. Raises ``ValueError`` for what ``save`` does not write."""
-    if plain["kind"] != SAVED:
-        raise ValueError(f"it is of kind {plain['kind']!r:.60}")
+    kind = plain.get("kind", "unknown") if isinstance(plain, dict) else "unknown"
+    if kind != SAVED:
+        raise ValueError(f"it is of kind {kind!r:.60}")
     if plain["schema"] != SCHEMA:
         raise ValueError(f"its schema is {plain['schema']!r:.20}, and this version reads {SCHEMA}")
     return plain

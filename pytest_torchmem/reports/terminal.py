@@ -14,7 +14,7 @@ from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.github import annotation, apply_command
-from pytest_torchmem.reports.layout import columns, joined
+from pytest_torchmem.reports.layout import columns, joined, lines_of, wrapped
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import place_name
 from pytest_torchmem.snapshots.compare import Verdict, main_change
@@ -81,7 +81,9 @@ def _shared_causes(checks: Iterable[Check]) -> Iterator[Line]:
             shown = [*tests][:MOST_NOTICED]
             more = f" and {len(tests) - len(shown)} more" if len(shown) < len(tests) else ""
             text = joined(f"{len(tests)} tests: {why}", place, separator=": ")
-            yield f"{text} ({', '.join(shown)}{more})", {"red": True}
+            with lines_of(columns()):
+                text = wrapped(f"{text} ({', '.join(shown)}{more})")
+            yield from ((line, {"red": True}) for line in text.split("\n"))
 
 
 def counts(summary: Summary) -> str:

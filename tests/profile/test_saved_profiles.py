@@ -120,13 +120,27 @@ def test_counters_add_up_to_what_is_alive(timeline: Timeline) -> None:
 
 
 def test_trace_events_keep_to_the_format(profile: MemoryProfile) -> None:
-    """What the format asks of every phase of event."""
+    """What Perfetto's importer asks of every phase of event, or drops it
+    (src/trace_processor/importers/json/json_trace_parser_impl.cc, ParseJsonPacket).
+    """
+    ends = dict[int, int]()
     for event in json.loads(profile.to_trace_events())["traceEvents"]:
         assert isinstance(event["name"], str)
         assert isinstance(event["pid"], int)
         if event["ph"] != "M":
             assert isinstance(event["ts"], int)
-        assert {"X": "dur", "C": "args", "i": "s", "M": "args"}[event["ph"]] in event
+        if event["ph"] == "X":  # slices of a thread are in order, and none begins in another
+            assert event["ts"] >= ends.get(event["tid"], 0)
+            assert event["dur"] >= 0
+            ends[event["tid"]] = event["ts"] + event["dur"]
+        elif event["ph"] == "C":
+            assert all(type(value) is int for value in event["args"].values())
+        elif event["ph"] == "i":
+            assert event["s"] in ("g", "p", "t")
+        else:
+            assert event["ph"] == "M"
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
 
 
 @settings(max_examples=30)
