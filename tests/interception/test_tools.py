@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -81,7 +82,8 @@ def scripted(device: str = "cpu") -> Any:
     class Padded(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             side = int(math.sqrt(x.size(1) * 2) + math.floor(4.5))
-            return x + torch.zeros(x.size(0), side, device=x.device)
+            classes = F.one_hot(torch.arange(x.size(0), device=x.device), num_classes=side)
+            return x + torch.zeros(x.size(0), side, device=x.device) + classes.float()
 
     return torch.jit.script(Padded())(torch.randn(4, 8, device=device))
 
@@ -126,6 +128,21 @@ def test_runs_on_both_devices(program: Callable[..., Any]) -> None:
 
 def test_numbers_that_torchscript_asks_for_are_what_they_are() -> None:
     torchmem.trace(lambda: numbers_in_torchscript("cuda"), device="cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torchscript_knows_functions_that_are_replaced(device: str) -> None:
+    """It finds operators by the identity of the functions."""
+    modules = (torch, torch.linalg, torch.special, torch._C._nn, F, math)
+    names = [(module, name) for module in modules for name in dir(module)]
+
+    def known() -> dict[str, Any]:
+        find = torch.jit._builtins._find_builtin
+        return {f"{module.__name__}.{name}": find(getattr(module, name)) for module, name in names}
+
+    real, found = known(), {}
+    torchmem.trace(lambda: found.update(known()), device=device)
+    assert found == real
 
 
 def test_torchscript_is_loaded_onto_the_gpu() -> None:

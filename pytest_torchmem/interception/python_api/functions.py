@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from inspect import unwrap
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
@@ -21,7 +20,7 @@ from pytest_torchmem.interception.python_api.threads import Threads
 from pytest_torchmem.interception.python_api.values import Values
 from pytest_torchmem.torch_private.dispatch.kernels import below_interception
 from pytest_torchmem.torch_private.dispatch.operators import HigherOrderOperator
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements, original_of
 from pytest_torchmem.torch_private.patching.replaceable import find_builtin
 
 
@@ -58,7 +57,6 @@ def _found_by_scripts() -> Replacements:
     find(len)  # makes its table, for the life of the process, of torch's own functions
 
     def find_replaced(function: Any) -> Any:
-        found = find(function)
-        return find(unwrap(function)) if found is None and callable(function) else found
+        return find(original_of(function))
 
     return [looked_up.by(find_replaced) for looked_up in find_builtin]

@@ -1,38 +1,62 @@
 """Attention's values, computed by the CPU: what the fused kernels of cuda give, by the formula.
 
-native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``. With dropout the backward
-has to drop what the forward dropped: both draw from the seed that the forward keeps where the
-fused kernels keep theirs.
+native/transformers/attention.cpp, ``_scaled_dot_product_attention_math``. Dropout drops what it
+would on the CPU, and the backward what the forward dropped: where the fused kernels keep their seed
+stands a number by which the generator is found that the forward drew from.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.step.generators import own_generator
+from pytest_torchmem.step.generators import current_generator
 
 
-def _draw_seed(dropout: float) -> int:
-    if not dropout:
-        return 0
-    return int(torch.randint(0, 2**31 - 1, (), generator=own_generator()))
+class _Generators:
+    """Where the program's generator was when forwards drew, by the number that a backward has."""
+
+    _MOST = 4096
+    """Those that are kept, 5 KB each. The gradients of earlier forwards are not known."""
+    _kept: ClassVar[OrderedDict[int, torch.Generator]] = OrderedDict()
+    _numbers: ClassVar[Iterator[int]] = itertools.count(1)
+
+    @classmethod
+    def keep(cls) -> int:
+        """Keep where the generator is, and return the number."""
+        number = next(cls._numbers)
+        cls._kept[number] = current_generator().clone_state()
+        if len(cls._kept) > cls._MOST:
+            cls._kept.popitem(last=False)
+        return number
+
+    @classmethod
+    def of(cls, seed: Tensor) -> torch.Generator | None:
+        """Return one that is where the forward's was that made ``seed``."""
+        kept = cls._kept.get(int(seed.reshape(-1).view(torch.int64)[0]) if seed.numel() else 0)
+        return None if kept is None else kept.clone_state()
+
+
+class Attention(NamedTuple):
+    """What attention does beside its tensors."""
+
+    dropout: float
+    is_causal: bool
+    scale: float | None
+    generator: torch.Generator | None = None
+    """What the dropout draws from."""
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    scale: float | None,
-    seed: int,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: Attention
 ) -> tuple[Tensor, Tensor]:
     """Return output and logarithm of the summed exponentials of (batch, heads, length, size)."""
     dtype = query.dtype
@@ -40,35 +64,44 @@ def attend(
     if key.size(1) != query.size(1):
         repeats = query.size(1) // key.size(1)
         key, value = (one.repeat_interleave(repeats, 1) for one in (key, value))
-    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    factor = 1 / math.sqrt(query.size(-1)) if by.scale is None else by.scale
     scores = query @ key.transpose(-2, -1) * factor
     if bias is not None:
         scores = scores + bias.float()
-    if is_causal:
+    if by.is_causal:
         rows, columns = scores.shape[-2:]
         allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     logsumexp = scores.logsumexp(-1)
     # A row of which nothing is attended to is 0; ``_safe_softmax``.
     weights = torch.nan_to_num(scores.softmax(-1)) if bias is not None else scores.softmax(-1)
-    if dropout:
-        generator = torch.Generator().manual_seed(seed)
-        kept = torch.rand(weights.shape, generator=generator) >= dropout
-        weights = weights * kept / (1 - dropout)
+    if by.dropout:
+        kept = torch.empty_like(weights).bernoulli_(1 - by.dropout, generator=by.generator)
+        weights = weights * kept / (1 - by.dropout)
     return (weights @ value).to(dtype), logsumexp
 
 
-def _by_formula(*inputs: Any) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = run_plainly(attend, *inputs)
-    return found
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: Attention
+) -> tuple[Tensor, Tensor, int]:
+    """Return output, sums, and the number that stands for the random state."""
+    number = _Generators.keep() if by.dropout else 0
+    by = by._replace(generator=current_generator())
+    output, sums = run_plainly(attend, query, key, value, bias, by)
+    return output, sums, number
 
 
-def _gradients(
-    grad_out: Tensor, tensors: list[Tensor | None], dropout: float, is_causal: bool, *rest: Any
+def _backward(
+    grad_out: Tensor, tensors: list[Tensor | None], seed: Tensor, by: Attention
 ) -> list[Tensor | None]:
+    if by.dropout:
+        generator = _Generators.of(seed)
+        if generator is None:
+            return [None] * len(tensors)
+        by = by._replace(generator=generator)
+
     def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        scale, seed = rest
-        return attend(query, key, value, bias, dropout, is_causal, scale, seed)[0]
+        return attend(query, key, value, bias, by)[0]
 
     return gradients_of(forward, tensors, [grad_out])
 
@@ -84,9 +117,9 @@ def flash(
     scale: float | None,
 ) -> tuple[Any, ...]:
     """Output, sums, and the seed in the place of the random state."""
-    seed = _draw_seed(dropout_p)
-    output, sums = _by_formula(query, key, value, None, dropout_p, is_causal, scale, seed)
-    state = torch.tensor([seed, 0], dtype=torch.int64).view(torch.uint64)
+    by = Attention(dropout_p, is_causal, scale)
+    output, sums, number = _forward(query, key, value, None, by)
+    state = torch.tensor([number, 0], dtype=torch.int64).view(torch.uint64)
     return output, sums, None, None, None, None, state, None, None
 
 
@@ -103,12 +136,8 @@ def flash_backward(
     scale: float | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
-    seed = _seed_in(philox_seed, dropout_p)
-    return _gradients(grad_out, [query, key, value, None], dropout_p, is_causal, scale, seed)[:3]
-
-
-def _seed_in(state: Tensor, dropout: float) -> int:
-    return int(state.reshape(-1).view(torch.int64)[0]) if dropout and state.numel() else 0
+    by = Attention(dropout_p, is_causal, scale)
+    return _backward(grad_out, [query, key, value, None], philox_seed, by)[:3]
 
 
 @operator("aten::_scaled_dot_product_efficient_attention").values()
@@ -128,12 +157,12 @@ def efficient(
     The rows of the sums are padded with infinity to a multiple of 32: ``kAlignLSE`` of
     ``AttentionKernel``; native/transformers/cuda/mem_eff_attention/kernel_forward.h.
     """
-    seed = _draw_seed(dropout_p)
-    output, sums = _by_formula(query, key, value, attn_bias, dropout_p, is_causal, scale, seed)
-    number = torch.tensor(seed, dtype=torch.int64)
+    by = Attention(dropout_p, is_causal, scale)
+    output, sums, number = _forward(query, key, value, attn_bias, by)
+    seed, offset = (torch.tensor(one, dtype=torch.int64) for one in (number, 0))
     if compute_log_sumexp:
         sums = nn.functional.pad(sums, (0, -sums.shape[-1] % 32), value=math.inf)
-    return output, sums if compute_log_sumexp else None, number, torch.zeros((), dtype=torch.int64)
+    return output, sums if compute_log_sumexp else None, seed, offset
 
 
 @operator("aten::_scaled_dot_product_efficient_attention_backward").values()
@@ -151,9 +180,8 @@ def efficient_backward(
     scale: float | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key, value and the bias."""
-    seed = _seed_in(philox_seed, dropout_p)
-    tensors = [query, key, value, attn_bias]
-    found = _gradients(grad_out_, tensors, dropout_p, is_causal, scale, seed)
+    by = Attention(dropout_p, is_causal, scale)
+    found = _backward(grad_out_, [query, key, value, attn_bias], philox_seed, by)
     return [one if wanted else None for one, wanted in zip(found, grad_input_mask, strict=True)]
 
 
@@ -169,11 +197,10 @@ def cudnn(
     scale: float | None,
 ) -> tuple[Any, ...]:
     """Output, sums (with a dimension more), seed and offset."""
-    seed = _draw_seed(dropout_p)
-    output, sums = _by_formula(query, key, value, attn_bias, dropout_p, is_causal, scale, seed)
-    number = torch.tensor(seed, dtype=torch.int64)
-    zero = torch.zeros((), dtype=torch.int64)
-    return output, sums.unsqueeze(-1), None, None, None, None, number, zero, None
+    by = Attention(dropout_p, is_causal, scale)
+    output, sums, number = _forward(query, key, value, attn_bias, by)
+    seed, offset = (torch.tensor(one, dtype=torch.int64) for one in (number, 0))
+    return output, sums.unsqueeze(-1), None, None, None, None, seed, offset, None
 
 
 @operator("aten::_scaled_dot_product_cudnn_attention_backward").values()
@@ -190,6 +217,6 @@ def cudnn_backward(
     scale: float | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
-    seed = _seed_in(philox_seed, dropout_p)
+    by = Attention(dropout_p, is_causal, scale)
     bias = attn_bias if attn_bias is not None and attn_bias.numel() else None
-    return _gradients(grad_out, [query, key, value, bias], dropout_p, is_causal, scale, seed)[:3]
+    return _backward(grad_out, [query, key, value, bias], philox_seed, by)[:3]

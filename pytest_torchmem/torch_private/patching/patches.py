@@ -248,6 +248,10 @@ class Patch:
             for one in place.replacements.values()
         )
 
+    def stands_for(self, function: Any) -> Any:
+        """Return what a function of a module has taken the place of here, or itself."""
+        return self._given.get(id(function), function)
+
     def stood_before(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield owners, names and what stood there before this, while it is in place."""
         for place in self._places:
@@ -328,6 +332,13 @@ def standing_functions() -> dict[int, Any]:
         for owner, name, original in patch.stood_before()
         if isinstance(owner, ModuleType) and callable(original) and name in vars(owner)
     }
+
+
+def original_of(function: Any) -> Any:
+    """Return what a function of a module, or a class, stands in the place of: itself if of none."""
+    for patch in reversed([*Patch.standing.values()]):
+        function = patch.stands_for(function)
+    return function
 
 
 _added: dict[int, list[tuple[Any, str]]] = {}

@@ -58,17 +58,18 @@ class Cells(nn.Module):
 
 
 class Attending(nn.Module):
-    """Attention with and without a mask, causal and grouped."""
+    """Attention with and without a mask, causal and grouped, with and without dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.project, self.norm = nn.Linear(32, 96), nn.RMSNorm(32)
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.project(x).view(2, 10, 3, 4, 8).permute(2, 0, 3, 1, 4)
         mask = torch.ones(10, 10, dtype=torch.bool, device=x.device).tril(2)
-        first = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        second = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        first = F.scaled_dot_product_attention(query, key, value, None, self.dropout, True)
+        second = F.scaled_dot_product_attention(query, key, value, mask, self.dropout)
         return self.norm((first + second).transpose(1, 2).reshape(2, 10, 32))
 
 
@@ -94,6 +95,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "rnn": (lambda: Recurrent(nn.RNN), (4, 7, 6)),
     "cells": (Cells, (4, 2, 6)),
     "attention": (Attending, (2, 10, 32)),
+    "attention that drops": (lambda: Attending(0.3), (2, 10, 32)),
     "chosen": (Chosen, (4, 7, 6)),
     "instances": (lambda: nn.InstanceNorm1d(10, affine=True), (4, 10, 6)),
 }
