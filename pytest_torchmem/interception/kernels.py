@@ -207,6 +207,8 @@ class Kernels:
             key = (key, geometry_of(plain, []))
         if spec.reads_conjugates and any(map(Tensor.is_conj, call.tensors)):
             key = (key, *map(Tensor.is_conj, call.tensors))
+        if spec.record.asks_grad_mode:
+            key = (key, torch.is_grad_enabled())
         key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
         captured = False
         if device.routes:

@@ -286,7 +286,9 @@ def plan_on_meta(
     meta_args = _without_generators(replace_tensors(args, clone))
     meta_kwargs = _without_generators(replace_tensors(kwargs, clone))
     shapes = [tensor.shape for tensor in ordered]
-    with torch.no_grad(), cast(Any, OnlyCpp)():
+    # What a record describes may go by the program's mode, as its kernel does.
+    records = function is not operator and torch.is_grad_enabled()
+    with torch.set_grad_enabled(records), cast(Any, OnlyCpp)():
         try:
             out = meta_kwargs.get("out")
             made_for_it = isinstance(out, Tensor) and out.numel() == 0

@@ -162,6 +162,8 @@ class OperatorRecord:
     """Whether cuSPARSE decides what it takes of compressed tensors on CUDA."""
     holds: Mapping[str, Holding] = field(default_factory=dict)
     """What the storages of an argument turn out to be by its being called with them."""
+    asks_grad_mode: bool = False
+    """Whether its kernel does something else where gradients are not enabled."""
     copies_across: bool = False
     """Whether it copies between host and GPU, by temporaries where the ends do not fit."""
 

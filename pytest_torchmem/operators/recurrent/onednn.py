@@ -21,7 +21,7 @@ from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 
-_layer = operator("aten::mkldnn_rnn_layer")
+_layer = operator("aten::mkldnn_rnn_layer", asks_grad_mode=True)
 _layer_backward = operator("aten::mkldnn_rnn_layer_backward")
 
 _PAGE = 4096
@@ -71,23 +71,45 @@ def lstm_workspace(steps: int, batch: int, inputs: int, hidden: int, element_siz
     )
 
 
-def _merges(steps: int, batch: int, element_size: int) -> bool:
-    """Whether a forward multiplies the inputs of all steps at once: small batches in float32, lone
-    sequences in bfloat16.
+def _merges(steps: int, batch: int, brgemm: bool) -> bool:
+    """Whether a forward multiplies the inputs of all steps at once: lone sequences, and small
+    batches where another kernel than brgemm does it.
     """
-    return batch < 128 if element_size == _FLOAT else batch == 1 and steps > 1
+    return batch == 1 and steps > 1 if brgemm else batch < 128
 
 
 def _scratchpad(steps: int, batch: int, hidden: int, element_size: int, backward: bool) -> int:
     """Gates before their activation, of all steps where they are merged, as those of a backward in
-    float32 always are. Inference runs as training does: ATen asks for the same primitive.
+    float32 always are.
     """
     gate = element_size if backward else _FLOAT
-    merged = gate == _FLOAT if backward else _merges(steps, batch, element_size)
+    brgemm = element_size != _FLOAT
+    merged = gate == _FLOAT if backward else _merges(steps, batch, brgemm)
     gates = batch * leading_dimension(4 * hidden, gate) * gate * (steps if merged else 1)
     projected = batch * leading_dimension(hidden, element_size) * element_size
     gradient = batch * leading_dimension(hidden, _FLOAT) * _FLOAT
     return in_pages(gates, projected, gradient, 0) + _BOOKS + 8 * element_size
+
+
+def _inference_scratchpad(
+    steps: int, batch: int, inputs: int, hidden: int, element_size: int
+) -> int:
+    """The same where no backward follows: the states that training keeps in its workspace, the
+    gates, and no gradients.
+    """
+    merged = _merges(steps, batch, brgemm=True)
+    gates = batch * leading_dimension(4 * hidden, _FLOAT) * _FLOAT * (steps if merged else 1)
+    return (
+        in_pages(
+            _states(steps, batch, inputs, hidden, element_size),
+            2 * (steps + 1) * batch * hidden * element_size,
+            gates,
+            batch * leading_dimension(hidden, element_size) * element_size,
+            0,
+        )
+        + _BOOKS
+        + 8 * element_size
+    )
 
 
 _ELEMENT = 40
@@ -146,11 +168,19 @@ def _rows(threads: int, rows: int, blocks: int) -> int:
     return best if rest < fullest else rows
 
 
-def _forward_weight(rows: int, hidden: int, element_size: int) -> int:
-    """A weight as the kernels want it: rows of all gates, or for bfloat16 blocks of 2 by 32."""
-    if element_size == _FLOAT:
-        return rows * leading_dimension(4 * hidden, _FLOAT) * _FLOAT
-    return round_up(rows, 2) * 4 * round_up(hidden, 32) * element_size
+def _forward_weight(rows: int, hidden: int, element_size: int, brgemm: bool) -> int:
+    """A weight as the kernels want it: rows of all gates, or for brgemm blocks of 32 columns, and
+    in bfloat16 of two rows. A lone row is as they want it.
+    """
+    if not brgemm:
+        return 0 if rows == 1 else rows * leading_dimension(4 * hidden, _FLOAT) * _FLOAT
+    return round_up(rows, _FLOAT // element_size) * 4 * round_up(hidden, 32) * element_size
+
+
+def _gradient_of_weight(rows: int, hidden: int) -> int:
+    """Rows of gates in float; of a lone row, nothing beyond it (``memory_desc_wrapper::size``)."""
+    width = 4 * hidden if rows == 1 else leading_dimension(4 * hidden, _FLOAT)
+    return rows * width * _FLOAT
 
 
 def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
@@ -164,31 +194,41 @@ def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
 @_layer.meta("cpu")
 def outputs_and_workspace(
     input: Tensor, hx_: Tensor, cx_: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The last output is what oneDNN keeps for a backward, always."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The last output is what oneDNN keeps for a backward, where gradients are enabled;
+    ``mkldnn_rnn_layer``, which asks ``at::GradMode::is_enabled()``.
+    """
     steps, batch, inputs = input.shape
     hidden_size = hx_.shape[-1]
-    nbytes = lstm_workspace(steps, batch, inputs, hidden_size, input.element_size())
-    return (
-        input.new_empty((steps, batch, hidden_size)),
-        like(hx_),
-        like(cx_),
-        input.new_empty((nbytes,), dtype=torch.uint8),
-    )
+    kept = None
+    if torch.is_grad_enabled():
+        nbytes = lstm_workspace(steps, batch, inputs, hidden_size, input.element_size())
+        kept = input.new_empty((nbytes,), dtype=torch.uint8)
+    return input.new_empty((steps, batch, hidden_size)), like(hx_), like(cx_), kept
 
 
 @_layer.workspace("cpu")
-def workspace(machine: Host, input: Tensor, hx_: Tensor, cx_: Tensor) -> int | Workspace:
-    """The sum of both biases, both weights reordered, and the scratchpad."""
+def workspace(
+    machine: Host, input: Tensor, hx_: Tensor, cx_: Tensor, outputs: tuple[Tensor | None, ...]
+) -> int | Workspace:
+    """The sum of both biases, both weights reordered, and the scratchpad.
+
+    brgemm is for bfloat16, and for float32 where no backward follows.
+    """
     steps, batch, inputs = input.shape
     hidden = hx_.shape[-1]
     size = input.element_size()
+    trains = outputs[3] is not None
+    brgemm = size != _FLOAT or not trains
     copies = sum(contiguous_copy(tensor) for tensor in (input, hx_, cx_))
-    weights = _forward_weight(inputs, hidden, size) + _forward_weight(hidden, hidden, size)
+    weights = sum(_forward_weight(rows, hidden, size, brgemm) for rows in (inputs, hidden))
     bias = 4 * hidden * size
-    scratchpad = _scratchpad(steps, batch, hidden, size, backward=False)
-    if size != _FLOAT:
-        merged = _merges(steps, batch, size)
+    if trains:
+        scratchpad = _scratchpad(steps, batch, hidden, size, backward=False)
+    else:
+        scratchpad = _inference_scratchpad(steps, batch, inputs, hidden, size)
+    if brgemm:
+        merged = _merges(steps, batch, brgemm)
         scratchpad += _brgemm_forward(machine.threads, inputs, hidden, merged)
     return by_onednn(machine, input.dtype, copies + bias + weights + scratchpad)
 
@@ -232,8 +272,7 @@ def backward_workspace(
     if size != _FLOAT:
         copies += sum(result.numel() * _FLOAT for _, result in pairs)
     weights = _backward_weight(inputs, hidden, size) + _backward_weight(hidden, hidden, size)
-    rows = leading_dimension(4 * hidden, _FLOAT) * _FLOAT
-    gradients = (inputs + hidden) * rows
+    gradients = _gradient_of_weight(inputs, hidden) + _gradient_of_weight(hidden, hidden)
     bias = 4 * hidden * size
     scratchpad = _scratchpad(steps, batch, hidden, size, backward=True)
     if size != _FLOAT:
