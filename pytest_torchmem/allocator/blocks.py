@@ -53,6 +53,17 @@ class Block:
             after.before = self
         self.before, self.after = before, after
 
+    def split(self, size: int) -> Block:
+        """Return the first ``size`` bytes as a block of their own; what is left stays this one."""
+        block, before = self.part(self.address, size), self.before
+        block.before, block.after = before, self
+        if before is not None:
+            before.after = block
+        self.before = block
+        self.address += size
+        self.size -= size
+        return block
+
     def merge(self, other: Block | None) -> int:
         """Merge a free neighbour into this block; return its size, or 0 (``try_merge_blocks``)."""
         if (

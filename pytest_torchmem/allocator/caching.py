@@ -15,6 +15,7 @@ from pytest_torchmem.allocator.expandable import ExpandableSegments
 from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions
 from pytest_torchmem.allocator.private import PoolId, PrivatePools
 from pytest_torchmem.allocator.reserved import ROUND_LARGE, ReservedMemory
+from pytest_torchmem.allocator.statistics import PoolStatistics
 
 MIN_BLOCK = 512
 _NO_DIVISIONS = DEFAULTS.roundup_power2_divisions
@@ -82,7 +83,8 @@ class CachingAllocator(ReservedMemory):
         """Take a block back (``free``)."""
         block.allocated = False
         size = block.size
-        for statistics in self.statistics.of(block.pool.is_small):
+        counted = self.statistics.of[block.pool.is_small]
+        for statistics in counted:
             statistics.free(size)
         limit = self.options.max_split_size
         if limit is not None and size >= limit:
@@ -90,7 +92,7 @@ class CachingAllocator(ReservedMemory):
         if block.waiting:
             self._waiting.append(block)
         else:
-            self._free_block(block)
+            self._free_block(block, counted)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Let ``block``, once given back, wait for what ``stream`` does with it (``recordStream``).
@@ -127,10 +129,8 @@ class CachingAllocator(ReservedMemory):
 
     def rounded(self, nbytes: int) -> int:
         """Return the size of the block that a request needs (``round_size``)."""
-        if nbytes < MIN_BLOCK:
-            return MIN_BLOCK
         table = self.options.roundup_power2_divisions
-        if table is _NO_DIVISIONS:
+        if table is _NO_DIVISIONS or nbytes < MIN_BLOCK:
             return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
@@ -154,7 +154,7 @@ class CachingAllocator(ReservedMemory):
     def _from_cache(self, pool: Pool, size: int, stream: int) -> Block | None:
         """Return the smallest free block that is large enough (``get_free_block``)."""
         options = self.options
-        if self._collects:
+        if self.allowed is not None and self._collects:
             pool.searches += 1
         blocks = pool.free.get(stream)
         if not blocks:
@@ -162,11 +162,12 @@ class CachingAllocator(ReservedMemory):
         position = bisect_left(blocks, (size,))
         if position == len(blocks):
             return None
-        if blocks[position][2].expandable is not None:
+        block = blocks[position][2]
+        if block.expandable is not None:
             position = self._expandable.choose(blocks, position)
             if position < 0:
                 return None
-        block = blocks[position][2]
+            block = blocks[position][2]
         limit = options.max_split_size
         if limit is not None:
             if size < limit <= block.size:
@@ -204,7 +205,7 @@ class CachingAllocator(ReservedMemory):
             return None
         block = Block(self.new_addresses(segment), segment, stream, pool)
         self.add_reserved(segment, pool.is_small)
-        for statistics in self.statistics.of(pool.is_small):
+        for statistics in self.statistics.of[pool.is_small]:
             statistics.segment.increase(1)
         limit = self.options.max_split_size
         if limit is not None and segment >= limit:
@@ -215,13 +216,10 @@ class CachingAllocator(ReservedMemory):
         """Return the part of a free block that a request needs (``alloc_found_block``)."""
         pool = block.pool
         already_split = block.before is not None or block.after is not None
-        counted = self.statistics.of(pool.is_small)
+        counted = self.statistics.of[pool.is_small]
         if size < block.size and self._should_split(block, size):
             remaining = block
-            block = remaining.part(remaining.address, size)
-            block.splice(remaining.before, remaining)
-            remaining.address += size
-            remaining.size -= size
+            block = remaining.split(size)
             pool.insert(remaining)
             if block.expandable is None:
                 for statistics in counted:
@@ -236,11 +234,10 @@ class CachingAllocator(ReservedMemory):
                 statistics.inactive_split.decrease(1)
         block.allocated, block.requested = True, nbytes
         self.active.add(block)
-        size = block.size
         for statistics in counted:
-            statistics.hand_out(size, nbytes)
+            statistics.hand_out(block.size, nbytes)
         limit = self.options.max_split_size
-        if limit is not None and size >= limit:
+        if limit is not None and block.size >= limit:
             self.statistics.oversize_allocations.increase(1)
         return block
 
@@ -252,21 +249,22 @@ class CachingAllocator(ReservedMemory):
         limit = self.options.max_split_size
         return (limit is None or size < limit) and remaining > SMALL
 
-    def _free_block(self, block: Block) -> None:
+    def _free_block(self, block: Block, counted: tuple[PoolStatistics, ...]) -> None:
         """Put a block among the free ones, with its free neighbours (``free_block``)."""
         size, requested = block.size, block.requested
         blocks = nbytes = 0
         for neighbour in (block.before, block.after):
-            merged = block.merge(neighbour) if neighbour is not None else 0
-            if merged:
-                blocks -= 1
-                nbytes -= merged
+            if neighbour is not None and not neighbour.allocated:
+                merged = block.merge(neighbour)
+                if merged:
+                    blocks -= 1
+                    nbytes -= merged
         self.active.discard(block)
         block.pool.insert(block)
         if block.before is not None or block.after is not None:
             blocks += 1
             nbytes += block.size
-        for statistics in self.statistics.of(block.pool.is_small):
+        for statistics in counted:
             if (blocks or nbytes) and block.expandable is None:
                 statistics.inactive_split.change(blocks)
                 statistics.inactive_split_bytes.change(nbytes)
@@ -280,13 +278,13 @@ class CachingAllocator(ReservedMemory):
             waiting = [block for block in waiting if block.pool in pools]
         for block in waiting:
             block.waiting = None
-            self._free_block(block)
+            self._free_block(block, self.statistics.of[block.pool.is_small])
 
     def _release(self, block: Block) -> None:
         """Give a segment back to the device (``release_block``)."""
         small = block.pool.is_small
         self.remove_reserved(block.size, small)
-        for statistics in self.statistics.of(small):
+        for statistics in self.statistics.of[small]:
             statistics.segment.decrease(1)
         limit = self.options.max_split_size
         if limit is not None and block.size >= limit:

@@ -48,12 +48,12 @@ class ReservedMemory:
         """Count memory that the device gave."""
         self.reserved += size
         self.statistics.num_device_alloc += 1
-        for statistics in self.statistics.of(small):
+        for statistics in self.statistics.of[small]:
             statistics.reserved_bytes.increase(size)
 
     def remove_reserved(self, size: int, small: bool) -> None:
         """Count memory that went back to the device."""
         self.reserved -= size
         self.statistics.num_device_free += 1
-        for statistics in self.statistics.of(small):
+        for statistics in self.statistics.of[small]:
             statistics.reserved_bytes.decrease(size)

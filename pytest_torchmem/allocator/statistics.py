@@ -7,6 +7,7 @@ and both together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 _COUNTERS = (
     "num_alloc_retries",
@@ -95,6 +96,7 @@ class PoolStatistics:
         self.requested_bytes.current -= nbytes
 
 
+_Counted: TypeAlias = tuple[PoolStatistics, ...]
 _PARTS = ("allocated", "current", "freed", "peak")
 NAMES = tuple(vars(PoolStatistics()))
 
@@ -104,13 +106,11 @@ class Statistics:
 
     def __init__(self) -> None:
         self.all, self.small, self.large = PoolStatistics(), PoolStatistics(), PoolStatistics()
+        self.of: tuple[_Counted, _Counted] = ((self.all, self.large), (self.all, self.small))
+        """What a block of the large pool counts in, and one of the small: for ``is_small``."""
         self.oversize_allocations, self.oversize_segments = Stat(), Stat()
         self.num_alloc_retries = self.num_ooms = 0
         self.num_device_alloc = self.num_device_free = self.num_sync_all_streams = 0
-
-    def of(self, small: bool) -> tuple[PoolStatistics, ...]:
-        """Return the statistics that a block of the small or large pool counts in."""
-        return self.all, self.small if small else self.large
 
     def reset_peaks(self) -> None:
         """Begin every peak anew from what is there now (``resetPeakStats``)."""
@@ -144,8 +144,8 @@ class Statistics:
 
 
 class NoStatistics(Statistics):
-    """For a replay of which nobody asks them."""
+    """For a replay of which nobody asks them: blocks count in nothing."""
 
-    def of(self, small: bool) -> tuple[()]:
-        """Return that blocks count in nothing."""
-        return ()
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = ((), ())

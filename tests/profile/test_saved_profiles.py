@@ -167,7 +167,11 @@ def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
     ]
     ends = [(names[number % 400], f"t{number}") for number in range(1200)]
     made = [
-        (("a" * (number % 3), number % 700), 1 << number % 60, ends[number % 1200])
+        (
+            tuple(("a" * (one % 3), one % 700) for one in range(number, number + 1 + number % 4)),
+            (1 << number % 60) - number % 2,
+            ends[number % 1200],
+        )
         for number in range(2500)
     ]
     rows = Rows(("text", "number", "size", "names", "label"), "size", made)

@@ -21,7 +21,8 @@ _About: TypeAlias = tuple[list[dict[str, Any]], str]
 """The stack and the category of an allocation."""
 _Blocks: TypeAlias = dict[int, tuple[Block, _About]]
 """Blocks by the events that asked for them."""
-_Entry: TypeAlias = tuple[tuple[str, int, int, int], int, _About]
+_Entries: TypeAlias = tuple[tuple[tuple[str, int, int, int], ...], int, _About]
+"""Of one event: action, address, size and stream of each, and the number of the first."""
 _FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
 
 
@@ -59,7 +60,7 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     yield "allocator_settings", {"PYTORCH_ALLOC_CONF": allocator}
 
 
-def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterator[_Entry]:
+def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterator[_Entries]:
     """Yield what is written down of each event; ``blocks`` has those that are in use."""
     allocations, about = timeline.allocations, recorder.about
     allocate, free = recorder.allocator.allocate, recorder.allocator.free
@@ -72,8 +73,8 @@ def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterat
             block, told = freed
             address, nbytes = block.address, allocations[-event - 1].nbytes
             free(block)
-            yield ("free_requested", address, nbytes, 0), noted, told
-            yield ("free_completed", address, nbytes, 0), noted + 1, told
+            entries = ("free_requested", address, nbytes, 0), ("free_completed", address, nbytes, 0)
+            yield entries, noted, told
             noted += 2
             continue
         found = allocations[event - 1]
@@ -84,9 +85,9 @@ def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterat
         grown, reserved = recorder.allocator.reserved - reserved, recorder.allocator.reserved
         if grown > 0:
             action = "segment_alloc" if block.expandable is None else "segment_map"
-            yield (action, block.address, grown, 0), noted, told
+            yield ((action, block.address, grown, 0),), noted, told
             noted += 1
-        yield ("alloc", block.address, block.requested, 0), noted, told
+        yield (("alloc", block.address, block.requested, 0),), noted, told
         noted += 1
 
 

@@ -16,26 +16,31 @@ _BATCH = 1000
 """Elements of a list that a reader holds before it adds them; as in ``pickle.Pickler``."""
 _REMEMBERED = 100_000
 """Beginnings of rows that are kept as they are written."""
+_LARGE = 1 << 31
 _OPEN = pickle.EMPTY_DICT + pickle.MARK
-_SMALL = struct.Struct("<ci").pack
+_SMALL = pickle.BININT
+"""Before the four bytes of a number that has no sign."""
 
 
 class Rows(NamedTuple):
     """Dictionaries of the same names, in the order of ``names``, as what they are made of.
 
     A row is the values of the names before ``changing``, its value, and those of the names after
-    it: what differs from row to row stands between what comes again and again. Those after it are
-    one object wherever they come again, which lives until the end.
+    it: what differs from row to row stands between what comes again and again. Rows that follow
+    each other come together, as what each has before it, the first one's value, which counts up,
+    and what all have after it. That is one object wherever it comes again, which lives until the
+    end.
     """
 
     names: Sequence[str]
     changing: str
-    rows: Iterable[tuple[tuple[Any, ...], int, tuple[Any, ...]]]
+    rows: Iterable[tuple[tuple[tuple[Any, ...], ...], int, tuple[Any, ...]]]
 
     def dictionaries(self) -> Iterator[dict[str, Any]]:
         """Yield the rows as what a reader of the pickle gets."""
-        for before, changing, after in self.rows:
-            yield dict(zip(self.names, (*before, changing, *after), strict=True))
+        for several, first, after in self.rows:
+            for changing, before in enumerate(several, first):
+                yield dict(zip(self.names, (*before, changing, *after), strict=True))
 
 
 class PickleWriter:
@@ -61,31 +66,36 @@ class PickleWriter:
         write(pickle.SETITEMS + pickle.STOP)
 
     def _list(self, table: Rows) -> None:
-        place = table.names.index(table.changing)
-        before, after = table.names[:place], table.names[place + 1 :]
-        heads: dict[tuple[Any, ...], bytes] = {}
+        heads: dict[tuple[tuple[Any, ...], ...], list[bytes]] = {}
         tails: dict[int, bytes] = {}
-        head: bytes | None
-        tail: bytes | None
         self._file.write(pickle.EMPTY_LIST)
         batch = [pickle.MARK]
-        for first, changing, last in table.rows:
-            head, tail = heads.get(first), tails.get(id(last))
-            if head is None:
-                head = _OPEN + self._items(before, first)
-                head += self._text(table.changing)
-                if len(heads) < _REMEMBERED:  # as it will be written when it comes again
-                    heads[first] = _OPEN + self._items(before, first) + self._text(table.changing)
-            if tail is None:
-                tail = self._items(after, last) + pickle.SETITEMS
-                tails[id(last)] = self._items(after, last) + pickle.SETITEMS
-            small = 0 <= changing < 1 << 31
-            number = _SMALL(pickle.BININT, changing) if small else _long(changing)
-            batch += head, number, tail
+        for several, changing, last in table.rows:
+            beginnings, end = heads.get(several), tails.get(id(last))
+            if beginnings is None or end is None or changing > _LARGE - len(several):
+                for number, first in enumerate(several, changing):
+                    batch += self._head(table, first), _number(number), self._tail(table, last)
+                # As they are written when they come again.
+                tails[id(last)] = self._tail(table, last)
+                if len(heads) < _REMEMBERED:
+                    heads[several] = [self._head(table, first) + _SMALL for first in several]
+            else:
+                for beginning in beginnings:
+                    batch += beginning, changing.to_bytes(4, "little"), end
+                    changing += 1
             if len(batch) > 3 * _BATCH:
                 self._file.write(b"".join((*batch, pickle.APPENDS)))
                 batch = [pickle.MARK]
         self._file.write(b"".join((*batch, pickle.APPENDS)))
+
+    def _head(self, table: Rows, values: Iterable[Any]) -> bytes:
+        """Return a row up to the value that changes."""
+        names = table.names[: table.names.index(table.changing)]
+        return _OPEN + self._items(names, values) + self._text(table.changing)
+
+    def _tail(self, table: Rows, values: Iterable[Any]) -> bytes:
+        names = table.names[table.names.index(table.changing) + 1 :]
+        return self._items(names, values) + pickle.SETITEMS
 
     def _items(self, names: Iterable[str], values: Iterable[Any]) -> bytes:
         return b"".join(
@@ -98,7 +108,7 @@ class PickleWriter:
 
     def _value(self, value: Any) -> bytes:
         if type(value) is int:
-            return _SMALL(pickle.BININT, value) if 0 <= value < 1 << 31 else _long(value)
+            return _number(value)
         if type(value) is str:
             return self._text(value)
         return self._places.get(id(value)) or self._once(value)
@@ -120,7 +130,9 @@ class PickleWriter:
         return written + pickle.MEMOIZE
 
 
-def _long(number: int) -> bytes:
+def _number(number: int) -> bytes:
+    if 0 <= number < _LARGE:
+        return _SMALL + number.to_bytes(4, "little")
     written = pickle.encode_long(number)
     return pickle.LONG1 + bytes([len(written)]) + written
 
