@@ -391,7 +391,8 @@ class Kernels:
         plan, real = plan_from_values(call, values, where)
         result = self._with_host_outputs(call, plan, real, device, origin)
         # Where the outputs' values decide what a kernel takes, they are known here.
-        workspace = workspace_of(self._target, where, spec, real, call.args, call.kwargs)
+        made = result if real is None else real
+        workspace = workspace_of(self._target, where, spec, made, call.args, call.kwargs)
         if workspace is not None:
             self._decompositions.take(workspace, device, origin)
         values.note_outputs(call, result, real)
@@ -414,7 +415,8 @@ class Kernels:
         for position, output in of_host.items():
             nbytes, host = plan.slots[output.slot], self._ledger.on(_CPU)
             outputs[position] = make_hollow(self._ledger, output, nbytes, host, origin)
-            self._parts.values.take(outputs[position], real[position])
+            if real is not None:
+                self._parts.values.take(outputs[position], real[position])
         return tuple(outputs)
 
     # -- tensors that have no storage of the ledger ------------------------------------------------

@@ -63,6 +63,9 @@ class OperatorModel:
     storages: Callable[..., Any] | None = None
     """``storages(outputs, *args, **kwargs)``: returns the outputs on storages as large as the
     kernel leaves them, for an operator whose output shape depends on data."""
+    at_most: Callable[..., Any] | None = None
+    """``at_most(*args, **kwargs)``: takes tensors on ``meta`` and returns the largest outputs, on
+    ``meta``, for an operator whose output shape depends on data that a trace may not know."""
     values: Callable[..., Any] | None = None
     """``values(*args, **kwargs)``: computes the outputs on the CPU where it has no kernel for
     the operator; ``None`` for an output that nobody reads."""

@@ -17,6 +17,7 @@ LEADS: Mapping[str, tuple[str, ...]] = {
     "sparse": (),
     "compressed": ("machine",),
     "storages": ("outputs",),
+    "at_most": (),
     "values": (),
     "flops": ("outputs",),
 }

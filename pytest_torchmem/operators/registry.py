@@ -101,6 +101,8 @@ class OperatorRecord:
     """The kernel for compressed sparse tensors, where it reads their values."""
     storages: dict[str, Function] = field(default_factory=dict)
     """Outputs on storages that are larger than they are."""
+    at_most: dict[str, Function] = field(default_factory=dict)
+    """The largest outputs on ``meta`` that any values make; for every overload."""
     values: dict[str, Function] = field(default_factory=dict)
     """What computes its outputs on the CPU, where that has no kernel of it; they are taken by
     position, and ``None`` where nobody reads them."""
@@ -239,6 +241,13 @@ class Operators(NamedTuple):
     def storages(self, *devices: str) -> Callable[[_F], _F]:
         """Register what places outputs on the storages that the kernel leaves them on."""
         return self._register("storages", devices)
+
+    def at_most(self) -> Callable[[_F], _F]:
+        """Register the largest outputs, of an operator whose outputs' shape depends on data.
+
+        They stand for those that nobody knows, and the profile says so.
+        """
+        return self._register("at_most", (EVERY,))
 
     def _register(self, aspect: str, devices: tuple[str, ...]) -> Callable[[_F], _F]:
         def register(function: _F) -> _F:

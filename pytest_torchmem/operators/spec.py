@@ -87,6 +87,8 @@ class OnDevice:
             None if self.taught is not None else undescribed_in_python(self._overload, self._device)
         )
 
+    at_most = _aspect("at_most", shared=True)
+    """What makes the largest outputs on ``meta``."""
     storages = _aspect("storages")
     """What places outputs on the storages that the kernel leaves them on."""
 

@@ -268,6 +268,8 @@ def _trace(
             raise NoCudaError(asked_for_cuda(line)) from error
         if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
             add_note(error, _CHOSE_ON_IMPORT)
+        if interceptor.parts.values.keeps_all and isinstance(error, _OF_SIZES):
+            add_note(error, "\n".join((_KEPT_ALL, *interceptor.parts.values.warnings)))
         raise
     if interceptor.parts.values.needed:
         raise ValuesNeeded
@@ -374,6 +376,11 @@ _NO_CUDA = (
 )
 
 
+_OF_SIZES = (RuntimeError, ValueError, IndexError, AssertionError)
+_KEPT_ALL = (
+    "(Sizes that unknown values decide count as the largest that they can be, which may not fit "
+    "together: pass values='real', or trace a smaller model)"
+)
 _CHOSE_ON_IMPORT = (
     "(What chose its device while a module was imported found no GPU, and took the CPU: choose it "
     "in the traced function, or run pytest with --torchmem-fake-cuda)"

@@ -184,9 +184,9 @@ def test_pickled_tensors_keep_what_is_known_of_them(device: str) -> None:
         assert copied.weight.device.type == device
         assert torch.equal(copied.weight, layer.weight)
 
-    def unknown() -> Tensor:
+    def unknown() -> int:
         read: Tensor = pickle.loads(pickle.dumps(torch.randn(2_000, device=device)))
-        return read.nonzero()
+        return int((read > 0).sum())
 
     trace(program, device=device)
     with pytest.raises(UnknownValueError):

@@ -58,6 +58,8 @@ class Answers:
         """Whether the program's way depended on a value that this pass does not compute."""
         self.mailbox: Mailbox | None = None
         """What other processes have sent, in a world of several."""
+        self.keeps_all = False
+        """Whether elements counted as kept of which values would say it."""
         self.misses = ""
         """Of tensors that the program came with and whose values are not known: what they are, and
         what to do."""
@@ -83,7 +85,8 @@ class Answers:
         """Which values were computed, as profiles say it."""
         if not self.mode.computes:
             return "none"
-        return "in part" if self._budget is not None and self._budget.spent else "real"
+        spent = self._budget is not None and self._budget.spent
+        return "in part" if spent or self.keeps_all else "real"
 
     def item(self, tensor: Tensor, record: StorageRecord) -> Any:
         """Return the number of a tensor of one element, for C++ or a program that needs it now."""
@@ -195,6 +198,20 @@ class Answers:
         self._guesses.clear()
         self._told.clear()
         self._evenly = ""
+
+    def keep_all(self, what: str) -> None:
+        """Let all elements count as kept where values would say which are, and warn of that.
+
+        Raises ``UnknownValueError`` where guesses are not wanted.
+        """
+        __tracebackhide__ = True
+        others = self.mailbox is not None and self.mailbox.needed() is not None
+        if self.mode in (Values.REAL, Values.BETWEEN_TRACES) or self._has_another_pass() or others:
+            raise self.unknown(what)
+        self.warn(
+            f"{what}; every element counts as kept, so the memory is at most what is reported"
+        )
+        self.keeps_all = True
 
     def tell(self, what: str) -> None:
         """Warn of a number that was made up and goes on into the program."""

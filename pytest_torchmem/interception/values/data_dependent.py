@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Plan, plan_of_result
+from pytest_torchmem.interception.plans import find_plan
 from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.checks_of_values import check_masks
@@ -19,11 +20,23 @@ _MASKS = (torch.bool, torch.uint8)
 def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan, Any]:
     """Return the plan of a call on ``device`` and its outputs with their values.
 
-    Raises ``UnknownValueError`` where a tensor that decides the shape has no known values.
+    Where a tensor that decides the shape has no known values, and none will be, the plan is that of
+    the largest outputs, which have no values: None. Raises ``UnknownValueError`` where nothing says
+    how large these are.
     """
     __tracebackhide__ = True
-    contents = values.contents
-    _check_known(call, values)
+    contents, operator = values.contents, call.operator
+    unknown = _what_is_unknown(call, values)
+    if unknown:
+        at_most = operator.on(device).at_most
+        if at_most is None:
+            raise values.unknown(unknown)
+        values.keep_all(unknown)
+
+        def largest(*args: Any, **kwargs: Any) -> Any:
+            return at_most(args, kwargs)
+
+        return find_plan(operator, call.args, call.kwargs, call.tensors, largest), None
     inputs = [
         contents.value(record, tensor)
         if contents.known(record) is not None
@@ -31,14 +44,14 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
         for tensor, record in zip(call.tensors, call.records, strict=True)
     ]
     real = values.run(call, inputs)
-    storages = call.operator.on(device).storages
+    storages = operator.on(device).storages
     if storages is not None:
         real = storages(call.args, call.kwargs, outputs=real)
     return plan_of_result(real, inputs), real
 
 
-def _check_known(call: Call, values: KnownValues) -> None:
-    """Raise ``UnknownValueError`` where a tensor that decides the shape has no known values.
+def _what_is_unknown(call: Call, values: KnownValues) -> str:
+    """Return what is not known of the shape of a call's outputs, "" where all that decides it is.
 
     ``bincount`` has as many bins as were asked for, or more (native/SummaryOps.cpp,
     ``_bincount_cpu_template``): it is taken to have those that were asked for.
@@ -55,8 +68,24 @@ def _check_known(call: Call, values: KnownValues) -> None:
                 continue  # weights
             least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
         if not least:
-            raise values.unknown(f"{name} has an output shape that depends on unknown values")
+            return f"{name} has an output shape that depends on unknown values"
         values.tell(f"bincount of unknown values; they are assumed to be below minlength={least}")
+    return ""
+
+
+def _rows_written(call: Call, mask: Tensor) -> int:
+    """Return how many rows a mask has, all that it can have but where what is written says less.
+
+    That is broadcast to the shape of what is indexed, where a mask has one dimension
+    (native/TensorAdvancedIndexing.cpp, ``index_put_``).
+    """
+    given, indices = call.args[0], call.args[1]
+    if len(call.args) < 3 or sum(index is not None for index in indices) > 1:
+        return int(mask.numel())
+    behind = given.dim() - mask.dim() - [index is None for index in indices].index(False)
+    written = call.args[2]
+    rows = written.shape[written.dim() - behind - 1] if written.dim() > behind else 1
+    return int(mask.numel() if rows == 1 else rows)
 
 
 def equal_without_values(call: Call) -> bool | None:
@@ -79,7 +108,8 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
     """Return the arguments of an indexing with boolean masks made indices of known length.
 
     None where one value is written to every row of an unknown mask: how many there are decides
-    nothing. Raises ``UnknownValueError`` for every other unknown mask.
+    nothing. What is written to the rows of a mask says otherwise how many they are, and of what is
+    read all rows count as kept. Raises ``UnknownValueError`` where a later pass may know them.
     """
     __tracebackhide__ = True
     contents = values.contents
@@ -103,6 +133,7 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
         elif values.every_process_has_a_batch():
             count = index.numel()
         else:
-            raise values.unknown("a tensor is indexed with a mask of unknown values")
+            values.keep_all("a tensor is indexed with a mask of unknown values")
+            count = _rows_written(call, index)
         plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
     return (call.args[0], plain, *call.args[2:])

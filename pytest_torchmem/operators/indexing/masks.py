@@ -60,6 +60,18 @@ def nonzero_bytes(gpu: Gpu, input: Tensor) -> int:
     return contiguous_copy(input) + 4 + max(cub.reduce(blocks, 4), cub.select(number))
 
 
+@operator("aten::nonzero").at_most()
+def every_position(input: Tensor) -> Tensor:
+    """A row for each element."""
+    return input.new_empty((input.numel(), input.dim()), dtype=torch.int64)
+
+
+@selected.at_most()
+def every_element(input: Tensor, mask: Tensor) -> Tensor:
+    """All elements of the two that are broadcast together."""
+    return input.new_empty(math.prod(torch.broadcast_shapes(input.shape, mask.shape)))
+
+
 @operator("aten::nonzero").workspace("cuda")
 def nonzero(machine: Gpu, input: Tensor) -> Workspace:
     """A count, then CUB; a limit. Nonzero.cu, ``nonzero_cuda_out_impl``."""

@@ -29,6 +29,56 @@ operator(
 )
 
 
+@operator("aten::_unique").at_most()
+def all_distinct(input: Tensor, return_inverse: bool = False) -> tuple[Tensor, ...]:
+    """As many as there are elements; what is not asked for is empty."""
+    return _elements(input), _positions(input, input.shape, asked=return_inverse)
+
+
+@operator("aten::_unique2").at_most()
+def all_distinct_and_counted(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Tensor, ...]:
+    """As many as there are elements, and their counts."""
+    counts = _positions(input, (input.numel(),), asked=return_counts)
+    return *all_distinct(input, return_inverse), counts
+
+
+@consecutive.at_most()
+def none_repeated(
+    input: Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, ...]:
+    """All elements, or slices along a dimension."""
+    if dim is not None:
+        return every_slice(input, dim)
+    inverse = _positions(input, input.shape, asked=return_inverse)
+    return _elements(input), inverse, _positions(input, (input.numel(),), asked=return_counts)
+
+
+@slices.at_most()
+@operator("aten::unique_dim_consecutive").at_most()
+def every_slice(input: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """All slices along a dimension; both numbers of them are made, asked for or not."""
+    number = (input.shape[dim],)
+    return (
+        torch.empty(input.shape, dtype=input.dtype, device=input.device),
+        _positions(input, number, asked=True),
+        _positions(input, number, asked=True),
+    )
+
+
+def _elements(input: Tensor) -> Tensor:
+    number = min(input.numel(), _TRUTHS) if input.dtype is torch.bool else input.numel()
+    return input.new_empty((number,))
+
+
+def _positions(input: Tensor, shape: Sequence[int], *, asked: bool) -> Tensor:
+    return input.new_empty(shape if asked else (0,), dtype=torch.int64)
+
+
 @sorted_elements.workspace("cpu")
 def elements_in_order(outputs: Sequence[Tensor], input: Tensor, return_counts: bool = False) -> int:
     """All elements in order and where they were, then where each distinct one begins;
