@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pytest_torchmem.advice.changes import Change, checkpointed, joined
+from pytest_torchmem.advice.graph_changes import checkpointed_in_graphs
 from pytest_torchmem.advice.module_names import Layers
 from pytest_torchmem.advice.trials import Found, Trials
 
@@ -46,8 +47,8 @@ class Checkpoints:
 
     def _candidates(self) -> list[Layers]:
         """Return the kinds of modules whose forward keeps most for the backward."""
-        kept: Counter[str] = Counter()
-        for row in self._trials.before.node_table().rows:
+        kept = Counter(self._trials.observed.kept)
+        for row in self._trials.before.node_table().rows if self._trials.follows_python else ():
             path = row.module.partition(".")[2]
             while path:
                 kept[path] += row.fwd_out_saved
@@ -96,6 +97,11 @@ class Checkpoints:
     def _traced(self, chosen: Chosen) -> Found | None:
         return self._trials.of(joined([*self._others, self._change(chosen)]))
 
+    def _kind(self, layers: Layers) -> str:
+        """Return the class of modules whose paths look like those of others of another class."""
+        alike = [one for one in self._layers if one[0] == layers[0]]
+        return f"{layers[1]} " if len(alike) > 1 else ""
+
     def _change(self, chosen: Chosen) -> Change:
         """Return the change of modules that are chosen."""
         paths = [path for layers, count in chosen.items() for path in self._layers[layers][:count]]
@@ -105,10 +111,12 @@ class Checkpoints:
             if number == 1:
                 parts.append(layers[0])
             else:
-                which = f"each of {layers[0]}" if count == number else f"{count} of {layers[0]}"
+                of = f"{self._kind(layers)}of {layers[0]}"
+                which = f"each {of}" if count == number else f"{count} {of}"
                 parts.append(f"{which} ({number})" if count == number else which)
+        how = checkpointed if self._trials.follows_python else checkpointed_in_graphs
         return Change(
             f"checkpoint {' and '.join(parts)}: "
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
-            (partial(checkpointed, paths),),
+            (partial(how, paths),),
         )

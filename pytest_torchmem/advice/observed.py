@@ -59,6 +59,8 @@ class Observed:
 
     layers: dict[Layers, list[str]] = field(default_factory=dict)
     """The paths of modules that were called, by which layers they are."""
+    kept: dict[str, int] = field(default_factory=dict)
+    """The bytes that modules of compiled code make, by path: at most what they keep."""
     buffers: dict[str, int] = field(default_factory=dict)
     """The bytes of wide floating buffers, by their paths with ``*`` for numbers."""
     in_place: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from pytest_torchmem.advice.changes import (
     under_autocast,
 )
 from pytest_torchmem.advice.checkpoints import Checkpoints
+from pytest_torchmem.advice.graph_changes import chunked_loss_in_graphs
 from pytest_torchmem.advice.losses import CHUNKS, HAS_FUSED, LossMode
 from pytest_torchmem.advice.observed import OVERWRITING
 from pytest_torchmem.advice.trials import Found, Trace, Trials
@@ -76,9 +77,13 @@ def changes_of(trials: Trials, allocator: str) -> Iterator[Change]:
 
 
 def _compiled(trials: Trials) -> Iterator[Change]:
-    """Yield what can be changed of a compiled step: its functions and modules are not called."""
+    """Yield what can be changed of a compiled step: its functions and modules are not called.
+
+    A function in place is none of it: AOTAutograd makes the same graph of both.
+    """
     from pytest_torchmem.torch_private.compilers.inductor import activations_kept
 
+    yield from _losses(trials)
     yield from _autocast(trials)
     if trials.before.backward_peak is not None:
         for share in _SHARES:
@@ -130,17 +135,18 @@ def _overwriting(name: str, lines: list[str]) -> Change:
 def _losses(trials: Trials) -> Iterator[Change]:
     for line, numbers in trials.observed.losses.items():
         where = f" at {line}" if line else ""
-        if HAS_FUSED:
+        if HAS_FUSED and trials.follows_python:
             yield Change(
                 f"the loss{where} fused with its linear layer: torch.nn.functional."
                 "linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())",
                 (partial(LossMode, numbers, fused=True),),
                 is_free=True,
             )
+        chunked = partial(LossMode, numbers, fused=False)
         yield Change(
             f"the loss{where} and its linear layer in {CHUNKS} chunks of rows, each under "
             "torch.utils.checkpoint.checkpoint",
-            (partial(LossMode, numbers, fused=False),),
+            (chunked if trials.follows_python else partial(chunked_loss_in_graphs, line),),
         )
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from pytest_torchmem.advice.changes import Change
+from pytest_torchmem.advice.graph_changes import observing_graphs
 from pytest_torchmem.advice.observed import Observed, observing
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.suggestion import Suggestion
@@ -24,11 +25,9 @@ class Trials:
         self.observed = Observed()
         self.follows_python = before.level == "eager"
         """Whether the program's functions and modules are called; compiled ones are not."""
-        if self.follows_python:
-            with observing(self.observed):
-                before = again()
-        self.before = before
-        self._flops = operations(before)
+        with (observing if self.follows_python else observing_graphs)(self.observed):
+            self.before = again()
+        self._flops = operations(self.before)
 
     def of(self, change: Change) -> Found | None:
         """Trace the step with a change; ``None`` where the step does not bear it."""

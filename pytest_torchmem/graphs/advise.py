@@ -24,9 +24,10 @@ def advise(
     costs nothing is joined where no change is enough.
 
     Changes that fit the budget come first, those that cost the fewest operations before others.
-    Changes that save nothing, and those that the step does not bear, are left out. Of a compiled
-    step only options of optimizer and allocator are changed. Raises what ``trace`` raises for the
-    step as it is, and ``UsageError`` for a ``budget`` that is no number of bytes.
+    Changes that save nothing, and those that the step does not bear, are left out. Of a
+    compiled step no function is put in place, and no type is changed but by autocast. Raises what
+    ``trace`` raises for the step as it is, and ``UsageError`` for a ``budget`` that is no number of
+    bytes.
     """
     options["memory"] = "unlimited"
     return trace(target, *args, **options).suggestions(budget)

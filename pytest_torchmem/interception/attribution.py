@@ -14,7 +14,7 @@ import tempfile
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import CodeType, FrameType
@@ -557,6 +557,14 @@ def _classify(filename: str) -> int:
     if filename.startswith(_STANDARD_LIBRARY) and not is_installed(filename):
         return _SKIP  # ``copy.deepcopy`` and ``contextlib`` are nobody's line
     return _SKIP if filename.startswith("<") else _USER
+
+
+def place_among(frames: Sequence[tuple[str, int]]) -> str:
+    """Return the innermost place outside of torch and of this package among files and lines."""
+    for filename, line in reversed(frames):
+        if _classify(filename) == _USER:
+            return f"{short_path(filename)}:{line}"
+    return ""
 
 
 def code_made_by(function: Callable[..., Any], name: str) -> CodeType:

@@ -13,15 +13,21 @@ import copy
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.compilers.compiler import given_a_list, taken_for_compiling
+
+_NO_ADDRESS = "Cannot access data pointer"
+"""How torch refuses the address of a tensor without one (c10/core/StorageImpl.cpp)."""
 
 
 class Graph(fx.Interpreter):
@@ -91,8 +97,18 @@ class AheadOfTime:
             compiled = self._compiled[key] = self._compile()
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
-        with self._making_graphs():
-            return compiled(parameters, buffers, args, kwargs)
+        try:
+            with self._making_graphs():
+                return compiled(parameters, buffers, args, kwargs)
+        except RuntimeError as error:
+            if _NO_ADDRESS not in str(error):
+                raise
+            frames = walk_tb(error.__traceback__)
+            line = place_among([(frame.f_code.co_filename, at) for frame, at in frames])
+            raise UsageError(
+                f"{line}: AOTAutograd makes no graph of what asks for a tensor's address, as "
+                'layers of cuDNN do (nn.LSTM): trace it with mode="eager"'
+            ) from None
 
     def _compile(self) -> Callable[..., Any]:
         # Imported when first asked for: they import the compiler.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
+from pytest_torchmem.advice.graph_changes import change_graph
 from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short_path
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Kind, Origin
@@ -274,6 +275,7 @@ class Compiled:
 
     def compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph of Dynamo at the level that the trace reaches."""
+        change_graph(graph)
         line = self._interceptor.parts.attribution.user_line()
         gpu = self._interceptor.parts.target.gpu
         if gpu is not None and compiler.calls_flex_attention(graph):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,11 @@ def test_checkpoints_save_what_they_save_when_they_are_written() -> None:
     assert one.saved == trace(model, X).peak - written.peak > 0
     assert one.flops == 6 * 2 * 64 * 32 * 128  # all but the last product, which nobody asks for
     assert type(model[0]) is Block
+
+
+def test_layers_whose_paths_look_alike_are_told_by_their_class() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), *(Block() for _ in range(3)), nn.Linear(32, 32))
+    assert any("checkpoint each Block of * (3)" in one.change for one in advise(model, X))
 
 
 def test_of_layers_only_as_many_as_a_budget_takes() -> None:
@@ -214,6 +220,31 @@ def test_compiled_code_that_keeps_less_is_traced_as_it_is_when_that_is_written()
     assert found.profile.figures() == written.figures()
     assert written.forward_peak < trials.before.forward_peak
     assert found.flops >= 2 * 256 * 32 * 32
+
+
+def test_changes_of_compiled_code_save_what_they_save_when_they_are_written() -> None:
+    class Model(nn.Module):
+        def __init__(self, checkpoints: bool = False, loss: str = "") -> None:
+            super().__init__()
+            layers = blocks()
+            self.layers = Checkpointed(layers) if checkpoints else layers
+            self.head = Head(loss)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return self.head(self.layers(x), target)  # type: ignore[no-any-return]
+
+    given = torch.randn(256, 32), torch.zeros(256, dtype=torch.int64)
+
+    def compiled(**options: Any) -> MemoryProfile:
+        return trace(torch.compile(Model(**options)), *given, mode="aot")
+
+    profile = compiled()
+    found = profile.suggestions()
+    (each,) = (one for one in found if "checkpoint each of layers.* (6)" in one.change)
+    assert each.profile.figures() == compiled(checkpoints=True).figures()
+    assert each.profile.retained < profile.retained
+    (loss,) = (one for one in found if "in 8 chunks" in one.change)
+    assert loss.profile.peak == compiled(loss="in 8 chunks").peak < profile.peak
 
 
 def test_what_has_no_step_has_no_suggestions(tmp_path: Path) -> None:

@@ -237,7 +237,13 @@ def test_copies_to_the_host_are_on_the_host() -> None:
     trace(program, device="cuda")
 
 
-def test_a_graph_without_tensors_is_refused() -> None:
+def test_what_has_no_graph_is_refused() -> None:
+    class Recurrent(nn.LSTM):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)[0]  # type: ignore[no-any-return]
+
+    with pytest.raises(UsageError, match=r"test_ahead_of_time.py:\d+: AOTAutograd makes no graph"):
+        trace(Recurrent(4, 4), torch.randn(2, 3, 4), mode="aot", device="cuda")
     with pytest.raises(UsageError, match=r"meta\['val'\]"):
         graph_profile(fx.symbolic_trace(nn.Linear(2, 2)))
     none: Any = nn.Linear(2, 2)
