@@ -329,6 +329,7 @@ def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
 
     def program() -> None:
         nonlocal changed
+        torch.manual_seed(1)  # for devices that are not used yet, too
         torch.set_float32_matmul_precision("medium")
         torch.autograd.set_detect_anomaly(True, check_nan=False)
         torch.set_printoptions(precision=2)
