@@ -140,6 +140,8 @@ _SEEDS: tuple[Any, ...] = tuple(
 )
 """What ``torch.manual_seed`` leaves for a device that is not used yet: it is seeded when it is."""
 _VALIDATES = private_name("torch.distributions.Distribution._validate_args")
+_FULL_HOOKS = private_name("torch.nn.modules.module._global_is_full_backward_hook")
+"""Which of two kinds of backward hooks of all modules there are: the other is refused then."""
 _SMALLEST = 5e-324
 """The smallest number above 0, which is taken for 0 where denormal ones are flushed."""
 _HOOKS = (
@@ -236,6 +238,7 @@ def _attribute(owner: Any, name: str) -> Setting:
 
 def _of_hooks() -> Iterator[Setting]:
     """Return the hooks that hold for all modules and optimizers."""
+    yield _attribute(torch.nn.modules.module, _FULL_HOOKS)
     for hooks in _HOOKS:
         if hooks is not None:
             yield Setting(lambda hooks=hooks: [*hooks.items()], partial(_replace, hooks))  # type: ignore[misc]
