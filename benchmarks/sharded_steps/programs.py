@@ -14,6 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -205,6 +210,42 @@ def fsdp_lora(device: str = "cpu") -> None:
     train(model, torch.optim.AdamW(trained), device=device)
 
 
+def fsdp_muon(device: str = "cpu") -> None:
+    """Matrices in Muon, whose products gather them."""
+    model = shard(Perceptrons().to(device), mesh=start(device))
+    matrices = [one for one in model.parameters() if one.ndim == 2]
+    train(model, torch.optim.Muon(matrices), device=device)
+
+
+def _pipeline(device: str, kind: Any, chunks: int) -> None:
+    start(device)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    places = range(rank, chunks * size, size)
+    layers = nn.ModuleList(Perceptron().to(device) for _ in places)
+    stages = [
+        PipelineStage(layer, place, chunks * size, torch.device(device))
+        for layer, place in zip(layers, places, strict=True)
+    ]
+    schedule = kind(stages if chunks > 1 else stages[0], 4, loss_fn=functional.mse_loss)
+    optimizer = torch.optim.AdamW(layers.parameters())
+    for _ in range(2):
+        batch = torch.randn(4 * BATCH, TOKENS, WIDTH, device=device)
+        last = {"target": batch, "losses": []} if rank == size - 1 else {}
+        schedule.step(*([batch] if rank == 0 else []), **last)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def pipeline(device: str = "cpu") -> None:
+    """A stage of a pipeline, one forward and one backward in turn."""
+    _pipeline(device, Schedule1F1B, 1)
+
+
+def pipeline_interleaved(device: str = "cpu") -> None:
+    """Two stages in each process, and gradients of weights when there is time for them."""
+    _pipeline(device, ScheduleInterleavedZeroBubble, 2)
+
+
 def ddp(device: str = "cpu") -> None:
     """``DistributedDataParallel`` with AdamW."""
     start(device)
@@ -321,6 +362,9 @@ PROGRAMS: dict[str, Program] = {
         fsdp_checkpointed,
         fsdp_accumulated,
         fsdp_lora,
+        fsdp_muon,
+        pipeline,
+        pipeline_interleaved,
         ddp,
         ddp_views,
         ddp_accumulated,

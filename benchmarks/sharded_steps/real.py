@@ -61,7 +61,7 @@ def run(names: Sequence[str], world_size: int, directory: Path) -> dict[str, lis
         for rank in range(world_size)
     ]
     try:
-        codes = [process.wait(timeout=300) for process in processes]
+        codes = [process.wait(timeout=1200) for process in processes]
     finally:
         for process in processes:
             process.kill()

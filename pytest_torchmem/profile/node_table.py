@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.operator_steps import OperatorStep, operator_steps
@@ -152,10 +151,7 @@ class NodeTable:
         """Return the rows as text; ``largest`` keeps the rows with the most bytes, in order."""
         shown = [*self.largest(largest), self.total()]
         lines = [
-            (
-                *map(printable, (row.module, row.operator, row.line)),
-                *(_text(row, name) for name in _SHOWN),
-            )
+            (row.module, row.operator, row.line, *(_text(row, name) for name in _SHOWN))
             for row in shown
         ]
         align = ("left", "left", "left", *("right" for _ in _SHOWN))
