@@ -68,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not (lines := _raised_by_program(error)):
             raise
-        print(f"torchmem: error: the program raised\n{''.join(lines)}", end="", file=sys.stderr)
+        told = printable_lines("".join(lines))
+        print(f"torchmem: error: the program raised\n{told}", end="", file=sys.stderr)
         return _USAGE
     return status
 
@@ -216,7 +217,7 @@ def _advise(options: argparse.Namespace) -> int:
         print("nothing that was tried lowers the peak")
         return 0
     rows = [
-        (one.change, format_size(one.saved), format_count(one.flops), label(one.figure))
+        (printable(one.change), format_size(one.saved), format_count(one.flops), label(one.figure))
         for one in found
     ]
     print(tabulate(rows, ("change", "saves", "operations", "of the"), disable_numparse=True))
@@ -277,7 +278,7 @@ def _text(groups: dict[Group, list[Difference]], base: Source, head: Source) -> 
             table = "\n".join(_in_two_lines(rows))
         lines += ["", group.value, *(line.rstrip() for line in table.splitlines())]
         lines += _causes(members)
-    return "\n".join(lines) + "\n"
+    return printable_lines("\n".join(lines) + "\n")
 
 
 def _in_two_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -367,7 +368,7 @@ def _cudnn(options: argparse.Namespace) -> int:
     with elapsed("asking cuDNN"):
         found = columns(step, options.gpu or [DEFAULT_GPU], options.cudnn or [])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
-    sys.stdout.write(render(found, max(width, 80)))
+    sys.stdout.write(printable_lines(render(found, max(width, 80))))
     return 0
 
 

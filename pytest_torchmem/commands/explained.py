@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.reports.colours import coloured
 from pytest_torchmem.reports.growth import others, place, section, why
 from pytest_torchmem.reports.layout import wrapped
@@ -99,7 +100,7 @@ def _text(name: str, before: Entry, now: Entry, rows: int) -> str:
     moment = _moment(comparison)
     if moment:
         parts += _explained(diagnose(before, now, moment), rows)
-    return "\n\n".join(part for part in parts if part)
+    return printable_lines("\n\n".join(part for part in parts if part))
 
 
 def _moment(comparison: Comparison) -> str:

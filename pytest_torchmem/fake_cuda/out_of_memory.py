@@ -7,6 +7,7 @@ from tabulate import tabulate
 
 from pytest_torchmem.allocator.caching import OutOfMemory
 from pytest_torchmem.interception.ledger import DeviceLedger
+from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.tables import describe
 from pytest_torchmem.profile.timeline import Allocation, Origin
 from pytest_torchmem.targets.gpus import Gpu
@@ -86,9 +87,7 @@ def _explanation(error: OutOfMemoryError) -> str:
         (
             format_size(found.nbytes),
             found.kind.value,
-            describe(found),
-            found.origin.operator,
-            found.origin.line,
+            *map(printable, (describe(found), found.origin.operator, found.origin.line)),
         )
         for found in error.live[:_LARGEST]
     ]

@@ -22,6 +22,7 @@ from pytest_torchmem.graphs.build import Build, trace_built
 from pytest_torchmem.graphs.comparable import Comparable, comparable
 from pytest_torchmem.graphs.operators_at import Answers, OperatorsAt
 from pytest_torchmem.graphs.polynomials import Grid, Polynomial, total
+from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from pytest_torchmem.step.generators import Draws, drawing
@@ -166,7 +167,11 @@ class Scaling:
                 ((module, one.terms.get(exponents, 0)) for module, one in modules.items()),
                 key=lambda part: -part[1],
             )
-            shown = [f"{module or '-'} {format_size(int(part))}" for module, part in parts if part]
+            shown = [
+                f"{printable(module) or '-'} {format_size(int(part))}"
+                for module, part in parts
+                if part
+            ]
             more = f" and {len(shown) - 3} others" if len(shown) > 3 else ""
             size = format_size(int(coefficient))
             rows.append((whole.term(exponents), size, ", ".join(shown[:3]) + more))

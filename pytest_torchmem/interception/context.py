@@ -139,6 +139,12 @@ class TraceContext:
         first = next(iter(wrapped_tensors(wrapper)), None)
         return None if first is None else self.record(first)
 
+    def record_at_compiler(self, tensor: Tensor) -> StorageRecord | None:
+        """Return the record of a tensor that the program's compiler looks at, on any device."""
+        if not self.compiles or not self.on_thread():
+            return None
+        return self._interceptor.parts.ledger.records.get(storage_address(tensor))
+
     def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:
         """Return the ledger's record of a storage, or None where it has none."""
         return None if self.off() else self._interceptor.parts.ledger.records.get(storage._cdata)

@@ -30,6 +30,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_opaque,
     is_triton_operator,
     schema,
+    takes_numbers,
     undescribed_in_python,
 )
 
@@ -347,9 +348,29 @@ class OperatorSpec:
         converted = list(args)
         for position in positions:
             dtype = _dtype_beside(first, args[position])
-            made = torch.full((), args[position], device=device)
+            exact = (
+                torch.float64 if dtype is not None and isinstance(args[position], float) else None
+            )
+            made = torch.full((), args[position], dtype=exact, device=device)
             # Not of that type from the beginning, which refuses what wraps around: ``int8 + 300``.
             converted[position] = made if dtype is None else made.to(dtype)
+        return tuple(converted)
+
+    def with_exact_numbers(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the same for an operator that is computed, with numbers as exact as C++ has them.
+
+        Kernels in reduced precision compute with the number itself, and not with what the dtype
+        beside it makes of it (``original_scalar_value`` in aten/src/ATen/TensorIterator.h).
+        """
+        positions = self.numbers(args)
+        if not positions or takes_numbers(self.overload.overloadpacket.__name__):
+            return args
+        first = next((item for item in args if isinstance(item, torch.Tensor)), None)
+        converted = list(self.with_numbers_as_tensors(args, "cpu"))
+        if first is not None and first.dim() and first.dtype.is_floating_point:
+            for position in positions:
+                if isinstance(args[position], float):
+                    converted[position] = torch.full((), args[position], dtype=torch.float64)
         return tuple(converted)
 
     def held(

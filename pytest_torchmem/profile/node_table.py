@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.operator_steps import OperatorStep, operator_steps
@@ -151,7 +152,10 @@ class NodeTable:
         """Return the rows as text; ``largest`` keeps the rows with the most bytes, in order."""
         shown = [*self.largest(largest), self.total()]
         lines = [
-            (row.module, row.operator, row.line, *(_text(row, name) for name in _SHOWN))
+            (
+                *map(printable, (row.module, row.operator, row.line)),
+                *(_text(row, name) for name in _SHOWN),
+            )
             for row in shown
         ]
         align = ("left", "left", "left", *("right" for _ in _SHOWN))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tabulate import tabulate
 
+from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.units import format_size
 
@@ -42,10 +43,14 @@ def figures_table(device: str, figures: Mapping[str, int]) -> str:
     return tabulate(rows, headers=(device, "", "bytes"), colalign=("left", "right", "right"))
 
 
-def allocation_rows(allocations: Iterable[Allocation]) -> list[tuple[str, str, str, str, str]]:
+def allocation_rows(allocations: Iterable[Allocation]) -> list[tuple[str, ...]]:
     """Return size, kind, description, operator and source line of each allocation."""
     return [
-        (format_size(a.nbytes), describe_kind(a), describe(a), a.origin.operator, a.origin.line)
+        (
+            format_size(a.nbytes),
+            describe_kind(a),
+            *map(printable, (describe(a), a.origin.operator, a.origin.line)),
+        )
         for a in allocations
     ]
 

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_torchmem.printable import printable
 from pytest_torchmem.reports.layout import lines_of
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.reports.text import message
@@ -80,7 +81,7 @@ def write_index(directory: Path, summary: Summary) -> None:
 
 def _row(directory: Path, check: Check) -> str:
     result = check.result
-    name = escape(f"{check.nodeid}{_of_name(check)}")
+    name = escape(printable(f"{check.nodeid}{_of_name(check)}"))
     if result.failed and (directory / page_name(check)).is_file():
         name = f'<a href="{escape(page_name(check), quote=True)}">{name}</a>'
     before = result.snapshot.before if result.snapshot is not None else None

@@ -587,14 +587,16 @@ def test_what_inductor_leaves_to_aten_is_copied_to_the_device(device: str) -> No
     assert 64 * 8 * 8 in [one.nbytes for one in profile.timeline.allocations]
 
 
-def test_a_number_that_is_not_known_may_be_given_to_compiled_code() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_number_that_is_not_known_may_be_given_to_compiled_code(device: str) -> None:
     """Dynamo asks for numbers on the host of 64 bits when it makes fake tensors of them."""
 
     def step() -> None:
-        total = nn.Linear(4, 4, device="cuda")(torch.randn(4, 4, device="cuda")).sum()
+        total = nn.Linear(4, 4, device=device)(torch.randn(4, 4, device=device)).sum()
         number = total.detach().cpu().double()
-        compiled = torch.compile(lambda x, number: x * number, backend="aot_eager")
-        compiled(torch.randn(8, device="cuda"), number)
+        x = torch.randn(8, device=device, requires_grad=True)
+        torch.compile(lambda x, number: (x * number).sum())(x, number).backward()
 
-    profile = trace(step, device="cuda", values="none")
+    profile = trace(step, device=device, values="none", mode="aot")
     assert (profile.level, profile.warnings) == ("aot", ())
+    assert profile.figures() == trace(step, device=device, mode="aot").figures()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
 from pytest_torchmem import trace
+from pytest_torchmem.torch_private.compilers.not_needed import COMPILER, compiler_not_needed
 
 from .conftest import Project
 
@@ -133,6 +138,16 @@ def test_in_the_ini_file(project: Project) -> None:
     project.write(test_net="import torch\ndef test_net():\n    assert torch.cuda.is_available()\n")
     (project.path / "pytest.ini").write_text("[pytest]\ntorchmem_fake_cuda = t4\n")
     project.run().assert_outcomes(passed=1)
+
+
+def test_an_import_that_fails_shows_the_lines_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, COMPILER, raising=False)
+    with pytest.raises(ModuleNotFoundError) as failure, compiler_not_needed():
+        import no_such_module_at_all  # type: ignore[import-not-found]  # noqa: F401
+    shown = failure.traceback.filter(failure)
+    assert {Path(entry.path).name for entry in shown} == {Path(__file__).name}
 
 
 def test_a_gpu_that_is_not_known(project: Project) -> None:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
+from pytest_torchmem.cli import main
+from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.profile.node_table import node_table_of
 from pytest_torchmem.profile.operator_calls import KnownWork, OperatorCall
 from pytest_torchmem.profile.outline import FULL, bytes_along, outline_of
@@ -137,9 +139,29 @@ def test_no_name_ends_the_script() -> None:
     found = Allocation(4, Kind.ACTIVATION, origin, label=HOSTILE)
     timeline = Timeline((found,), (1,), ((0, Phase.FORWARD),))
     text = page(Content(HOSTILE, timeline, {}, [HOSTILE], [HOSTILE], message=HOSTILE))
-    assert data_of(text)["title"] == HOSTILE
+    assert data_of(text)["title"] == printable_lines(HOSTILE)
     assert text.count("<script>alert") == 0
-    ElementTree.fromstring(svg(HOSTILE.replace("\u2028", ""), timeline))
+    ElementTree.fromstring(svg(HOSTILE, timeline))
+
+
+def test_names_move_no_cursor_and_hide_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "\x1b[2J\r\n\x07\u202e"
+    for number, width in enumerate((8, 64)):
+        model = nn.Sequential()
+        model.add_module(name, nn.Linear(8, width))
+        found = trace(model, torch.zeros(4, 8))
+        found.save(tmp_path / f"{number}.json")
+    texts = [found.table(), found.node_table().table(), page(Content(name, found.timeline, {}))]
+    texts.append(svg(name, found.timeline))
+    ElementTree.fromstring(texts[-1])
+    assert main(["explain", *map(str, sorted(tmp_path.iterdir()))]) == 0
+    texts.append(capsys.readouterr().out)
+    for text in texts:
+        assert printable_lines(text) == text
+    for text in (texts[0], texts[1], texts[-1]):
+        assert "\\x1b" in text
 
 
 @given(timelines(), st.integers(1, 50))

@@ -329,11 +329,13 @@ def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
 
     def program() -> None:
         nonlocal changed
+        torch.manual_seed(1)  # for devices that are not used yet, too
         torch.set_float32_matmul_precision("medium")
         torch.autograd.set_detect_anomaly(True, check_nan=False)
         torch.set_printoptions(precision=2)
         torch.set_flush_denormal(True)
         nn.modules.module.register_module_forward_hook(lambda *_: None)
+        nn.modules.module.register_module_full_backward_hook(lambda *_: None)
         for setting, value in zip(settings, before, strict=True):
             try:
                 setting.set_to(other(value))

@@ -54,7 +54,7 @@ class Values:
         """Return a number; one that is not known may be told, and decides nothing."""
         __tracebackhide__ = True
         contents = self._trace.values.contents
-        record = self._trace.record(tensor)
+        record = self._trace.record(tensor) or self._trace.record_at_compiler(tensor)
         if (
             record is None
             or contents.known(record) is not None

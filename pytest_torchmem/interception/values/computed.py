@@ -76,7 +76,7 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
             drawing = _with_generator(overload)
             if drawing is not None:
                 overload, kwargs = drawing, {**kwargs, "generator": own}
-        made = overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
+        made = overload(*operator.with_exact_numbers(args), **kwargs)
         if operator.random and isinstance(made, Tensor):
             current_draws().change(operator.name, args, made)
         return made

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
-from pytest_torchmem.profile.pictures.svg import COLORS, STYLE
+from pytest_torchmem.profile.pictures.svg import COLORS, STYLE, escaped
 from pytest_torchmem.units import format_size
 
 _WIDTH, _HEIGHT = 800, 280
@@ -41,13 +40,13 @@ def history_svg(title: str, lines: Sequence[Line]) -> str:
     places = {moment[0]: place for place, moment in enumerate(moments)}
     most = max((one.nbytes for line in lines for one in line.points), default=1) or 1
     step = (_WIDTH - _LEFT - _RIGHT) / len(moments)
-    label = escape(title, {'"': "&quot;"})
+    label = escaped(title)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">',
         f"<style>{STYLE}</style>",
         f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        f'<text class="title" x="{_LEFT}" y="20">{escape(title)}</text>',
+        f'<text class="title" x="{_LEFT}" y="20">{escaped(title)}</text>',
         *_axis(most),
         *_dates([date for _, date in moments], step),
     ]
@@ -79,7 +78,7 @@ def _dates(dates: Sequence[str], step: float) -> Iterator[str]:
         x = _LEFT + step * place
         yield (
             f'<text class="muted" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}">'
-            f"{escape(dates[place])}</text>"
+            f"{escaped(dates[place])}</text>"
         )
 
 
@@ -98,7 +97,9 @@ def _steps(
         y = _y(point.nbytes, most)
         for place in (places[point.place], end):
             corners.append(f"{_LEFT + step * place:.1f},{y:.1f}")
-        text = escape(" ".join(filter(None, (point.date, point.commit, format_size(point.nbytes)))))
+        text = escaped(
+            " ".join(filter(None, (point.date, point.commit, format_size(point.nbytes))))
+        )
         x = _LEFT + step * places[point.place]
         yield (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{text}</title>'
@@ -110,4 +111,4 @@ def _steps(
 def _legend(index: int, line: Line, colour: str) -> Iterator[str]:
     x = _LEFT + index * 350
     yield f'<rect x="{x}" y="32" width="10" height="10" rx="2" fill="{colour}"/>'
-    yield f'<text x="{x + 15}" y="41">{escape(line.name)}</text>'
+    yield f'<text x="{x + 15}" y="41">{escaped(line.name)}</text>'

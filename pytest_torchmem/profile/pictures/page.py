@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from pytest_torchmem.figures import PEAK
+from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.outline import Outline, bytes_along
 from pytest_torchmem.profile.pictures.series import (
@@ -76,9 +77,9 @@ class Content:
 
 def page(content: Content) -> str:
     """Return the page as HTML."""
-    data = json.dumps(page_data(content), separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps(_shown(page_data(content)), separators=(",", ":"), ensure_ascii=False)
     parts = {
-        "title": escape(content.title),
+        "title": escape(printable(content.title)),
         "styles": _asset("uPlot.min.css") + _asset("page.css"),
         "license": _asset("uPlot.LICENSE"),
         "chart": _asset("uPlot.iife.min.js"),
@@ -88,6 +89,17 @@ def page(content: Content) -> str:
     }
     pieces = _PLACE.split(_asset("page.html"))
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def _shown(value: Any) -> Any:
+    """Return JSON types whose texts turn no line round and hide nothing."""
+    if isinstance(value, str):
+        return printable_lines(value)
+    if isinstance(value, list | tuple):
+        return [_shown(one) for one in value]
+    if isinstance(value, dict):
+        return {printable(key): _shown(one) for key, one in value.items()}
+    return value
 
 
 def page_data(content: Content) -> dict[str, Any]:

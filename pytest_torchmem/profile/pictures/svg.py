@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
+from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.pictures.series import Stack, phases, stacked
 from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.timeline import Timeline
@@ -44,10 +45,10 @@ def svg(title: str, timeline: Timeline) -> str:
     scale = _Scale(len(timeline.events), peak)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{_quoted(title)}">',
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{escaped(title)}">',
         f"<style>{STYLE}</style>",
         f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        f'<text class="title" x="{_LEFT}" y="20">{escape(title)}</text>',
+        f'<text class="title" x="{_LEFT}" y="20">{escaped(title)}</text>',
         *_grid(scale),
         *_areas(scale, positions, stack),
         *_phase_labels(scale, timeline),
@@ -92,7 +93,7 @@ def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[st
         top = list(map(scale.point, positions, above))
         bottom = list(map(scale.point, positions, below))
         points = " ".join((*top, *reversed(bottom)))
-        yield f'<polygon fill="{color}" points="{points}"><title>{escape(name)}</title></polygon>'
+        yield f'<polygon fill="{color}" points="{points}"><title>{escaped(name)}</title></polygon>'
         below = above
 
 
@@ -122,9 +123,10 @@ def _legend(stack: Stack) -> Iterator[str]:
     x = float(_LEFT)
     for name, color in zip(stack.names, COLORS, strict=False):
         yield f'<rect x="{x:.0f}" y="{_HEIGHT - 18}" width="10" height="10" fill="{color}"/>'
-        yield f'<text class="muted" x="{x + 14:.0f}" y="{_HEIGHT - 9}">{escape(name)}</text>'
+        yield f'<text class="muted" x="{x + 14:.0f}" y="{_HEIGHT - 9}">{escaped(name)}</text>'
         x += 28 + 6.5 * len(name)
 
 
-def _quoted(text: str) -> str:
-    return escape(text, {'"': "&quot;"})
+def escaped(text: str) -> str:
+    """Return text as XML and its attributes have it, which know no control characters."""
+    return escape(printable(text), {'"': "&quot;"})

@@ -131,6 +131,7 @@ def compiler_not_needed() -> Iterator[None]:
         fromlist: Any = (),
         level: int = 0,
     ) -> Any:
+        __tracebackhide__ = True  # an import that fails is the program's own
         if locals is None and name not in sys.modules and threading.get_ident() == thread:
             instead = not_needed.stand_in(name, globals, fromlist)
             if instead is not None:

@@ -30,6 +30,7 @@ schema: Callable[[OpOverload], torch.FunctionSchema] = private_attribute(
 )
 has_kernel: Callable[[str, Any], bool] = private("torch._C._dispatch_has_kernel_for_dispatch_key")
 is_dispatched: Callable[[str], bool] = private("torch._C._dispatch_has_kernel")
+takes_numbers: Callable[[str], bool] = private("torch._C._should_allow_numbers_as_tensors")
 all_operators: Callable[[], list[str]] = private("torch._C._dispatch_get_all_op_names")
 
 _CustomOpDef: Any = private("torch._library.custom_ops.CustomOpDef")

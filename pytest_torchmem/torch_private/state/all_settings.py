@@ -135,7 +135,13 @@ _PRECISIONS = (
 _set_precision: Callable[[str, str, str], None] = private("torch._C._set_fp32_precision_setter")
 _print_options: Any = private("torch._tensor_str.PRINT_OPTS")
 _set_anomaly: Callable[..., None] = private("torch._C.set_anomaly_enabled")
+_SEEDS: tuple[Any, ...] = tuple(
+    optional(f"torch.{device}._lazy_seed_tracker") for device in ("cuda", "xpu", "mtia")
+)
+"""What ``torch.manual_seed`` leaves for a device that is not used yet: it is seeded when it is."""
 _VALIDATES = private_name("torch.distributions.Distribution._validate_args")
+_FULL_HOOKS = private_name("torch.nn.modules.module._global_is_full_backward_hook")
+"""Which of two kinds of backward hooks of all modules there are: the other is refused then."""
 _SMALLEST = 5e-324
 """The smallest number above 0, which is taken for 0 where denormal ones are flushed."""
 _HOOKS = (
@@ -217,6 +223,9 @@ def _of_python() -> Iterator[Setting]:
     for part, name in (("load", "endianness"), ("load", "mmap"), ("save", "compute_crc32")):
         if hasattr(getattr(config, part, None), name):
             yield _attribute(getattr(config, part), name)
+    for tracker in _SEEDS:
+        if tracker is not None:
+            yield Setting(lambda of=tracker: dict(vars(of)), vars(tracker).update)  # type: ignore[misc]
     sharing: Any = torch.multiprocessing
     yield Setting(sharing.get_sharing_strategy, sharing.set_sharing_strategy)
     if platform.machine().lower() in ("x86_64", "amd64", "arm64", "aarch64"):
@@ -229,6 +238,7 @@ def _attribute(owner: Any, name: str) -> Setting:
 
 def _of_hooks() -> Iterator[Setting]:
     """Return the hooks that hold for all modules and optimizers."""
+    yield _attribute(torch.nn.modules.module, _FULL_HOOKS)
     for hooks in _HOOKS:
         if hooks is not None:
             yield Setting(lambda hooks=hooks: [*hooks.items()], partial(_replace, hooks))  # type: ignore[misc]

@@ -432,6 +432,28 @@ def test_the_program_s_error_is_its_own() -> None:
         trace(lambda: nn.Embedding(3, 2)(torch.tensor([5])), values="real")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int8], ids=str)
+def test_numbers_are_as_exact_as_in_kernels(dtype: torch.dtype) -> None:
+    """They are not rounded to the dtype beside them, nor to the default one, before."""
+    x = torch.arange(1, 100).to(dtype)
+
+    def program() -> str:
+        results = [
+            x / 2.8284271,
+            x * -0.3712,
+            0.37 / x,
+            x.pow(1.2345678),
+            x.fmod(0.1234567),
+            x + 0.3,
+        ]
+        results += [torch.div(x, 0.3712, rounding_mode="floor"), x.sum() / 0.3]
+        return str([result.tolist() for result in results])
+
+    found = []
+    trace(lambda: found.append(program()), host="here")
+    assert found == [program()]
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(UsageError, match="values='all': expected one of 'auto', 'real', 'none'"):
         trace(nn.Linear(2, 2), torch.ones(1, 2), values="all")
