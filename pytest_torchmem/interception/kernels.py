@@ -112,6 +112,11 @@ class Kernels:
 
     # -- one operator ------------------------------------------------------------------------------
 
+    @property
+    def running(self) -> str:
+        """The outermost operator whose body of other operators is running."""
+        return self._decompositions.running
+
     def run(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on whatever tensors it is called with."""
         __tracebackhide__ = True

@@ -411,6 +411,18 @@ def test_values_are_computed_as_far_as_the_budget_of_each_test(
                     decision()
 
 
+@pytest.mark.parametrize("name", ["svdvals", "eigvalsh", "inv", "pinv", "matrix_exp", "slogdet"])
+def test_operators_of_several_kernels_compute_what_comes_from_the_gpu(
+    gpu: StandingGpu, name: str
+) -> None:
+    """What their bodies make on the host has no content of its own."""
+    matrix = torch.eye(6) + torch.rand(6, 6) / 12
+    matrix = matrix @ matrix.mT
+    with gpu.on():
+        found = getattr(torch.linalg, name)(matrix.cuda().cpu())
+        torch.testing.assert_close(found, getattr(torch.linalg, name)(matrix))
+
+
 def test_what_is_compiled_between_traces_is_compiled(gpu: StandingGpu) -> None:
     """Its graphs are the compiler's, and run operator by operator, on the GPU and on the host."""
     layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
