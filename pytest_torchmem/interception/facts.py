@@ -413,7 +413,8 @@ class FactCollector:
 
     def _find_frozen(self, module: nn.Module, path: str, frozen: dict[str, set[Numbers]]) -> None:
         """Note the outermost modules all of whose parameters are frozen, and single parameters."""
-        trains = {parameter.requires_grad for parameter in module.parameters()}
+        parameters = list(tensors_by_path(module, OWN_PARAMETERS))
+        trains = {parameter.requires_grad for _, _, parameter in parameters}
         if True not in trains:
             if trains:
                 pattern, numbers = fold(path)
@@ -421,8 +422,8 @@ class FactCollector:
             return
         if False not in trains:
             return
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
+        for inner, name, parameter in parameters:
+            if not (inner or parameter.requires_grad):
                 pattern, numbers = fold(f"{path}.{name}")
                 frozen.setdefault(pattern, set()).add(numbers)
         for name, child in module.named_children():

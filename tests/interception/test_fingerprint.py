@@ -122,3 +122,14 @@ class WithoutOptions(torch.nn.Linear):
 
 def test_a_module_that_lists_its_parameters_by_itself() -> None:
     assert trace(lambda: WithoutOptions(2, 2)(torch.ones(1, 2)).sum().backward()).peak
+
+
+class InGroups(nn.Linear):
+    """A layer whose parameters are asked for by group."""
+
+    def parameters(self, group: str) -> Any:  # type: ignore[override]
+        return [one for name, one in self.named_parameters() if name.startswith(group)]
+
+
+def test_a_module_that_gives_its_parameters_in_groups() -> None:
+    assert trace(lambda: InGroups(2, 2)(torch.ones(1, 2)).sum().backward()).peak

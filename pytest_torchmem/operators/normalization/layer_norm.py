@@ -105,6 +105,31 @@ def gradients(
     )
 
 
+@layer_norm_backward.values("cuda")
+def gradients_as_on_cuda(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """In the type of the statistics, which CUDA accumulates in; the CPU's kernel wants them in the
+    type of the parameters.
+    """
+    given = (grad_out, input, mean, rstd, weight, bias)
+    wide = [one if one is None else one.to(mean.dtype) for one in given]
+    made = torch.ops.aten.native_layer_norm_backward.default(
+        *wide[:2], normalized_shape, *wide[2:], output_mask
+    )
+    return tuple(
+        one if one is None or of is None else one.to(of.dtype)
+        for one, of in zip(made, (input, weight, bias), strict=True)
+    )
+
+
 @layer_norm_backward.workspace("cpu")
 def backward_on_cpu(
     machine: Host,

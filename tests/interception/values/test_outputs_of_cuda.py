@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -71,9 +71,19 @@ def test_bags_of_embeddings() -> None:
         torch.testing.assert_close(traced, real)
 
 
-def test_batch_norm_of_half_with_its_statistics_in_float() -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.nn.BatchNorm1d,
+        torch.nn.LayerNorm,
+        torch.nn.RMSNorm,
+        lambda width: torch.nn.GroupNorm(1, width),
+    ],
+    ids=["batch", "layer", "rms", "group"],
+)
+def test_norms_of_half_with_statistics_in_float(kind: Callable[[int], torch.nn.Module]) -> None:
     def gradients(device: str) -> list[Tensor]:
-        norm = torch.nn.BatchNorm1d(3).to(device, torch.bfloat16)
+        norm: Any = kind(3).to(device, torch.bfloat16)
         x = torch.linspace(-2, 3, 12, dtype=torch.bfloat16).reshape(4, 3).to(device)
         output = norm(x.requires_grad_())
         (output * output.detach().exp()).sum().backward()
