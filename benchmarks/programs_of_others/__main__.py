@@ -42,10 +42,11 @@ def main() -> int:
     verdicts = run_all(entries, settings, options.jobs, _tell)
     print_table(verdicts)
     if options.json:
-        document = {"date": date.today().isoformat(), "versions": versions(entries)}
+        day = {"date": date.today().isoformat()}
+        document = {**day, "versions": versions(entries)}
         document["trace_options"] = settings.trace_options
         rows = [{**asdict(verdict), "outcome": verdict.outcome.value} for verdict in verdicts]
-        document["programs"] = rows
+        document["programs"] = [{**row, **day} for row in rows]
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     bad = {Outcome.FAILS_BADLY, Outcome.CRASH, Outcome.WRONG_BRANCH, Outcome.TOO_LONG}
     return int(any(verdict.outcome in bad for verdict in verdicts))
