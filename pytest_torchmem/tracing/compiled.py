@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from pytest_torchmem.advice.graph_changes import change_graph
 from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short_path
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Kind, Origin
@@ -275,6 +274,9 @@ class Compiled:
 
     def compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph of Dynamo at the level that the trace reaches."""
+        # Few traces compile anything, and no other waits for these modules.
+        from pytest_torchmem.advice.graph_changes import change_graph
+
         change_graph(graph)
         line = self._interceptor.parts.attribution.user_line()
         gpu = self._interceptor.parts.target.gpu
