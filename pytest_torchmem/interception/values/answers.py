@@ -102,7 +102,7 @@ class Answers:
         what = f"read an unknown value of a {tensor.dtype} tensor"
         if is_count(tensor.dtype):
             raise self.unknown(what)
-        self.tell(f"{what}; unknown values are treated as 1")
+        self.tell(what, "unknown values are treated as 1")
         return 1.0
 
     def number(self, tensor: Tensor) -> UnknownNumber:
@@ -133,7 +133,7 @@ class Answers:
         number: float = 1 if assumed is None else assumed.answer
         if assumed is None and is_count(tensor.dtype):
             raise self.unknown(what)
-        self.tell(f"{what}; unknown values are treated as {number}")
+        self.tell(what, f"unknown values are treated as {number}")
         one = torch.full((), number, dtype=tensor.dtype)
         if tensor.numel() * tensor.element_size() > _LARGEST_STAND_IN:
             return one.expand(tensor.shape)
@@ -213,7 +213,7 @@ class Answers:
         )
         self.keeps_all = True
 
-    def tell(self, what: str) -> None:
+    def tell(self, what: str, assumed: str) -> None:
         """Warn of numbers that were made up and go on into the program.
 
         Raises ``UnknownValueError`` where nobody would read the warning: tests that are run on a
@@ -223,6 +223,7 @@ class Answers:
         alone = self.mode in (Values.REAL, Values.BETWEEN_TRACES)
         if alone or self._has_another_pass():
             raise self.unknown(what)
+        what = f"{what}; {assumed}"
         self.warn(f"{what} ({self._failed})" if self._failed else what)
 
     def warn(self, what: str) -> None:
@@ -275,7 +276,8 @@ class Answers:
 
     def _why(self) -> str:
         spent = self._budget.spent if self._budget is not None else ""
-        if self.mode is Values.BETWEEN_TRACES and spent:
+        if self.mode is Values.BETWEEN_TRACES and (spent or not (self.misses or self._failed)):
+            spent = spent or "uses what was made before it, beyond that budget"
             return (
                 "what fixtures and tests do on a fake GPU outside of memory tests is computed as "
                 f"far as a budget for each test goes, and this test {spent}. Make it smaller, "

@@ -69,7 +69,7 @@ def _what_is_unknown(call: Call, values: KnownValues) -> str:
             least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
         if not least:
             return f"{name} has an output shape that depends on unknown values"
-        values.tell(f"bincount of unknown values; they are assumed to be below minlength={least}")
+        values.tell("bincount of unknown values", f"assumed to be below minlength={least}")
     return ""
 
 
