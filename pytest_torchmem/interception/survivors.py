@@ -118,9 +118,11 @@ def forget_cached() -> None:
             if issubclass(type(table), dict):
                 # What a library's own class does instead may import all that it can load.
                 of_python: Any = OrderedDict if issubclass(type(table), OrderedDict) else dict
-                items = tuple(of_python.items(table))
-                for key in [key for key, item in items if _is_one(item, surviving)]:
-                    of_python.__delitem__(table, key)
+                # Not pairs: to make them may start the collector, and that change the table.
+                keys, values = list(of_python.keys(table)), list(of_python.values(table))
+                for key, value in zip(keys, values, strict=False):
+                    if _is_one(value, surviving):
+                        of_python.pop(table, key, None)
 
 
 def _namespaces() -> Iterator[Mapping[str, Any]]:

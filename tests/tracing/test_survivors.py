@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections import OrderedDict
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UnknownValueError
+from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.profile.timeline import Phase
 
 SIDE = 1500  # too large for the values of a first pass
@@ -134,3 +136,31 @@ def test_values_that_were_computed_stay() -> None:
     torchmem.trace(first, device="cuda")
     assert kept["weight"].sum() == 128
     torchmem.trace(second, device="cuda")
+
+
+def test_a_table_that_the_collector_changes_is_gone_through(library: Any) -> None:
+    goes_on = [True]
+
+    class Cycle:
+        """Garbage that, whenever it is collected, changes the table and is there again."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            if goes_on and library.tables.pop(-1, None) is None:
+                library.tables[-1] = 0
+            if goes_on:
+                Cycle()
+
+    torchmem.trace(lambda: library.table(4, torch.device("cpu")))
+    library.tables.update(dict.fromkeys(range(5, 3000), 0))
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(5)
+        Cycle()
+        forget_cached()
+    finally:
+        gc.set_threshold(*before)
+        goes_on.clear()
+    assert 4 not in library.tables
