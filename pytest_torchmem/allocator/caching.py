@@ -131,7 +131,7 @@ class CachingAllocator(ReservedMemory):
         """Return the size of the block that a request needs (``round_size``)."""
         table = self.options.roundup_power2_divisions
         if table is _NO_DIVISIONS or nbytes < MIN_BLOCK:
-            return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+            return -(-nbytes // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
             return _next_division(nbytes, divisions)

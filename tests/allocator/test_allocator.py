@@ -274,6 +274,7 @@ def test_just_enough_oversize_blocks_are_given_back() -> None:
 
 def test_sizes_are_rounded_to_divisions_of_powers_of_two() -> None:
     """test_cuda.py, test_allocator_settings, and the example of roundup_power2_next_division."""
+    assert [allocator("").rounded(nbytes) for nbytes in (0, 1, 512, 513)] == [512, 512, 512, 1024]
     assert allocator("roundup_power2_divisions:4").rounded(1200) == 1536  # not below 4 blocks
     assert allocator("roundup_power2_divisions:4").rounded(84 * MIB) == 96 * MIB
     here = allocator("roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:1,>:1]")

@@ -85,7 +85,7 @@ def seed(allocator: CachingAllocator, history: History) -> dict[int, Block]:
     for segment in start.segments:
         pool = allocator.small if segment.is_small else allocator.large
         allocator.add_reserved(segment.size, segment.is_small)
-        for statistics in allocator.statistics.of(segment.is_small):
+        for statistics in allocator.statistics.of[segment.is_small]:
             statistics.segment.increase(1)
         end = segment.address + segment.size
         inside = addresses[bisect_left(addresses, segment.address) : bisect_left(addresses, end)]
@@ -113,7 +113,7 @@ def _fill(
         block.splice(last, None)
         allocator.active.add(block)
         blocks[address] = last = block
-        for statistics in allocator.statistics.of(pool.is_small):
+        for statistics in allocator.statistics.of[pool.is_small]:
             statistics.allocation.increase(1)
             statistics.active.increase(1)
             statistics.allocated_bytes.increase(size)
