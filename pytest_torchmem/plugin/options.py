@@ -134,8 +134,15 @@ def something_is_set(config: pytest.Config) -> bool:
 def refuse_unknown_keys(config: pytest.Config) -> None:
     """Raise ``pytest.UsageError`` for an ini key that looks like one of ours and is not.
 
-    pytest only warns of it, and the run would go on without what the key should have set.
+    pytest only warns of it, and the run would go on without what the key should have set. Also for
+    one of ours that the command line sets to nothing.
     """
+    for given in config.getoption("override_ini", None) or ():
+        key, _, value = given.partition("=")
+        if key.lower().startswith("torchmem") and not value.strip():
+            raise pytest.UsageError(
+                f"torchmem: -o {key}= has an empty value. Is a variable not set? Else leave it out"
+            )
     # pytest 9 says not to ask for ``inicfg``, and has no other list of the keys of a file.
     keys = getattr(config, "_inicfg", None)
     for key in config.inicfg if keys is None else keys:

@@ -268,9 +268,11 @@ def test_a_mistyped_setting_ends_the_run(light, key, said):
 @pytest.mark.parametrize("option", ["gpu", "devices", "tolerance", "json", "measure", "update-max"])
 def test_an_option_with_an_empty_value_ends_the_run(light, option):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(10, device='cpu')\n")
-    result = light.run(f"--torchmem-{option}=")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*--torchmem-{option}*"])
+    key = f"torchmem_{option.replace('-', '_')}"
+    for given in ([f"--torchmem-{option}="], ["-o", f"{key}="]):
+        result = light.run(*given)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"*{given[-1].rstrip('=')}*"])
 
 
 @pytest.mark.parametrize("arguments", [["", "."], [".", ""], [" ", "."], ["."], [".", ".", ""]])
