@@ -348,3 +348,68 @@ def matrix_of_differences(wrong: bool) -> Step:
         F.mse_loss(made, wanted).backward()  # here: matrix_of_differences
 
     return Program(run), (), {}
+
+
+@planted("checkpoint", "transformer.h.2 is no longer checkpointed", "transformer.h.2", "aten::")
+def one_block_without_checkpoint(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = gpt2(n_layer=4, n_head=1).to(device).train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.transformer.h[2].gradient_checkpointing = not wrong
+        model(ids().to(device)).logits.sum().backward()
+
+    return Program(run), (), {}
+
+
+class Residual(nn.Module):
+    """A block of a ResNet, as torchvision writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.conv(x))
+        out += x
+        return self.relu(out)
+
+
+class Detector(nn.Module):
+    """A backbone, a pyramid, proposals, their matching with boxes, and losses: as torchvision's."""
+
+    def __init__(self, matches_with_a_graph: bool) -> None:
+        super().__init__()
+        self.matches_with_a_graph = matches_with_a_graph
+        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(*(Residual() for _ in range(3)))
+        self.down = nn.Conv2d(16, 16, 3, stride=2, padding=1)
+        self.scores, self.boxes = nn.Conv2d(16, 3, 1), nn.Conv2d(16, 12, 1)
+
+    def forward(self, images: Tensor, wanted: list[Tensor]) -> Tensor:
+        fine = self.blocks(self.stem(images))
+        levels = [fine, self.down(fine)]
+        scores = torch.cat([self.scores(one).flatten(1) for one in levels], 1)
+        boxes = [
+            self.boxes(one).flatten(2).transpose(1, 2).reshape(len(one), -1, 4) for one in levels
+        ]
+        losses = []
+        for given, own, some in zip(scores, torch.cat(boxes, 1), wanted, strict=True):
+            with torch.set_grad_enabled(self.matches_with_a_graph):
+                match = overlap(own, some).amax(1)
+            chosen = given.topk(100).indices
+            pairs = own[chosen][:, None] - own[chosen]
+            losses.append(F.l1_loss(given, match) + pairs.square().mean())
+        return sum(losses)
+
+
+def overlap(boxes: Tensor, others: Tensor) -> Tensor:
+    least = torch.maximum(boxes[:, None, :2], others[:, :2])
+    most = torch.minimum(boxes[:, None, 2:], others[:, 2:])
+    return (most - least).clamp(min=0).prod(-1)
+
+
+@planted("recorded", "autograd records", "Detector", "aten::", ("cpu",))
+def boxes_matched_with_a_graph(wrong: bool) -> Step:
+    wanted = [torch.ones(32, 4) for _ in range(2)]
+    return Detector(wrong), (torch.zeros(2, 3, 64, 64), wanted), {}
