@@ -71,6 +71,10 @@ def executed_lines(folders: tuple[str, ...], script: str) -> Iterator[Counts]:
         result.update({name: dict(sorted(lines.items())) for name, lines in counts.items()})
 
 
+_FOLDER = re.compile(r"^.*/(site-packages|[^/]+-[0-9a-f]{16})/")
+"""Where a library is installed, or a fetched program is kept: another folder on each machine."""
+
+
 def first_difference(real: Counts, traced: Counts) -> str:
     """Return where the two runs parted, in one line, or nothing if they did not."""
     for name in sorted(set(real) | set(traced)):
@@ -83,7 +87,8 @@ def first_difference(real: Counts, traced: Counts) -> str:
         for line in sorted(other):
             if line not in excused:
                 times = f"{here.get(line, 0)} times for real, {there.get(line, 0)} traced"
-                return f"{name}:{line}: {times}: {''.join(text[line - 1 : line]).strip()[:90]}"
+                source = "".join(text[line - 1 : line]).strip()[:90]
+                return f"{_FOLDER.sub('', name)}:{line}: {times}: {source}"
     return ""
 
 
