@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from pytest_torchmem.interception.decompose import Decompositions
-from pytest_torchmem.interception.gradient_accumulation import GradientSums
+from pytest_torchmem.interception.gradient_accumulation import SUM, GradientSums
 from pytest_torchmem.interception.layouts.quantized import QuantizedTensors
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.materialize import make_outputs
@@ -27,8 +27,6 @@ from pytest_torchmem.profile.timeline import Phase
 LONGER: Final = object()
 
 _BACKWARD = Phase.BACKWARD
-_SUM = "aten::add.Tensor"
-"""What the engine adds gradients up with, maybe in place."""
 _ledger_of = attrgetter("ledger")
 
 
@@ -85,7 +83,7 @@ class FastPath:
             return LONGER
         phase, node = self._phases.find(), None
         if phase is _BACKWARD:
-            if spec.name == _SUM:
+            if spec.name == SUM:
                 return LONGER
             node = self._sums.operator_in_backward(device.booked)
         plan = self._plans.remembered((spec.cpu, device.device, key))

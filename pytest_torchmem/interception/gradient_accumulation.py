@@ -19,6 +19,9 @@ from pytest_torchmem.torch_private.tensors.autograd import current_node
 from pytest_torchmem.torch_private.tensors.storages import storage_address, storage_use_count
 from pytest_torchmem.torch_private.tensors.tensors import tensor_use_count
 
+SUM = "aten::add.Tensor"
+"""The operator that the engine adds gradients up with, maybe in place."""
+
 
 class References(NamedTuple):
     """Who holds a tensor: Python objects, the C++ side of it, and its storage."""

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.fast_path import LONGER, FastPath
-from pytest_torchmem.interception.gradient_accumulation import GradientSums, References
+from pytest_torchmem.interception.gradient_accumulation import SUM, GradientSums, References
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.quantized import QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.layouts.sparse import has_sparse, parts_of
@@ -353,7 +353,7 @@ class Kernels:
         """Whether this is a sum of two gradients that the engine would make in the first."""
         call.node = self.sums.operator_in_backward(device.booked)
         tensors, records = call.tensors, call.records
-        by_engine = call.operator.name == "aten::add.Tensor" and frame.f_code is ENGINE_CODE
+        by_engine = call.operator.name == SUM and frame.f_code is ENGINE_CODE
         if not by_engine or len(tensors) != 2:
             return False
         if self.sums.in_place(tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])):
