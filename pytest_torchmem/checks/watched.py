@@ -35,6 +35,7 @@ _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT)
 _ROLES = tuple(role.value for role in _MADE)
 _ROLES_AT_END = tuple(role.value for role in (*_OF_MODELS, *_MADE))
+_HELD = Role.HELD.value
 _MOST = 50
 
 
@@ -45,7 +46,8 @@ def watched(
     finding of the check.
     """
     rules = {cause.rule for cause in found.causes}
-    kept = rules.intersection(_KEPT)
+    row = found.leading_row
+    kept = bool(rules.intersection(_KEPT)) or (row is not None and row.what.role == _HELD)
     if not kept and _ATTENTION not in rules:
         return None
     whats, at = _kept_at(profile, found) if kept else ({}, 0)

@@ -153,6 +153,14 @@ class Provenance:
         )
         return max(made, key=lambda one: one.nbytes if one.dtype else 0, default=None)
 
+    def given_as(self, place: int, operators: Collection[str]) -> Iterator[int]:
+        """Yield what operators read in one place of their arguments, outside of the backward."""
+        for call in self._calls:
+            if call.origin.phase is not Phase.FORWARD or call.origin.operator not in operators:
+                continue
+            if len(call.reads) > place and call.reads[place] > 0:
+                yield call.reads[place] - 1
+
     def read_in(self, module: str, stars: Sequence[Collection[int]] = ()) -> Iterator[Allocation]:
         """Yield what the calls in a module, a pattern, read outside of the backward: in the modules
         of the numbers that ``stars`` has, where it has any.

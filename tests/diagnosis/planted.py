@@ -591,7 +591,7 @@ def best_weights(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("held between", "the variable flat of run", "", "aten::cat")
+@planted("held between", "made of gradients between two steps: the variable flat of run", "", "cat")
 def gradients_in_one_tensor(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
@@ -1911,6 +1911,45 @@ def more_inner_steps(wrong: bool) -> Step:
         made.sum().backward()
 
     return Program(run), (), {}
+
+
+@planted("larger", "float32[64, 128] of the parameter Adapted.up, and", "Adapted", "", ("cuda",))
+def weights_merged_in_the_forward(wrong: bool) -> Step:
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(128, 64).requires_grad_(False)
+            self.down = nn.Parameter(torch.zeros(2, 128))
+            self.up = nn.Parameter(torch.zeros(64, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not wrong:
+                return self.base(x) + x @ self.down.t() @ self.up.t()
+            merged = self.up @ self.down  # here: weights_merged_in_the_forward
+            weight = self.base.weight + merged
+            return F.linear(x, weight, self.base.bias)
+
+    return Adapted(), (torch.zeros(4, 128, requires_grad=True),), {}
+
+
+@planted("layer", ".1 is Linear(out_features=256), and was", "Sequential.1", "addmm", ("cpu",))
+def two_layers_of_a_sequence_otherwise(wrong: bool) -> Step:
+    rare, width = (True, 256) if wrong else (False, 16)
+    embedding = nn.Embedding(1000, 16, scale_grad_by_freq=rare)
+    return nn.Sequential(embedding, nn.Linear(16, width)), (ids(),), {}
+
+
+@planted("operators", ", for the mask of attention) in the place of", "Masked", "", ("cuda",))
+def mask_made_by_hand(wrong: bool) -> Step:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(8, 4, 64, 64, dtype=torch.bool, device=x.device).tril()
+            if wrong:
+                none = x.new_zeros(mask.shape)  # here: mask_made_by_hand
+                mask = none.masked_fill(~mask, float("-inf"))
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    return Masked(), (torch.zeros(8, 4, 64, 8, requires_grad=True),), {}
 
 
 # What must not be named: the rule, and a change that looks like its cause and is another.

@@ -361,6 +361,76 @@ def one_block_without_checkpoint(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted("cache", "keys and values is kept in training", "LlamaForCausalLM.model.layers.*", "cat")
+def cache_in_training(wrong: bool) -> Step:
+    model = llama(use_cache=wrong, attn_implementation="eager", num_hidden_layers=4)
+    return model, (ids(),), {"loss_fn": lambda made: made.logits.sum()}
+
+
+@planted("optimizer", "the optimizer is AdamW (foreach), and was AdamW (loop)", "", "_foreach")
+def another_implementation(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = gpt2(n_layer=6).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=wrong)
+        model(ids(1, 8).to(device)).logits.sum().backward()
+        optimizer.step()  # here: another_implementation
+
+    return Program(run), (), {}
+
+
+@planted("type", "bfloat16 became float32 from", "DenseReluDense.wo", "weight")
+def layers_kept_in_float32(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = t5().bfloat16().to(device)
+        for name, module in model.named_modules():
+            if wrong and name.endswith(".wo"):
+                module.float()  # here: layers_kept_in_float32
+        words, labels = ids().to(device), ids(BATCH, 8).to(device)
+        model(input_ids=words, labels=labels).loss.backward()
+
+    return Program(run), (), {}
+
+
+@planted("in place", "aten::add is no longer in place (2 of 2 calls)", "layers.1.self_attn", "add")
+def mask_not_in_place(wrong: bool) -> Step:
+    def attend(
+        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any
+    ) -> Any:
+        scores, causal = q @ k.transpose(-1, -2), torch.ones_like(q[0, 0] @ k[0, 0].t()).tril()
+        if wrong:
+            weights = (scores + causal.log()).softmax(-1)  # here: mask_not_in_place
+        else:
+            scores += causal.log()
+            weights = scores.softmax(-1)
+        return (weights @ v).transpose(1, 2).contiguous(), None
+
+    @torch.no_grad()
+    def run(device: str) -> None:
+        library().AttentionInterface.register("of_this_test", attend)
+        model = llama(num_key_value_heads=4, attn_implementation="of_this_test").to(device)
+        model.model(ids().to(device))
+
+    return Program(run), (), {}
+
+
+@planted("held", "the list kept of run", "BertModel.encoder.layer.*", "aten::clone")
+def layers_kept_for_a_probe(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model, kept = bert(num_hidden_layers=4).to(device), []
+
+        def keep(module: nn.Module, given: Any, made: Any) -> None:
+            hidden = made if isinstance(made, Tensor) else made[0]
+            if wrong:
+                kept.append(hidden.detach().clone())  # here: layers_kept_for_a_probe
+
+        for layer in model.encoder.layer:
+            layer.register_forward_hook(keep)
+        model(ids().to(device)).last_hidden_state.sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    return Program(run), (), {}
+
+
 class Residual(nn.Module):
     """A block of a ResNet, as torchvision writes it."""
 

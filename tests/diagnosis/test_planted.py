@@ -29,7 +29,7 @@ from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets.world import World
 from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Planted, Program, Step
-from tests.diagnosis.real_models import REAL
+from tests.diagnosis.real_models import REAL, gpt2, ids
 
 
 def profile_of(step: tuple[Any, ...], device: str) -> MemoryProfile:
@@ -124,6 +124,15 @@ def test_a_message_has_few_lines_before_its_tables_and_no_shape_on_two(
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 80 - len("E       ")
     assert all(line.count("[") == line.count("]") for line in lines)
+
+
+def test_a_snapshot_of_a_deep_decoder_on_both_devices_is_short() -> None:
+    model, entries = gpt2(n_layer=32), {}
+    for device in ("cpu", "cuda"):
+        key = Key("test_it", device=device, gpu="a100-80gb" if device == "cuda" else "")
+        profile = trace(model, ids(), device=device, optimizer=torch.optim.AdamW)
+        entries[key] = entry_of(key, profile)
+    assert 0 < len(dump(Snapshot(entries)).splitlines()) < 400
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

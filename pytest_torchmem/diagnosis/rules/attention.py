@@ -8,6 +8,7 @@ from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, counts_of, 
 from pytest_torchmem.diagnosis.rules.types import wider_type
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.timeline import Allocation
 
 _KERNELS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -16,6 +17,8 @@ _KERNELS = {
     "aten::_scaled_dot_product_cudnn_attention": "cuDNN",
 }
 """The operators of fused attention, by what they are called."""
+_MASK = 3
+"""The place of their mask, after queries, keys and values (native_functions.yaml)."""
 _ORDER = ("flash", "cuDNN", "memory-efficient")
 _OF_TYPE = ": the dtype is "
 _SOFTMAX = ("aten::_safe_softmax", "aten::_softmax")
@@ -70,6 +73,16 @@ def _by_calls(evidence: Evidence) -> Cause | None:
     reason = next((found for line in sorted(lines) if (found := _reason(evidence, line))), "")
     now = _KERNELS.get(operators[0], "math")
     return cause("attention", rows, before=before, now=now, reason=reason)
+
+
+def is_of_mask(evidence: Evidence, one: Allocation) -> bool:
+    """Tell whether attention is given a tensor as its mask, or what was computed of it."""
+    masks = dict.fromkeys(evidence.ran.given_as(_MASK, _KERNELS))
+    return any(
+        evidence.ran.allocation(index) is one
+        for mask in masks
+        for index in (mask, *evidence.ran.ancestors(mask))
+    )
 
 
 def _reason(evidence: Evidence, line: str) -> str:

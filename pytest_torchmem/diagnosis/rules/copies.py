@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import MADE, WEIGHTY, Cause, Evidence, cause, rule
+from pytest_torchmem.diagnosis.causes import MADE, WEIGHTY, Cause, Evidence, cause, rule, within
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.rules.lifetimes import is_kept
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind
@@ -25,12 +26,14 @@ def kept_twice(evidence: Evidence) -> Cause | None:
             continue
         if counted is not None and counted.now <= counted.before:
             continue  # it copied before, too: the copy lives longer
+        if row.what.role == Role.HELD.value and is_kept(evidence, row):
+            continue  # who keeps it is nearer to the cause
         copied = evidence.ran.original_of(evidence.first(row), _COPIES)
-        if copied is None or _is_new(evidence, copied):
-            continue  # who makes what is copied is nearer to the cause
+        if copied is None or _is_new(evidence, copied) or _is_for_wider(evidence, row, copied):
+            continue  # who makes what is copied, or what asks for the type, is nearer to the cause
         rows = [one for one in evidence.came() if _is_of_copy(one, row)]
         values = {"operator": source, "does": _does(row, copied)}
-        found = cause("copy", rows, original=_called(evidence, copied), **values)
+        found = cause("copy", rows, original=called(evidence, copied), **values)
         return found and replace(found, row=row)
     return None
 
@@ -39,6 +42,17 @@ def _is_new(evidence: Evidence, one: Allocation) -> bool:
     """Tell whether what made a tensor is called more often than it was."""
     counted = evidence.counted(one.origin.operator) if one.kind not in _STANDING else None
     return counted is not None and counted.rose
+
+
+def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
+    """Tell whether numbers are converted to the type that parameters of their module have now."""
+    own, dtype = row.what.module, row.what.dtype
+    return dtype != copied.dtype and any(
+        one.before is not None
+        and one.before.dtype != dtype == one.what.dtype
+        and (within(own, one.what.module) or within(one.what.module, own))
+        for one in evidence.came(Role.PARAMETER.value)
+    )
 
 
 def _is_of_copy(row: Row, copy: Row) -> bool:
@@ -56,7 +70,8 @@ def _does(row: Row, original: Allocation) -> str:
     return f"copies the {tensor}"
 
 
-def _called(evidence: Evidence, one: Allocation) -> str:
+def called(evidence: Evidence, one: Allocation) -> str:
+    """Return in words what a tensor is: a parameter, a buffer, an input, or by whom it was made."""
     place = fold(one.origin.module)[0]
     if one.kind in _STANDING:
         if one.label.startswith("input "):

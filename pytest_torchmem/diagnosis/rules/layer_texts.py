@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from math import prod
+from typing import NamedTuple
 
 from pytest_torchmem.diagnosis.causes import Evidence
 from pytest_torchmem.profile.facts import LAYERS
@@ -97,20 +98,63 @@ def settings_of(text: str) -> list[str]:
     return _OUTSIDE_OF_BRACKETS.split(inside.removesuffix(")") if text.endswith(")") else inside)
 
 
-def changed_alike(gone: Mapping[str, str], came: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return how layers changed, now and before, and the numbers of all that changed so.
+class LayerChange(NamedTuple):
+    """How layers of a pattern changed that changed alike."""
+
+    now: str
+    """What they have that they had not: their class, and the settings that differ."""
+    before: str
+    text: str
+    """One of them as a whole."""
+    was: str
+    numbers: str
+
+    @property
+    def is_same_class(self) -> bool:
+        """Whether they are still of the class that they were of."""
+        return class_of(self.text) == class_of(self.was)
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether a layer of torch, or another class, is what changed, and no attribute."""
+        return self.text.endswith(")") or not self.is_same_class
+
+    @property
+    def is_set_otherwise(self) -> bool:
+        """Whether settings changed, and not the widths alone.
+
+        Which numbers of a program's own modules are widths is not known: a switch is none.
+        """
+        if not self.is_same_class:
+            return False
+        own, others = settings_of(self.text), settings_of(self.was)
+        parts = [part for part in (*own, *others) if part not in own or part not in others]
+        settings = [part.rpartition("=") for part in parts]
+        if not self.text.endswith(")"):
+            settings = [(name, "", value) for name, _, value in settings if not _is_number(value)]
+        return any(name not in _WIDTHS for name, _, _ in settings)
+
+
+def changes_between(before: str, now: str) -> list[LayerChange]:
+    """Return how the layers of a pattern changed, by two facts.
 
     Layers that differ in width may have changed in the same setting: a switch of some stages.
     """
-    changes: dict[tuple[str, str], list[str]] = {}
-    for text, numbers in came.items():
+    gone, came = exchanged(before, now)
+    found: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
+    for text, numbers in came.items() if gone else ():
         own = read_numbers(numbers)
         there = (one for one, others in gone.items() if _meet(own, read_numbers(others)))
         was = next(there, next(iter(gone)))
         change = differing_settings(text, was), differing_settings(was, text)
-        changes.setdefault(change, []).append(numbers)
-    (now, before), found = next(iter(changes.items()))
-    return now, before, join_numbers(found) if len(found) > 1 else found[0]
+        found.setdefault(change, []).append((text, was, numbers))
+    changes = []
+    for change, alike in found.items():
+        first, was, numbers = alike[0]
+        if len(alike) > 1:
+            numbers = join_numbers(one for _, _, one in alike)
+        changes.append(LayerChange(*change, first, was, numbers))
+    return changes
 
 
 def is_switched(evidence: Evidence, patterns: Collection[str]) -> bool:
@@ -128,23 +172,12 @@ def _meet(numbers: list[set[int]], others: list[set[int]]) -> bool:
 
 
 def set_otherwise(evidence: Evidence) -> set[str]:
-    """Return the patterns of layers whose settings changed, and not their widths alone.
-
-    Which numbers of a program's own modules are widths is not known: a switch is none.
-    """
-    found = set()
-    for pattern, (before, now) in changed_texts(evidence, LAYERS):
-        gone, came = (list(texts) for texts in exchanged(before, now))
-        if not gone or not came or class_of(gone[0]) != class_of(came[0]):
-            continue
-        parts = [part for part in settings_of(came[0]) if part not in settings_of(gone[0])]
-        parts += [part for part in settings_of(gone[0]) if part not in settings_of(came[0])]
-        settings = [part.rpartition("=") for part in parts]
-        if not came[0].endswith(")"):
-            settings = [(name, "", value) for name, _, value in settings if not _is_number(value)]
-        if any(name not in _WIDTHS for name, _, _ in settings):
-            found.add(pattern)
-    return found
+    """Return the patterns of layers whose settings changed, and not their widths alone."""
+    return {
+        pattern
+        for pattern, (before, now) in changed_texts(evidence, LAYERS)
+        if any(change.is_set_otherwise for change in changes_between(before, now))
+    }
 
 
 def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:

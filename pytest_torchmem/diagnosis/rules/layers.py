@@ -13,6 +13,7 @@ from pytest_torchmem.diagnosis.causes import (
     Cause,
     Evidence,
     cause,
+    largest,
     placed_in,
     rule,
     shown_by,
@@ -21,8 +22,9 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
-    changed_alike,
+    LayerChange,
     changed_texts,
+    changes_between,
     class_of,
     element_count,
     exchanged,
@@ -75,38 +77,58 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     resized = [row for row in evidence.came(Role.PARAMETER.value) if _is_resized(row)]
     otherwise = set_otherwise(evidence) if resized else set()
     larger = _given_larger(evidence)
-    best: Cause | None = None
-    for pattern, (before, now) in changed_texts(evidence, LAYERS):
-        if resized and pattern not in otherwise:
-            continue  # wider layers are another cause
-        old, new = exchanged(before, now)
-        gone, came = [*old], [*new]
-        if not gone or not came:
-            continue
-        is_layer = class_of(came[0]) != class_of(gone[0]) or came[0].endswith(")")
-        if is_layer is not of_torch:
-            continue
-        numbers = join_numbers(new.values())
-        if pattern in larger and are_among(numbers, larger[pattern].numbers):
-            continue  # what is before it makes more
-        own = evidence.of_module(pattern)
-        same_class = (is_layer or bool(resized)) and class_of(came[0]) == class_of(gone[0])
-        is_wider = bool(resized) or widths_of(came[0]) != widths_of(gone[0])
-        if same_class and (is_wider or _is_before(evidence, pattern, numbers, larger)):
-            own = [*evidence.came()]  # what is computed of its output is larger, too
-        if not own and class_of(came[0]) == _NOTHING and _KEEPS_SHAPE.search(class_of(gone[0])):
-            continue  # what is given to others is as large without it
-        rows = own or [row for row in evidence.came() if _is_resized(row)]
-        text, was, numbers = changed_alike(old, new)
-        if not is_layer:
-            text, was = _attributes(text), _attributes(was) or "not"
-            if not text:
-                continue
-        module = evidence.module(pattern, numbers)
-        found = cause(name, rows, module=module, now=text, before=was)
-        if found is not None and (best is None or found.nbytes > best.nbytes):
-            best = placed_in(evidence, pattern, found)
-    return best
+    found = [
+        _of_change(evidence, name, pattern, change, larger)
+        for pattern, (before, now) in changed_texts(evidence, LAYERS)
+        if not resized or pattern in otherwise  # wider layers are another cause
+        for change in changes_between(before, now)
+        if change.is_of_torch is of_torch
+    ]
+    return largest(found)
+
+
+def _of_change(
+    evidence: Evidence,
+    name: str,
+    pattern: str,
+    change: LayerChange,
+    larger: Mapping[str, _Given],
+) -> Cause | None:
+    """Return what layers of a pattern that changed alike explain."""
+    numbers = change.numbers
+    if pattern in larger and are_among(numbers, larger[pattern].numbers):
+        return None  # what is before it makes more
+    own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]
+    resized = [row for row in evidence.came(Role.PARAMETER.value) if _is_resized(row)]
+    is_wider = widths_of(change.text) != widths_of(change.was) or any(
+        not change.is_of_torch or _is_about(row, pattern, numbers) for row in resized
+    )
+    if change.is_same_class and (
+        is_wider or (change.is_of_torch and _is_before(evidence, pattern, numbers, larger))
+    ):
+        own = [*evidence.came()]  # what is computed of its output is larger, too
+    classes = class_of(change.text), class_of(change.was)
+    if not own and classes[0] == _NOTHING and _KEEPS_SHAPE.search(classes[1]):
+        return None  # what is given to others is as large without it
+    rows = own or [row for row in evidence.came() if _is_resized(row)]
+    text, was = change.now, change.before
+    if not change.is_of_torch:
+        text, was = _attributes(text), _attributes(was) or "not"
+        if not text:
+            return None
+    module = evidence.module(pattern, numbers)
+    found = cause(name, rows, module=module, now=text, before=was)
+    return found and placed_in(evidence, pattern, found)
+
+
+def _is_about(row: Row, pattern: str, numbers: str) -> bool:
+    """Tell whether a row is about any module of these numbers, or about none of the pattern: what
+    it was given.
+    """
+    if not within(pattern, row.what.module):
+        return True
+    pairs = zip(read_numbers(row.numbers), read_numbers(numbers), strict=False)
+    return all(not own or not wanted or own & wanted for own, wanted in pairs)
 
 
 def _is_before(

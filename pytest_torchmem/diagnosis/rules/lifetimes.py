@@ -19,6 +19,7 @@ from pytest_torchmem.figures import END
 from pytest_torchmem.profile.facts import BACKWARD, INPUTS
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.timeline import Kind
 
 _FORWARD = ("forward_peak", "retained")
 
@@ -182,13 +183,24 @@ def held_between(evidence: Evidence) -> Cause | None:
     rows = [*evidence.came(Role.OTHER.value)]
     if not rows:
         return None
+    of = _of_what(evidence, rows)
     if holder := _holder(evidence, rows):
-        what = f"the program keeps what it made between two steps{holder}"
+        what = f"the program keeps what it made{of} between two steps{holder}"
     else:
         first = shown_by(rows)
         tensor = first.what.tensor or "memory"
-        what = f"{first.what.source} makes {tensor} between two steps"
+        what = f"{first.what.source} makes {tensor}{of} after the backward"
     return cause("held between", rows, what=what)
+
+
+def _of_what(evidence: Evidence, rows: list[Row]) -> str:
+    """Return in words what rows were made of, "" where that is not of one kind."""
+    read = [one for row in rows for one in evidence.ran.read(evidence.first(row)) if one.dtype]
+    kinds = {one.kind for one in read}
+    return _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
+
+
+_MADE_OF = {Kind.GRADIENT: " of gradients", Kind.PARAMETER: " of parameters"}
 
 
 @rule("lives longer", "{what}", last=True)
@@ -220,6 +232,12 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         what = f"{what} {verb} larger than before, or {verb} freed later{holder}"
     found = cause("lives longer", rows, what=what)
     return found and replace(found, row=first)
+
+
+def is_kept(evidence: Evidence, row: Row) -> bool:
+    """Tell whether something refers to a row's tensors that is more than a function's variable."""
+    holder = evidence.watched.holders.get(row.now, "") if row.now is not None else ""
+    return bool(holder) and not holder.startswith("the variable ")
 
 
 _LASTING = (": the list ", ": the dict ", ": the set ", ": the tuple ", ": the closure ")

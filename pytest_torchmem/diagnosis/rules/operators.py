@@ -18,8 +18,11 @@ from pytest_torchmem.diagnosis.causes import (
     times,
 )
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.rules.attention import is_of_mask
+from pytest_torchmem.diagnosis.rules.copies import called
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Allocation
+from pytest_torchmem.profile.timeline import Allocation, Kind
+from pytest_torchmem.snapshots.alive import What
 
 _MOST_NAMES = 3
 
@@ -44,7 +47,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     return found and replace(found, row=first)
 
 
-@rule("larger", "{operator} makes {now}, and made {before}{given}", last=True)
+@rule("larger", "{operator} makes {now}{of}, and made {before}{given}", last=True)
 def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
     rows = [row for row in evidence.came() if _is_resized(row)]
@@ -64,8 +67,22 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         now=first.what.tensor,
         before=was if first.before.dtype == first.what.dtype else first.before.tensor,
         given=_given(evidence, given, first) if given is not None else "",
+        of=_of_standing(evidence, first.what, evidence.first(first)),
     )
     return found and replace(found, row=first, origin=given.origin if given is not None else None)
+
+
+def _of_standing(evidence: Evidence, what: What, index: int) -> str:
+    """Return in words of which parameter or buffer an operator makes something as large, or that it
+    is given nothing else, "" if neither: weights are computed where activations were.
+    """
+    size = prod(what.shape)
+    read = [one for one in evidence.ran.read(index) if one.dtype]
+    standing = [one for one in read if one.kind in (Kind.PARAMETER, Kind.BUFFER)]
+    as_large = [one for one in standing if prod(one.shape) == size]
+    if not as_large and len(standing) < max(len(read), 1):
+        return ""
+    return f" of {called(evidence, (as_large or standing)[0])}"
 
 
 def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
@@ -132,7 +149,8 @@ def _larger_before(evidence: Evidence) -> Cause | None:
             continue
         rows = [row for row in evidence.came() if row.what.line == what.line]
         values = {"operator": what.source, "now": what.tensor, "before": str(list(was.shape))}
-        return cause("larger", rows, given="", **values)
+        of = _of_standing(evidence, what, group.first)
+        return cause("larger", rows, of=of, given="", **values)
     return None
 
 
@@ -186,7 +204,8 @@ def _makes(evidence: Evidence, names: Sequence[str]) -> str:
     largest = max(made, key=lambda one: one.nbytes, default=None)
     if largest is None or not largest.dtype:
         return ""
-    return f" ({largest.dtype}{list(largest.shape)})"
+    of = ", for the mask of attention" if is_of_mask(evidence, largest) else ""
+    return f" ({largest.dtype}{list(largest.shape)}{of})"
 
 
 def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:
