@@ -76,8 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{device} {model.name}: {type(error).__name__}: {reason}", flush=True)
                 continue
             rows.append((f"{device} {model.name}", *found))
-            if options.scaling:
-                print(*rows[-1], flush=True)
+            print(*rows[-1], flush=True)
     headers = ("model", "same", "arena", "table", "plan")
     if options.aot or options.scaling:
         scaled = ("model", "same", "told", "fitted to", "doubts")
@@ -105,7 +104,10 @@ def _graphs(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     graphs = torchmem.trace(model, *args, mode="aot", **options).graphs
     read = torchmem.graph_profile(*graphs[:2])
     device = options["device"]
-    live = live_tensors(torchmem.trace(run, *graphs[:2], device, device=device, values="none"))
+    tensors = tensors_in((list(model.buffers()), args, options))
+    integers = [one for one in tensors if not one.is_floating_point()]
+    given = (*graphs[:2], device, *integers)
+    live = live_tensors(torchmem.trace(run, *given, device=device, values="none"))
     return read.peak == max(live) and read.end == live[-1], read.peak, max(live)
 
 

@@ -38,7 +38,7 @@ class GraphProfile:
 
     nodes: tuple[NodeMemory, ...]
     baseline: int
-    """What the forward is given: parameters, buffers and inputs."""
+    """What the forward is given (parameters, buffers and inputs), and constants of the graphs."""
     retained: int
     """What is alive when the forward has run."""
     end: int
@@ -69,10 +69,11 @@ def graph_profile(
     The graphs are those of AOTAutograd (``trace(model, x, mode="aot").graphs``), or any whose nodes
     have tensors in ``meta["val"]``. They are taken to run as ``torch.fx.Interpreter`` runs them: a
     value lives until the node that reads it last has run. What the forward is given lives
-    throughout, and so does what it returns to the program. What it returns for the backward lives
-    until that has read it, and so does the tangent. ``mutated`` is how many of the first outputs
-    are new values of inputs (running statistics): these are copied when the forward has run, and
-    are gone unless the backward reads them. A result that nobody reads lives until its graph ends.
+    throughout, and so do constants of the graphs and what the forward returns to the program. What
+    it returns for the backward lives until that has read it, and so does the tangent. ``mutated``
+    is how many of the first outputs are new values of inputs (running statistics): these are copied
+    when the forward has run, and are gone unless the backward reads them. A result that nobody
+    reads lives until its graph ends.
 
     Raises ``UsageError`` for a graph without these tensors.
     """
@@ -80,7 +81,7 @@ def graph_profile(
     for graph in graphs:
         _refuse_unless_graph(graph)
     walk = _Walk(Storages(graphs))
-    inputs = walk.begin(forward)
+    inputs = walk.begin(graphs)
     baseline = walk.live
     nodes = list(walk.run(forward, "forward", held=inputs))
     own = _returned_to_program(forward, backward)[mutated:]
@@ -107,10 +108,11 @@ class _Walk:
         """Return the addresses of the storages of nodes' results."""
         return [address for node in nodes for address, _ in self._storages.of(node)]
 
-    def begin(self, graph: fx.GraphModule) -> frozenset[int]:
-        """Make what a graph is given and holds, and return it."""
-        nodes = [node for node in graph.graph.nodes if node.op in ("placeholder", "get_attr")]
-        return frozenset(self._make_all(nodes))
+    def begin(self, graphs: list[fx.GraphModule]) -> frozenset[int]:
+        """Make what the first of some graphs is given and what all of them hold, and return it."""
+        given = [node for node in graphs[0].graph.nodes if node.op == "placeholder"]
+        held = [node for one in graphs for node in one.graph.nodes if node.op == "get_attr"]
+        return frozenset(self._make_all(given + held))
 
     def run(self, graph: fx.GraphModule, phase: str, held: frozenset[int]) -> Iterator[NodeMemory]:
         """Yield the memory of each node; what is ``held`` outlives the graph."""
@@ -121,9 +123,10 @@ class _Walk:
         for node in nodes:
             if node.op == "output":
                 continue
+            before = self.live
             made = self._make_all([node]) if node.op != "placeholder" else []
             sizes = sum(self._alive[address] for address in made)
-            peak = self.live
+            peak = max(self.live, before + self._storages.inner_peak(node))
             for address in deaths.get(node, ()):
                 self.live -= self._alive.pop(address, 0)
             operator = str(node.target) if node.op != "placeholder" else ""

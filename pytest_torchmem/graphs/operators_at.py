@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_torchmem.graphs.comparable import Comparable, comparable
+from pytest_torchmem.graphs.inner import call_alone
 from pytest_torchmem.graphs.polynomials import Grid, Polynomial
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork, Geometry
-from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.tracing.trace import trace
 
@@ -115,7 +115,7 @@ class OperatorsAt:
         def run() -> None:
             for number, one in enumerate(can_be):
                 given = _made(one.arguments(sizes), self._device)
-                _call(str(number), one.spec.overload, given)
+                call_alone(str(number), one.spec.overload, *given)
 
         try:
             # Values would be asked for by operators whose sizes depend on them: these go without.
@@ -253,15 +253,3 @@ def _made(value: Any, device: str) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_made(item, device) for item in value)
     return value
-
-
-def _call(label: str, overload: Any, given: Any) -> None:
-    args, kwargs = given
-    token = GRAPH_NODE.set(label)
-    try:
-        with torch.no_grad():
-            overload(*args, **kwargs)
-    except Exception:  # it has no answer, and is told as such
-        pass
-    finally:
-        GRAPH_NODE.reset(token)

@@ -155,7 +155,8 @@ class Compiled:
 
     def _called(self, callback: Any, flex_attention: bool) -> Any:
         """Return what converts the frames of a compiled call that begins."""
-        if not self._interceptor.threads.on_thread():
+        interceptor = self._interceptor
+        if not interceptor.threads.on_thread() or interceptor.makes_graphs:
             return callback
         if flex_attention:
             self._note_eager(flex_attention)

@@ -17,7 +17,7 @@ from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.dispatch.modes import FakeTensor
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import make_wrapper
-from pytest_torchmem.torch_private.tensors.tensors import TensorBase, functional_value
+from pytest_torchmem.torch_private.tensors.tensors import TensorBase, functional_value, unwrapped
 
 _CPU = torch.device("cpu")
 _FACTORIES = (
@@ -67,8 +67,9 @@ class DeviceMethods:
             if isinstance(tensor, FakeTensor):
                 return tensor.device  # type: ignore[no-any-return]
             inner = functional_value(tensor)  # operators that name a device name that of Python
+            inner = unwrapped(tensor) if inner is None else inner
             if inner is not None:
-                return inner.device
+                return self.device_of(inner)
         record = self._trace.record(tensor)
         if record is None:
             wrapped = self._wrappers.device_of(tensor)

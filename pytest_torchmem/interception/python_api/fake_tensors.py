@@ -11,10 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
-from pytest_torchmem.torch_private.dispatch.modes import makes_fake_tensors
+from pytest_torchmem.torch_private.dispatch.modes import fakes_of_meta, makes_fake_tensors
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import (
+    fallback_kernel,
     pop_mode,
     print_tensor,
     push_mode,
@@ -39,6 +42,7 @@ class FakeTensors:
             set_mode.by(self._setting(set_mode.original)),
             unset_mode.by(self._unsetting(unset_mode.original)),
             print_tensor.by(self._printing(print_tensor.original)),
+            fallback_kernel.by(self._falling_back(fallback_kernel.original)),
         ]
 
     def begin(self) -> None:
@@ -96,3 +100,16 @@ class FakeTensors:
                 set_excluded(FAKE, before)
 
         return text
+
+    def _falling_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # The device's kernel would run on zeros: a GPU's is not there.
+        def run(mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception) -> Any:
+            first = next(iter(argument_tensors(flat_args)), None)
+            if first is None or not self._trace.on_thread():
+                return original(mode, func, flat_args, args_spec, error)
+            geometry = spec_of(func).on(first.device.type).meta
+            if geometry is None:
+                return original(mode, func, flat_args, args_spec, error)
+            return fakes_of_meta(mode, func, geometry, flat_args, args_spec)
+
+        return run

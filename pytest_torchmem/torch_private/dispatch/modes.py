@@ -42,6 +42,14 @@ _mode_of_kind: Callable[[Any], Any] = private("torch._C._get_dispatch_mode")
 _FAKE_TENSORS: Any = private("torch._C._TorchDispatchModeKey.FAKE")
 
 
+#: The context in which kernels take fake tensors for those on ``meta`` that they hold.
+_on_meta: Callable[[Any], Any] = private(
+    "torch._subclasses.fake_tensor.in_kernel_invocation_manager"
+)
+_unflatten: Callable[[Any, Any], Any] = private("torch.utils._pytree.tree_unflatten")
+private("torch._subclasses.fake_tensor.FakeTensorMode.wrap_meta_outputs_with_default_device_logic")
+
+
 def cpp_makes_fake_tensors() -> bool:
     """Return whether a ``FakeTensorMode`` is in force for C++, which then makes no GPU ready
     (csrc/utils/device_lazy_init.cpp, device_lazy_init).
@@ -52,6 +60,17 @@ def cpp_makes_fake_tensors() -> bool:
 def fake_tensor_mode() -> Any:
     """Return the ``FakeTensorMode`` that is in force for C++, or None."""
     return _mode_of_kind(_FAKE_TENSORS)
+
+
+def fakes_of_meta(
+    mode: Any, operator: Any, function: Callable[..., Any], flat_args: Any, structure: Any
+) -> Any:
+    """Return the fake tensors of what a function returns for ``meta``, which an operator lacks."""
+    args, kwargs = _unflatten(flat_args, structure)
+    with _on_meta(mode):
+        made = function(*args, **kwargs)
+    wrapped = mode.wrap_meta_outputs_with_default_device_logic
+    return wrapped(made, operator, flat_args, device=kwargs.get("device"))
 
 
 def makes_fake_tensors(mode: object) -> bool:

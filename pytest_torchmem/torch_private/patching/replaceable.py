@@ -120,3 +120,5 @@ to_dlpack = (
 )
 #: What a fake tensor answers to C++ about itself, by operator.
 metadata_handlers = Replaceable("torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS")
+#: What runs a kernel on zeros for a fake tensor, of an operator without one for ``meta``.
+fallback_kernel = Replaceable("torch._subclasses.fake_tensor.run_fallback_kernel")
