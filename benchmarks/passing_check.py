@@ -115,7 +115,8 @@ def _run(checkout: Path, project: Path, checks: int, *options: str) -> Times:
     times = project / "times"
     times.unlink(missing_ok=True)
     own = {_TIMES: str(times), _COUNT: str(checks), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    kept = {name: one for name, one in os.environ.items() if name not in ("CI", "GITHUB_ACTIONS")}
+    left_out = ("CI", "GITHUB_ACTIONS", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: one for name, one in os.environ.items() if name not in left_out}
     command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, *options],

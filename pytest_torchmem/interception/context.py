@@ -23,6 +23,7 @@ from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.tensors.storages import (
+    bytes_of,
     hollow_storage,
     storage_address,
     storage_use_count,
@@ -204,14 +205,14 @@ class TraceContext:
         record = self.record_of(storage)
         if record is None:
             with self.working():
-                self.meet(torch.empty(0, dtype=torch.uint8).set_(storage), device)
+                self.meet(bytes_of(storage), device)
         elif record.ledger.device != device:
             ledger.move(record, ledger.on(device))
 
     def borrow_storage(self, storage: torch.UntypedStorage) -> None:
         """Book a real storage as one that the program brought with it."""
         with self.working():
-            made = torch.empty(0, dtype=torch.uint8).set_(storage)
+            made = bytes_of(storage)
             self._interceptor.parts.conversion.borrow(made)
 
     def strike_unless_used(self, held: Tensor) -> None:
@@ -242,7 +243,7 @@ class TraceContext:
         """Return bytes of the host that are not known and take no memory."""
         with self.working():
             memory = memory_for(torch.uint8, nbytes)
-            made = torch.empty(0, dtype=torch.uint8).set_(hollow_storage(nbytes, memory))
+            made = bytes_of(hollow_storage(nbytes, memory))
             self.meet(made, memory=memory, hollow=True)
         return made
 

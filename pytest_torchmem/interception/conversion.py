@@ -24,13 +24,13 @@ from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.survivors import survivor_at
-from pytest_torchmem.interception.values.computed import flat
 from pytest_torchmem.interception.values.contents import Assumption
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.interception.values.memory import memory_for
+from pytest_torchmem.interception.values.memory import memory_for, zeros
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import (
+    bytes_of,
     has_memory,
     hollow_storage,
     storage_address,
@@ -135,7 +135,7 @@ class Conversion:
         lent, survivor = self.lender(address), survivor_at(address)
         if lent is not None or survivor is None:
             return lent
-        content = flat(tensor).clone() if survivor.known else None
+        content = bytes_of(tensor.untyped_storage()).clone() if survivor.known else None
         shape, origin = tuple(tensor.shape), Origin(Phase.BASELINE)
         entry = Allocation(survivor.nbytes, Kind.INPUT, origin, shape, dtype_name(tensor.dtype))
         return Lent(survivor.device, entry, content, None, _OF_EARLIER)
@@ -220,7 +220,7 @@ class Conversion:
         if known is None:
             record.hollow = True
         else:
-            flat(tensor).copy_(known)
+            bytes_of(tensor.untyped_storage()).copy_(known)
 
     def part(self) -> None:
         """Forget real tensors that were met: they are met anew when they come again."""
@@ -293,7 +293,9 @@ class Conversion:
         nbytes, shared = tensor.untyped_storage().nbytes(), not tensor.untyped_storage().resizable()
         output = Output(0, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
         kept = nbytes > 0 and self._values.worth_knowing(tensor.dtype, tensor.numel())
-        memory = (flat(tensor) if shared else flat(tensor).clone()) if kept else None
+        memory = bytes_of(tensor.untyped_storage()) if kept else None
+        if memory is not None and not shared:
+            memory = memory.clone()
         on, taken = self._ledger.on(device), 0 if shared else nbytes
         hollow = make_hollow(self._ledger, output, nbytes, on, origin, memory=memory, taken=taken)
         if kept:
@@ -328,9 +330,9 @@ class Conversion:
         if known is not None and kept:
             with self._values.threads():
                 if whole:
-                    memory = flat(known).clone()
+                    memory = bytes_of(known.untyped_storage()).clone()
                 else:
-                    memory = torch.zeros(nbytes, dtype=torch.uint8)
+                    memory = zeros(nbytes)
                     output.on(memory.untyped_storage()).copy_(known)
         storage = hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)

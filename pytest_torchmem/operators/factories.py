@@ -27,6 +27,7 @@ operator(
     "prims::full_like",
     fills=True,
 )
+operator(*aten("new_zeros zeros zeros_like"), zeros=True)
 operator("aten::fill_", "aten::zero_", overwrites=True)
 # One allocation: as well from meta as by their body, and quicker.
 operator(

@@ -148,6 +148,8 @@ class OperatorRecord:
     """Whether kernels for every device refuse some values; for every overload."""
     fills: bool = False
     """Whether it makes values that do not depend on those of its tensors; for every overload."""
+    zeros: bool = False
+    """Whether all that it makes is zero; for every overload."""
     overwrites: bool = False
     """Whether what it writes to needs no value before; for every overload."""
     other_dtype: bool = False

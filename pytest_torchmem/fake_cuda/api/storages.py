@@ -12,6 +12,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.dispatch.type_calls import make
 from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.tensors.storages import bytes_of
 
 _Base: Any = torch.UntypedStorage.__mro__[1]
 
@@ -102,7 +103,7 @@ class Storages:
     def _as_bytes(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return a tensor on a storage, which one that C++ made is met with here."""
         with self._trace.working():
-            tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
+            tensor = bytes_of(storage)
         if self._trace.record_of(storage) is None:
             self._trace.meet(tensor)
         return tensor

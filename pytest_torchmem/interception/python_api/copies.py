@@ -13,6 +13,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.untouched import untouched_pages
+from pytest_torchmem.interception.values.memory import zeros
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import legacy_save
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
@@ -149,10 +150,7 @@ class Pickling:
         made = self._zeros_of.get(key)
         if made is None or made.numel() != nbytes:
             pages = untouched_pages(nbytes) if nbytes else None
-            if pages is None:
-                made = torch.zeros(nbytes, dtype=torch.uint8)
-            else:
-                made = torch.frombuffer(pages, dtype=torch.uint8)
+            made = zeros(nbytes) if pages is None else torch.frombuffer(pages, dtype=torch.uint8)
             self._zeros_of[key] = made
             self.unknown.add(made.untyped_storage()._cdata)
         return made

@@ -20,6 +20,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import SHARING, to_dlpack
+from pytest_torchmem.torch_private.tensors.storages import bytes_of
 
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
 _FROM_MEMORY = ("from_dlpack", "from_file", "frombuffer")
@@ -204,7 +205,7 @@ class _Data:
 
     def _whole(self, storage: torch.UntypedStorage) -> Tensor:
         with self._trace.working():
-            return torch.empty(0, dtype=torch.uint8).set_(storage)
+            return bytes_of(storage)
 
     def _copy(self, whole: Tensor, source: Any, non_blocking: bool | None = None) -> None:
         whole.copy_(self._whole(source.untyped() if hasattr(source, "untyped") else source))

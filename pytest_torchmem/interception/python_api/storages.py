@@ -21,6 +21,7 @@ from pytest_torchmem.torch_private.patching.replaceable import (
     next_batch,
     set_from_file,
 )
+from pytest_torchmem.torch_private.tensors.storages import bytes_of
 
 _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""
@@ -149,7 +150,7 @@ class RealStorages:
             read = torch.UntypedStorage(storage.nbytes()) if record.hollow else storage
             self._set_from_file(read, *args)
             if record.hollow or contents.known(record) is not None:
-                contents.remember(record, torch.empty(0, dtype=torch.uint8).set_(read))
+                contents.remember(record, bytes_of(read))
         return storage
 
     def get(self, storage: torch.UntypedStorage, index: Any) -> Any:

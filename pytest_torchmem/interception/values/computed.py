@@ -14,12 +14,13 @@ from torch import Tensor
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.collectives import run_functional
+from pytest_torchmem.interception.values.memory import zeros
 from pytest_torchmem.step.generators import current_draws, own_generator
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 from pytest_torchmem.torch_private.state.intra_op import OneThread
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.storages import bytes_of, storage_address
 
 _CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"
@@ -187,7 +188,7 @@ def memories_of(
         nbytes, slot = plan.slots[output.slot], output.slot
         if tuple(value.shape) != tuple(output.shape):
             if _is_buffer(value, output):
-                memories[slot] = torch.zeros(max(nbytes, value.numel()), dtype=torch.uint8)
+                memories[slot] = zeros(max(nbytes, value.numel()))
                 memories[slot][: value.numel()] = value
             elif exact and nbytes:
                 shapes = f"{tuple(value.shape)} for an output of {tuple(output.shape)}"
@@ -197,10 +198,10 @@ def memories_of(
             address = storage_address(value)
             if address not in taken:
                 taken.add(address)
-                memories[slot] = flat(value)
+                memories[slot] = bytes_of(value.untyped_storage())
                 continue
         if slot not in memories:
-            memories[slot] = torch.zeros(nbytes, dtype=torch.uint8)
+            memories[slot] = zeros(nbytes)
         output.on(memories[slot].untyped_storage()).copy_(value)
     return memories
 
@@ -245,11 +246,6 @@ def _lies_as(value: Tensor, output: Output, nbytes: int) -> bool:
     )
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """Return the whole storage of ``tensor`` as bytes."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-
-
 def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
     """Return ``value`` in a storage of its own that ``tensor`` can be a view of."""
     nbytes = tensor.untyped_storage().nbytes()
@@ -259,5 +255,5 @@ def laid_out_as(tensor: Tensor, value: Tensor) -> Tensor:
         and value.untyped_storage().nbytes() == nbytes
     ):
         return value
-    storage = torch.zeros(nbytes, dtype=torch.uint8).untyped_storage()
+    storage = zeros(nbytes).untyped_storage()
     return Output.of(tensor).on(storage).copy_(value)

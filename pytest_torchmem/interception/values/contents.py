@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.values.memory import zeros
 from pytest_torchmem.torch_private.dispatch.modes import NoDispatchModes
-from pytest_torchmem.torch_private.tensors.storages import tensor_on
+from pytest_torchmem.torch_private.tensors.storages import bytes_of, tensor_on
 from pytest_torchmem.torch_private.tensors.tensors import negative_view
 
 
@@ -104,7 +103,7 @@ class Contents:
     def remember(self, record: Storage, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
         with NoDispatchModes():  # those of the program, which may be making a graph
-            content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            content = bytes_of(tensor.untyped_storage())
             memory = record.memory
             self._set(record.address, content.clone() if memory is None else memory.copy_(content))
 

@@ -604,7 +604,9 @@ class KnownValues(Answers):
 
     def _run_whole(self, call: Call, plan: Plan) -> Mapping[int, Tensor]:
         """Run an operator on what its tensors hold, and on zeros where it reads no values."""
-        contents = self.contents
+        contents, made = self.contents, plan.outputs
+        if call.operator.shared.zeros and type(made) is Output and plan.slots[made.slot] >= 0:
+            return {made.slot: zeros(plan.slots[made.slot])}  # the state of an optimizer
         given = [
             torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
             if contents.known(record) is None
@@ -625,7 +627,7 @@ class KnownValues(Answers):
         if by_record:  # what that leaves out, nobody reads
             for slot, nbytes in enumerate(plan.slots):
                 if slot not in memories and nbytes >= 0:
-                    memories[slot] = torch.zeros(nbytes, dtype=torch.uint8)
+                    memories[slot] = zeros(nbytes)
         return memories
 
     def _written(self, call: Call) -> None:

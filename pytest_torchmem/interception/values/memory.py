@@ -22,6 +22,8 @@ LIMIT_NESTED = 1 << 26
 #: What makes tensors of which C++ may fill floating ones without an operator.
 EMPTY = "aten::empty.memory_format"
 
+_zeros = torch.zeros  # not what stands there in a trace, which tells devices apart
+
 #: Of an operator whose outputs' values are not known.
 NO_MEMORIES: Mapping[int, Tensor] = {}
 
@@ -67,7 +69,7 @@ def zeros(nbytes: int) -> Tensor:
     them would start for this.
     """
     if nbytes < 32_768:
-        return torch.zeros(nbytes, dtype=torch.uint8)
+        return _zeros(nbytes, dtype=torch.uint8)
     made = torch.empty(nbytes, dtype=torch.uint8)
     ctypes.memset(made.data_ptr(), 0, nbytes)
     return made

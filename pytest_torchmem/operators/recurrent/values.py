@@ -14,6 +14,7 @@ from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.recurrent.temporary_space import GRU, LSTM, RELU, TANH
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import current_generator, drawing_from
+from pytest_torchmem.torch_private.tensors.storages import bytes_of
 
 _LAYERS: dict[int, Any] = {RELU: torch.rnn_relu, TANH: torch.rnn_tanh, GRU: torch.gru}
 
@@ -76,7 +77,7 @@ def backward(
 ) -> tuple[Any, ...]:
     """Gradients of input, states and weights."""
     drops = settings.dropout and settings.train
-    kept = torch.empty(0, dtype=torch.uint8).set_(reserve.untyped_storage())
+    kept = bytes_of(reserve.untyped_storage())
     state = kept[: current_generator().get_state().numel() if drops else 0].clone()
 
     def run(input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pytest_torchmem.torch_private.names import private, private_name
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
+from pytest_torchmem.torch_private.tensors.tensors import TensorBase
 
 _CPU = torch.device("cpu")
 
@@ -20,6 +21,9 @@ storage_use_count: Callable[[int], int] = private("torch._C._storage_Use_Count")
 #: An object's address in C++, of a storage or a generator, which is read in place.
 CDATA = private_name("torch.UntypedStorage._cdata"), private_name("torch.Generator._cdata")
 _construct_storage: Callable[..., Any] = private("torch._C._construct_storage_from_data_pointer")
+# The methods in C++: what is done for each tensor here needs nobody who stands before them.
+_set_storage: Callable[..., Tensor] = TensorBase.set_
+_data_ptr: Callable[[Tensor], int] = TensorBase.data_ptr
 
 
 _LEGACY_TYPES: dict[torch.dtype, Callable[[], Tensor]] = {
@@ -40,7 +44,7 @@ def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedSt
 
     With ``memory`` it shows that tensor's bytes without owning them.
     """
-    address = _nowhere() if memory is None else memory.data_ptr()
+    address = _nowhere() if memory is None else _data_ptr(memory)
     storage: torch.UntypedStorage = _construct_storage(address, _CPU, nbytes)
     return storage
 
@@ -68,4 +72,9 @@ def tensor_on(
     """Return a tensor of that geometry on ``storage``; the Fake key must be excluded."""
     legacy = _LEGACY_TYPES.get(dtype)
     made = torch.empty(0, dtype=dtype) if legacy is None else legacy()
-    return made.set_(storage, offset, shape, stride)
+    return _set_storage(made, storage, offset, shape, stride)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """Return the whole of a storage as a tensor of bytes."""
+    return _set_storage(_LEGACY_TYPES[torch.uint8](), storage)
