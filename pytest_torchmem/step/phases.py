@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +12,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.torch_private.compilers.compiler import run_uncompiled
+from pytest_torchmem.step.global_state import when_compiler_is_used
+from pytest_torchmem.torch_private.compilers.compiler import (
+    own_module_calls_followed,
+    run_uncompiled,
+)
 from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
 from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
 from pytest_torchmem.torch_private.patching.replaceable import engine
@@ -106,8 +110,13 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
             depth -= 1
 
     run_uncompiled(call.__code__)
-    with replaced(nn.Module, __call__=call):
-        yield
+    with ExitStack() as stack, replaced(nn.Module, __call__=call):
+
+        def follow() -> None:
+            stack.enter_context(own_module_calls_followed())
+
+        with when_compiler_is_used(follow):
+            yield
 
 
 @contextmanager

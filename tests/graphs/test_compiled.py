@@ -548,6 +548,31 @@ def test_a_compiled_function_that_calls_a_module_is_measured_as_one_graph() -> N
     assert as_measured(trace(step, host="here"), step)
 
 
+def test_modules_of_a_compiled_function_are_gone_after_a_measured_step() -> None:
+    """Dynamo's cycles of references do not hold what a measurement calls modules by."""
+
+    def step() -> None:
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, x: Tensor) -> Tensor:
+                context.save_for_backward(x)
+                return x * x
+
+            @staticmethod
+            def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+                return 2 * gradient * context.saved_tensors[0]
+
+        inner = nn.Linear(16, 16)
+        compiled = torch.compile(lambda x: Square.apply(inner(x)).sum(), backend="aot_eager")  # type: ignore[no-untyped-call]
+        compiled(torch.ones(4, 16)).backward()
+
+    gc.disable()
+    try:
+        assert trace(step, host="here").end == measure(step).end == 0
+    finally:
+        gc.enable()
+
+
 def test_on_fake_cuda_what_is_on_the_host_is_compiled_for_the_host() -> None:
     def step() -> None:
         query, mask = torch.randn(1, 2, 4, 4), torch.ones(1, 1, 4, 4, dtype=torch.bool)

@@ -159,6 +159,36 @@ def compiled_calls(
         yield
 
 
+@contextmanager
+def own_module_calls_followed() -> Iterator[None]:
+    """Have Dynamo follow a program through torch's own calls of modules, whatever stands there.
+
+    The compiler has to be imported. What it follows leaves variables in cycles of references, which
+    hold the modules that a replaced ``nn.Module.__call__`` is given in a list.
+    """
+    module = _eval_frame()
+    original: Any = getattr(module, _CALLBACK, None)
+    if original is None:
+        yield
+        return
+    known: dict[int, tuple[Any, Convert]] = {}
+
+    def convert(own: Convert, args: Any) -> Any:
+        with modules_as_they_were():
+            return own(*args)
+
+    def from_stance(callback: Any) -> Any:
+        found = original(callback)
+        if found in _NOT_COMPILED:
+            return found
+        if id(found) not in known:
+            known[id(found)] = found, around(found, convert)
+        return known[id(found)][1]
+
+    with replaced(module, **{_CALLBACK: from_stance}):
+        yield
+
+
 def compiled_modules() -> tuple[type, ...]:
     """Return the classes of modules that ``torch.compile`` returns; none without the compiler."""
     module = _eval_frame()
