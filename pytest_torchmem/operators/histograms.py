@@ -13,6 +13,9 @@ from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
+_SMALL = 2
+"""Bytes of a type each of whose numbers may have a bin."""
+
 # Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
 # ``_dispatch_has_kernel_for_dispatch_key``).
 operator(
@@ -126,6 +129,21 @@ def histogramdd_of_edges(
 
 # How many tokens an expert gets is counted by these.
 operator("aten::bincount", "aten::histc", unknown_outputs=UnknownOutputs.EVEN_COUNTS)
+counted = operator("aten::bincount", decided_by=(0,), size_argument="minlength")
+
+
+@counted.at_most()
+def bin_for_every_number(
+    self: Tensor, weights: Tensor | None = None, minlength: int = 0
+) -> Tensor | None:
+    """One for each number that a small type has; native/SummaryOps.cpp."""
+    if self.element_size() > _SMALL:
+        return None
+    bins = max(minlength, torch.iinfo(self.dtype).max + 1)
+    if weights is None:
+        return self.new_empty(bins, dtype=torch.int64)
+    single = weights.dtype == torch.float32
+    return self.new_empty(bins, dtype=torch.float32 if single else torch.float64)
 
 
 @operator("aten::histc", "aten::histc.out").workspace("cuda")
@@ -146,13 +164,13 @@ def bounds_and_counts(
     return (*counts, input.element_size(), *largest_or_smallest(machine, input))
 
 
-@operator("aten::bincount").workspace("cuda")
+@counted.workspace("cuda")
 def bincount(weights: Tensor | None = None) -> tuple[int, ...]:
     """Counts in ``int64`` or a result in float; exact, SummaryOps.cu."""
     return (dense_bytes(weights),)
 
 
-@operator("aten::bincount").workspace("cpu")
+@counted.workspace("cpu")
 def bincount_on_cpu(self: Tensor, weights: Tensor | None = None) -> int:
     """Dense copies, and weights that are not single precision in double; exact, SummaryOps.cpp.
 

@@ -139,7 +139,7 @@ NAMES = {
         masked_scatter masked_scatter_ masked_select nonzero nonzero_static
     """,
     "indexing.rearrange": """
-        narrow_copy repeat_interleave roll tril tril_ triu triu_
+        narrow_copy repeat_interleave repeat_interleave.Tensor roll tril tril_ triu triu_
     """,
     "indexing.rows": """
         index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ index_select

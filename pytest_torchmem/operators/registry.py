@@ -102,7 +102,8 @@ class OperatorRecord:
     storages: dict[str, Function] = field(default_factory=dict)
     """Outputs on storages that are larger than they are."""
     at_most: dict[str, Function] = field(default_factory=dict)
-    """The largest outputs on ``meta`` that any values make; for every overload."""
+    """The largest outputs on ``meta`` that any values make, None where nothing says how large they
+    are; for every overload."""
     values: dict[str, Function] = field(default_factory=dict)
     """What computes its outputs on the CPU, where that has no kernel of it; they are taken by
     position, and ``None`` where nobody reads them."""
@@ -130,6 +131,8 @@ class OperatorRecord:
     """Whether the shape of its outputs depends on data, although torch does not tag it so."""
     decided_by: tuple[int, ...] | None = None
     """Positions of the tensors whose values decide the outputs' shape; ``None``: all of them."""
+    size_argument: str = ""
+    """The argument by which a program may say how large outputs are that depend on data."""
     library_output: int | None = None
     """Position of the output whose size a library alone decides."""
     library_state: bool = False

@@ -20,9 +20,9 @@ _MASKS = (torch.bool, torch.uint8)
 def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan, Any]:
     """Return the plan of a call on ``device`` and its outputs with their values.
 
-    Where a tensor that decides the shape has no known values, and none will be, the plan is that of
-    the largest outputs, which have no values: None. Raises ``UnknownValueError`` where nothing says
-    how large these are.
+    Where a tensor that decides the shape has no known values, the plan is that of the outputs that
+    an argument says, or of the largest if none will be known; they have no values: None. Raises
+    ``UnknownValueError`` where nothing says how large these are.
     """
     __tracebackhide__ = True
     contents, operator = values.contents, call.operator
@@ -31,12 +31,17 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
         at_most = operator.on(device).at_most
         if at_most is None:
             raise values.unknown(unknown)
-        values.keep_all(unknown)
 
         def largest(*args: Any, **kwargs: Any) -> Any:
-            return at_most(args, kwargs)
+            outputs = at_most(args, kwargs)
+            if outputs is None:
+                raise values.unknown(unknown)
+            return outputs
 
-        return find_plan(operator, call.args, call.kwargs, call.tensors, largest), None
+        plan = find_plan(operator, call.args, call.kwargs, call.tensors, largest)
+        if not _size_given(call):
+            values.keep_all(unknown)
+        return plan, None
     inputs = [
         contents.value(record, tensor)
         if contents.known(record) is not None
@@ -62,15 +67,23 @@ def _what_is_unknown(call: Call, values: KnownValues) -> str:
         known = values.contents.known(call.records[position])
         if known is not None or not call.tensors[position].numel():
             continue
-        least = 0
-        if name == "aten::bincount":
-            if position:
-                continue  # weights
-            least = call.kwargs.get("minlength", call.args[2] if len(call.args) > 2 else 0)
+        least = _size_given(call) if name == "aten::bincount" else None
         if not least:
-            return f"{name} has an output shape that depends on unknown values"
+            says = call.operator.record.size_argument
+            hint = f", unless {says}= says it" if says else ""
+            return f"{name} has an output shape that depends on unknown values{hint}"
         values.tell("bincount of unknown values", f"assumed to be below minlength={least}")
     return ""
+
+
+def _size_given(call: Call) -> int | None:
+    """Return the argument that says how large the outputs are, where it is given."""
+    operator = call.operator
+    name = operator.record.size_argument
+    if not name:
+        return None
+    place = operator.argument_names.index(name)
+    return call.args[place] if place < len(call.args) else call.kwargs.get(name)
 
 
 def _rows_written(call: Call, mask: Tensor) -> int:

@@ -60,6 +60,12 @@ operator("aten::narrow_copy").workspace("cpu")(copied(self=CONTIGUOUS))
 repeat_interleave = operator("aten::repeat_interleave")
 
 
+@operator("aten::repeat_interleave.Tensor", size_argument="output_size").at_most()
+def said_by_caller(repeats: Tensor, output_size: int | None = None) -> Tensor | None:
+    """What the caller says, if it does; native/Repeat.h, ``repeat_interleave_common``."""
+    return None if output_size is None else repeats.new_empty(output_size)
+
+
 @repeat_interleave.workspace("cpu")
 def sums_of_counts(repeats: Tensor) -> int:
     """A prefix sum of the counts, of dense ones; native/Repeat.h, ``repeat_interleave_common``."""

@@ -26,6 +26,11 @@ KEEP_ALL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "unique_consecutive": (aten.unique_consecutive.default, (DISTINCT, True, True)),
     "unique_consecutive, rows": (aten.unique_consecutive.default, (DISTINCT, False, False, 0)),
     "unique_dim": (aten.unique_dim.default, (DISTINCT, 1)),
+    "bincount": (aten.bincount.default, (torch.tensor([255, 3], dtype=torch.uint8),)),
+    "bincount of weights": (
+        aten.bincount.default,
+        (torch.tensor([127], dtype=torch.int8), torch.tensor([1.0])),
+    ),
     "unique_dim_consecutive": (aten.unique_dim_consecutive.default, (DISTINCT, 0)),
 }
 
@@ -101,6 +106,18 @@ def test_models_without_memory_have_bounds() -> None:
     assert "every element counts as kept" in profile.warnings[0]
     with pytest.raises(UnknownValueError, match="indexed with a mask of unknown values"):
         trace(model, torch.randn(128, 64), values="real")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_argument_may_say_the_size(device: str) -> None:
+    def step(size: int | None) -> None:
+        counts = (torch.randn(4000, 64, device=device).sum(1) > 0).long()
+        rows = torch.ones(4000, 3, device=device)
+        assert rows.repeat_interleave(counts, 0, output_size=size).shape == (size, 3)
+
+    assert trace(step, 2017, device=device, values="none").warnings == ()
+    with pytest.raises(UnknownValueError, match="unless output_size= says it"):
+        trace(step, None, device=device, values="none")
 
 
 def test_all_that_are_kept_for_real_are_equal() -> None:
