@@ -5,9 +5,11 @@ To seed these, and to put them back, would make such threads draw the same numbe
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import BuiltinMethodType, MethodType
@@ -34,10 +36,36 @@ _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform_")
 _WORDS = ((*(0,) * 623, 1 << 31), (0x12DD9BB3,) * 624)
 
 
+class ForwardDraws:
+    """Where a trace's generator was when forwards drew, by the number that their backward has."""
+
+    _MOST = 4096
+    """Those that are kept, 5 KB each. The gradients of earlier forwards are not known."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, torch.Generator] = OrderedDict()
+        self._numbers = itertools.count(1)
+
+    def keep(self) -> int:
+        """Keep where the generator is, and return the number."""
+        number = next(self._numbers)
+        self._kept[number] = current_generator().clone_state()
+        if len(self._kept) > self._MOST:
+            self._kept.popitem(last=False)
+        return number
+
+    def of(self, number: int) -> torch.Generator | None:
+        """Return a generator that is where the forward's was that has this number."""
+        kept = self._kept.get(number)
+        return None if kept is None else kept.clone_state()
+
+
 class _Own:
-    """The generator of torch's that the running trace has for itself, if it has one."""
+    """What the running trace has for itself."""
 
     torch: torch.Generator | None = None
+    """The generator of torch's, if it has one."""
+    forwards: ForwardDraws | None = None
 
 
 class Draws:
@@ -120,6 +148,21 @@ def own_generator() -> torch.Generator | None:
 def current_generator() -> torch.Generator:
     """Return what values of the running trace are drawn from."""
     return _Own.torch or torch.default_generator
+
+
+def forward_draws() -> ForwardDraws:
+    """Return where the running trace keeps what forwards drew from, which goes with it."""
+    return _Own.forwards or ForwardDraws()
+
+
+@contextmanager
+def keeping_forward_draws(kept: ForwardDraws) -> Iterator[None]:
+    """Have a trace's forwards keep there what they draw from."""
+    before, _Own.forwards = _Own.forwards, kept
+    try:
+        yield
+    finally:
+        _Own.forwards = before
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from pytest_torchmem.interception.python_api.functions import python_functions
 from pytest_torchmem.interception.python_api.storages import storages_booked
 from pytest_torchmem.interception.python_api.subclasses import subclasses_made
 from pytest_torchmem.interception.survivors import give_survivors_data
+from pytest_torchmem.step.generators import keeping_forward_draws
 from pytest_torchmem.step.phases import optimizer_steps
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
@@ -91,6 +92,7 @@ def layers(
     gpu, on_thread = interceptor.parts.target.gpu, interceptor.threads.on_thread
     device_constructors()  # torch remembers the functions that are there when it is first asked
     with ExitStack() as stack:
+        stack.enter_context(keeping_forward_draws(interceptor.parts.values.forward_draws))
         stack.enter_context(LASTING.following(context))
         stack.enter_context(python_functions(context, gives_back=not interceptor.real_host))
         stack.enter_context(subclasses_made(context))

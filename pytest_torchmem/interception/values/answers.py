@@ -19,6 +19,7 @@ from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.random_numbers import RandomNumbers
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
+from pytest_torchmem.step.generators import ForwardDraws
 
 #: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts
 #: every first draw as accepted.
@@ -63,6 +64,8 @@ class Answers:
         self.misses = ""
         """Of tensors that the program came with and whose values are not known: what they are, and
         what to do."""
+        self.forward_draws = ForwardDraws()
+        """What forwards with dropout drew from, for their backwards."""
         self._budget = mode.budget()
         self._failed = ""
         """The first operator whose values could not be computed, and why."""

@@ -7,42 +7,15 @@ stands a number by which the generator is found that the forward drew from.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.step.generators import current_generator
-
-
-class _Generators:
-    """Where the program's generator was when forwards drew, by the number that a backward has."""
-
-    _MOST = 4096
-    """Those that are kept, 5 KB each. The gradients of earlier forwards are not known."""
-    _kept: ClassVar[OrderedDict[int, torch.Generator]] = OrderedDict()
-    _numbers: ClassVar[Iterator[int]] = itertools.count(1)
-
-    @classmethod
-    def keep(cls) -> int:
-        """Keep where the generator is, and return the number."""
-        number = next(cls._numbers)
-        cls._kept[number] = current_generator().clone_state()
-        if len(cls._kept) > cls._MOST:
-            cls._kept.popitem(last=False)
-        return number
-
-    @classmethod
-    def of(cls, seed: Tensor) -> torch.Generator | None:
-        """Return one that is where the forward's was that made ``seed``."""
-        kept = cls._kept.get(int(seed.reshape(-1).view(torch.int64)[0]) if seed.numel() else 0)
-        return None if kept is None else kept.clone_state()
+from pytest_torchmem.step.generators import current_generator, forward_draws
 
 
 class Attention(NamedTuple):
@@ -85,7 +58,7 @@ def _forward(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: Attention
 ) -> tuple[Tensor, Tensor, int]:
     """Return output, sums, and the number that stands for the random state."""
-    number = _Generators.keep() if by.dropout else 0
+    number = forward_draws().keep() if by.dropout else 0
     by = by._replace(generator=current_generator())
     output, sums = run_plainly(attend, query, key, value, bias, by)
     return output, sums, number
@@ -95,7 +68,8 @@ def _backward(
     grad_out: Tensor, tensors: list[Tensor | None], seed: Tensor, by: Attention
 ) -> list[Tensor | None]:
     if by.dropout:
-        generator = _Generators.of(seed)
+        number = int(seed.reshape(-1).view(torch.int64)[0]) if seed.numel() else 0
+        generator = forward_draws().of(number)
         if generator is None:
             return [None] * len(tensors)
         by = by._replace(generator=generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError, UsageError
 from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.step.generators import ForwardDraws, forward_draws
 
 DEVICES = ("cpu", "cuda")
 
@@ -130,8 +132,9 @@ def test_losses_are_those_of_the_real_run(model: str, device: str) -> None:
 
 
 def test_dropout_drops_the_same_in_the_backward() -> None:
-    """On cuda the fused kernels draw the mask again."""
+    """On cuda the fused kernels draw the mask again, from a generator that the trace keeps."""
     found: list[Tensor] = []
+    kept: list[weakref.ref[ForwardDraws]] = []
 
     def program() -> None:
         query, key, value = (
@@ -142,9 +145,11 @@ def test_dropout_drops_the_same_in_the_backward() -> None:
         # The gradient of the value is the summed weights: those of dropped positions are missing.
         assert value.grad is not None
         found.extend([output.detach().sum().cpu(), (value.grad * value.detach()).sum().cpu()])
+        kept.append(weakref.ref(forward_draws()))
 
     trace(program, device="cuda", values="real")
     assert found[0].item() == pytest.approx(found[1].item(), rel=1e-4)
+    assert kept[0]() is None
 
 
 def suppressed(boxes: Tensor, scores: Tensor, limit: float = 0.5) -> Tensor:
