@@ -284,7 +284,7 @@ class Conversion:
 
         Or of an array of numpy's: the two share its memory, which is not the allocator's.
         """
-        if storage_address(tensor) in self._ledger.records or tensor.device.type == "meta":
+        if storage_address(tensor) in self._ledger.records or tensor.is_meta:
             return tensor
         if self.mapped.holds(tensor.untyped_storage()):  # C++ shares what it was given
             self.borrow(tensor)

@@ -62,7 +62,8 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
     operator = call.operator
     args, kwargs = operator.placed(call.args, call.kwargs, _CPU)
     args = replace_tensors(args, lambda tensor: real[id(tensor)])
-    kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
+    if kwargs:
+        kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
     equivalent = call.values
     with OneThread() if alone else nullcontext(), at_kernels():
         if equivalent is not None:
@@ -180,6 +181,13 @@ def memories_of(
     own memory is taken, otherwise its values are copied. An output of another shape has no values;
     where the shapes are to be ``exact``, it raises ``ValueError``.
     """
+    outputs = plan.outputs
+    if type(outputs) is Output and type(real) is Tensor:  # as most operators return
+        nbytes = plan.slots[outputs.slot]
+        if nbytes >= 0 and real.shape == outputs.shape and _lies_as(real, outputs, nbytes):
+            address = storage_address(real)
+            if address not in map(storage_address, given):
+                return {outputs.slot: bytes_of(real.untyped_storage())}
     memories: dict[int, Tensor] = {}
     taken = {storage_address(tensor) for tensor in given}
     for output, value in in_pairs(plan.outputs, real):
@@ -213,6 +221,8 @@ def place_of_grown(output: Same) -> int:
 
 def grown_of(plan: Plan, real: Any) -> dict[int, Tensor]:
     """Return the values of arguments that an operator has resized (``out=``)."""
+    if type(plan.outputs) is Output:
+        return {}
     return {
         place_of_grown(output): value
         for output, value in in_pairs(plan.outputs, real)

@@ -613,7 +613,8 @@ class KnownValues(Answers):
             else contents.value(record, tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
-        drawn_otherwise = call.operator.random and call.values is not None
+        by_record = call.values is not None
+        drawn_otherwise = by_record and call.operator.random
         before = RandomPlace.now(generator_of(call)) if drawn_otherwise else None
         real = self.run(call, given)
         if before is not None:  # the CPU's kernel draws others, and as many as it does
@@ -622,8 +623,9 @@ class KnownValues(Answers):
         grown = grown_of(plan, real)
         if not plan.slots:
             return grown or NO_MEMORIES
-        by_record = call.values is not None
-        memories = memories_of(plan, real, given, exact=by_record) | grown
+        memories = memories_of(plan, real, given, exact=by_record)
+        if grown:
+            memories |= grown
         if by_record:  # what that leaves out, nobody reads
             for slot, nbytes in enumerate(plan.slots):
                 if slot not in memories and nbytes >= 0:

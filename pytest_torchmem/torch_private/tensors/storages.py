@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pytest_torchmem.torch_private.names import private, private_name
 from pytest_torchmem.torch_private.tensors.nowhere import nowhere
-from pytest_torchmem.torch_private.tensors.tensors import TensorBase
 
 _CPU = torch.device("cpu")
 
@@ -22,8 +21,8 @@ storage_use_count: Callable[[int], int] = private("torch._C._storage_Use_Count")
 CDATA = private_name("torch.UntypedStorage._cdata"), private_name("torch.Generator._cdata")
 _construct_storage: Callable[..., Any] = private("torch._C._construct_storage_from_data_pointer")
 # The methods in C++: what is done for each tensor here needs nobody who stands before them.
-_set_storage: Callable[..., Tensor] = TensorBase.set_
-_data_ptr: Callable[[Tensor], int] = TensorBase.data_ptr
+_set_storage: Callable[..., Tensor] = private("torch._C.TensorBase.set_")
+_data_ptr: Callable[[Tensor], int] = private("torch._C.TensorBase.data_ptr")
 
 
 _LEGACY_TYPES: dict[torch.dtype, Callable[[], Tensor]] = {
