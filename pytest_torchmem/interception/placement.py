@@ -18,6 +18,7 @@ from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
+_BY_SCALARS = ("aten::_foreach_addcdiv", "aten::_foreach_addcmul")
 _ledger = attrgetter("ledger")
 #: How torch begins (``compute_types`` in ATen/TensorIterator.cpp).
 ON_TWO_DEVICES = "Expected all tensors to be on the same device"
@@ -49,7 +50,7 @@ class Placement:
         __tracebackhide__ = True
         if target is None and call.records and not (call.kwargs or call.operator.takes_device):
             device = call.records[0].ledger
-            if len(self._ledger.devices) > 1:
+            if len(self._ledger.devices) > 1 or call.operator.record.across_devices:
                 device = self._shared(call, device)
             self._last = device
             return device
@@ -71,7 +72,7 @@ class Placement:
                 return self._ledger.on(_CPU)
             return self.beside_no_tensor(call.kwargs)
         device = call.records[0].ledger
-        if len(self._ledger.devices) > 1:
+        if len(self._ledger.devices) > 1 or call.operator.record.across_devices:
             device = self._shared(call, device)
         self._last = device
         return device
@@ -179,7 +180,8 @@ def _check_across(call: Call) -> None:
     """Raise for what C++ would not accept of tensors of two devices, with its words.
 
     Where an index is (native/TensorAdvancedIndexing.cpp, make_info) and a sequence's lengths are
-    (native/PackedSequence.cpp) is not seen by C++, which takes all of them to be on the CPU.
+    (native/PackedSequence.cpp) is not seen by C++, which takes all of them to be on the CPU. So is
+    where a tensor of scalars for lists is (native/ForeachUtils.h, convert_tensor_to_scalar_list).
     """
     name, records = call.operator.name, call.records
     device = records[0].ledger.device
@@ -192,6 +194,15 @@ def _check_across(call: Call) -> None:
                 "'lengths' argument should be a 1D CPU int64 tensor, but got 1D "
                 f"{lengths.ledger.device} Long tensor"
             )
+    if name.startswith(_BY_SCALARS):  # their overloads of a tensor
+        *others, scalars = records
+        if scalars.ledger.device.type != "cpu":
+            raise RuntimeError(
+                f"Expected scalars to be on CPU, got {scalars.ledger.device} instead."
+            )
+        for record in others:
+            if record.ledger.device != device:
+                raise _on_two_devices(call, device, record.ledger.device)
     if not call.operator.masks:
         return
     end = len(records) - ("put" in name)

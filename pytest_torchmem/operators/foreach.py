@@ -68,5 +68,37 @@ def fused_optimizer() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
 
 
+_by_scalars = operator(*aten("_foreach_addcdiv _foreach_addcmul", ".Tensor"), across_devices=True)
+_by_scalars_in_place = operator(
+    *aten("_foreach_addcdiv_ _foreach_addcmul_", ".Tensor"), across_devices=True
+)
+
+
+@_by_scalars.check("cuda")
+@_by_scalars_in_place.check("cuda")
+def as_many_scalars(input: Sequence[Tensor], scalars: Tensor) -> None:
+    """native/ForeachUtils.h, convert_tensor_to_scalar_list."""
+    if scalars.dim() != 1:
+        raise RuntimeError(
+            f"Expected packed scalar Tensor to be of dimension 1. Got {scalars.dim()} instead."
+        )
+    if scalars.numel() != len(input):
+        raise RuntimeError(
+            f"Expected length of scalars to match input of length {len(input)} but got "
+            f"{scalars.numel()} instead."
+        )
+
+
+@_by_scalars.meta("cuda")
+def sums(input: Sequence[Tensor]) -> list[Tensor]:
+    """One for each tensor, whatever the host's scalars are; native/cuda/ForeachPointwiseOp.cu."""
+    return [torch.empty_like(one) for one in input]
+
+
+@_by_scalars_in_place.meta("cuda")
+def sums_in_place() -> None:
+    """The tensors themselves."""
+
+
 # The gradients of a trace count as finite, so ``GradScaler`` steps.
 operator("aten::_amp_foreach_non_finite_check_and_unscale_", keeps_values=("found_inf",))

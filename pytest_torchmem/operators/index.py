@@ -113,7 +113,8 @@ NAMES = {
         set_.source_Tensor stack tril_indices triu_indices zero_ zeros zeros_like
     """,
     "foreach": """
-        _amp_foreach_non_finite_check_and_unscale_ _foreach_max _foreach_norm _foreach_powsum
+        _amp_foreach_non_finite_check_and_unscale_ _foreach_addcdiv.Tensor _foreach_addcdiv_.Tensor
+        _foreach_addcmul.Tensor _foreach_addcmul_.Tensor _foreach_max _foreach_norm _foreach_powsum
         _fused_adagrad_ _fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_
     """,
     "fourier": """

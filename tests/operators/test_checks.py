@@ -69,6 +69,9 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "numbers of a factory": lambda d: torch.full((9,), 300, dtype=torch.uint8, device=d),
     "number of a factory": lambda d: torch.scalar_tensor(1j, dtype=torch.float, device=d),
     "number of an activation": lambda d: functional.softshrink(large(d), -0.5),
+    "scalars for a list": lambda d: torch._foreach_addcdiv_(
+        [large(d)], [large(d)], [large(d)], torch.ones(2)
+    ),
     "number for a list": lambda d: torch._foreach_mul_([large(d, torch.long)], 1.5),
     "complex number for a list": lambda d: torch._foreach_add_([large(d)], 1j),
     "power for a list": lambda d: torch._foreach_pow([large(d, torch.long)], -1),
