@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.layouts.sparse import has_sparse
+from pytest_torchmem.interception.layouts.sparse import has_compressed, has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.parts import Intercepts
 from pytest_torchmem.interception.plan import Output, Plan, Same, Step, Temporary, plan_of_result
@@ -94,7 +94,7 @@ class Decompositions:
             inner, self._asked = joined(self._asked), outer_asked
             if outermost:
                 device.asked = None
-        if has_sparse((result,), {}):
+        if has_sparse((result,), {}) or has_compressed((result,), {}):
             return result, None
         plan = plan_of_result(result, call.tensors)
         outputs = self._made(plan, result, device)

@@ -54,7 +54,9 @@ class SparseValues:
             if any(part is None for part in parts):
                 unknown.append(tensor)
                 return tensor
-            return put_together(tensor, parts)
+            whole = put_together(tensor, parts)
+            # ``_sparse_mm_reduce_impl`` asks whether there will be a backward.
+            return whole.requires_grad_() if tensor.requires_grad else whole
 
         twins = replace_tensors((args, kwargs), twin)
         if unknown:

@@ -28,7 +28,7 @@ from pytest_torchmem.torch_private.tensors.tensors import specified_elements
 
 _aten: Any = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-_WITH_PLACES = ("amax", "amin")
+_WITH_PLACES = ("amax", "amin", "max", "min")
 
 # Their kernels for compressed tensors call others, and read no values themselves; as those that are
 # composite for all layouts do.

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import Kind, aten, operator
 from pytest_torchmem.operators.sparse.parts import multiplied, sparse_of, unsupported_layout
@@ -73,11 +72,6 @@ def of_diagonals(
     """``spdiags``; native/sparse/SparseFactories.cpp. Its kernel takes nothing to fill the parts:
     here each diagonal is copied to its place.
     """
-    if layout in (torch.sparse_csr, torch.sparse_csc):
-        raise UnsupportedOperatorError(
-            f"a trace cannot follow spdiags into {layout}: leave its layout out, and call "
-            f".{str(layout).replace('torch.', 'to_')}() on what it returns"
-        )
     diagonals = diagonals.unsqueeze(0) if diagonals.dim() == 1 else diagonals
     offsets = offsets.unsqueeze(0) if offsets.dim() == 0 else offsets
     if offsets.numel() != _aten._unique(offsets)[0].numel():
@@ -102,7 +96,9 @@ def of_diagonals(
             values[start:end].copy_(diagonals[number, column : column + size])
     made = torch.sparse_coo_tensor(indices, values, tuple(shape))
     del of_each
-    return made
+    if layout is torch.sparse_csr:
+        return made.to_sparse_csr()
+    return made.to_sparse_csc() if layout is torch.sparse_csc else made
 
 
 @operator("aten::_to_sparse").sparse()

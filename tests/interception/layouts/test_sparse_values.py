@@ -171,12 +171,13 @@ def test_no_rows_are_added(device: str) -> None:
     assert trace(program, device=device).peak == 64
 
 
-def test_matrices_of_diagonals() -> None:
+@pytest.mark.parametrize("layout", [None, torch.sparse_csr, torch.sparse_csc])
+def test_matrices_of_diagonals(layout: torch.layout | None) -> None:
     found: list[Tensor] = []
 
     def ask() -> list[list[float]]:
         diagonals, offsets = torch.arange(1.0, 13.0).reshape(3, 4), torch.tensor([0, -2, 1])
-        matrix = torch.sparse.spdiags(diagonals, offsets, (5, 3))
+        matrix = torch.sparse.spdiags(diagonals, offsets, (5, 3), layout)
         return matrix.to_sparse_csr().to_dense().tolist()  # type: ignore[no-any-return]
 
     profile = trace(lambda: found.append(torch.tensor(ask())), values="real", host="here")
