@@ -55,12 +55,14 @@ class Block:
 
     def split(self, size: int) -> Block:
         """Return the first ``size`` bytes as a block of their own; what is left stays this one."""
-        block, before = self.part(self.address, size), self.before
-        block.before, block.after = before, self
+        before, address = self.before, self.address
+        block = Block(address, size, self.stream, self.pool, self.expandable)
+        block.after = self
         if before is not None:
+            block.before = before
             before.after = block
         self.before = block
-        self.address += size
+        self.address = address + size
         self.size -= size
         return block
 
@@ -73,21 +75,22 @@ class Block:
             or self.mapped is not other.mapped
         ):
             return 0
-        if self.before is other:
-            self.address = other.address
-            self.before = other.before
-            if other.before is not None:
-                other.before.after = self
-        else:
-            self.after = other.after
-            if other.after is not None:
-                other.after.before = self
         if other.mapped:
             other.pool.erase(other)
         else:
             other.pool.erase_unmapped(other)
-        self.size += other.size
-        return other.size
+        if self.before is other:
+            self.address = other.address
+            beyond = self.before = other.before
+            if beyond is not None:
+                beyond.after = self
+        else:
+            beyond = self.after = other.after
+            if beyond is not None:
+                beyond.before = self
+        size = other.size
+        self.size += size
+        return size
 
 
 class Pool:

@@ -71,11 +71,10 @@ class CachingAllocator(ReservedMemory):
         if self._waiting and not self.private.capturing:
             self._finish_waiting()
         size = self.rounded(nbytes)
-        is_small = size <= SMALL
         if private is None:
-            pool = self.small if is_small else self.large
+            pool = self.small if size <= SMALL else self.large
         else:
-            pool = self.private.pool(private, is_small)
+            pool = self.private.pool(private, size <= SMALL)
         block = self._from_cache(pool, size, stream) or self._from_device(pool, size, stream)
         return self._hand_out(block, size, nbytes)
 
@@ -131,7 +130,7 @@ class CachingAllocator(ReservedMemory):
         """Return the size of the block that a request needs (``round_size``)."""
         table = self.options.roundup_power2_divisions
         if table is _NO_DIVISIONS or nbytes < MIN_BLOCK:
-            return -(-nbytes // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
+            return (nbytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
             return _next_division(nbytes, divisions)

@@ -248,8 +248,7 @@ def node_table_of(timeline: Timeline, calls: Sequence[OperatorCall]) -> NodeTabl
     """Return the table of a timeline and the operators that ran in it."""
     builder = _Builder(timeline)
     with without_collections():
-        for step in operator_steps(timeline, calls):
-            builder.add(step)
+        builder.add(operator_steps(timeline, calls))
         return builder.table()
 
 
@@ -285,19 +284,23 @@ class _Builder:
         self._births_before: list[int] = []
         """The last allocation before each of them."""
 
-    def add(self, step: OperatorStep) -> None:
-        """Take one step into its row."""
-        call = step.call
-        if call is None:
-            self._outside(step)
-        elif call.node < 0 and step.origin.phase is Phase.BACKWARD:
-            self._backward(step, call)
-        else:
-            self._forward(step, call)
+    def add(self, steps: Iterable[OperatorStep]) -> None:
+        """Take each step into its row."""
+        outside, forward, backward = self._outside, self._forward, self._backward
+        in_backward = Phase.BACKWARD
+        for step in steps:
+            origin, call, *_ = step
+            if call is None:
+                outside(step)
+            elif call.node < 0 and origin.phase is in_backward:
+                backward(step, call)
+            else:
+                forward(step, call)
 
     def table(self) -> NodeTable:
         """Return the finished rows."""
-        sizes, rows, storages = self._sizes, self._rows, []
+        sizes, rows = self._sizes, self._rows
+        storages: list[_Storages] = []
         is_saved = bytearray(len(sizes))
         for opened in rows:
             for index in opened.saved:
@@ -306,8 +309,9 @@ class _Builder:
         for found in (self._of_node, self._named, self._numbers, self._births_before):
             found.clear()
         rows.reverse()
+        make, take, add = tuple.__new__, rows.pop, storages.append
         while rows:  # each is let go of as soon as it is a row: there may be millions
-            opened = rows.pop()
+            opened = take()
             row, reads, saved, made = opened.row, opened.reads, opened.saved, opened.made
             reads_saved: tuple[int, ...] = ()
             made_saved: tuple[int, ...] = ()
@@ -316,18 +320,16 @@ class _Builder:
             if saved:
                 row.fwd_saved = _bytes_of(saved, sizes)
                 reads_saved = _those(reads, saved.__contains__)
-                row.fwd_in_saved = _bytes_of(reads_saved, sizes)
+                row.fwd_in_saved = _bytes_of(reads_saved, sizes) if reads_saved else 0
             if made:
                 row.fwd_out = _bytes_of(made, sizes)
                 made_saved = _those(made, is_saved.__getitem__)
-                row.fwd_out_saved = _bytes_of(made_saved, sizes)
+                row.fwd_out_saved = _bytes_of(made_saved, sizes) if made_saved else 0
             made_in_backward = opened.made_in_backward
             if made_in_backward:
                 row.bwd_out = _bytes_of(made_in_backward, sizes)
             made_rows.append(row)
-            storages.append(
-                _Storages(reads, reads_saved, saved, made, made_saved, made_in_backward)
-            )
+            add(make(_Storages, (reads, reads_saved, saved, made, made_saved, made_in_backward)))
         return NodeTable(made_rows, storages, sizes)
 
     def _open(
@@ -361,10 +363,17 @@ class _Builder:
         if reads and (newest := max(reads)) > last:
             last = newest
         self._births = last
-        opened = self._open(step, origin.operator, self._activations(reads), made)
-        row, work = opened.row, call.work
-        row.calls, row.fwd_tmp, row.fwd_peak = 1, temporary, peak
+        if len(reads) == 1:
+            if not self._activation[reads[0]]:
+                reads = ()
+        elif reads:
+            reads = self._activations(reads)
+        phase, module, operator, line, _ = origin
+        row, work = Row(phase.value, module, operator, line, 1), call.work
         row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
+        row.fwd_tmp, row.fwd_peak, row.node = temporary, peak, call.label
+        opened = _Open(row, last, reads, made)
+        self._rows.append(opened)
         if node > 0:
             self._of_node.setdefault(node, opened)
             self._numbers.append(node)
@@ -404,8 +413,6 @@ class _Builder:
     def _activations(self, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Return the activations among what an operator reads, each once."""
         is_activation = self._activation
-        if len(reads) == 1:
-            return reads if is_activation[reads[0]] else ()
         found = [index for index in reads if is_activation[index]]
         return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
 

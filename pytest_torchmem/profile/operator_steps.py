@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,11 +32,23 @@ def operator_steps(timeline: Timeline, calls: Sequence[OperatorCall]) -> Iterato
     there is no step: nothing is needed for it.
     """
     walk = _Walk(timeline)
+    events, changes, make = timeline.events, walk.changes, tuple.__new__
     for call in calls:
-        if not walk.is_at(call.start):
+        stop, position = call.stop, walk.position
+        if position < call.start or walk.begins <= call.start:
             yield from walk.outside(call.start)
-        yield walk.step(call.stop, call.origin, call)
-    yield from walk.outside(len(timeline.events))
+            position = walk.position
+        if stop != position + 1:
+            yield walk.step(stop, call.origin, call)
+            continue
+        event, live = events[position], walk.live  # as most steps are: one of millions
+        after = live + changes[event]
+        walk.position, walk.live, walk.phase = stop, after, call.origin.phase
+        if event < 0:
+            yield make(OperatorStep, (call.origin, call, (), live - after, live))
+        else:
+            yield make(OperatorStep, (call.origin, call, (event,), 0, after))
+    yield from walk.outside(len(events))
 
 
 class _Walk:
@@ -43,63 +56,62 @@ class _Walk:
 
     def __init__(self, timeline: Timeline) -> None:
         self._events = timeline.events
-        self._changes = timeline.changes()
-        self._starts = list(timeline.phases)
-        self._next = 0
-        """Which phase begins next."""
+        self.changes = timeline.changes()
+        self._starts = iter(timeline.phases)
+        self._coming: Phase | None = None
+        """The phase that begins next."""
+        self.begins = 0
+        """How many events there are when it does."""
         self._origin: Origin | None = None
-        self._phase: Phase | None = None
+        self.phase: Phase | None = None
         """Of the last step."""
-        self._position = 0
-        self._live = 0
-
-    def is_at(self, stop: int) -> bool:
-        """Return whether nothing has to be gone through before ``stop`` events have happened."""
-        starts, following = self._starts, self._next
-        begun = following == len(starts) or starts[following][0] > stop
-        return begun and self._position >= stop
+        self.position = 0
+        """How many events have happened."""
+        self.live = 0
+        self._look_ahead()
 
     def outside(self, stop: int) -> Iterator[OperatorStep]:
         """Go on to where ``stop`` events have happened, in a step for each phase on the way."""
-        while self._next < len(self._starts) and self._starts[self._next][0] <= stop:
-            start, phase = self._starts[self._next]
-            if self._origin is not None and start > self._position:
-                yield self.step(start, self._origin)
-            self._origin = Origin(phase)
-            self._next += 1
-            if start >= self._position:
-                yield self.step(self._position, self._origin)
-        if stop > self._position and self._origin is not None:
-            if self._phase is self._origin.phase and self._frees(stop):
+        while self.begins <= stop and self._coming is not None:
+            if self._origin is not None and self.begins > self.position:
+                yield self.step(self.begins, self._origin)
+            begun = self.begins >= self.position
+            self._origin = Origin(self._coming)
+            self._look_ahead()
+            if begun:
+                yield self.step(self.position, self._origin)
+        if stop > self.position and self._origin is not None:
+            if self.phase is self._origin.phase and self._frees(stop):
                 return
             yield self.step(stop, self._origin)
 
+    def _look_ahead(self) -> None:
+        self.begins, self._coming = next(self._starts, (sys.maxsize, None))
+
     def _frees(self, stop: int) -> bool:
         """Go on to ``stop`` if nothing is made until then, and return whether that is so."""
-        events = self._events[self._position : stop]
-        if max(events) > 0:
-            return False
-        self._position = stop
-        self._live += sum(map(self._changes.__getitem__, events))
+        position = self.position
+        if stop == position + 1:
+            change = self.changes[self._events[position]]
+            if self._events[position] > 0:
+                return False
+        else:
+            events = self._events[position:stop]
+            if max(events) > 0:
+                return False
+            change = sum(map(self.changes.__getitem__, events))
+        self.position = stop
+        self.live += change
         return True
 
     def step(self, stop: int, origin: Origin, call: OperatorCall | None = None) -> OperatorStep:
         """Go on to where ``stop`` events have happened, in one step."""
-        position = self._position
-        live = peak = self._live
-        self._phase = origin.phase
+        position = self.position
+        live = peak = self.live
+        self.phase = origin.phase
         if stop <= position:
             return OperatorStep(origin, call, (), 0, peak)
-        changes = self._changes
-        if stop == position + 1:  # as most steps are
-            event = self._events[position]
-            self._position = stop
-            self._live = live = live + changes[event]
-            return (
-                OperatorStep(origin, call, (), peak - live, peak)
-                if event < 0
-                else OperatorStep(origin, call, (event,), 0, live)
-            )
+        changes = self.changes
         made: dict[int, None] = {}
         for event in self._events[position:stop]:
             live += changes[event]
@@ -109,5 +121,5 @@ class _Walk:
                 made[event] = None
                 if live > peak:
                     peak = live
-        self._position, self._live = stop, live
+        self.position, self.live = stop, live
         return OperatorStep(origin, call, tuple(made), peak - live, peak)

@@ -174,7 +174,7 @@ def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
         )
         for number in range(2500)
     ]
-    rows = Rows(("text", "number", "size", "names", "label"), "size", made)
+    rows = Rows(("text", "number", "size", "names", "label"), "size", lambda key: key, made)
     file = io.BytesIO()
     PickleWriter(file).dictionary([("rows", rows), ("more", names)])
     assert pickle.loads(file.getvalue()) == {"rows": [[*rows.dictionaries()]], "more": names}

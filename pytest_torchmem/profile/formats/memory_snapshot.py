@@ -21,8 +21,11 @@ _About: TypeAlias = tuple[list[dict[str, Any]], str]
 """The stack and the category of an allocation."""
 _Blocks: TypeAlias = dict[int, tuple[Block, _About]]
 """Blocks by the events that asked for them."""
-_Entries: TypeAlias = tuple[tuple[tuple[str, int, int, int], ...], int, _About]
-"""Of one event: action, address, size and stream of each, and the number of the first."""
+_Change: TypeAlias = tuple[int, int] | tuple[int, int, str]
+"""An address, and the bytes that are asked for there or, negative, given back; for a segment, the
+bytes and the action."""
+_Entries: TypeAlias = tuple[_Change, int, _About]
+"""Of one event: what it changes, and the number of its first entry."""
 _FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
 
 
@@ -49,7 +52,7 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     replayed.statistics = NoStatistics()
     recorder = _Recorder(replayed)
     blocks: _Blocks = {}
-    yield "device_traces", Rows(_FIELDS, "time_us", _entries(timeline, recorder, blocks))
+    yield "device_traces", Rows(_FIELDS, "time_us", _written, _entries(timeline, recorder, blocks))
     frames = {block.address: told[0] for block, told in blocks.values()}
     reserved = segments(replayed)
     for segment in reserved:
@@ -63,18 +66,18 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
 def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterator[_Entries]:
     """Yield what is written down of each event; ``blocks`` has those that are in use."""
     allocations, about = timeline.allocations, recorder.about
-    allocate, free = recorder.allocator.allocate, recorder.allocator.free
+    allocator = recorder.allocator
+    allocate, free, take = allocator.allocate, allocator.free, blocks.pop
     reserved = noted = 0
     for event in timeline.events:
         if event < 0:
-            freed = blocks.pop(-event, None)
+            freed = take(-event, None)
             if freed is None:
                 continue
             block, told = freed
-            address, nbytes = block.address, allocations[-event - 1].nbytes
+            change = block.address, -block.requested
             free(block)
-            entries = ("free_requested", address, nbytes, 0), ("free_completed", address, nbytes, 0)
-            yield entries, noted, told
+            yield change, noted, told
             noted += 2
             continue
         found = allocations[event - 1]
@@ -82,13 +85,24 @@ def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterat
         if served is None:  # it asks for no bytes
             continue
         block, told = blocks[event] = served, about(found)
-        grown, reserved = recorder.allocator.reserved - reserved, recorder.allocator.reserved
-        if grown > 0:
-            action = "segment_alloc" if block.expandable is None else "segment_map"
-            yield ((action, block.address, grown, 0),), noted, told
-            noted += 1
-        yield (("alloc", block.address, block.requested, 0),), noted, told
+        if allocator.reserved != reserved:
+            grown, reserved = allocator.reserved - reserved, allocator.reserved
+            if grown > 0:
+                action = "segment_alloc" if block.expandable is None else "segment_map"
+                yield (block.address, grown, action), noted, told
+                noted += 1
+        yield (block.address, block.requested), noted, told
         noted += 1
+
+
+def _written(change: _Change) -> tuple[tuple[str, int, int, int], ...]:
+    """Return action, address, size and stream of the entries of a change."""
+    address, nbytes, *segment = change
+    if segment:
+        return ((segment[0], address, nbytes, 0),)
+    if nbytes > 0:
+        return (("alloc", address, nbytes, 0),)
+    return ("free_requested", address, -nbytes, 0), ("free_completed", address, -nbytes, 0)
 
 
 class _Recorder:

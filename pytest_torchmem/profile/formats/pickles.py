@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 _BATCH = 1000
@@ -20,6 +20,7 @@ _LARGE = 1 << 31
 _OPEN = pickle.EMPTY_DICT + pickle.MARK
 _SMALL = pickle.BININT
 """Before the four bytes of a number that has no sign."""
+_FOUR_BYTES = struct.Struct("<I")
 
 
 class Rows(NamedTuple):
@@ -27,19 +28,20 @@ class Rows(NamedTuple):
 
     A row is the values of the names before ``changing``, its value, and those of the names after
     it: what differs from row to row stands between what comes again and again. Rows that follow
-    each other come together, as what each has before it, the first one's value, which counts up,
-    and what all have after it. That is one object wherever it comes again, which lives until the
-    end.
+    each other come together, as a key for what each has before it (``before`` returns that), the
+    first one's value, which counts up, and what all have after it. That is one object wherever it
+    comes again, which lives until the end.
     """
 
     names: Sequence[str]
     changing: str
-    rows: Iterable[tuple[tuple[tuple[Any, ...], ...], int, tuple[Any, ...]]]
+    before: Callable[[Any], tuple[tuple[Any, ...], ...]]
+    rows: Iterable[tuple[Any, int, tuple[Any, ...]]]
 
     def dictionaries(self) -> Iterator[dict[str, Any]]:
         """Yield the rows as what a reader of the pickle gets."""
-        for several, first, after in self.rows:
-            for changing, before in enumerate(several, first):
+        for key, first, after in self.rows:
+            for changing, before in enumerate(self.before(key), first):
                 yield dict(zip(self.names, (*before, changing, *after), strict=True))
 
 
@@ -66,27 +68,35 @@ class PickleWriter:
         write(pickle.SETITEMS + pickle.STOP)
 
     def _list(self, table: Rows) -> None:
-        heads: dict[tuple[tuple[Any, ...], ...], list[bytes]] = {}
+        heads: dict[Any, list[bytes]] = {}
         tails: dict[int, bytes] = {}
         self._file.write(pickle.EMPTY_LIST)
-        batch = [pickle.MARK]
-        for several, changing, last in table.rows:
-            beginnings, end = heads.get(several), tails.get(id(last))
-            if beginnings is None or end is None or changing > _LARGE - len(several):
+        batch, rows, four_bytes = [pickle.MARK], 0, _FOUR_BYTES.pack
+        for key, changing, last in table.rows:
+            beginnings, end = heads.get(key), tails.get(id(last))
+            if beginnings is None or end is None or changing > _LARGE - len(beginnings):
+                several = table.before(key)
                 for number, first in enumerate(several, changing):
                     batch += self._head(table, first), _number(number), self._tail(table, last)
                 # As they are written when they come again.
                 tails[id(last)] = self._tail(table, last)
                 if len(heads) < _REMEMBERED:
-                    heads[several] = [self._head(table, first) + _SMALL for first in several]
+                    heads[key] = [self._head(table, first) + _SMALL for first in several]
+                rows += len(several)
+            elif len(beginnings) == 1:
+                batch += beginnings[0], four_bytes(changing), end
+                rows += 1
             else:
                 for beginning in beginnings:
-                    batch += beginning, changing.to_bytes(4, "little"), end
+                    batch += beginning, four_bytes(changing), end
                     changing += 1
-            if len(batch) > 3 * _BATCH:
-                self._file.write(b"".join((*batch, pickle.APPENDS)))
-                batch = [pickle.MARK]
-        self._file.write(b"".join((*batch, pickle.APPENDS)))
+                rows += len(beginnings)
+            if rows >= _BATCH:
+                batch.append(pickle.APPENDS)
+                self._file.write(b"".join(batch))
+                batch, rows = [pickle.MARK], 0
+        batch.append(pickle.APPENDS)
+        self._file.write(b"".join(batch))
 
     def _head(self, table: Rows, values: Iterable[Any]) -> bytes:
         """Return a row up to the value that changes."""
