@@ -41,7 +41,7 @@ from pytest_torchmem.graphs.resized import resized
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import tensors_in
-from tests.graphs.test_ahead_of_time import live_tensors, run
+from tests.graphs.test_ahead_of_time import Integers, live_tensors, run
 
 _PEAKS = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
 
@@ -105,7 +105,7 @@ def _graphs(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     read = torchmem.graph_profile(*graphs[:2])
     device = options["device"]
     tensors = tensors_in((list(model.buffers()), args, options))
-    integers = [one for one in tensors if not one.is_floating_point()]
+    integers = [Integers.of(one) for one in tensors if not one.is_floating_point()]
     given = (*graphs[:2], device, *integers)
     live = live_tensors(torchmem.trace(run, *given, device=device, values="none"))
     return read.peak == max(live) and read.end == live[-1], read.peak, max(live)

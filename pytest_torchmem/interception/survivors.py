@@ -78,7 +78,8 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
         return
     found = _all_of({_LRU_CACHE, *_kinds_of(Tensor)})
     _clear_caches([one for one in found if type(one) is _LRU_CACHE], survivors)
-    with torch.inference_mode(), DisableTorchFunctionSubclass():
+    # Not in inference mode: a view whose base was written to since asks that for its node anew.
+    with torch.no_grad(), DisableTorchFunctionSubclass():
         for value in found:
             if type(value) is _LRU_CACHE or is_lazy(value):
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -122,22 +122,32 @@ def test_the_real_allocator_counts_the_same(name: str) -> None:
     assert (traced.peak, traced.end) == (measured.peak, measured.end)
 
 
-def fresh(node: fx.Node, known: dict[int, Tensor], integers: list[Tensor]) -> Any:
-    """Return a tensor as a graph is given one; those that share a storage are given one that do.
+class Integers(NamedTuple):
+    """The values of a tensor of integers, which may be positions, without the tensor."""
 
-    Of integers, which may be positions, it is the program's own.
-    """
+    geometry: tuple[Any, ...]
+    values: Any
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Integers:
+        """Return those of a real tensor."""
+        return cls((tensor.dtype, tensor.shape, tensor.stride()), tensor.tolist())
+
+
+def fresh(node: fx.Node, known: dict[int, Tensor], integers: list[Integers]) -> Any:
+    """Return a tensor as a graph is given one; those that share a storage are given one that do."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return value
-    for place, one in enumerate(integers):
-        if (one.dtype, one.shape, one.stride()) == (value.dtype, value.shape, value.stride()):
-            return integers.pop(place)
     storage = value.untyped_storage()
     memory = known.setdefault(storage._cdata, torch.empty(storage.nbytes(), dtype=torch.uint8))
-    return torch.empty(0, dtype=value.dtype).set_(
+    made = torch.empty(0, dtype=value.dtype).set_(
         memory.untyped_storage(), value.storage_offset(), value.size(), value.stride()
     )
+    for place, one in enumerate(integers):
+        if one.geometry == (value.dtype, value.shape, value.stride()):
+            return made.copy_(torch.tensor(integers.pop(place).values, device="cpu"))
+    return made
 
 
 def given(graph: fx.GraphModule) -> list[fx.Node]:
@@ -145,15 +155,14 @@ def given(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def run(
-    forward: fx.GraphModule, backward: fx.GraphModule, device: str, *integers: Tensor
+    forward: fx.GraphModule, backward: fx.GraphModule, device: str, *integers: Integers
 ) -> object:
     """Run both graphs, as the program holds what they are given and return."""
     with torch.no_grad(), torch.device(device):
         known: dict[int, Tensor] = {}
-        left = [one.to(device) for one in integers]
+        left = list(integers)
         primals = [fresh(node, known, left) for node in given(forward)]
         known.clear()
-        left.clear()
         outputs = list(fx.Interpreter(forward).boxed_run(list(primals)))
         tangents = [node for node in given(backward) if node.name.startswith("tangents")]
         first = len(outputs) - (len(given(backward)) - len(tangents))

@@ -51,6 +51,15 @@ def test_a_cached_function_is_asked_anew_in_each_trace(maxsize: int | None) -> N
     assert torchmem.trace(step, device="cuda").figures() == first.figures()
 
 
+def test_a_view_whose_base_was_written_to_since_is_looked_at_as_it_is() -> None:
+    base = torch.ones(4, dtype=torch.complex64, requires_grad=True) * 1
+    view = torch.view_as_real(base)
+    base.mul_(2)  # the view's node is made anew when it is next asked for
+    table = functools.lru_cache(torch.ones)
+    torchmem.trace(lambda: table(3).sum())
+    assert view.grad_fn is not None
+
+
 def test_caches_without_tensors_are_left_alone() -> None:
     @functools.lru_cache
     def half(number: int) -> float:
