@@ -25,7 +25,7 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
-from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.snapshots.alive import Alive, What
 from pytest_torchmem.snapshots.format import Entry
 
@@ -43,6 +43,7 @@ _OF_A_MOMENT = (
 MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
 """What the forward of a step makes."""
 _OF_FORWARD = (*MADE, Role.EARLIER.value)
+_STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
 
@@ -281,6 +282,20 @@ def largest(found: Iterable[Cause | None]) -> Cause | None:
 def times(number: int) -> str:
     """Return in words how often: ``"once"``, ``"twice"``, ``"3 times"``."""
     return "once" if number == 1 else "twice" if number == 2 else f"{number} times"
+
+
+def called(evidence: Evidence, one: Allocation) -> str:
+    """Return in words what a tensor is: a parameter, a buffer, an input, or by whom it was made."""
+    place = fold(one.origin.module)[0]
+    if one.kind in _STANDING:
+        if one.label.startswith("input "):
+            return f"the {one.label}"
+        owner = f"{evidence.short(place)}." if place else ""
+        return f"the {_STANDING[one.kind]} {owner}{one.label.rpartition('.')[2]}"
+    made = one.origin.operator
+    if not made:
+        return "what the program has brought with it"
+    return f"{made} in {evidence.short(place)}" if place else made
 
 
 def shown_by(rows: Sequence[Row]) -> Row:

@@ -81,6 +81,26 @@ class Provenance:
                         waiting.append(read - 1)
                     yield read - 1
 
+    def kinds_before(self, index: int, ends: Collection[Kind]) -> set[Kind]:
+        """Return which of some kinds of tensors an allocation was computed of, and ``OTHER`` where
+        there was something else; beyond those of the kinds, and single numbers, is not looked.
+        """
+        waiting, seen, found = deque([index]), {index}, set()
+        while waiting and len(seen) < _MOST_ANCESTORS:
+            call = self._made_by.get(waiting.popleft())
+            if call is None or not call.reads:
+                found.add(Kind.OTHER)
+            for read in call.reads if call is not None else ():
+                one = self._timeline.allocations[read - 1]
+                if read <= 0 or read - 1 in seen or prod(one.shape) == 1:
+                    continue
+                seen.add(read - 1)
+                if one.kind in ends:
+                    found.add(one.kind)
+                else:
+                    waiting.append(read - 1)
+        return found
+
     def original_of(self, index: int, copies: Collection[str]) -> Allocation | None:
         """Return of what an allocation is a copy, or a copy of one, as operators of ``copies`` make
         them; ``None`` where that is not known.

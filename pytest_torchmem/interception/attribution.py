@@ -137,6 +137,8 @@ class Attribution:
         self.on_optimizer_step: Callable[[torch.optim.Optimizer], None] | None = None
         self._creating: set[int] = set()
         """Tasks of the engine whose backward makes a graph of its own (``create_graph``)."""
+        self._backwards: set[int] = set()
+        """Tasks of the engine of which was taken note."""
         self.node_number = 0
         """Of the last operator: one more than the sequence number of the node that autograd makes
         of it, if it records it; minus that, if a node of the backward called it."""
@@ -246,23 +248,28 @@ class Attribution:
             self.on_optimizer_step(optimizer)
 
     def note_backward(self) -> None:
-        """Take note of a backward that has begun, and of what the program asked the engine for."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not ENGINE_CODE:
-            frame = frame.f_back
+        """Take note of a backward that has begun, and of what the program asked the engine for.
+
+        One that runs in another is a part of it: a checkpoint with ``use_reentrant=True`` has one
+        for each module (torch/utils/checkpoint.py, ``CheckpointFunction.backward``).
+        """
+        frame = _engine_frame(sys._getframe(1))
         if frame is None or "args" not in frame.f_locals:  # C++ has called the engine
             return
         # ``_engine_run_backward(t_outputs, *args)``: gradients, keep_graph, create_graph, inputs
         # (torch/autograd/graph.py; torch/csrc/autograd/python_engine.cpp, run_backward).
         asked = (*frame.f_locals["args"][1:3], False, False)
+        task = current_graph_task()
         if asked[1] is True:
-            self._creating.add(current_graph_task())
+            self._creating.add(task)
         # ``torch.func.grad`` asks for a graph, whether a program uses it or not
         # (torch/_functorch/eager_transforms.py, _autograd_grad).
         functional = _is_called_by_functorch(frame)
         creates = asked[1] is True and not functional
         vmapped = functional and _is_within_vmap(frame)
-        self.facts.backward(asked[0] is True, creates, vmapped, self._line(frame))
+        if task not in self._backwards and _engine_frame(frame.f_back) is None:
+            self.facts.backward(asked[0] is True, creates, vmapped, self._line(frame))
+        self._backwards.add(task)
 
     @staticmethod
     def asking_frame(filename: str) -> Any:
@@ -532,6 +539,13 @@ def _line_of_asker(frame: FrameType | None) -> str:
             return f"{short_path(filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def _engine_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that asks the autograd engine for a backward."""
+    while frame is not None and frame.f_code is not ENGINE_CODE:
+        frame = frame.f_back
+    return frame
 
 
 def _is_called_by_functorch(engine: FrameType) -> bool:

@@ -6,6 +6,7 @@ Each is built as it was and as it is; a comment «here: <name>» marks the line 
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -1950,6 +1951,50 @@ def mask_made_by_hand(wrong: bool) -> Step:
             return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
     return Masked(), (torch.zeros(8, 4, 64, 8, requires_grad=True),), {}
+
+
+@planted("type", "float32 from the parameter Sequential.*.norm.weight on", "norm", "", ("cuda",))
+def norms_in_float32(wrong: bool) -> Step:
+    class Norm(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.dtype)).to(x.dtype)  # here: norms_in_float32
+
+    def block() -> nn.Module:
+        return nn.Sequential(OrderedDict(up=nn.Linear(WIDTH, WIDTH), norm=Norm(WIDTH)))
+
+    model = nn.Sequential(*(block() for _ in range(3))).bfloat16()
+    for one in model:
+        one.norm.to(torch.float32 if wrong else None)
+    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+
+
+@planted("checkpoint", "Stages.* is no longer checkpointed", "Stages", "", ("cpu",))
+def reentrant_checkpoints_lost(wrong: bool) -> Step:
+    class Stages(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self:
+                x = layer(x) if wrong else checkpoint(layer, x, use_reentrant=True)
+            return x
+
+    layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Sigmoid()) for _ in range(3))
+    return Stages(*layers), (torch.zeros(256, WIDTH, requires_grad=True),), {}
+
+
+@planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "", ("cpu",))
+def a_part_is_trained(wrong: bool) -> Step:
+    class Probe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+            self.layers.requires_grad_(False)[1].requires_grad_(wrong)
+            self.head = nn.Linear(64, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x).sigmoid()
+            return self.head(x)
+
+    return Probe(), (torch.zeros(256, 64),), {}
 
 
 # What must not be named: the rule, and a change that looks like its cause and is another.

@@ -5,16 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import MADE, WEIGHTY, Cause, Evidence, cause, rule, within
+from pytest_torchmem.diagnosis.causes import (
+    MADE,
+    WEIGHTY,
+    Cause,
+    Evidence,
+    called,
+    cause,
+    rule,
+    within,
+)
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.lifetimes import is_kept
+from pytest_torchmem.diagnosis.rules.types import wider_parameter
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind
 from pytest_torchmem.units import format_size
 
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
-_STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
+_STANDING = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
 
 @rule("copy", "{operator} {does} of {original}")
@@ -47,7 +56,9 @@ def _is_new(evidence: Evidence, one: Allocation) -> bool:
 def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
     """Tell whether numbers are converted to the type that parameters of their module have now."""
     own, dtype = row.what.module, row.what.dtype
-    return dtype != copied.dtype and any(
+    if dtype == copied.dtype:
+        return False
+    return wider_parameter(evidence, row.what) is not None or any(
         one.before is not None
         and one.before.dtype != dtype == one.what.dtype
         and (within(own, one.what.module) or within(one.what.module, own))
@@ -68,20 +79,6 @@ def _does(row: Row, original: Allocation) -> str:
     if original.nbytes < row.what.nbytes:
         return f"writes out as {tensor} the {format_size(original.nbytes)}"
     return f"copies the {tensor}"
-
-
-def called(evidence: Evidence, one: Allocation) -> str:
-    """Return in words what a tensor is: a parameter, a buffer, an input, or by whom it was made."""
-    place = fold(one.origin.module)[0]
-    if one.kind in _STANDING:
-        if one.label.startswith("input "):
-            return f"the {one.label}"
-        owner = f"{evidence.short(place)}." if place else ""
-        return f"the {_STANDING[one.kind]} {owner}{one.label.rpartition('.')[2]}"
-    made = one.origin.operator
-    if not made:
-        return "what the program has brought with it"
-    return f"{made} in {evidence.short(place)}" if place else made
 
 
 @rule("library buffer", "{library} keeps a buffer", last=True)

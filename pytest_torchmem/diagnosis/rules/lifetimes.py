@@ -183,20 +183,21 @@ def held_between(evidence: Evidence) -> Cause | None:
     rows = [*evidence.came(Role.OTHER.value)]
     if not rows:
         return None
-    of = _of_what(evidence, rows)
+    first = shown_by(rows)
+    of = _of_what(evidence, first)
     if holder := _holder(evidence, rows):
         what = f"the program keeps what it made{of} between two steps{holder}"
     else:
-        first = shown_by(rows)
+        count = first.count_now - first.count_before
         tensor = first.what.tensor or "memory"
-        what = f"{first.what.source} makes {tensor}{of} after the backward"
+        tensors = f"{count} × {tensor}" if count > 1 else tensor
+        what = f"{first.what.source} makes {tensors}{of} after the backward"
     return cause("held between", rows, what=what)
 
 
-def _of_what(evidence: Evidence, rows: list[Row]) -> str:
-    """Return in words what rows were made of, "" where that is not of one kind."""
-    read = [one for row in rows for one in evidence.ran.read(evidence.first(row)) if one.dtype]
-    kinds = {one.kind for one in read}
+def _of_what(evidence: Evidence, row: Row) -> str:
+    """Return in words what a row was computed of, "" where that is not of one kind."""
+    kinds = evidence.ran.kinds_before(evidence.first(row), _MADE_OF)
     return _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
 
 

@@ -12,6 +12,7 @@ from pytest_torchmem.diagnosis.causes import (
     Cause,
     Counted,
     Evidence,
+    called,
     cause,
     rule,
     shown_by,
@@ -19,7 +20,6 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.attention import is_of_mask
-from pytest_torchmem.diagnosis.rules.copies import called
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind
 from pytest_torchmem.snapshots.alive import What

@@ -40,7 +40,7 @@ from pytest_torchmem.profile.facts import (
     PARAMETERS,
 )
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import fold, prefixes
+from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.snapshots.alive import What
 
@@ -111,14 +111,30 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     rows = [row for one in lost for row in rows_of(evidence, one.name)]
     if not rows:
         rows = [*evidence.came(*OF_TRAINING)] if lost else []
-    names = [evidence.short(one.name) for one in lost]
+    parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
+    names = [evidence.short(part) for part in dict.fromkeys(parts)]
     shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
     one = len(names) < 2
     modules, were = (f"{shown} is", "was") if one else (f"{shown} are", "were")
     found = cause("trained", once(rows), modules=modules, were=were)
-    if found is None or not one or is_of(shown_by(found.rows), lost[0].name):
+    if found is None or len(lost) > 1 or is_of(shown_by(found.rows), lost[0].name):
         return found
     return placed_in(evidence, lost[0].name, found)
+
+
+def _trained_parts(evidence: Evidence, module: str) -> list[str]:
+    """Return a module, or what of it has gradients where others of its parts are still frozen."""
+    facts = evidence.now.facts.get(PARAMETERS, {}).items()
+    if not any(name.startswith(f"{module}.") and text.startswith("frozen") for name, text in facts):
+        return [module]
+    depth = module.count(".") + 1
+    found = []
+    for group in evidence.alive.groups:
+        own = group.what.module.split(".")
+        if group.what.role == Role.GRADIENT.value and within(module, group.what.module):
+            below = depth + 1 + ("*" in own[depth + 1 : depth + 2])
+            found.append(".".join(unfold(group.what.module, group.numbers).split(".")[:below]))
+    return found or [module]
 
 
 def _only_new_are_trained(evidence: Evidence, module: str) -> bool:

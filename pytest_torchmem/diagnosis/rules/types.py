@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
+from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, called, cause, rule, within
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import INPUTS, MODES
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.snapshots.alive import What
 
@@ -99,7 +100,10 @@ def _from(
         source = f"the {first.what.role} {evidence.short(own)}"
     elif (index := evidence.first(first)) >= 0:
         made = evidence.ran.first_of_type(index).origin
-        if made.operator:
+        parameter = wider_parameter(evidence, first.what)
+        if parameter is not None:
+            source, origin = called(evidence, parameter), made if made.line else None
+        elif made.operator:
             source, origin = made.operator, made
         else:  # it was there before the step
             source = "a tensor that the program has brought with it"
@@ -107,6 +111,35 @@ def _from(
     used = [row for row in rows if row.what.line]
     place = min(used or rows, key=evidence.order)
     return found and replace(found, row=place, origin=origin)
+
+
+def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
+    """Return a parameter of the type of a tensor that its module reads, where the module had made
+    nothing as large of that type, and of a narrower one: small parameters are in no snapshot.
+    """
+    module, size = what.module, prod(what.shape)
+    known = [one for one in evidence.known() if within(module, one.module) and one.dtype]
+    if any(one.dtype == what.dtype and prod(one.shape) >= size for one in known):
+        return None
+    modes = evidence.now.facts.get(MODES, {})
+    is_cast = any("autocast " in modes.get(path, "") for path in prefixes(module))
+    if not module or is_cast or _narrower_in(known, what) is None:
+        return None
+    read = (one for one in evidence.ran.read_in(module) if one.kind is Kind.PARAMETER)
+    return next((one for one in read if one.dtype == what.dtype), None)
+
+
+def _narrower_in(known: Iterable[What], what: What) -> What | None:
+    """Return the largest of what is known whose numbers are narrower floats than those of
+    ``what``.
+    """
+    narrower = (one for one in known if "float" in one.dtype and _width(one) < _width(what))
+    return max(narrower, key=lambda one: one.nbytes, default=None)
+
+
+def _width(what: What) -> float:
+    """Return the bytes of a number."""
+    return what.nbytes / max(prod(what.shape), 1)
 
 
 @rule("autocast cache", "autocast keeps {copies} in its cache", sure=True)
@@ -134,7 +167,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
     rows = {id(row): was for row in evidence.came() if (was := _narrower(evidence, row))}
     if not rows:
-        return None
+        return _of_wider_parameter(evidence)
     wider = [row for row in evidence.came() if id(row) in rows]
     first = min(wider, key=evidence.order)
     types = {"before": rows[id(first)].dtype, "now": first.what.dtype}
@@ -151,6 +184,22 @@ def wider_type(evidence: Evidence) -> Cause | None:
         return found
     values = {**found.values, "source": place.origin.operator}
     return replace(found, values=values, origin=place.origin)
+
+
+def _of_wider_parameter(evidence: Evidence) -> Cause | None:
+    """Return that a module has made tensors of another type since its parameters are of it."""
+    for row in evidence.came(*MADE):
+        own = row.what
+        parameter = wider_parameter(evidence, own) if not row.before else None
+        known = (one for one in evidence.known() if within(own.module, one.module))
+        was = _narrower_in(known, own)
+        if parameter is None or was is None:
+            continue
+        rows = [one for one in evidence.came() if one.what.dtype == own.dtype]
+        source = called(evidence, parameter)
+        found = cause("type", rows, before=was.dtype, now=own.dtype, source=source)
+        return found and replace(found, row=row)
+    return None
 
 
 def _is_known(evidence: Evidence, one: Allocation) -> bool:
