@@ -7,7 +7,7 @@ written here, once, when the run ends.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,12 +129,13 @@ class Run:
             if not plan.problem
             for key in (*plan.removed, *(old for old, _ in (*plan.renamed, *plan.moved)))
         }
+        unwritten = {self.summary.file_of(plan) for plan in updated.plans if plan.problem}
         plans: list[FilePlan[Any, Any]] = [*updated.plans, *calibrations]
         problems = [plan.problem for plan in plans if plan.problem]
         proposal, more = self._propose(checks)
         self.summary = replace(
             self.summary,
-            checks=checks,
+            checks=tuple(_told_of_files(checks, unwritten)),
             plans=tuple(updated.plans),
             obsolete=tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
             problems=tuple(dict.fromkeys((*self._lost, *gone.problems, *problems, *more))),
@@ -270,3 +271,11 @@ class Run:
         except OSError as error:
             problem = f"a report cannot be written: {error}"
             self.summary = replace(self.summary, problems=(*self.summary.problems, problem))
+
+
+def _told_of_files(checks: Iterable[Check], unwritten: Collection[str]) -> Iterator[Check]:
+    """Yield checks, those told apart whose accepted entries are in files that were not written."""
+    for check in checks:
+        snapshot = check.result.snapshot
+        lost = check.result.accepted and snapshot is not None and snapshot.file in unwritten
+        yield replace(check, unwritten=lost)

@@ -31,6 +31,8 @@ class Check:
     passed: bool = False
     """The whole test passed."""
     failed_by_check: bool = False
+    unwritten: bool = False
+    """Its file could not be written."""
     broke_off: bool = False
     """The step raised, so that there is no result."""
 

@@ -213,6 +213,8 @@ def _share(result: CheckResult, figure: str) -> str:
 def _result(check: Check) -> str:
     if check.result.accepted and not check.passed:
         return "not written: the test did not pass"
+    if check.unwritten:
+        return "not written"
     if check.result.failed and check.result.outcome is Outcome.SHRANK:
         return "shrank (strict)"
     return check.result.outcome.value
