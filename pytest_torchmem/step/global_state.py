@@ -28,7 +28,18 @@ from pytest_torchmem.torch_private.state.all_settings import (
 )
 
 _NUMPY = "numpy.random"
-_AUTOCAST_DEVICES = ("cpu", "cuda")
+_AUTOCAST_DEVICES = (
+    "cpu",
+    "cuda",
+    "xpu",
+    "mps",
+    "hpu",
+    "ipu",
+    "mtia",
+    "maia",
+    "xla",
+    "privateuseone",
+)
 
 
 @contextmanager

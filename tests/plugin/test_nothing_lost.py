@@ -163,7 +163,10 @@ plans.write = write
     noted.write(conftest=(noted.path / "conftest.py").read_text() + fails)
     result = noted.run_apart("--torchmem-update")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    lines = ["error: *test_new.json cannot be written: No space left on*", "* memory checks: *not written*"]
+    lines = [
+        "error: *test_new.json cannot be written: No space left on*",
+        "* memory checks: *not written*",
+    ]
     result.stdout.fnmatch_lines(lines)
     assert notes(noted) == {"test_other cpu": "ours"}
 

@@ -250,6 +250,9 @@ def test_settings_of_the_process_are_put_back() -> None:
             torch.backends.mkldnn.enabled,
             torch.backends.cuda.flash_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
+            torch.is_autocast_enabled("xla"),
+            torch.get_autocast_dtype("mps"),
+            torch.backends.miopen.immediate,  # type: ignore[attr-defined]
         ]
 
     def program() -> None:
@@ -260,6 +263,9 @@ def test_settings_of_the_process_are_put_back() -> None:
         torch.backends.cudnn.conv.fp32_precision = "ieee"
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_math_sdp(False)
+        torch.set_autocast_enabled("xla", True)
+        torch.set_autocast_dtype("mps", torch.bfloat16)
+        torch.backends.miopen.immediate = True  # type: ignore[attr-defined]
         inside.extend(settings())
 
     inside: list[object] = []

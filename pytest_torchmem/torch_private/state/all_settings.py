@@ -111,6 +111,19 @@ _PAIRS = (
     ),
     (optional("torch._C._is_view_replay_enabled"), optional("torch._C._set_view_replay_enabled")),
     (optional("torch._C._is_fwd_grad_enabled"), optional("torch._C._set_fwd_grad_enabled")),
+    (
+        optional("torch._C._is_grad_layout_enforcement_enabled"),
+        optional("torch._C._set_grad_layout_enforcement_enabled"),
+    ),
+    (
+        optional("torch._C._get_dtensor_allow_implicit_replication"),
+        optional("torch._C._set_dtensor_allow_implicit_replication"),
+    ),
+    (
+        optional("torch._C._get_sm_carveout_experimental"),
+        optional("torch._C._set_sm_carveout_experimental"),
+    ),
+    (optional("torch._C._get_miopen_immediate"), optional("torch._C._set_miopen_immediate")),
 )
 """What a version lacks cannot be set there."""
 _TUPLES = (
