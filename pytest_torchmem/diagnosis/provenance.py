@@ -47,6 +47,13 @@ class Provenance:
         found = self._timeline.allocations
         return [found[one - 1] for one in call.reads if one > 0] if call is not None else []
 
+    def caller(self, one: Allocation) -> str:
+        """Return the operator that was called when an allocation was made: one that calls others
+        has made what these allocate. "" where that is not known.
+        """
+        found = self._timeline.allocations
+        return next((c.origin.operator for i, c in self._made_by.items() if found[i] is one), "")
+
     def allocation(self, index: int) -> Allocation:
         """Return an allocation by its index."""
         return self._timeline.allocations[index]

@@ -158,8 +158,8 @@ class Names:
         if isinstance(holder, FunctionType):
             if f"{holder.__module__}.".startswith(_NOT_OF_PROGRAMS[0]):
                 return ""  # what makes a tensor of a trace has it in its closure
-            closure = f"the closure of {holder.__qualname__}"
-            return closure + self._within(holder) if _closes_over(holder, value) else ""
+            part = _part_of(holder, value)
+            return f"the {part} of {holder.__qualname__}{self._within(holder)}" if part else ""
         if isinstance(holder, _CACHES):
             return f"the lru_cache of {getattr(holder, '__qualname__', 'a function')}"
         if isinstance(holder, TracebackType):
@@ -342,9 +342,13 @@ def _is_container(value: object) -> bool:
     return isinstance(value, (*_CONTAINERS, CellType, FrameType))
 
 
-def _closes_over(function: FunctionType, value: object) -> bool:
+def _part_of(function: FunctionType, value: object) -> str:
+    """Return in a word as what a function holds a value, "" where it does not."""
     closure = function.__closure__ or ()
-    return closure is value or any(cell is value for cell in closure)
+    if closure is value or any(cell is value for cell in closure):
+        return "closure"
+    is_default = value is function.__defaults__ or value is function.__kwdefaults__
+    return "defaults" if is_default and value is not None else ""
 
 
 def _is_imported(holder: object, value: object) -> bool:

@@ -128,7 +128,8 @@ def checkpointing_off(wrong: bool) -> Step:
     def run(device: str) -> None:
         model = gpt2().to(device).train()
         if not wrong:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
         model(ids().to(device)).logits.sum().backward()  # here: checkpointing_off
 
     return Program(run), (), {}

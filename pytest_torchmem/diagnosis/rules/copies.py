@@ -49,7 +49,8 @@ def kept_twice(evidence: Evidence) -> Cause | None:
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
     """Tell whether what made a tensor is called more often than it was."""
-    counted = evidence.counted(one.origin.operator) if one.kind not in _STANDING else None
+    called_by = evidence.ran.caller(one) or one.origin.operator
+    counted = evidence.counted(called_by) if one.kind not in _STANDING else None
     return counted is not None and counted.rose
 
 

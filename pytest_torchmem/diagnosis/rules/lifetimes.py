@@ -241,7 +241,14 @@ def is_kept(evidence: Evidence, row: Row) -> bool:
     return bool(holder) and not holder.startswith("the variable ")
 
 
-_LASTING = (": the list ", ": the dict ", ": the set ", ": the tuple ", ": the closure ")
+_LASTING = (
+    ": the list ",
+    ": the dict ",
+    ": the set ",
+    ": the tuple ",
+    ": the closure ",
+    ": the defaults ",
+)
 """How the names of what outlives a function's variables begin; those of attributes have a dot."""
 _MANY = 3
 

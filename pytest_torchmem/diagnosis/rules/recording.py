@@ -25,6 +25,7 @@ from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import listed
 from pytest_torchmem.diagnosis.rules.setup import (
     OF_TRAINING,
+    checkpointing_lost,
     is_of,
     lost_modes,
     modes_of,
@@ -190,6 +191,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
 def _is_said(evidence: Evidence) -> bool:
     """Tell whether it is known already why autograd records more."""
     known = no_longer_frozen(evidence) or runs_with_gradients(evidence)
+    known = known or checkpointing_lost(evidence)  # which may have run its forward under no_grad
     return known is not None or any(True for _ in new_modules(evidence))
 
 
