@@ -24,7 +24,11 @@ from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.compilers.compiler import given_a_list, taken_for_compiling
+from pytest_torchmem.torch_private.compilers.compiler import (
+    decides_by_values,
+    given_a_list,
+    taken_for_compiling,
+)
 
 _NO_ADDRESS = "Cannot access data pointer"
 """How torch refuses the address of a tensor without one (c10/core/StorageImpl.cpp)."""
@@ -91,26 +95,25 @@ class AheadOfTime:
         __tracebackhide__ = True
         if self._tracing:
             return self._forward(*args, **kwargs)
-        key = _kind_of(self._module, args, kwargs)
+        others = _other_tensors(self._module)
+        key = _kind_of(self._module, (args, others), kwargs)
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._compile()
+            compiled = self._compiled[key] = self._compile(len(others))
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
         try:
             with self._making_graphs():
-                return compiled(parameters, buffers, args, kwargs)
+                return compiled(parameters, buffers, others, args, kwargs)
         except RuntimeError as error:
-            if _NO_ADDRESS not in str(error):
+            what = _without_graph(error)
+            if not what:
                 raise
             frames = walk_tb(error.__traceback__)
             line = place_among([(frame.f_code.co_filename, at) for frame, at in frames])
-            raise UsageError(
-                f"{line}: AOTAutograd makes no graph of what asks for a tensor's address, as "
-                'layers of cuDNN do (nn.LSTM): trace it with mode="eager"'
-            ) from None
+            raise UsageError(f"{line}: AOTAutograd makes no graph of {what}") from None
 
-    def _compile(self) -> Callable[..., Any]:
+    def _compile(self, others: int) -> Callable[..., Any]:
         # Imported when first asked for: they import the compiler.
         from functorch.compile import (  # type: ignore[import-untyped]
             aot_function,
@@ -119,9 +122,10 @@ class AheadOfTime:
 
         made: list[_Output] = []
 
-        def functional(parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+        def functional(parameters: Any, buffers: Any, others: Any, args: Any, kwargs: Any) -> Any:
             state = (parameters, buffers)
-            output = _Output(torch.func.functional_call(self._module, state, args, kwargs))
+            with _with_tensors(self._module, others):
+                output = _Output(torch.func.functional_call(self._module, state, args, kwargs))
             made[:] = [output]
             return output.tensors
 
@@ -131,7 +135,7 @@ class AheadOfTime:
             fw_compiler=self._run_as_it_is,
             bw_compiler=self._run_as_it_is,
             partition_fn=min_cut_rematerialization_partition,
-            num_params_buffers=held,
+            num_params_buffers=held + others,
         )
 
         def run(*inputs: Any) -> Any:
@@ -179,6 +183,49 @@ class AheadOfTime:
                 yield
             finally:
                 interceptor.makes_graphs = before
+
+
+def _without_graph(error: RuntimeError) -> str:
+    """Return what AOTAutograd makes no graph of, and what to do, or "" for another error."""
+    if _NO_ADDRESS in str(error):
+        return (
+            "what asks for a tensor's address, as layers of cuDNN do (nn.LSTM): trace it with "
+            'mode="eager"'
+        )
+    if isinstance(error, decides_by_values()):
+        return (
+            f"a program that decides by the values of tensors ({error}): trace it with "
+            'mode="eager", or with mode="inductor", which breaks the graph there'
+        )
+    return ""
+
+
+def _other_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that modules have as attributes, and not as parameters or buffers.
+
+    AOTAutograd takes no tensors that it is not given; ``torch.compile`` gives it these as well.
+    """
+    return {
+        f"{path}.{name}": value
+        for path, one in module.named_modules()
+        for name, value in vars(one).items()
+        if isinstance(value, Tensor) and value.is_leaf
+    }
+
+
+@contextmanager
+def _with_tensors(module: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the attributes be these tensors for a while."""
+    places = {name: name.rpartition(".") for name in others}
+    owners = {name: vars(module.get_submodule(path)) for name, (path, _, _) in places.items()}
+    before = {name: owners[name][place[2]] for name, place in places.items()}
+    try:
+        for name, value in others.items():
+            owners[name][places[name][2]] = value
+        yield
+    finally:
+        for name, value in before.items():
+            owners[name][places[name][2]] = value
 
 
 def _kind_of(module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -57,14 +57,17 @@ class Idioms(nn.Module):
 
 
 class Several(nn.Module):
-    """Operators that call others, a wrapper of ``vmap``, and a constant of the backward."""
+    """Operators that call others, a wrapper of ``vmap``, and a constant of the backward; and a
+    tensor that is no buffer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.bag, self.cell = nn.EmbeddingBag(4, 16), nn.GRUCell(16, 16)
+        self.table = torch.ones(6, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.cell(self.bag((x > 0).long()), x)
+        x = self.cell(self.bag((x > 0).long()), x * self.table.to(x.device))
         x = torch.vmap(lambda row: (row * torch.ones(16, device=row.device).cumsum(0)).exp())(x)
         return x * torch.tensor(2.0, device=x.device)
 
@@ -254,7 +257,7 @@ def test_copies_to_the_host_are_on_the_host() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.linear(x)
-            return y.sum() + (y.cpu() * 2).sum().cuda()
+            return y.sum() + (y.cpu() * 2).sum().cuda() + y.new_tensor([1.0]).sum()
 
     given = Moves(), torch.randn(256, 64)
     graphs = trace(*given, device="cuda", mode="aot")
@@ -279,6 +282,13 @@ def test_what_has_no_graph_is_refused() -> None:
 
     with pytest.raises(UsageError, match=r"test_ahead_of_time.py:\d+: AOTAutograd makes no graph"):
         trace(Recurrent(4, 4), torch.randn(2, 3, 4), mode="aot", device="cuda")
+
+    class Decides(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.sum() > 0 else x
+
+    with pytest.raises(UsageError, match=r"time.py:\d+: .* decides by the values"):
+        trace(Decides(4, 4), torch.ones(2, 4), mode="aot")
     with pytest.raises(UsageError, match=r"meta\['val'\]"):
         graph_profile(fx.symbolic_trace(nn.Linear(2, 2)))
     none: Any = nn.Linear(2, 2)

@@ -29,6 +29,8 @@ _FACTORIES = (
     "new_empty",
     "new_empty_strided",
 )
+_OF_DATA = ("new", "new_tensor")
+"""Those that C++ makes on the tensor's device, of numbers too."""
 
 
 class DeviceMethods:
@@ -218,14 +220,24 @@ class DeviceMethods:
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             trace, device = self._trace, kwargs.get("device")
             placed = trace.is_placing  # a function mode hands the call back to here
-            if placed or trace.off() or (device is None and name not in ("new", "new_tensor")):
+            if placed or trace.off() or (device is None and name not in _OF_DATA):
                 return original(tensor, *args, **kwargs)
             kwargs["device"] = _CPU
             if trace.in_fake_tensor_mode():
-                kwargs["device"] = device or tensor.device
+                target = as_device(device or tensor.device)
+                if name in _OF_DATA and target.type == "cuda":  # C++ makes it where it is asked to
+                    if name == "new" and _are_sizes(args):
+                        return tensor.new_empty(*args, device=target)
+                    return original(tensor, *args, **kwargs).to(target)
+                kwargs["device"] = target
                 return original(tensor, *args, **kwargs)
             target = self.device_of(tensor) if device is None else as_device(device)
             with trace.placing_on(trace.device(target)):
                 return original(tensor, *args, **kwargs)
 
         return method
+
+
+def _are_sizes(args: tuple[Any, ...]) -> bool:
+    """Return whether ``Tensor.new`` is called with the sizes of an empty tensor."""
+    return all(isinstance(one, int) for one in args) or isinstance(args[0], torch.Size)

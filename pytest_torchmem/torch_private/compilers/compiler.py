@@ -90,6 +90,10 @@ _aot_autograd: Callable[[], Any] = private_if_imported("torch._dynamo.backends.c
 _partition: Callable[[], Any] = private_if_imported(
     "torch._functorch.partitioners.min_cut_rematerialization_partition"
 )
+_DATA_DECIDES: type[Exception] = private(
+    "torch._subclasses.fake_tensor.DataDependentOutputException"
+)
+_DATA_SHAPES: type[Exception] = private("torch._subclasses.fake_tensor.DynamicOutputShapeException")
 _STRUCTURED = logging.getLogger("torch.__trace")
 """What of a compilation is for torch's own tools; pytest would print all of it with a failure."""
 
@@ -282,6 +286,11 @@ def restarts() -> type[Exception]:
     """Return what is raised to have Dynamo follow a frame again, in another way."""
     kind: type[Exception] = _exceptions().RestartAnalysis
     return kind
+
+
+def decides_by_values() -> tuple[type[Exception], ...]:
+    """Return what is raised where a graph would depend on what fake tensors do not have."""
+    return _DATA_DECIDES, _DATA_SHAPES
 
 
 def is_internal(error: Exception) -> bool:
