@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import traceback
@@ -41,7 +42,7 @@ from pytest_torchmem.snapshots.calibration_store import (
 )
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry
-from pytest_torchmem.snapshots.location import is_calibration
+from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration
 from pytest_torchmem.snapshots.store import Stored, read
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.targets.gpus import DEFAULT_GPU
@@ -50,6 +51,10 @@ from pytest_torchmem.units import format_count, format_size, format_step
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1
 _GREW, _USAGE = 1, 2
+
+
+_PIPE = 141
+"""What a shell reports of a program that SIGPIPE has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _refuse_empty(given)
         status: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
+        return _PIPE
     except (TorchmemError, OSError) as error:
         print(f"torchmem: error: {printable_lines(_told(error))}", file=sys.stderr)
         return _USAGE
@@ -164,7 +173,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Exit 1 if a snapshot or calibration file cannot be read or is in a merge "
         "conflict; for pre-commit.",
     )
-    verify.add_argument("files", metavar="FILE", type=Path, nargs="*")
+    verify.add_argument(
+        "files", metavar="FILE", type=Path, nargs="*", help="of a directory all such files below it"
+    )
     verify.set_defaults(run=_verify)
     explained.add_command(commands)
     traced.add_commands(commands)
@@ -349,6 +360,8 @@ def _found(difference: Difference) -> tuple[Cause, ...]:
 
 
 def _show(options: argparse.Namespace) -> int:
+    if options.file.is_dir():
+        raise UsageError(f"{options.file} is a directory: name one of its files")
     stored, shown = _read(options.file)
     if not stored.exists:
         raise UsageError(f"{options.file} does not exist")
@@ -374,16 +387,27 @@ def _cudnn(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     bad = 0
-    for file in options.files:
+    for file in (one for path in options.files for one in _files_at(path)):
         try:
             stored, _ = _read(file)
             problem = stored.conflict_message if stored.conflicted else ""
+            problem = problem if stored.exists else f"{file} does not exist"
         except SnapshotError as error:
             problem = str(error)
         if problem:
             bad += 1
             print(f"torchmem: {printable(problem)}", file=sys.stderr)
     return 1 if bad else 0
+
+
+def _files_at(path: Path) -> list[Path]:
+    """Return a file itself, and of a directory all snapshot and calibration files below it."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.resolve().rglob("*.json") if one.parent.name == DIRECTORY)
+    if not found:
+        raise UsageError(f"{path} has no snapshot file, such as {DIRECTORY}/test_net.json")
+    return [path / one.relative_to(path.resolve()) for one in found]
 
 
 def _read(file: Path) -> tuple[Stored[Any, Any], Iterator[str]]:

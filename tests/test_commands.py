@@ -134,6 +134,7 @@ def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str])
         (["steps_of_commands:on_cuda"], "the program asks for cuda"),
         (["steps_of_commands:Steps.train", "--device", "cpu", "--gpu", "h100"], "--device cuda"),
         (["steps_of_commands:on_cuda", "--gpu", "h999"], "h999"),
+        (["steps_of_commands:Steps.train", "--gpu", "h100"], "nothing was allocated on cuda"),
     ],
 )
 def test_what_cannot_be_traced_is_told(

@@ -80,6 +80,12 @@ def _trace(options: argparse.Namespace) -> int:
         profile = trace(lambda: _noting(function(), returned), **where)
         if returned[-1]:
             profile = trace_built(function, {}, **where)
+    if device == "cuda" and not profile.timeline.allocations:
+        raise UsageError(
+            f"nothing was allocated on cuda: {options.function} makes everything on the CPU. Make "
+            'the model and its inputs with device="cuda", or let it return them (return model, x): '
+            "they are moved"
+        )
     written = [*_written(options, profile)]  # whatever becomes of what is printed
     print(profile.table(options.largest))
     print(f"\nin the course of the step: {profile.sparkline()}")

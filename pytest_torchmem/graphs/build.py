@@ -58,6 +58,10 @@ def refuse_unless_builds(build: Any, sizes: Iterable[str]) -> None:
         ) from None
 
 
+def _written(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sizes.items())
+
+
 def built_at(build: Build, sizes: Mapping[str, int]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return what ``build(**sizes)`` does: a module or callable, and its arguments.
 
@@ -69,10 +73,12 @@ def built_at(build: Build, sizes: Mapping[str, int]) -> tuple[Any, tuple[Any, ..
     built = build(**sizes)
     target, *args = built if isinstance(built, tuple) else (built,)
     if not isinstance(target, nn.Module) and not callable(target):
+        own = getattr(build, "__name__", "")
+        call = f"{own if own.isidentifier() else 'build'}({_written(sizes)})"
+        returned = "nothing" if target is None else type(target).__name__
         raise UsageError(
-            f"build({', '.join(f'{name}={value}' for name, value in sizes.items())}) returned "
-            f"{type(target).__name__}: expected a module or a callable, or a tuple of one and its "
-            "arguments, such as: return model, x"
+            f"{call} returned {returned}: expected a module or a function that runs a step, or a "
+            "tuple of one and its arguments, such as: return model, x"
         )
     kwargs = args.pop() if args and isinstance(args[-1], dict) else {}
     return target, tuple(args), kwargs

@@ -138,6 +138,8 @@ def _sides(text: str) -> tuple[str, str]:
 
 
 def _advice(path: Path, problem: str) -> str:
+    if path.suffix != ".json":  # a file of the program, named by mistake
+        return f"{path}: {problem}"
     return (
         f"{path}: {problem}. The file was left as it is: repair it, restore it from version "
         f"control (git checkout -- {path.name}), or delete it and run pytest --torchmem-update"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -199,6 +200,15 @@ def test_the_script_is_installed():
         pytest.skip("the package is not installed with its script")
     result = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("pytest-torchmem ")
+
+
+def test_output_that_nobody_reads_is_no_error(stored):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "pytest_torchmem.cli", "show", str(stored.file())]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
     assert load(_snapshot(test_a=1)).entries
 
 
@@ -212,6 +222,10 @@ def test_verify(stored, capsys):
     stored.file().write_text("{")
     assert main(["verify", str(stored.file())]) == 1
     assert "is not JSON" in capsys.readouterr().err
+    assert main(["verify", str(stored.file().parent.parent)]) == 1
+    assert "is not JSON" in capsys.readouterr().err
+    assert main(["verify", f"{stored.file()}.misspelt"]) == 1
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_the_script_needs_no_torch(folders):
