@@ -235,8 +235,9 @@ class Kernels:
             else:
                 given = planned or (call.args, call.kwargs)
                 plan = self._plans.make(key, call, given, device.device, captured=captured)
-        except REFUSALS as error:
-            shows = body is None and isinstance(error, RuntimeError)
+        except (*REFUSALS, AssertionError) as error:
+            # An author's own function for ``meta`` may assert that tensors are on a GPU.
+            shows = body is None and isinstance(error, (RuntimeError, AssertionError))
             if shows and self._parts.values.can_show_geometry(spec):
                 return self._run_dynamic(call, device, frame)
             found = in_words_of_kernel(spec, call.args, call.kwargs, error, on_gpu=on_gpu)

@@ -283,6 +283,25 @@ def test_a_kernel_in_python_is_what_it_calls() -> None:
     assert calls == ["cpu", "cpu", "cuda"]
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_where_register_fake_cannot_say_the_kernel_shows(device: str) -> None:
+    """For sizes that depend on data, and where it asserts that tensors are on a GPU."""
+
+    @torch.library.custom_op("torchmem_tests::positives", mutates_args=())
+    def positives(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.cpu().numpy()[x.cpu().numpy() > 0]).to(x.device)
+
+    @positives.register_fake
+    def _(x: Tensor) -> Tensor:
+        assert x.device.type == device
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+    def program() -> None:
+        assert positives(torch.arange(-4.0, 4, device=device)).tolist() == [1, 2, 3]
+
+    assert trace(program, device=device).peak == 8 * 4 + 3 * 4
+
+
 def test_gpus_can_be_added() -> None:
     mine = Gpu("mine-1", "My GPU", (8, 9), 20 * 1024**3, 100, 1536)
     names = []

@@ -53,7 +53,7 @@ from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
-from pytest_torchmem.torch_private.dispatch.keys import CPU, at_kernels
+from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_EXPLICIT, CPU, at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import has_kernel
 from pytest_torchmem.torch_private.state.intra_op import OneThread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
@@ -248,7 +248,9 @@ class KnownValues(Answers):
         real to see what it makes: ``torchvision::nms``.
         """
         of_torch = operator.overload.namespace in ("aten", "prims", "c10d")
-        return self.mode.computes and not of_torch and has_kernel(operator.name, CPU)
+        name = operator.name
+        runs = has_kernel(name, CPU) or has_kernel(name, COMPOSITE_EXPLICIT)
+        return self.mode.computes and not of_torch and runs
 
     def ahead_of_body(self, call: Call, *, of_torch: bool) -> Ahead | RandomPlace | int | None:
         """Compute the values of an operator whose body is about to be run for what it allocates.
