@@ -109,10 +109,11 @@ def forget_cached() -> None:
     of the reach of what restores a program's state.
     """
     tensors = [one for one in _all_of(_kinds_of(Tensor)) if not is_lazy(one)]
-    surviving = {id(one) for one in tensors if address_of(one) in _SURVIVORS}
+    tensors = [one for one in tensors if address_of(one) in _SURVIVORS]
+    if not any(isinstance(one, (dict, tuple)) for one in gc.get_referrers(*tensors)):
+        return  # as most are which a pass that ended has left: nodes of autograd hold them
+    surviving = set(map(id, tensors))
     del tensors
-    if not surviving:
-        return
     # From the tables to what is in them: to ask what refers to a tensor looks at all objects.
     for namespace in _namespaces():
         for table in tuple(namespace.values()):
