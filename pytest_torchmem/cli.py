@@ -46,7 +46,7 @@ from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration
 from pytest_torchmem.snapshots.store import Stored, read
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.targets.gpus import DEFAULT_GPU
-from pytest_torchmem.units import format_count, format_size, format_step
+from pytest_torchmem.units import format_count, format_size, format_step, parse_size
 
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1
@@ -209,9 +209,10 @@ def _add_advise(commands: Any) -> None:
 def _advise(options: argparse.Namespace) -> int:
     from tabulate import tabulate
 
-    from pytest_torchmem.graphs.advise import advise
     from pytest_torchmem.graphs.build import built_at, gpu_seen
+    from pytest_torchmem.tracing.trace import trace
 
+    budget = None if options.budget is None else parse_size(options.budget)
     with gpu_seen(options.device, options.gpu):
         model, args, kwargs = built_at(load_function(options.step), {})
     if options.optimizer is not None:
@@ -222,16 +223,28 @@ def _advise(options: argparse.Namespace) -> int:
             raise UsageError(f"--optimizer {options.optimizer}: torch.optim has none of that name")
         kwargs["optimizer"] = optimizer
     where = {"device": options.device, "gpu": options.gpu, "memory": "unlimited"}
+    profile = trace(model, *args, **where, **kwargs)
     with elapsed("tracing changes"):
-        found = advise(model, *args, budget=options.budget, **where, **kwargs)
+        found = profile.suggestions(budget)
+    allowed = "" if budget is None else f", and may be {format_size(budget)}"
+    print(f"{profile.name}: the peak is {format_size(profile.peak)}{allowed}")
     if not found:
-        print("nothing that was tried lowers the peak")
+        print("nothing that was tried lowers it")
         return 0
     rows = [
-        (printable(one.change), format_size(one.saved), format_count(one.flops), label(one.figure))
+        (
+            printable(one.change),
+            format_size(one.saved),
+            format_size(getattr(one.profile, one.figure)),
+            format_count(one.flops),
+            label(one.figure),
+        )
         for one in found
     ]
-    print(tabulate(rows, ("change", "saves", "operations", "of the"), disable_numparse=True))
+    headers = ("change", "saves", "leaves", "operations", "of the")
+    print(tabulate(rows, headers, disable_numparse=True))
+    if budget is not None and min(profile.peak, *(one.profile.peak for one in found)) > budget:
+        print("none of these is enough")
     return 0
 
 

@@ -32,6 +32,8 @@ _SHARES = (0.5, 0.2)
 """Of the activations of compiled code."""
 _LEAST = 100
 """What takes less than this part of the peak is not tried."""
+_WORTH = 1000
+"""What saves less than this part of the figure is left out, unless the budget is met by it."""
 
 
 def suggest(
@@ -55,8 +57,15 @@ def suggest(
             more = [one for one in Checkpoints(trials, limit, together).found() if one is not None]
             enough = [one for one in more if _fits(one, limit)]
             found += enough or sorted(more, key=lambda one: one.profile.peak)[:1]
-    kept = [one for one in found if one is not None and one.saved > 0]
+    kept = [one for one in found if one is not None and _helps(one, limit)]
     return sorted(kept, key=lambda one: (not _fits(one, limit), one.flops, -one.saved))
+
+
+def _helps(one: Found, limit: int | None) -> bool:
+    """Whether a change saves more than bytes that nobody would change a line for."""
+    before: int = one.saved + getattr(one.profile, one.figure)
+    is_enough = limit is not None and _fits(one, limit) and before > limit
+    return one.saved > 0 and (one.saved * _WORTH >= before or is_enough)
 
 
 def _fits(one: Found, limit: int | None) -> bool:
