@@ -1,15 +1,15 @@
 """Ranks of torchtitan's published steps of Llama 3.1, beside what they took on H100s.
 
-    python -m benchmarks.torchtitan_llama [NAME...]
+    python -m benchmarks.torchtitan_llama [--today] [NAME...]
 
 The published figures are those of torchtitan's benchmarks/llama3_h100_202412_torchtitan.md
 (``reserved_bytes.all.peak`` in GiB, the most of all GPUs; HBM2e H100s of 96 GB, nightly torch of
 2024-12-23). The steps are those of torchtitan's commit 9dec370 with train_configs/llama3_8b.toml,
 llama3_70b.toml and llama3_405b.toml: tensor and sequence parallelism with a loss by classes,
 checkpoints, ``fully_shard`` of each layer (parameters in bfloat16, gradients reduced in float32),
-``foreach`` AdamW, and layers that are compiled in the rows that say so. Rows of 70B and 405B were
-published compiled and with Float8 alone; here they are traced in bfloat16, with Float8 (which needs
-torchao), and one of them with Float8 and compiled.
+``foreach`` AdamW, layers that are compiled, linear layers in Float8 (which needs torchao), and
+asynchronous tensor parallelism, as published. The rows of 70B and 405B with "eager" in their name
+are the same steps not compiled, which were not published: they show what that changes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import argparse
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -46,6 +48,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from pytest_torchmem import trace
 
 TOKENS, VOCABULARY, STEPS = 8192, 128256, 3
+_REUSE = "should_reuse_buffer"
 
 
 @dataclass(frozen=True)
@@ -83,29 +86,52 @@ class Row:
     """Whether each layer is compiled (torchtitan's ``apply_compile``)."""
     float8: bool = False
     """Whether linear layers are torchao's, whose weights are gathered in Float8."""
+    tokens: int = TOKENS
+    """The length of a sequence."""
+    asynchronous: bool = False
+    """Whether Inductor joins collectives and products (``enable_async_tensor_parallel``)."""
 
 
 SMALL = Size(4096, 14336, 32, 32)
 MIDDLE = Size(8192, 28672, 64, 80)
 LARGE = Size(16384, 53248, 128, 126)
+_SHARDED = Row(MIDDLE, 256, 16, 71.9, 8, full=True, compiled=True, float8=True)
+_STAGES = Row(
+    LARGE,
+    512,
+    32,
+    82.5,
+    8,
+    8,
+    full=True,
+    ranks=(0, 448),
+    compiled=True,
+    float8=True,
+    asynchronous=True,
+)
+_INTERLEAVED = replace(_STAGES, published=72.7, interleaved=True)
+_EAGER_FLOAT8 = {"compiled": False, "asynchronous": False}
+_EAGER = {**_EAGER_FLOAT8, "float8": False}
 ROWS = {
-    "8B-8": Row(SMALL, 8, 2, 82.4),
+    "8B-8-eager": Row(SMALL, 8, 2, 82.4),
     "8B-8-compiled": Row(SMALL, 8, 2, 77.0, compiled=True),
-    "8B-8-float8": Row(SMALL, 8, 2, 76.8, compiled=True, float8=True),
-    "8B-128": Row(SMALL, 128, 2, 67.0),
+    "8B-8": Row(SMALL, 8, 2, 76.8, compiled=True, float8=True),
+    "8B-8-long": Row(SMALL, 8, 1, 83.9, full=True, compiled=True, float8=True, tokens=32768),
+    "8B-128-eager": Row(SMALL, 128, 2, 67.0),
     "8B-128-compiled": Row(SMALL, 128, 2, 62.0, compiled=True),
-    "8B-128-float8": Row(SMALL, 128, 2, 61.8, compiled=True, float8=True),
-    "70B-256": Row(MIDDLE, 256, 16, 71.9, 8, full=True),
-    "70B-256-float8": Row(MIDDLE, 256, 16, 71.9, 8, full=True, float8=True),
-    "70B-256-compiled": Row(MIDDLE, 256, 16, 71.9, 8, full=True, compiled=True, float8=True),
-    "405B-512": Row(LARGE, 512, 32, 82.5, 8, 8, full=True, ranks=(0, 448)),
-    "405B-512-float8": Row(LARGE, 512, 32, 82.5, 8, 8, full=True, ranks=(0, 448), float8=True),
-    "405B-512-interleaved": Row(LARGE, 512, 32, 72.7, 8, 8, True, True, (0, 448)),
-    "405B-512-interleaved-float8": Row(
-        LARGE, 512, 32, 72.7, 8, 8, True, True, (0, 448), float8=True
-    ),
+    "8B-128": Row(SMALL, 128, 2, 61.8, compiled=True, float8=True),
+    "70B-256": _SHARDED,
+    "70B-256-asynchronous": replace(_SHARDED, published=67.6, asynchronous=True),
+    "70B-256-eager": replace(_SHARDED, **_EAGER),
+    "70B-256-eager-float8": replace(_SHARDED, **_EAGER_FLOAT8),
+    "405B-512": _STAGES,
+    "405B-512-eager": replace(_STAGES, **_EAGER),
+    "405B-512-eager-float8": replace(_STAGES, **_EAGER_FLOAT8),
+    "405B-512-interleaved": _INTERLEAVED,
+    "405B-512-interleaved-eager": replace(_INTERLEAVED, **_EAGER),
+    "405B-512-interleaved-eager-float8": replace(_INTERLEAVED, **_EAGER_FLOAT8),
 }
-"""Tables 1, 3, 4 and 5; rows of 70B and 405B were published compiled and with Float8."""
+"""Tables 1, 3, 4 and 5, and the first row of Table 2."""
 
 _aten = torch.ops.aten
 _SAVED = {
@@ -192,12 +218,13 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """Some layers of Llama 3.1, with what stands before the first and after the last."""
 
-    def __init__(self, size: Size, layers: Iterable[int]) -> None:
+    def __init__(self, row: Row, layers: Iterable[int]) -> None:
         super().__init__()
-        own = list(layers)
+        own, size = list(layers), row.size
         first, last = own[0] == 0, own[-1] == size.layers - 1
         self.tok_embeddings = nn.Embedding(VOCABULARY, size.width) if first else None
-        self.register_buffer("angles", torch.empty(TOKENS, size.head // 2, dtype=torch.complex64))
+        angles = torch.empty(row.tokens, size.head // 2, dtype=torch.complex64)
+        self.register_buffer("angles", angles)
         self.layers = nn.ModuleList(Layer(size) for _ in own)
         self.norm = Norm(size.width) if last else None
         self.output = nn.Linear(size.width, VOCABULARY, bias=False) if last else None
@@ -265,6 +292,9 @@ def parallelize(model: Any, row: Row, mesh: Any) -> None:
         )
     if row.tensor > 1:
         split_tensors(model, mesh["tp"], float8=row.float8)
+    if row.asynchronous:
+        symmetric = import_module("torch.distributed._symmetric_memory")
+        symmetric.enable_symm_mem_for_group(mesh["tp"].get_group().group_name)
     selective = {} if row.full else {"context_fn": _contexts}
     for index, layer in enumerate(model.layers):
         wrapped = checkpoint_wrapper(layer, preserve_rng_state=False, **selective)
@@ -302,17 +332,17 @@ def pipelined(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor]
     parts, stages = [], []
     for index in range(own, count, row.stages):
         with torch.device("meta"):
-            part = Llama(row.size, layers[index])
+            part = Llama(row, layers[index])
         parallelize(part, row, mesh)
         part.to_empty(device=device)
         parts.append(part)
-        local = TOKENS // row.tensor
+        local = row.tokens // row.tensor
         sent = torch.empty(
             microbatch, local, row.size.width, dtype=torch.bfloat16, device="meta"
         ).requires_grad_()
-        tokens = torch.empty(microbatch, TOKENS, dtype=torch.long, device="meta")
+        tokens = torch.empty(microbatch, row.tokens, dtype=torch.long, device="meta")
         logits = torch.empty(
-            microbatch, TOKENS, VOCABULARY, dtype=torch.bfloat16, device="meta"
+            microbatch, row.tokens, VOCABULARY, dtype=torch.bfloat16, device="meta"
         ).requires_grad_()
         stages.append(
             PipelineStage(
@@ -329,7 +359,11 @@ def pipelined(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor]
     given = stages if row.interleaved else stages[0]
     schedule = kind(given, n_microbatches=row.stages, loss_fn=loss_of)
 
+    unknown = list(parts)
+
     def step(tokens: Tensor, labels: Tensor) -> None:
+        learn_shapes(row, unknown, own)
+        unknown.clear()
         arguments = (tokens,) if own == 0 else ()
         targets = {"target": labels, "losses": []} if own == row.stages - 1 else {}
         schedule.step(*arguments, **targets)
@@ -337,10 +371,27 @@ def pipelined(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor]
     return parts, step
 
 
+def learn_shapes(row: Row, parts: Iterable[Llama], own: int) -> None:
+    """Run each stage once without gradients, as a process of then did in its first step.
+
+    So it learned what the stage gives: torch/distributed/pipelining/stage.py of torch 2.6,
+    ``PipelineStage._shape_inference``. What that leaves to the caching allocator stays.
+    """
+    count = row.batch // row.stages
+    for index, part in enumerate(parts):
+        if own == 0 and index == 0:
+            given = torch.zeros(count, row.tokens, dtype=torch.long, device="cuda")
+        else:
+            sizes = (count, row.tokens // row.tensor, row.size.width)
+            given = torch.zeros(sizes, dtype=torch.bfloat16, device="cuda")
+        with torch.no_grad():
+            part(given)
+
+
 def whole(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor], None]]:
     """Return the model, and what runs a step."""
     with torch.device("meta"):
-        model: Any = Llama(row.size, range(row.size.layers))
+        model: Any = Llama(row, range(row.size.layers))
     parallelize(model, row, mesh)
     model.to_empty(device="cuda")
 
@@ -363,7 +414,7 @@ def train(row: Row) -> None:
     parameters = [parameter for part in parts for parameter in part.parameters()]
     optimizers = [torch.optim.AdamW(part.parameters(), lr=3e-4, foreach=True) for part in parts]
     for _ in range(STEPS):
-        batch = torch.randint(VOCABULARY, (row.batch, TOKENS + 1))
+        batch = torch.randint(VOCABULARY, (row.batch, row.tokens + 1))
         tokens, labels = batch[:, :-1].cuda(), batch[:, 1:].cuda()
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -380,10 +431,28 @@ def train(row: Row) -> None:
                 import_module("torchao.float8").precompute_float8_dynamic_scale_for_fsdp(part)
 
 
+@contextmanager
+def inductor_of(row: Row, *, today: bool = False) -> Iterator[None]:
+    """Have Inductor give each buffer that is free to the next of its size, as that of then did.
+
+    Today it does so only where the peak that it estimates stays as it is (torch/_inductor/codegen/
+    wrapper.py, ``AllocateLine.should_reuse_buffer``). That of torch 2.6 has no such condition.
+    """
+    allocation = import_module("torch._inductor.codegen.wrapper").AllocateLine
+    inductor = import_module("torch._inductor.config")
+    with ExitStack() as stack:
+        if hasattr(allocation, _REUSE) and not today:
+            stack.enter_context(mock.patch.object(allocation, _REUSE, return_value=True))
+        stack.enter_context(inductor.patch(_micro_pipeline_tp=row.asynchronous))
+        yield
+
+
 def main() -> None:
     """Trace, and print the figures beside the published ones."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ROWS))
+    help = "reuse buffers of compiled code as the installed torch does"
+    parser.add_argument("--today", action="store_true", help=help)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
@@ -391,15 +460,16 @@ def main() -> None:
         row = ROWS[name]
         for rank in row.ranks:
             begin = time.process_time()
-            profile = trace(
-                partial(train, row),
-                device="cuda",
-                gpu="h100",
-                memory="96 GB",
-                world_size=row.gpus,
-                rank=rank,
-                values="none",
-            )
+            with inductor_of(row, today=options.today):
+                profile = trace(
+                    partial(train, row),
+                    device="cuda",
+                    gpu="h100",
+                    memory="96 GB",
+                    world_size=row.gpus,
+                    rank=rank,
+                    values="none",
+                )
             reserved, allocated = (profile.reserved_peak or 0) / 2**30, profile.peak / 2**30
             against = f"{reserved / row.published - 1:+.1%}"
             seconds = time.process_time() - begin

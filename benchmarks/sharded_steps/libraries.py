@@ -311,7 +311,7 @@ def main() -> None:
                 for rank in RANKS:
                     print(f"{name:28} rank {rank}: {_of_rank(name, rank)}", flush=True)
             except ModuleNotFoundError as error:
-                print(f"{name:28} {error.name} is not installed")
+                print(f"{name:28} is left out: {error}")
             except Exception as error:
                 failed = True
                 print(f"{name:28} {type(error).__name__}: {error}")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -329,6 +330,52 @@ def test_a_world_that_the_program_contradicts_is_refused() -> None:
     for wrong in ({"rank": 1}, {"world_size": 0}, {"world_size": 2, "rank": 2}):
         with pytest.raises(UsageError, match=r"rank|how many processes"):
             trace(lambda: None, **wrong)
+
+
+def test_products_that_are_joined_with_collectives_take_what_is_not_symmetric_memory() -> None:
+    """The gathered input and its products; the parts of all processes, and their sum.
+
+    torch/distributed/_symmetric_memory/__init__.py, ``_fused_all_gather_matmul_impl`` and
+    ``_fused_matmul_reduce_scatter_impl``.
+    """
+    rows, inner, columns, size, f8 = 32, 512, 256, WORLD["world_size"], torch.float8_e4m3fn
+    at = {"device": "cuda"}
+
+    def step(scaled: bool, scatters: bool) -> None:
+        dist.init_process_group("nccl")
+        name = dist.distributed_c10d._get_default_group().group_name
+        symmetric_memory.enable_symm_mem_for_group(name)
+        assert symmetric_memory.is_symm_mem_enabled_for_group(name)
+        a = torch.empty(rows, inner, dtype=f8 if scaled else torch.bfloat16, **at)
+        b = torch.empty(columns, inner, dtype=a.dtype, **at).t()
+        one = torch.empty((), **at)
+        operators, dtype = torch.ops.symm_mem, torch.bfloat16
+        if scaled and scatters:
+            shape = [rows, columns]
+            operators.fused_scaled_matmul_reduce_scatter(
+                a, b, one, one, "avg", 0, 0, name, shape, out_dtype=dtype
+            )
+        elif scaled:
+            more = ([one], 0, name, [None], [None], [dtype], [True])
+            operators.fused_all_gather_scaled_matmul(a, [b], one, *more)
+        elif scatters:
+            operators.fused_matmul_reduce_scatter(a, b, "avg", 0, name)
+        else:
+            operators.fused_all_gather_matmul(a, [b], 0, name)
+
+    for scaled in (False, True):
+        element = 1 if scaled else 2
+        held = (rows + columns) * inner * element + 4
+        for scatters, taken in (
+            (False, size * rows * (inner * element + columns * 2)),
+            (True, (rows + rows // size) * columns * 2),
+        ):
+            asked = partial(step, scaled, scatters)
+            found = trace(asked, device="cuda", gpu="h100", **WORLD)
+            of_cublas = sum(one.nbytes for one in found.live_at_peak() if "cuBLAS" in one.label)
+            assert found.peak - of_cublas == held + taken
+            assert not found.unknown_workspaces
+            assert not symmetric_memory._group_name_to_store
 
 
 @pytest.mark.parametrize("world", [WORLD, {}])

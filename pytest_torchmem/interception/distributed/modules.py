@@ -38,6 +38,7 @@ from pytest_torchmem.torch_private.distributed.fully_sharded import (
 )
 from pytest_torchmem.torch_private.distributed.process_groups import (
     SYMMETRIC_MEMORY,
+    symmetric_groups,
     symmetric_memory,
 )
 from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
@@ -160,7 +161,8 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 refuse = partial(refuse_symmetric_memory, trace.on_thread)
                 if module not in followed:
                     followed.add(module)
-                    wanted.extend((one, {**names}) for one, names in symmetric_memory(refuse))
+                    found = (*symmetric_memory(refuse), *symmetric_groups(trace.on_thread))
+                    wanted.extend((one, {**names}) for one, names in found)
             if module.startswith("torch.distributed.checkpoint"):
                 replace(checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace))
                 replace(checkpoint_planner(), VALIDATE_PLAN, partial(_validating, trace))

@@ -13,6 +13,7 @@ _DESCRIBED_IN = {
     "_c10d_functional_autograd": _COLLECTIVES,
     "torchvision": "pytest_torchmem.operators.third_party.torchvision",
     "fsdp": "pytest_torchmem.operators.distributed.fully_shard",
+    "symm_mem": "pytest_torchmem.operators.distributed.symmetric_memory",
 }
 """Modules by the namespace of the operators that their ``describe()`` makes records of."""
 

@@ -50,6 +50,11 @@ _ALLOCATIONS = tuple(
     for name in ("empty_strided_p2p", "get_mempool_allocator", "rendezvous", "set_backend")
 )
 """What needs a backend of symmetric memory (torch/csrc/distributed/c10d/symm_mem)."""
+_ENABLE = private_name_if_imported("torch._C._distributed_c10d._SymmetricMemory.set_group_info")
+_ENABLED = private_name_if_imported("torch.distributed._symmetric_memory._group_name_to_store")
+_numbered_dtypes = private_if_imported(
+    "torch.distributed._symmetric_memory._maybe_convert_scalar_types_to_dtypes"
+)
 _TIMEOUT = timedelta(minutes=10)
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout."""
 _TABLES = tuple(
@@ -271,6 +276,33 @@ def symmetric_memory(instead: Callable[..., Any]) -> Replacements:
     names = [name for name in _ALLOCATIONS if hasattr(kind, name)]
     replaced = {name: staticmethod(partial(instead, getattr(kind, name))) for name in names}
     return [(kind, replaced)] if replaced else []
+
+
+def symmetric_groups(on_thread: Callable[[], bool]) -> Replacements:
+    """Have no group known to symmetric memory, whose module is imported, for a while.
+
+    C++ keeps what it is told of a group for the process, with its store (``set_group_info``).
+    """
+    module, kind = sys.modules[f"torch.distributed.{SYMMETRIC_MEMORY}"], _symmetric()
+    enable: Any = getattr(kind, _ENABLE, None)
+
+    def set_group_info(*args: Any, **kwargs: Any) -> None:
+        if not on_thread():
+            enable(*args, **kwargs)
+
+    found: list[tuple[Any, dict[str, Any]]] = []
+    if hasattr(module, _ENABLED):
+        found.append((module, {_ENABLED: {}}))
+    if enable is not None:
+        found.append((kind, {_ENABLE: staticmethod(set_group_info)}))
+    return found
+
+
+def dtypes_of_numbers(numbers: Sequence[Any]) -> Sequence[torch.dtype | None]:
+    """Return the dtypes that operators of ``symm_mem`` get, as numbers where they are in a list."""
+    convert = _numbered_dtypes()
+    found: Sequence[torch.dtype | None] = numbers if convert is None else convert(list(numbers))
+    return found
 
 
 def _groups(
