@@ -27,7 +27,7 @@ MARK = "stalls of the page: "
 SCRIPT = """
 <script>
 addEventListener("load", () => setTimeout(() => {
-  const tasks = [], gaps = [], taken = {hover: [], scroll: [], regroup: []};
+  const tasks = [], gaps = [], taken = {hover: [], list: [], scroll: [], regroup: []};
   const timed = (name, action) => {
     const start = performance.now();
     action();
@@ -36,8 +36,11 @@ addEventListener("load", () => setTimeout(() => {
   };
   new PerformanceObserver(list => list.getEntries().forEach(one => tasks.push(one.duration)))
     .observe({entryTypes: ["longtask"]});
-  const over = document.querySelector(".u-over"), choice = document.querySelector("select");
+  const ask = requestAnimationFrame.bind(window);
+  window.requestAnimationFrame = callback => ask(now => timed("list", () => callback(now)));
+  const choice = document.querySelector("select");
   const step = frame => {
+    const over = document.querySelector(".u-over");  // a new one for each grouping
     const box = over.getBoundingClientRect();
     const at = {clientX: box.left + box.width * (frame % 100) / 100, clientY: box.top + 100};
     timed("hover", () => over.dispatchEvent(new MouseEvent("mousemove", {...at, bubbles: true})));
@@ -48,9 +51,9 @@ addEventListener("load", () => setTimeout(() => {
     });
   };
   let last = performance.now(), frame = 0;
-  requestAnimationFrame(function next(now) {
+  ask(function next(now) {
     gaps.push(now - last); last = now;
-    if (frame < 400) { step(frame++); requestAnimationFrame(next); }
+    if (frame < 400) { step(frame++); ask(next); }
     else setTimeout(() => console.log("MARK" + JSON.stringify(
       {frames: gaps.length, longest_gap: Math.max(...gaps.slice(2)), long_tasks: tasks,
        taken})), 300);
