@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -30,6 +30,8 @@ from pytest_torchmem.torch_private.compilers.compiler import (
     taken_for_compiling,
 )
 
+_Others: TypeAlias = dict[tuple[str, str], Tensor]
+"""Tensors by the path of a module and the name of its attribute."""
 _NO_ADDRESS = "Cannot access data pointer"
 """How torch refuses the address of a tensor without one (c10/core/StorageImpl.cpp)."""
 
@@ -96,7 +98,7 @@ class AheadOfTime:
         if self._tracing:
             return self._forward(*args, **kwargs)
         others = _other_tensors(self._module)
-        key = _kind_of(self._module, (args, others), kwargs)
+        key = _kind_of(self._module, others, args, kwargs)
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = self._compile(len(others))
@@ -200,13 +202,13 @@ def _without_graph(error: RuntimeError) -> str:
     return ""
 
 
-def _other_tensors(module: nn.Module) -> dict[str, Tensor]:
+def _other_tensors(module: nn.Module) -> _Others:
     """Return the tensors that modules have as attributes, and not as parameters or buffers.
 
     AOTAutograd takes no tensors that it is not given; ``torch.compile`` gives it these as well.
     """
     return {
-        f"{path}.{name}": value
+        (path, name): value
         for path, one in module.named_modules()
         for name, value in vars(one).items()
         if isinstance(value, Tensor) and value.is_leaf
@@ -214,31 +216,30 @@ def _other_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _with_tensors(module: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
+def _with_tensors(module: nn.Module, others: _Others) -> Iterator[None]:
     """Let the attributes be these tensors for a while."""
-    places = {name: name.rpartition(".") for name in others}
-    owners = {name: vars(module.get_submodule(path)) for name, (path, _, _) in places.items()}
-    before = {name: owners[name][place[2]] for name, place in places.items()}
+    owners = {path: vars(module.get_submodule(path)) for path, _ in others}
+    before = {(path, name): owners[path][name] for path, name in others}
     try:
-        for name, value in others.items():
-            owners[name][places[name][2]] = value
+        for (path, name), value in others.items():
+            owners[path][name] = value
         yield
     finally:
-        for name, value in before.items():
-            owners[name][places[name][2]] = value
+        for (path, name), value in before.items():
+            owners[path][name] = value
 
 
-def _kind_of(module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _kind_of(module: nn.Module, others: _Others, args: Any, kwargs: Any) -> Any:
     """Return what graphs are made for: the geometry of inputs, other arguments, and the modes."""
     tensors = tuple(
         (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-        for tensor in tensors_in((args, kwargs))
+        for tensor in tensors_in((args, kwargs, others))
     )
-    others = repr(
+    values = repr(
         [value for value in (*args, *kwargs.values()) if not isinstance(value, (Tensor, dict))]
     )
     modes = torch.is_grad_enabled(), module.training, torch.is_autocast_enabled("cpu")
-    return tensors, others, modes
+    return tensors, values, modes
 
 
 def run_ahead_of_time(module: nn.Module, interceptor: Interceptor | None = None) -> AheadOfTime:
