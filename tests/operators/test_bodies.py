@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,25 @@ def figures(
 def test_batches_of_matrices(program: Callable[..., Tensor]) -> None:
     traced, measured = figures(program, torch.randn(3, 40, 40))
     assert traced == measured
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("ends", [False, True])
+def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
+    """In so small ones temporaries decide."""
+
+    def step() -> Tensor:
+        table = torch.ones(10, 3, requires_grad=True)
+        words, bags = torch.arange(6, dtype=dtype), torch.tensor([0, 2, 5 + ends], dtype=dtype)
+        given: dict[str, Any] = {"mode": mode, "include_last_offset": ends}
+        with torch.no_grad():
+            torch.nn.functional.embedding_bag(words, table, bags, **given)
+        output: Tensor = torch.nn.functional.embedding_bag(words, table, bags, **given)
+        output.sum().backward()
+        return output
+
+    assert trace(step, host="here").figures() == measure(step).figures()
 
 
 FACTORS: dict[str, Callable[..., object]] = {

@@ -46,17 +46,19 @@ def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
             offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
             offset2bag = _bag_of_every_index(offsets[:bags], offset2bag)
             offset2bag.resize_(indices.shape[0])
+        sizes = torch.empty(offsets.shape, dtype=offsets.dtype)
         if with_sizes or mode != _SUM:
-            sizes = _bag_sizes(offsets, bags)
-        else:
-            sizes = torch.empty(offsets.shape, dtype=offsets.dtype)
-        shape = (bags, weight.shape[1]) if mode == _MAX else tuple(sizes.shape)
-        largest = torch.empty(shape, dtype=offsets.dtype)
+            _count(sizes, indices, offsets, bags)
+        largest = torch.empty(sizes.shape, dtype=offsets.dtype)
+        if mode == _MAX:
+            largest.resize_((bags, weight.shape[1]))
         if mode != _MAX:
             _gather(weight, output, per_sample_weights, fast)
         if mode == _MEAN and bags:
-            counts = torch.maximum(sizes, torch.ones_like(sizes)).to(output.dtype)
-            del counts
+            ones = torch.ones_like(sizes)
+            at_least_one = torch.maximum(sizes, ones)  # temporaries of one expression in C++
+            counts = at_least_one.to(output.dtype)
+            del counts, at_least_one, ones
         return output, offset2bag, sizes, largest
 
     embedding_bag.__doc__ = "``_embedding_bag_cpu_impl``; native/EmbeddingBag.cpp."
@@ -100,16 +102,19 @@ def _bag_of_every_index(offsets: Tensor, offset2bag: Tensor) -> Tensor:
     """``make_offset2bag``: ones where bags begin, added up."""
     offset2bag.index_add_(0, offsets, torch.ones_like(offsets))
     offset2bag[0] -= 1
-    return offset2bag.cumsum(0)
+    return offset2bag.cumsum(0, dtype=offset2bag.dtype)
 
 
-def _bag_sizes(offsets: Tensor, bags: int) -> Tensor:
-    """``make_bag_size``: the differences of offsets."""
-    sizes = torch.empty((bags,), dtype=offsets.dtype)
+def _count(sizes: Tensor, indices: Tensor, offsets: Tensor, bags: int) -> None:
+    """``make_bag_size_out``: the differences of offsets, and what is left for the last bag."""
+    sizes.resize_((bags,))
     if bags > 1:
         difference = offsets[1:bags] - offsets[: bags - 1]
         del difference
-    return sizes
+    if bags:
+        length = torch.empty((), dtype=offsets.dtype).fill_(indices.shape[0])
+        rest = length - offsets[bags - 1]
+        del rest, length
 
 
 def _is_fast(weight: Tensor, scale: Tensor | None, padding_idx: int) -> bool:
