@@ -69,6 +69,11 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "numbers of a factory": lambda d: torch.full((9,), 300, dtype=torch.uint8, device=d),
     "number of a factory": lambda d: torch.scalar_tensor(1j, dtype=torch.float, device=d),
     "number of an activation": lambda d: functional.softshrink(large(d), -0.5),
+    "rows of a grouped product": lambda d: functional.grouped_mm(
+        torch.ones(8, 37, device=d),
+        torch.ones(2, 16, 37, device=d).mT,
+        offs=torch.tensor([3, 8], device=d, dtype=torch.int32),
+    ),
     "scalars for a list": lambda d: torch._foreach_addcdiv_(
         [large(d)], [large(d)], [large(d)], torch.ones(2)
     ),

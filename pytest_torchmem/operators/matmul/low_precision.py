@@ -61,6 +61,31 @@ def packed_product_flops(input: Tensor, mat2: Tensor) -> int:
 grouped_mm = operator("aten::_grouped_mm", kind=Kind.LEAF)
 
 
+@grouped_mm.check()
+def grouped_operands(
+    input: Tensor, mat2: Tensor, offs: Tensor | None = None, bias: Tensor | None = None
+) -> None:
+    """native/GroupedMMUtils.h, ``_grouped_mm_validate_inputs``: both devices' kernels ask it."""
+    for one in (input, mat2):
+        rows, columns = one.shape[-2:]
+        of_row, of_column = one.stride()[-2:]
+        if of_row == 1 and of_column >= max(1, rows):
+            leading = of_column
+        elif of_column == 1 and of_row >= max(1, columns):
+            leading = of_row
+        else:
+            raise RuntimeError(
+                f"Invalid strides/sizes, got {list(one.stride())} for strides and "
+                f"{list(one.shape)} for sizes"
+            )
+        if leading % (16 // one.element_size()):
+            raise RuntimeError("strides should be multiple of 16 bytes")
+    if offs is not None and offs.dtype != torch.int32:
+        raise RuntimeError("Offsets have to be int32")
+    if bias is not None:
+        raise RuntimeError("Bias not supported yet")
+
+
 @grouped_mm.meta()
 def grouped_rows(
     input: Tensor, mat2: Tensor, offs: Tensor | None = None, out_dtype: torch.dtype | None = None
