@@ -54,8 +54,8 @@ def run_alone(
     def run() -> None:
         for place, node in enumerate(found):
             target: Any = node.target
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-            given = replace_tensors((args, kwargs), lambda one: _fresh(one, device))
+            made_of = {one: _fresh(value(one), device) for one in node.all_input_nodes}
+            given = fx.node.map_arg((node.args, node.kwargs), made_of.__getitem__)
             result = call_alone(str(place), target, *given)
             if result is not _FAILED:
                 made[node] = _storages(result, given, device)
@@ -97,9 +97,12 @@ def _is_several(node: fx.Node, device: str) -> bool:
     )
 
 
-def _fresh(tensor: Tensor, device: str) -> Tensor:
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=device)
+def _fresh(value: Any, device: str) -> Any:
+    def fresh(tensor: Tensor) -> Tensor:
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=device)
+
+    return replace_tensors(value, fresh)
 
 
 def _storages(result: Any, given: Any, device: str) -> tuple[int | None, ...]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._higher_order_ops import associative_scan
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -199,6 +200,21 @@ def test_what_is_read_of_graphs_is_what_runs_of_them(name: str, device: str) -> 
     # The backward has a copy of the constant, which was made with its graph.
     constant = 4 if (name, device) == ("several", "cpu") else 0
     assert found.baseline == profile.baseline + constant or name == "statistics"
+
+
+def test_what_an_operator_of_higher_order_holds_is_read() -> None:
+    class Scan(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found = associative_scan(lambda one, two: one * two, x.exp(), dim=1)
+            assert isinstance(found, Tensor)
+            return found
+
+    x = torch.randn(4, 33, 8)
+    profile = trace(Scan(), x, mode="aot", device="cuda", backward=False)
+    [graph] = profile.graphs
+    assert any("scan" in str(node.target) for node in graph.graph.nodes)
+    found = graph_profile(graph)
+    assert (found.peak, found.end) == (profile.peak, 2 * x.nbytes + x.nbytes // 33)
 
 
 def test_new_values_of_inputs_are_gone_after_the_forward() -> None:
