@@ -70,7 +70,10 @@ class CachingAllocator(ReservedMemory):
             return None
         if self._waiting and not self.private.capturing:
             self._finish_waiting()
-        size = self.rounded(nbytes)
+        if self.options.roundup_power2_divisions is _NO_DIVISIONS:  # as mostly, and without a call
+            size = (nbytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
+        else:
+            size = self.rounded(nbytes)
         if private is None:
             pool = self.small if size <= SMALL else self.large
         else:
@@ -130,7 +133,7 @@ class CachingAllocator(ReservedMemory):
         """Return the size of the block that a request needs (``round_size``)."""
         table = self.options.roundup_power2_divisions
         if table is _NO_DIVISIONS or nbytes < MIN_BLOCK:
-            return (nbytes + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK or MIN_BLOCK
+            return -(-nbytes // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
             return _next_division(nbytes, divisions)
@@ -220,14 +223,14 @@ class CachingAllocator(ReservedMemory):
             remaining = block
             block = remaining.split(size)
             pool.insert(remaining)
-            if block.expandable is None:
+            if counted and block.expandable is None:
                 for statistics in counted:
                     if already_split:
                         statistics.inactive_split_bytes.decrease(size)
                     else:
                         statistics.inactive_split_bytes.increase(remaining.size)
                         statistics.inactive_split.increase(1)
-        elif already_split and block.expandable is None:
+        elif counted and already_split and block.expandable is None:
             for statistics in counted:
                 statistics.inactive_split_bytes.decrease(block.size)
                 statistics.inactive_split.decrease(1)
