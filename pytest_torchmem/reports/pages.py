@@ -23,10 +23,10 @@ _COLUMNS = 120
 """The length of a message's lines on a page, which scrolls where it is narrower."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _STYLE = (
-    "body{font:14px/1.45 system-ui,sans-serif;margin:24px;color-scheme:light dark}"
+    ":root{color-scheme:light dark}body{font:14px/1.45 system-ui,sans-serif;margin:24px}"
     "table{border-collapse:collapse}th,td{text-align:left;padding:4px 14px 4px 0;"
     "border-bottom:1px solid #8884}td.number{text-align:right;font-variant-numeric:tabular-nums}"
-    ".failed{color:#cf222e;font-weight:600}"
+    ".failed{color:light-dark(#cf222e,#ff7b72);font-weight:600}"
 )
 
 

@@ -128,7 +128,7 @@ def cross_entropy(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-@planted("attention", "attention fell from flash to math", "Decoder.blocks.*", "softmax")
+@planted("attention", "attention fell from flash to math", "Decoder.blocks.*", "softmax", ("cuda",))
 def strided_values(wrong: bool) -> Step:
     model = Decoder(wrong={"strided": True} if wrong else None).bfloat16()
     return model, (ids(),), {}
@@ -158,7 +158,13 @@ def mask_given(wrong: bool) -> Step:
     return Causal(), (x,), {}
 
 
-@planted("copy", "makes float32[4, 64, 128] of the bfloat16", "Decoder.blocks.*", "aten::_to_copy")
+@planted(
+    "copy",
+    "makes float32[4, 64, 128] of the bfloat16",
+    "Decoder.blocks.*",
+    "aten::_to_copy",
+    ("cpu",),
+)
 def widened(wrong: bool) -> Step:
     return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
 
@@ -180,12 +186,18 @@ def scale_in_float32(wrong: bool) -> Step:
     return Mixer(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted("held", "keeps what it made in the forward", "Decoder.blocks.*", "aten::mul")
+@planted("held", "keeps what it made in the forward", "Decoder.blocks.*", "aten::mul", ("cpu",))
 def kept_in_a_list(wrong: bool) -> Step:
     return Decoder(wrong={"kept": True} if wrong else None), (ids(),), {}
 
 
-@planted("checkpoint", "Decoder.blocks.2 is no longer checkpointed", "Decoder.blocks.", "aten::")
+@planted(
+    "checkpoint",
+    "Decoder.blocks.2 is no longer checkpointed",
+    "Decoder.blocks.",
+    "aten::",
+    ("cuda",),
+)
 def one_block_without_checkpoint(wrong: bool) -> Step:
     recompute = (0, 1, 3) if wrong else (0, 1, 2, 3)
     return Decoder(recompute=recompute), (ids(),), {}
@@ -234,7 +246,7 @@ def another_optimizer(wrong: bool) -> Step:
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
 
 
-@planted("optimizer", "AdamW (foreach), and was AdamW (loop)", "", "aten::_foreach")
+@planted("optimizer", "AdamW (foreach), and was AdamW (loop)", "", "aten::_foreach", ("cuda",))
 def another_implementation(wrong: bool) -> Step:
     def adam(parameters: Any) -> Any:
         return torch.optim.AdamW(parameters, foreach=wrong)
@@ -269,7 +281,7 @@ def images(batch: int = 4) -> Tensor:
     return torch.zeros(batch, 3, 16, 16)
 
 
-@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu")
+@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu", ("cpu",))
 def not_in_place(wrong: bool) -> Step:
     class Stem(nn.Module):
         def __init__(self) -> None:
@@ -516,7 +528,9 @@ def configured_otherwise(wrong: bool) -> Step:
     return Configured(), (torch.zeros(256, WIDTH),), {}
 
 
-@planted("copy", "writes out as float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat")
+@planted(
+    "copy", "writes out as float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat", ("cuda",)
+)
 def repeated(wrong: bool) -> Step:
     class Query(nn.Module):
         def __init__(self) -> None:
@@ -605,7 +619,9 @@ def gradients_in_one_tensor(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("earlier steps", "are still alive: the list Metric.seen", "Linear", "aten::addmm")
+@planted(
+    "earlier steps", "are still alive: the list Metric.seen", "Linear", "aten::addmm", ("cuda",)
+)
 def metric_keeps_outputs(wrong: bool) -> Step:
     class Metric:
         def __init__(self) -> None:
@@ -624,7 +640,7 @@ def metric_keeps_outputs(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("checkpoint", "a part of Stage is no longer checkpointed", "Stage", "aten::")
+@planted("checkpoint", "a part of Stage is no longer checkpointed", "Stage", "aten::", ("cuda",))
 def function_without_checkpoint(wrong: bool) -> Step:
     class Stage(nn.Module):
         def __init__(self) -> None:
@@ -1383,7 +1399,9 @@ def not_cast_back(wrong: bool) -> Step:
     return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted("gradients recorded", "Sequential runs with gradients", "Sequential.1", "aten::")
+@planted(
+    "gradients recorded", "Sequential runs with gradients", "Sequential.1", "aten::", ("cuda",)
+)
 def encoder_with_gradients(wrong: bool) -> Step:
     """Two modules, of which one has nothing at the peak, and beside them a library's buffer."""
 
@@ -1399,7 +1417,7 @@ def encoder_with_gradients(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat")
+@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat", ("cpu",))
 def turns_are_joined(wrong: bool) -> Step:
     """An argument that is an object of the program's."""
 
@@ -1601,7 +1619,7 @@ def stride_of_the_first_of_several(wrong: bool) -> Step:
     return Staged(*stages), (torch.zeros(4, 8, 32, 32, requires_grad=True),), {}
 
 
-@planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last", "aten::")
+@planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last", "aten::", ("cpu",))
 def last_layer_is_trained(wrong: bool) -> Step:
     """What grows is what another layer has made: the one that is trained keeps what it is given."""
 
@@ -1691,7 +1709,7 @@ def model_in_float32(wrong: bool) -> Step:
     return model if wrong else model.bfloat16(), (ids(),), {}
 
 
-@planted("new module", "Heads.more is new", "Heads.more", "aten::addmm")
+@planted("new module", "Heads.more is new", "Heads.more", "aten::addmm", ("cpu",))
 def another_head_with_its_loss(wrong: bool) -> Step:
     """The loss of the new head is the largest part of what it costs."""
 
@@ -1741,7 +1759,9 @@ def repeated_before_a_product(wrong: bool) -> Step:
     return nn.Linear(16, 16), (torch.zeros(32, 16),), {"loss_fn": loss}
 
 
-@planted("earlier steps", "of an earlier step are still alive: the graph of", "", "aten::")
+@planted(
+    "earlier steps", "of an earlier step are still alive: the graph of", "", "aten::", ("cpu",)
+)
 def queue_with_its_graph(wrong: bool) -> Step:
     """The backward goes through the graph of the step before, which takes more than it keeps."""
 

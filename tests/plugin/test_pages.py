@@ -23,6 +23,7 @@ def test_a_page_for_each_check_that_fails(stored, workers: int) -> None:
     links = re.findall(r'href="([^"]+\.html)"', index)
     assert sorted([*links, "index.html"]) == written
     assert "3 of 3 memory checks failed" in index
+    assert ":root{color-scheme:light dark}" in index  # of the body alone, the page stays white
     page = (stored.path / "out" / links[0]).read_text()
     assert re.search(r"\+6\.50 KiB \(\+97\.3 %\) backward peak\b", page)
     assert '"before":{"baseline"' in page
