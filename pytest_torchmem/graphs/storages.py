@@ -65,7 +65,7 @@ class Storages:
         for tensor in _values(node):
             address = self._address(tensor)
             nbytes = self._nbytes.get(address, tensor.untyped_storage().nbytes())
-            found.append((address, nbytes))
+            found.append((address, int(nbytes)))  # of symbols: what they stand for
         return found
 
     def inner_peak(self, node: fx.Node) -> int:
