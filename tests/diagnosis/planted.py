@@ -2017,6 +2017,15 @@ def a_part_is_trained(wrong: bool) -> Step:
     return Probe(), (torch.zeros(256, 64),), {}
 
 
+@planted("library buffer", "cuBLAS keeps a buffer", "", "cuBLAS", ("cuda",))
+def library_asked_for_the_first_time(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        x = torch.zeros(8, 8, device=device)
+        x = x @ x if wrong else x * x
+
+    return Program(run), (), {}
+
+
 # What must not be named: the rule, and a change that looks like its cause and is another.
 
 

@@ -296,7 +296,7 @@ def positions_in_float64(wrong: bool) -> Step:
     return Positions(), (ids(32),), {}
 
 
-@planted("lives longer", "the list features of run", "ResNetModel.", "aten::", ("cuda",))
+@planted("lives longer", "the list features of run", "ResNetModel.", "aten::")
 def hook_keeps_features(wrong: bool) -> Step:
     @torch.no_grad()
     def run(device: str) -> None:
@@ -325,7 +325,7 @@ def called_for_a_metric(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
-@planted("held between", ": average.embeddings.", "", "aten::clone", ("cuda",))
+@planted("held between", ": average.embeddings.", "", "aten::clone")
 def average_of_the_weights(wrong: bool) -> Step:
     def run(device: str) -> None:
         model, average = bert().to(device), None

@@ -18,6 +18,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.checks.findings import Changed, Outcome
 from pytest_torchmem.checks.result import CheckResult, SnapshotResult
 from pytest_torchmem.checks.watched import watched
+from pytest_torchmem.diagnosis.causes import RULES
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.reports.growth import MOST_ROWS
@@ -124,6 +125,25 @@ def test_a_message_has_few_lines_before_its_tables_and_no_shape_on_two(
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 80 - len("E       ")
     assert all(line.count("[") == line.count("]") for line in lines)
+
+
+def test_another_torch_is_told_where_nothing_else_has_changed() -> None:
+    key = Key("test_it", device="cuda", gpu="a100-80gb")
+    profile = profile_of((gpt2(), (ids(),), {}), "cuda")
+    alive = alive_of(profile)
+    now, moment = entry_of(key, profile, lambda: alive), "backward_peak"
+    tensors = (group for group in alive.groups if group.what.dtype)  # and no library's buffer
+    largest = max(tensors, key=lambda group: group.nbytes(moment))
+    fewer = replace(alive, groups=tuple(one for one in alive.groups if one is not largest))
+    figures = {**now.figures, moment: now.figures[moment] - largest.nbytes(moment)}
+    before = replace(now, torch="2.12.0", alive=fewer, figures=figures)
+    [cause] = diagnose(before, now, moment, alive, profile).causes
+    assert cause.text == f"torch is {now.torch}, and was 2.12.0"
+
+
+def test_every_rule_is_planted() -> None:
+    tested_above = {"torch"}
+    assert set(RULES) == {one.rule for one in (*PLANTED, *REAL)} | tested_above
 
 
 def test_a_snapshot_of_a_deep_decoder_on_both_devices_is_short() -> None:

@@ -507,7 +507,7 @@ def _is_in_known(row: Row, layers: Mapping[str, str]) -> bool:
     return False
 
 
-@rule("torch", "torch is {now}, and was {before}", last=True)
+@rule("torch", "torch is {now}, and was {before}")
 def another_torch(evidence: Evidence) -> Cause | None:
     """Nothing that is known of the step changed but the version of torch."""
     before, now = evidence.before, evidence.now
