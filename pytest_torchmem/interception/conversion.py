@@ -94,7 +94,7 @@ class Conversion:
         program made dies in the course of the trace."""
         self.mapped = MappedFiles()
         self._met: list[StorageRecord] = []
-        """Real tensors that were met since ``part``."""
+        """Real tensors that were met, by operators that are running where the host is real."""
         self._expected: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
         """Index and storage of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
@@ -222,13 +222,21 @@ class Conversion:
         else:
             bytes_of(tensor.untyped_storage()).copy_(known)
 
-    def part(self) -> None:
-        """Forget real tensors that were met: they are met anew when they come again."""
-        for record in self._met:
+    @property
+    def met(self) -> int:
+        """How many real tensors were met and not forgotten."""
+        return len(self._met)
+
+    def part(self, kept: int) -> None:
+        """Forget real tensors that were met, but for the first: they are met anew when they come
+        again.
+        """
+        for record in self._met[kept:]:
             if not record.hollow and self._ledger.records.get(record.address) is record:
                 self._ledger.forget(record)
-        self._met.clear()
-        self.borrowed.clear()
+        del self._met[kept:]
+        if not kept:
+            self.borrowed.clear()
 
     def meet(
         self,

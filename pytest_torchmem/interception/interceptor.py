@@ -189,7 +189,7 @@ class Interceptor:
             if numbers.pending or numbers.are_hidden:
                 numbers.settle()
             if self.real_host:
-                return self._run_beside_host(spec, args, kwargs, outermost=not was_inside)
+                return self._run_beside_host(spec, args, kwargs)
             if spec.kind is _LEAF:
                 return self.kernels.run(spec, args, kwargs)
             with DisableTorchFunctionSubclass():
@@ -295,14 +295,16 @@ class Interceptor:
         spec.overload(*given[0], **given[1])
 
     def _run_beside_host(
-        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], *, outermost: bool
+        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator that has to do with the GPU, among tensors of the host that are real.
 
-        These are met anew by each operator: between two, the program may write to their memory.
+        These are met anew by each operator: between two, the program may write to their memory. One
+        that another is made of, or copies by, leaves it what it has met.
         """
         __tracebackhide__ = True
         conversion = self.parts.conversion
+        met = conversion.met
         try:
             if spec.kind is Kind.LEAF:
                 result = self.kernels.run(spec, args, kwargs)
@@ -314,8 +316,7 @@ class Interceptor:
                         conversion.write_back(part)
             return result
         finally:
-            if outermost:
-                conversion.part()
+            conversion.part(met)
 
     def forget_kernels(self) -> None:
         """Let a trace that is over be freed at once: these refer back to it.

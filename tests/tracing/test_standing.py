@@ -561,3 +561,13 @@ def test_what_is_wrong_is_told_where_it_is_known(gpu: StandingGpu) -> None:
                 torch.sparse_csr_tensor(rows + 1, rows[:2], values, (2, 2), check_invariants=True)
             with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
                 torch.linalg.cholesky(-torch.eye(3, device=device))
+
+
+def test_a_copy_by_temporaries_reaches_the_host(gpu: StandingGpu) -> None:
+    with gpu.on():
+        image = torch.full((2, 3, 8, 6), 7.0)
+        image[:1, :, :4].copy_(torch.full((1, 3, 4, 6), 2.0, device="cuda"), non_blocking=True)
+        image[1, :, 4:] = torch.full((3, 4, 6), 3.0, device="cuda")
+    assert image[0, :, :4].unique().tolist() == [2.0]
+    assert image[1, :, 4:].unique().tolist() == [3.0]
+    assert image[0, :, 4:].unique().tolist() == image[1, :, :4].unique().tolist() == [7.0]
