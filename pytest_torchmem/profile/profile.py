@@ -382,7 +382,7 @@ class MemoryProfile(ComputedLater):
             self.timeline,
             self.figures(),
             lines=[f"{self.name}, torch {self.torch_version}"],
-            notes=self.warnings,
+            notes=notes_of(self),
             before=before.figures() if before is not None else None,
             before_outline=outline_of(before.timeline, SAMPLES) if before is not None else (),
             **drawn(self),
@@ -454,6 +454,12 @@ def _written(path: str | PathLike[str] | None, text: str) -> str:
     if path is not None:
         Path(path).write_text(text, encoding="utf-8")
     return text
+
+
+def notes_of(profile: MemoryProfile) -> list[str]:
+    """Return what a page says below the timeline: warnings, and what is in no figure."""
+    apart = profile.not_counted
+    return [*profile.warnings, *([f"not counted: {', '.join(apart)}"] if apart else [])]
 
 
 def drawn(profile: MemoryProfile) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def page_name(check: Check) -> str:
 def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
     """Write the page of a check that failed; raises ``OSError`` where that cannot be."""
     from pytest_torchmem.profile.pictures.page import Content, page
-    from pytest_torchmem.profile.profile import drawn
+    from pytest_torchmem.profile.profile import drawn, notes_of
 
     before = check.result.snapshot.before if check.result.snapshot is not None else None
     with lines_of(_COLUMNS):
@@ -51,7 +51,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
             profile.timeline,
             profile.figures(),
             lines=[f"{profile.name}, torch {profile.torch_version}", check.result.outcome.value],
-            notes=profile.warnings,
+            notes=notes_of(profile),
             before=before.figures if before is not None else None,
             before_outline=before.timeline if before is not None else (),
             message="\n\n".join(part for part in (said, check.advice) if part),

@@ -375,6 +375,7 @@ def test_products_that_are_joined_with_collectives_take_what_is_not_symmetric_me
             of_cublas = sum(one.nbytes for one in found.live_at_peak() if "cuBLAS" in one.label)
             assert found.peak - of_cublas == held + taken
             assert not found.unknown_workspaces
+            assert "not counted: memory that NCCL takes for itself" in found.to_html()
             assert not symmetric_memory._group_name_to_store
 
 
