@@ -18,7 +18,6 @@ from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
-_BY_SCALARS = ("aten::_foreach_addcdiv", "aten::_foreach_addcmul")
 _ledger = attrgetter("ledger")
 #: How torch begins (``compute_types`` in ATen/TensorIterator.cpp).
 ON_TWO_DEVICES = "Expected all tensors to be on the same device"
@@ -194,12 +193,10 @@ def _check_across(call: Call) -> None:
                 "'lengths' argument should be a 1D CPU int64 tensor, but got 1D "
                 f"{lengths.ledger.device} Long tensor"
             )
-    if name.startswith(_BY_SCALARS):  # their overloads of a tensor
-        *others, scalars = records
-        if scalars.ledger.device.type != "cpu":
-            raise RuntimeError(
-                f"Expected scalars to be on CPU, got {scalars.ledger.device} instead."
-            )
+    if of_host := call.operator.record.of_host:  # the last of its tensors
+        *others, own = records
+        if own.ledger.device.type != "cpu":
+            raise RuntimeError(f"Expected {of_host} to be on CPU, got {own.ledger.device} instead.")
         for record in others:
             if record.ledger.device != device:
                 raise _on_two_devices(call, device, record.ledger.device)

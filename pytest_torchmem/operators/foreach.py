@@ -68,9 +68,11 @@ def fused_optimizer() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
 
 
-_by_scalars = operator(*aten("_foreach_addcdiv _foreach_addcmul", ".Tensor"), across_devices=True)
+_by_scalars = operator(
+    *aten("_foreach_addcdiv _foreach_addcmul", ".Tensor"), across_devices=True, of_host="scalars"
+)
 _by_scalars_in_place = operator(
-    *aten("_foreach_addcdiv_ _foreach_addcmul_", ".Tensor"), across_devices=True
+    *aten("_foreach_addcdiv_ _foreach_addcmul_", ".Tensor"), across_devices=True, of_host="scalars"
 )
 
 

@@ -151,6 +151,8 @@ class OperatorRecord:
     """Whether kernels for every device refuse some values; for every overload."""
     fills: bool = False
     """Whether it makes values that do not depend on those of its tensors; for every overload."""
+    of_host: str = ""
+    """The argument, the last of its tensors, that has to be on the CPU wherever the others are."""
     zeros: bool = False
     """Whether all that it makes is zero; for every overload."""
     overwrites: bool = False

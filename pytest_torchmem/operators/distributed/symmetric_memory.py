@@ -166,7 +166,8 @@ def _multiply_scaled_and_scatter(
     use_fast_accum: bool,
 ) -> Tensor:
     """``_fused_scaled_matmul_reduce_scatter_impl``."""
-    size, place = _processes(group_name), scatter_dim_after_maybe_reshape
+    size, add = _processes(group_name), torch.sum if reduce_op == "sum" else torch.mean
+    place = scatter_dim_after_maybe_reshape
     moved = A.movedim(place, 0)
     leading, rows = [size, *moved.shape[:-1]], moved.flatten(0, -2)
     leading[orig_scatter_dim or 1] //= size
@@ -184,7 +185,6 @@ def _multiply_scaled_and_scatter(
         use_fast_accum,
         out=stacked.chunk(size)[0],
     )
-    add = torch.sum if reduce_op == "sum" else torch.mean
     found = add(stacked.view(*leading, -1).movedim(1, place + 1), dim=0)
     shape = list(output_shape)
     shape[orig_scatter_dim] //= size
