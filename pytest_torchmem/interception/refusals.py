@@ -209,9 +209,12 @@ def _asked_in_small(
     operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Exception | None:
     """Run an operator on one element of each tensor, and return what it raises."""
+    named = {**dict(zip(operator.argument_names, args, strict=False)), **kwargs}
+    scalars = named.get(operator.record.of_host)  # as many as there are tensors in a list
 
     def one(tensor: Tensor) -> Tensor:
-        return torch.ones((1,) * tensor.dim(), dtype=tensor.dtype)
+        shape = tensor.shape if tensor is scalars else (1,) * tensor.dim()
+        return torch.ones(shape, dtype=tensor.dtype)
 
     def none(tensor: Tensor) -> Tensor:
         return torch.empty(0, dtype=tensor.dtype)  # which it gives the size that it has

@@ -152,7 +152,8 @@ class OperatorRecord:
     fills: bool = False
     """Whether it makes values that do not depend on those of its tensors; for every overload."""
     of_host: str = ""
-    """The argument, the last of its tensors, that has to be on the CPU wherever the others are."""
+    """The last of its tensors, which has a number for each of a list's and has to be on the CPU,
+    wherever these are."""
     zeros: bool = False
     """Whether all that it makes is zero; for every overload."""
     overwrites: bool = False

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, device: str) -> torch.Tensor:
@@ -291,3 +291,14 @@ def test_rows_are_selected_by_integers(device: str, words: str) -> None:
 
     with pytest.raises(RuntimeError, match=words):
         trace(program, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_list_takes_as_many_scalars_as_it_has_tensors(device: str) -> None:
+    def program() -> None:
+        given = [torch.ones(300, device=device) for _ in range(2)]
+        made = torch._foreach_addcdiv(given, given, given, torch.full((2,), 2.0))
+        assert made[1][0].item() == 3
+
+    profile = trace(program, device=device)
+    assert device == "cuda" or profile.peak == measure(program).peak
