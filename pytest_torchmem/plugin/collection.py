@@ -6,6 +6,7 @@ nothing at all took tests away from it.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
 from collections.abc import Collection as Container
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.plugin.seen import SeenFile
 from pytest_torchmem.snapshots.location import (
     CALIBRATION,
     DIRECTORY,
@@ -25,6 +27,7 @@ from pytest_torchmem.snapshots.location import (
     relative,
     snapshot_path,
 )
+from pytest_torchmem.snapshots.store import tests_named_in
 
 _NODE_ID: pytest.StashKey[str] = pytest.StashKey()
 
@@ -92,6 +95,10 @@ class Module:
     """The functions and classes in it, by name, also those that were not asked for."""
     memory_tests: set[str] = field(default_factory=set)
     """Those of the tests that were collected that check memory."""
+    namespace: Any = None
+    """What holds its functions and classes: the module itself."""
+    states: list[str] = field(default_factory=list)
+    """It and its snapshots, as they were when it was collected."""
 
     def all_memory_tests(self) -> list[str] | None:
         """Return every test that checks memory, ``None`` where some may not be known."""
@@ -103,6 +110,29 @@ class Module:
             return None
         return sorted(name for name, node in self.members.items() if checks_memory(node))
 
+    def hidden(self) -> list[str]:
+        """Return the tests with an entry whose function is there and was not collected.
+
+        Plugins and settings (``python_functions``) can hide it from pytest.
+        """
+        collected = {test.partition("[")[0] for test in self.tests}
+        return [
+            test
+            for test in tests_named_in(snapshot_path(self.path))
+            if (function := test.partition("[")[0]) not in collected
+            and _defines(self.namespace, function.split("::"))
+        ]
+
+
+def _has_file(module: Path) -> bool:
+    return os.path.exists(snapshot_path(module))  # Path.exists raises where a name is too long
+
+
+def _defines(namespace: Any, names: Sequence[str]) -> bool:
+    for name in names:
+        namespace = inspect.getattr_static(namespace, name, None)
+    return callable(namespace) or isinstance(namespace, staticmethod | classmethod)
+
 
 class Collection:
     """What this process collected, module by module."""
@@ -111,7 +141,7 @@ class Collection:
         self,
         config: pytest.Config,
         reports: Iterable[pytest.CollectReport],
-        members: Mapping[str, Iterable[pytest.Item | pytest.Collector]],
+        seen: Mapping[str, SeenFile],
         collected: Iterable[pytest.Item],
         selected: Iterable[pytest.Item],
         proposal: Path | None = None,
@@ -130,8 +160,11 @@ class Collection:
             self._take_report(report)
         self._take_items(collected)
         for module in self._modules.values():
-            if module.nodeid in members and not self._hidden:
-                module.members = {node.name: node for node in members[module.nodeid]}
+            if module.nodeid in seen:
+                file = seen[module.nodeid]
+                module.states, module.namespace = file.states, getattr(file.collector, "obj", None)
+                if not self._hidden:
+                    module.members = {node.name: node for node in file.members}
         self._find_whole(list(selected))
         self._selective = self._hidden or any(
             module.named or module.deselected for module in self._modules.values()
@@ -147,7 +180,7 @@ class Collection:
             self._modules.setdefault(report.nodeid, Module(report.nodeid, path))
         elif "::" not in report.nodeid:
             path = self._config.rootpath / report.nodeid
-            if report.nodeid and path.is_dir() and not self._is_proposal(path):
+            if report.nodeid and os.path.isdir(path) and not self._is_proposal(path):
                 self._directories[report.nodeid] = path
 
     def _is_proposal(self, directory: Path) -> bool:
@@ -216,7 +249,13 @@ class Collection:
         orphans.
         """
         whole = self._whole_directories()
-        orphans = [self._relative(file) for path in whole for file in orphans_in(path)]
+        ours = {snapshot_path(module.path) for module in self._modules.values()}
+        orphans = [
+            self._relative(file)
+            for path in whole
+            for file in orphans_in(path)
+            if file not in ours  # a module may go while its tests run
+        ]
         modules = self._plain_modules()
         return {
             "modules": modules,
@@ -226,7 +265,7 @@ class Collection:
             "calibrations": [
                 [self._relative(path / DIRECTORY / CALIBRATION), self._memory_tests_in(path)]
                 for path in whole
-                if (path / DIRECTORY / CALIBRATION).exists()
+                if os.path.exists(path / DIRECTORY / CALIBRATION)
             ],
         }
 
@@ -235,7 +274,7 @@ class Collection:
         if self._hidden or option("ignore", None) or option("ignore_glob", None):
             return []
         asked = [Path(self._config.invocation_params.dir, str(a)) for a in self._config.args]
-        roots = [Path(os.path.realpath(path)) for path in asked if path.is_dir()]
+        roots = [Path(os.path.realpath(path)) for path in asked if os.path.isdir(path)]
         found = []
         for nodeid, directory in self._directories.items():
             real = Path(os.path.realpath(directory))
@@ -258,11 +297,11 @@ class Collection:
         return {path.name for path in files if any(map(path.match, patterns))}
 
     def _unwritten(self) -> list[str]:
-        modules = [m for m in self._modules.values() if not snapshot_path(m.path).exists()]
+        modules = [m for m in self._modules.values() if not _has_file(m.path)]
         tests = [f"{m.nodeid}::{test}" for m in modules for test in sorted(m.memory_tests)]
         root = self._config.rootpath
         others = [n for n in self._incomplete if n.endswith(".py") and "::" not in n]
-        return tests + [n for n in sorted(others) if not snapshot_path(root / n).exists()]
+        return tests + [n for n in sorted(others) if not _has_file(root / n)]
 
     def _modules_in(self, directory: Path) -> list[Module]:
         return [module for module in self._modules.values() if module.path.parent == directory]
@@ -287,9 +326,12 @@ class Collection:
                 "selective": self._selective,
                 "members": None if module.members is None else list(module.members),
                 "memory_tests": module.all_memory_tests(),
+                "hidden": module.hidden() if module.whole else [],
+                "path": self._relative(module.path),
+                "states": module.states,
             }
             for module in self._modules.values()
-            if snapshot_path(module.path).exists()
+            if _has_file(module.path)
         ]
 
     def _named_parts(self) -> tuple[set[str], bool]:
@@ -304,7 +346,7 @@ class Collection:
                 continue
             path = Path(self._config.invocation_params.dir, name)
             files.add(os.path.realpath(path))
-            unclear = unclear or not path.exists()
+            unclear = unclear or not os.path.exists(path)
         return files, unclear
 
     @staticmethod

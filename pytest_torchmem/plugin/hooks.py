@@ -14,6 +14,7 @@ import pytest
 
 from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE
 from pytest_torchmem.plugin.options import add_options, refuse_unknown_keys, something_is_set
+from pytest_torchmem.plugin.seen import SeenFile
 from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class _RunHooks:
         self._collection: Collection | None = None
         self._context: Context | None = None
         self._collect_reports: list[pytest.CollectReport] = []
-        self._members: dict[str, list[pytest.Item | pytest.Collector]] = {}
+        self._seen: dict[str, SeenFile] = {}
         self._collected: list[pytest.Item] = []
         self._selected: list[pytest.Item] = []
         self._reports: list[pytest.TestReport] = []
@@ -165,7 +166,7 @@ class _RunHooks:
             self._collection = Collection(
                 self.config,
                 self._collect_reports,
-                self._members,
+                self._seen,
                 self._collected,
                 self._selected,
                 self.settings().proposal_path,
@@ -200,9 +201,13 @@ class _RunHooks:
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
         """Notice what is in a module, also where only a part of it was asked for."""
+        if not isinstance(collector, pytest.File):
+            return (yield)
+        seen = SeenFile(collector)
         report = yield
-        if isinstance(collector, pytest.File) and report.passed:
-            self._members[collector.nodeid] = list(report.result)
+        if report.passed:
+            seen.members = list(report.result)
+            self._seen[collector.nodeid] = seen
         return report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

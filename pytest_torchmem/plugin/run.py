@@ -17,7 +17,8 @@ from pytest_torchmem.checks.calibrations import update_calibrations
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.plugin.obsolete import Gone, find_gone
+from pytest_torchmem.plugin.obsolete import Gone, Tests, find_gone
+from pytest_torchmem.plugin.skipped import UNUSED
 from pytest_torchmem.plugin.update import Update, Updated
 from pytest_torchmem.reports.files import write_reports
 from pytest_torchmem.reports.json_report import build
@@ -84,7 +85,7 @@ class Run:
         if carried is not None:
             checks: list[Check] = pickle.loads(carried["checks"])
             attempt.checks += checks
-            attempt.undecided |= any(check.broke_off for check in checks)
+            attempt.undecided |= any(check.broke_off or check.notice == UNUSED for check in checks)
             attempt.failed_by_check |= carried["failed_by_check"]
         is_subtest = hasattr(report, "context")
         if report.outcome not in ("passed", "skipped"):
@@ -94,8 +95,8 @@ class Run:
                 attempt.outcome = "skipped"
             elif hasattr(report, "wasxfail"):
                 attempt.outcome = "passed unexpectedly"
-            elif attempt.outcome == "unfinished":
-                attempt.outcome = "passed"
+            elif attempt.outcome == "unfinished" and report.when == "call":
+                attempt.outcome = "passed"  # --setup-only ends without a call of the test
         attempt.finished |= report.when == "teardown"
 
     def collected(self, found: dict[str, list[Any]]) -> None:
@@ -167,6 +168,14 @@ class Run:
                 return outcome
         return "passed" if outcomes else "unfinished"
 
+    def _is_unchecked(self, nodeid: str) -> bool:
+        """Tell whether a test passed without a check that came to a result."""
+        attempts = self._attempts.get(nodeid, {}).values()
+        checks = [check for attempt in attempts for check in attempt.checks]
+        results = (check.result.outcome is not Outcome.NOT_CHECKED for check in checks)
+        broke_off = any(check.broke_off for check in checks)
+        return self._outcome(nodeid) == "passed" and not broke_off and not any(results)
+
     def _decision(self, nodeid: str) -> str:
         """Return what became of a test; one of which a check broke off is no better than skipped.
 
@@ -191,7 +200,7 @@ class Run:
             self._modules.values(),
             sorted(self._orphans or ()),
             sorted(self._unwritten),
-            self._decision,
+            Tests(self._decision, self._is_unchecked),
             seen,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,8 +127,9 @@ class Update:
             ran = its_file == file or its_file in self.memory_tests or its_file in self.accepted
             if not ran and _IS_TEST_MODULE(module.name) and defined.search(_text(module)):
                 self.done.hints.append(
-                    f"{file}: {key} may have moved to {module.name}, which did not run. The entry "
-                    "stays, for something was written into it: update both modules in one run"
+                    f"renamed? {file}: {key} may have moved to {module.name}, which did not run. "
+                    "The entry stays, for something was written into it: update both modules in "
+                    "one run"
                 )
                 return True
         return False
@@ -138,6 +140,7 @@ class Update:
         for file in self.accepted:
             directory = (self.root / file).parent.parent
             files.update(relative(path, self.root) for path in orphans_in(directory))
+        files -= {*self.accepted, *self.memory_tests}  # modules that went while their tests ran
         return {file: stored for file in files if (stored := self._read(file)) is not None}
 
     def _read(self, file: str) -> StoredSnapshot | None:
@@ -195,7 +198,7 @@ class Update:
             targets = {moved.get((old, key), ("",))[0] for key in stored.entries}
             if len(targets) == 1 and "" not in targets:
                 (file,) = targets
-                if not (self.root / file).exists():
+                if not os.path.exists(self.root / file):
                     found.setdefault(file, stored)
         return found
 
@@ -220,8 +223,8 @@ class Update:
             notes = stored.entries[before].is_annotated
             by_hand = ". What was written into it stays there: copy it by hand" if notes else ""
             self.done.hints.append(
-                f"{file}: {after} may be the new name of {before}. Only a part of the module ran, "
-                f"so the old entry stays until the whole module is updated{by_hand}"
+                f"renamed? {file}: {after} may be the new name of {before}. Only a part of the "
+                f"module ran, so the old entry stays until the whole module is updated{by_hand}"
             )
         return []
 

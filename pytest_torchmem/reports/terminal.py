@@ -38,7 +38,8 @@ def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
 
 
 def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
-    if not (summary.checks or summary.obsolete or summary.problems or summary.plans):
+    found = (summary.checks, summary.obsolete, summary.problems, summary.plans, summary.hints)
+    if not any(found):
         return
     verbose = verbosity > 0
     if verbosity >= 0 and summary.checks:
@@ -374,7 +375,7 @@ def _obsolete(summary: Summary) -> Iterable[str]:
     for file, key in summary.obsolete:
         if file not in summary.orphans:
             yield f"obsolete: {file}: {key}"
-    yield from (f"renamed? {hint}" for hint in summary.hints)
+    yield from summary.hints
     if summary.obsolete and not summary.settings.update:
         fails = " (they fail this run)" if summary.settings.fails_on_obsolete else ""
         yield f"  Remove obsolete entries{fails}: pytest --torchmem-update=obsolete"

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import signal
 import stat
 import sys
@@ -77,15 +78,16 @@ def write(path: Path, text: str) -> None:
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     with _uninterrupted():
-        descriptor, name = tempfile.mkstemp(
-            prefix=_temporary_prefix(target), suffix=_TMP, dir=target.parent
-        )
+        name = target.parent / f"{_temporary_prefix(target)}{secrets.token_hex(4)}{_TMP}"
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            # A new file has the permissions of any other; the umask, which other threads share, is
+            # for that not asked for, since only a change tells it.
+            with open(name, "x", encoding="utf-8", newline="\n") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, _mode(target))
+            with contextlib.suppress(FileNotFoundError):
+                os.chmod(name, target.stat().st_mode & 0o7777)
             os.replace(name, target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -258,15 +260,6 @@ def _lock_file(directory: Path) -> FileLock:
     name = os.path.normcase(os.path.realpath(directory))
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock")
-
-
-def _mode(target: Path) -> int:
-    try:
-        return target.stat().st_mode & 0o7777
-    except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask
 
 
 def _sync_directory(directory: Path) -> None:

@@ -48,13 +48,42 @@ def orphans_in(directory: Path) -> list[Path]:
     if (directory / DIRECTORY).is_symlink():
         return []
     files = sorted(filter(is_snapshot, (directory / DIRECTORY).glob("*.json")))
+    targets = {os.path.realpath(file) for file in files if file.is_symlink()}
     return [
         file
         for file in files
         if not file.is_symlink()
-        and not (directory / f"{file.stem}.py").exists()
-        and not (directory / file.stem).exists()
+        and not has_module(file)
+        and not (targets and os.path.realpath(file) in targets)
     ]
+
+
+def has_module(file: Path) -> bool:
+    """Tell whether a snapshot file's test module exists."""
+    directory = file.parent.parent
+    return os.path.lexists(directory / f"{file.stem}.py") or os.path.lexists(directory / file.stem)
+
+
+def own_path(file: Path) -> Path:
+    """Return where a snapshot file is, links of it and its directory not followed."""
+    return Path(os.path.realpath(file.parent.parent), file.parent.name, file.name)
+
+
+def sharers(file: Path) -> set[Path]:
+    """Return the own paths of the snapshot files that symbolic links make one with ``file``."""
+    real = Path(os.path.realpath(file))
+    links = (other for other in real.parent.glob("*.json") if other.is_symlink())
+    found = {own_path(other) for other in links if Path(os.path.realpath(other)) == real}
+    return {path for path in (real, own_path(file), *found) if is_snapshot(path)}
+
+
+def state_of(path: Path) -> str:
+    """Return what differs once the file at ``path`` is another one, "" where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    return f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"
 
 
 def relative(path: Path, root: Path) -> str:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Generic, TypeVar
 
-from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.units import MOST, format_size
+from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.units import MOST, format_size, parse_size
 
+_ROUNDED = 0.05
+"""By how much the text of a size may differ from it."""
 DEEPEST = 100
 """Levels of objects and lists in a file."""
 K = TypeVar("K")
@@ -141,7 +143,19 @@ def size(value: Any, where: str) -> int:
     number = value[0] if isinstance(value, list) and len(value) == 2 else value
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
         raise SnapshotError(f'{where} must be bytes such as [1536, "1.50 KiB"]')
+    if number is not value and value[1] != format_size(number) and not _is_about(value[1], number):
+        raise SnapshotError(
+            f"{where} is {text_of(value)}, which are two sizes. Write the number of bytes alone"
+        )
     return number
+
+
+def _is_about(text: Any, number: int) -> bool:
+    """Tell whether a text for people is that of a number: other versions may round otherwise."""
+    try:
+        return isinstance(text, str) and abs(parse_size(text) - number) <= number * _ROUNDED
+    except UsageError:
+        return False
 
 
 def sized(table: Mapping[str, int]) -> dict[str, list[Any]]:

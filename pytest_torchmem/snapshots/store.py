@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pytest_torchmem.snapshots.plain import Contents
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
+_TEST = re.compile(r'"test"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?: .*)?\r?$", re.MULTILINE)
 """Conflict markers; no line of a snapshot looks like one."""
 
@@ -86,6 +88,15 @@ def read_stored(path: Path, load: Callable[[str], Contents[K, V]]) -> Stored[K, 
     return Stored(path, entries, extra, True, text, contested, True, apart)
 
 
+def tests_named_in(path: Path) -> list[str]:
+    """Return the ids of tests in a snapshot file, without understanding anything else of it."""
+    try:
+        text = read_text(path) or ""
+        return sorted({json.loads(found) for found in _TEST.findall(text)})
+    except (OSError, ValueError):
+        return []
+
+
 def _read_text(path: Path) -> str | None:
     """Return the text of the file at ``path``, ``None`` if there is none.
 
@@ -119,7 +130,7 @@ def _sides(text: str) -> tuple[str, str]:
     theirs: list[str] = []
     state = "both"
     follows = {"<": ("both", "ours"), "|": ("ours", "base"), ">": ("theirs", "both")}
-    for line in text.splitlines(keepends=True):
+    for line in re.findall(r".*\n|.+", text):  # nothing else ends one: an id may have U+2028
         match = _CONFLICT.match(line)
         if match is None:
             if state in ("both", "ours"):

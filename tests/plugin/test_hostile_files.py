@@ -31,6 +31,8 @@ DEEP = '{"a":' * 1000 + "1" + "}" * 1000
         ('"peak": "7"', '"peak" must be bytes'),
         ('"peak": ["7", "7 B"]', '"peak" must be bytes'),
         ('"peak": 9223372036854775808', '"peak" must be bytes'),
+        ('"peak": [9000, "2.00 KiB"]', '"peak" is [9000, "2.00 KiB"], which are two sizes'),
+        ('"peak": [9000, null]', "which are two sizes"),
         (f'"peak": 1, "ours": {DEEP}', "nested"),
         ('"peak": 1, "ours": ' + "[" * 500 + "]" * 500, "nested"),
         ('"peak": 1, "tolerance": "1e999999999"', "is not a tolerance"),

@@ -87,6 +87,97 @@ def test_a_renamed_module_that_is_not_collected_keeps_its_old_file(noted):
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
+OTHER = """    torchmem.check(1000, device="cpu")"""
+HIDDEN = {
+    "is not called": (["--setup-only"], ""),
+    "is not set up": (["--setup-plan"], ""),
+    "has another name than tests": (["-o", "python_functions=test_kept"], ""),
+    "is left out by a plugin": (
+        [],
+        "def pytest_pycollect_makeitem(name):\n    return [] if name == 'test_other' else None\n",
+    ),
+    "is passed by a plugin": (
+        [],
+        "@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(pyfuncitem):\n"
+        "    return 'other' in pyfuncitem.name or None\n",
+    ),
+    "has another report": (
+        [],
+        "@pytest.hookimpl(wrapper=True, tryfirst=True)\n"
+        "def pytest_runtest_makereport(item, call):\n"
+        "    yield\n    return pytest.TestReport.from_item_and_call(item, call)\n",
+    ),
+    "returns early": ([], None),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_test_that_did_not_come_to_its_check_keeps_its_entry(noted, monkeypatch, case):
+    options, hook = HIDDEN[case]
+    if hook is None:
+        noted.write(test_net=TWO.replace(OTHER, f"    return\n{OTHER}"))
+    else:
+        noted.write(conftest=f"{(noted.path / 'conftest.py').read_text()}\nimport pytest\n{hook}")
+    before = noted.file().read_bytes()
+    result = noted.run("--torchmem-update", *options)
+    assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    assert noted.file().read_bytes() == before
+    if not options:
+        result.stdout.fnmatch_lines(["kept: __torchmem__/test_net.json: * test_*"])
+    if hook is None:
+        monkeypatch.setenv("CI", "true")
+        assert noted.run().ret == pytest.ExitCode.TESTS_FAILED
+
+
+AT_THE_END = """
+import os, pytest
+from pathlib import Path
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "os.unlink('test_net.py')",
+        "open('test_net.py', 'a').write('def test_other(torchmem): pass')",
+        "file = Path('__torchmem__/test_net.json'); "
+        "file.write_text(file.read_text().replace('test_kept', 'test_later'))",
+    ],
+)
+def test_what_changes_while_the_tests_run_removes_nothing(noted, change):
+    """The files of another branch, say, of which this run knows nothing."""
+    kept, _, _ = TWO.partition("def test_other")
+    noted.write(
+        test_net=f"{kept}def test_new(torchmem):\n    torchmem.check(5000, device='cpu')\n",
+        conftest=(noted.path / "conftest.py").read_text() + AT_THE_END.format(change),
+    )
+    assert noted.run("--torchmem-update").ret == 0
+    assert notes(noted) == {"test_other cpu": "ours"}
+    entries = noted.entries()
+    assert "test_new cpu" in entries
+    assert ("test_later cpu" in entries) == ("later" in change)
+
+
+@pytest.mark.parametrize("part", [[], ["test_net.py"], ["test_b.py"]])
+def test_modules_whose_files_a_link_makes_one(noted, part):
+    """Neither's entries are obsolete because the other has no such test, or did not run."""
+    (noted.path / "test_b.py").write_text(TWO.replace("test_other", "test_theirs"))
+    noted.file("test_b").symlink_to("test_net.json")
+    for _ in range(2):
+        assert noted.run("--torchmem-update", *part).ret == 0
+        entries = set(noted.entries())
+        assert {"test_kept cpu", "test_other cpu"} <= entries
+        assert ("test_theirs cpu" in entries) == (part != ["test_net.py"])
+    assert notes(noted) == {"test_other cpu": "ours"}
+    (noted.path / "test_net.py").unlink()
+    assert noted.run("--torchmem-update").ret == 0
+    assert noted.file("test_b").exists()
+
+
 @pytest.mark.parametrize(
     "how", ["pytest.exit('enough', returncode=0)", "raise pytest.exit.Exception('x', 0)"]
 )
