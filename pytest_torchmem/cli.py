@@ -226,7 +226,7 @@ def _advise(options: argparse.Namespace) -> int:
     profile = trace(model, *args, **where, **kwargs)
     with elapsed("tracing changes"):
         found = profile.suggestions(budget)
-    allowed = "" if budget is None else f", and may be {format_size(budget)}"
+    allowed = "" if budget is None else f", the budget {format_size(budget)}"
     print(f"{profile.name}: the peak is {format_size(profile.peak)}{allowed}")
     if not found:
         print("nothing that was tried lowers it")

@@ -319,7 +319,7 @@ def _nothing_allocated(found: Finding, result: CheckResult) -> Parts:
 def _grows_faster(found: GrowsFaster, result: CheckResult) -> Parts:
     size = found.bound.size
     return [
-        f"the peak is {word_of(found.power)} in {size}, and may be {found.bound.word}: "
+        f"the peak is {word_of(found.power)} in {size}, the budget allows {found.bound.word}: "
         f"{found.polynomial} bytes",
         f"What is {word_of(found.power)} in {size} at that peak, at the largest size traced\n"
         f"{allocation_table(found.fastest)}",

@@ -270,7 +270,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--budget", "1 MiB"]) == 0
     told = capsys.readouterr().out
     assert "foreach=False in the optimizer" in told
-    assert re.search(r"^cuda \(t4\): the peak is \S+ MiB, and may be 1.00 MiB$", told, re.MULTILINE)
+    assert re.search(r"^cuda \(t4\): the peak is \S+ MiB, the budget 1.00 MiB$", told, re.MULTILINE)
     assert told.endswith("none of these is enough\n")
     assert main(["advise", f"{file}:missing"]) == main(["advise", "nothing"]) == 2
     assert main([*arguments, "--optimizer", "NoSuch"]) == 2

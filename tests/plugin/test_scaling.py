@@ -37,7 +37,7 @@ def test_attention_that_falls_back_to_quadratic_fails(pytester: pytest.Pytester)
     result = pytester.runpytest_inprocess("-p", "no:xdist")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*the peak is quadratic in sequence, and may be linear: *sequence²·batch*"]
+        ["*the peak is quadratic in sequence, the budget allows linear: *sequence²·batch*"]
     )
     result.stdout.fnmatch_lines(["*aten::*softmax*"])
 
