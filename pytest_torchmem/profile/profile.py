@@ -261,7 +261,8 @@ class MemoryProfile(ComputedLater):
     def table(self, largest: int = 10) -> str:
         """Return the peaks by phase and the ``largest`` things alive at the peak, as text.
 
-        The last lines say how sure the workspace of kernels is, and what is not counted.
+        The last lines say how sure the workspace of kernels is, what is not counted, and what the
+        profile warns of where nothing was allocated.
         """
         from pytest_torchmem.profile.tables import (
             allocations_table,
@@ -273,6 +274,8 @@ class MemoryProfile(ComputedLater):
         if live := self.live_at_peak()[:largest]:
             parts.append(allocations_table(live))
             parts += workspace_lines(self.by_confidence(), self.unknown_workspaces)
+        else:
+            parts += self.warnings
         parts += [f"not counted: {', '.join(self.not_counted)}"] if self.not_counted else []
         return "\n\n".join(parts)
 

@@ -426,7 +426,7 @@ def _profile_of(
         host=machine.host.name,
         torch_version=torch.__version__,
         workload=workload,
-        warnings=(*warnings, *_unknown(ledger, machine)),
+        warnings=(*warnings, *_unknown(ledger, machine), *_elsewhere(ledger, machine, others)),
         unknown_workspaces=tuple(sorted(ledger.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(ledger.calibrated_workspaces)),
         library_workspaces=tuple(sorted(ledger.library_workspaces)),
@@ -504,6 +504,18 @@ def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
     }
     parts += sorted(reasons)
     return ("; ".join(parts),) if parts else ()
+
+
+def _elsewhere(
+    device: DeviceLedger, machine: Target, others: tuple[MemoryProfile, ...]
+) -> tuple[str, ...]:
+    is_first = machine.gpu is not None and device.device == machine.device
+    if not is_first or device.events or any(other.timeline.allocations for other in others):
+        return ()
+    return (
+        "nothing was allocated on cuda, so every figure is 0: a function makes its tensors itself "
+        'and has to make them on "cuda", since only those of an nn.Module are moved',
+    )
 
 
 def _world(world_size: int | None, rank: int | None, gpus: int | None) -> World | None:

@@ -145,3 +145,11 @@ def test_table_names_the_largest() -> None:
     assert "cuda (a100-80gb)" in text
     assert "backward peak" in text
     assert "wide.weight float32[512, 32]" in text
+
+
+def test_a_step_that_forgets_the_gpu_is_told() -> None:
+    profile = trace(lambda x: x.relu(), torch.randn(4), device="cuda")
+    assert profile.peak == 0
+    (told,) = profile.warnings
+    assert told.startswith("nothing was allocated on cuda") and profile.table().endswith(told)
+    assert not trace(lambda: torch.ones(4, device="cuda:1"), device="cuda", gpus=2).warnings
