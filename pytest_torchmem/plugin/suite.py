@@ -51,6 +51,7 @@ def gpu_of(config: pytest.Config, name: str) -> StandingGpu:
             allocator=str(allocator),
             limited=True,
             values=parse_values(values or VALUES_MODES[0], "torchmem_values"),
+            of_suite=True,
         )
         config.add_cleanup(gpu.close)
     return config.stash[_GPU]

@@ -50,8 +50,9 @@ _VALUES = {"auto": Values.BETWEEN_TRACES, "real": Values.REAL, "none": Values.GU
 class StandingGpu:
     """A fake GPU, by its name in the catalogue; ``limited`` to its memory or not.
 
-    ``values`` are those of a trace; ``"auto"`` computes as far as a budget for each test goes. It
-    is the one of ``gpus`` that has the number ``index`` and is current from the beginning.
+    ``values`` are those of a trace; ``"auto"`` computes as far as a budget for each test goes,
+    which is larger if the tests are ``of_suite``, run on this GPU and not traced. It is the one of
+    ``gpus`` that has the number ``index`` and is current from the beginning.
 
     It belongs to the thread that first switches it on.
     """
@@ -63,6 +64,7 @@ class StandingGpu:
         allocator: str = "",
         limited: bool = False,
         values: str = "auto",
+        of_suite: bool = False,
         gpus: int = 1,
         index: int = 0,
     ) -> None:
@@ -76,8 +78,9 @@ class StandingGpu:
         self._memories = tuple(memory.of(device, modelled) for device in self._devices)
         self.memory = self._memories[index]
         alone = gradient_held_by_engine_alone()
+        mode = Values.OF_SUITE if of_suite and values == "auto" else _VALUES[values]
         self._interceptor = Interceptor(
-            target, self._ledger, Attribution(), alone, _VALUES[values], real_host=True
+            target, self._ledger, Attribution(), alone, mode, real_host=True
         )
         self._interceptor.parts.conversion.lender = self._lent_by_others
         self._context = TraceContext(self._interceptor)

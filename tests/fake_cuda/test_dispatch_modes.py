@@ -14,6 +14,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pytest_torchmem as torchmem
+from pytest_torchmem.torch_private.version import TORCH_VERSION
+
+_NoModes: Any = vars(torch._C)["_DisableTorchDispatch"]
 
 
 class PassesOn(TorchDispatchMode):
@@ -52,6 +55,27 @@ def test_what_operators_make_is_on_the_gpu(function: Callable[[Tensor], Tensor])
         assert x.grad.is_cuda
 
     torchmem.trace(body, device="cuda")
+
+
+@pytest.mark.skipif(TORCH_VERSION < (2, 13), reason="modes are asked wherever there are any")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_operators_that_a_mode_is_not_asked_for(device: Any) -> None:
+    """Functionalization runs an operator in place on ``meta``, past the mode that is on."""
+
+    def changed(x: Tensor) -> Tensor:
+        y = x * 2
+        y[0].add_(3)
+        return y
+
+    def body(device: str = "cpu") -> tuple[str, list[float]]:
+        with PassesOn(), _NoModes():
+            y = torch.ones(4, device=device) + 1
+        graph = make_fx(torch.func.functionalize(changed))(torch.rand(4, device=device))
+        return graph.code.replace("cuda:0", "cpu"), graph(y).tolist()
+
+    results = [body()]
+    torchmem.trace(lambda: results.append(body(device)), device=device)
+    assert results[0] == results[1]
 
 
 def test_what_a_program_asks_the_host_for_is_there() -> None:

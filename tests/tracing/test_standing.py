@@ -411,6 +411,18 @@ def test_values_are_computed_as_far_as_the_budget_of_each_test(
                     decision()
 
 
+def test_a_suite_has_a_larger_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = StandingGpu("h100", limited=True, of_suite=True)
+    with gpu.on():
+        ones = torch.ones(1024, 1024, device="cuda")
+        assert (ones @ ones)[5, 7] == 1024  # more than a billion operations
+        monkeypatch.setattr(Values, "budget", lambda self: Budget(1 << 20, 1_000_000))
+        gpu.cut()
+        with pytest.raises(UnknownValueError, match="Run it with --torchmem-values=real"):
+            bool((ones @ ones)[5, 7] == 1024)
+    gpu.close()
+
+
 @pytest.mark.parametrize("name", ["svdvals", "eigvalsh", "inv", "pinv", "matrix_exp", "slogdet"])
 def test_operators_of_several_kernels_compute_what_comes_from_the_gpu(
     gpu: StandingGpu, name: str

@@ -13,6 +13,7 @@ from typing import Any
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
 from pytest_torchmem.torch_private.dispatch.modes import fakes_of_meta, makes_fake_tensors
 from pytest_torchmem.torch_private.patching.patches import Replacements
@@ -52,9 +53,13 @@ class FakeTensors:
     def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def push(mode: Any) -> Any:
             result = original(mode)
-            if makes_fake_tensors(mode) and self._trace.on_thread():
+            if not self._trace.on_thread():
+                return result
+            if makes_fake_tensors(mode):
                 self._before.append(is_excluded(FAKE))
                 set_excluded(FAKE, True)
+            else:
+                reach_past_modes()
             return result
 
         return push

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.tensors.tensors import make_subclass
 
@@ -38,6 +39,7 @@ def subclasses_made(trace: TraceContext) -> Iterator[None]:
 
 
 def _made_of_another(trace: TraceContext) -> AbstractContextManager[None]:
+    reach_past_modes()
     original = Tensor.__new__
 
     def new(cls: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:

@@ -209,7 +209,7 @@ class Answers:
         """
         __tracebackhide__ = True
         others = self.mailbox is not None and self.mailbox.needed() is not None
-        if self.mode in (Values.REAL, Values.BETWEEN_TRACES) or self._has_another_pass() or others:
+        if not self.mode.may_warn or self._has_another_pass() or others:
             raise self.unknown(what)
         self.warn(
             f"{what}; every element counts as kept, so the memory is at most what is reported"
@@ -223,8 +223,7 @@ class Answers:
         GPU that stands between traces have no profile.
         """
         __tracebackhide__ = True
-        alone = self.mode in (Values.REAL, Values.BETWEEN_TRACES)
-        if alone or self._has_another_pass():
+        if not self.mode.may_warn or self._has_another_pass():
             raise self.unknown(what)
         what = f"{what}; {assumed}"
         self.warn(f"{what} ({self._failed})" if self._failed else what)
@@ -279,13 +278,17 @@ class Answers:
 
     def _why(self) -> str:
         spent = self._budget.spent if self._budget is not None else ""
-        if self.mode is Values.BETWEEN_TRACES and (spent or not (self.misses or self._failed)):
+        if self.mode.stands and (spent or not (self.misses or self._failed)):
             spent = spent or "uses what was made before it, beyond that budget"
+            ways_out = (
+                "Run it with --torchmem-values=real, which computes all, or make it smaller"
+                if self.mode is Values.OF_SUITE
+                else "Make it smaller, compute this on the CPU, where values are real, or do it in "
+                "the body of a memory test with values='real'"
+            )
             return (
                 "what fixtures and tests do on a fake GPU outside of memory tests is computed as "
-                f"far as a budget for each test goes, and this test {spent}. Make it smaller, "
-                "compute this on the CPU, where values are real, or do it in the body of a memory "
-                "test with values='real'"
+                f"far as a budget for each test goes, and this test {spent}. {ways_out}"
             )
         if self.mode is Values.GUESSED:
             return (

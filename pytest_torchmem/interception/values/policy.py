@@ -36,6 +36,8 @@ class Values(Enum):
     """Every value is known as far as the budget of a test goes; a decision on another is an error.
 
     So it is on a GPU that stands between traces, where nothing can be run again."""
+    OF_SUITE = "in a suite"
+    """The same, with a budget for what a whole suite of tests decides on: none is traced."""
 
     @property
     def computes(self) -> bool:
@@ -45,7 +47,17 @@ class Values(Enum):
     @property
     def wants_all(self) -> bool:
         """Whether no other pass follows that computes what this one leaves out."""
-        return self in (Values.WITHIN_BUDGET, Values.REAL, Values.BETWEEN_TRACES)
+        return self is not Values.GUESSED and self is not Values.ASKED_FOR
+
+    @property
+    def stands(self) -> bool:
+        """Whether these are values of a GPU that stands between traces."""
+        return self is Values.BETWEEN_TRACES or self is Values.OF_SUITE
+
+    @property
+    def may_warn(self) -> bool:
+        """Whether a guess may be told by a profile: there is one, and it is to have guesses."""
+        return not (self.stands or self is Values.REAL)
 
     def budget(self) -> Budget | None:
         """Return what the values of a pass may take, ``None`` for any amount."""
@@ -53,6 +65,8 @@ class Values(Enum):
             return Budget(8 << 20, 10_000_000)
         if self is Values.BETWEEN_TRACES:
             return Budget(128 << 20, 1_000_000_000)
+        if self is Values.OF_SUITE:
+            return Budget(2 << 30, 100_000_000_000)
         return Budget(2 << 30, 500_000_000_000) if self is Values.WITHIN_BUDGET else None
 
 

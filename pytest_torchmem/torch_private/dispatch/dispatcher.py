@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -224,16 +224,39 @@ def _keep_for_lookup() -> None:
     """Let modes and tensor subclasses be asked before the fallback, as they are from torch 2.13 on.
 
     In 2.11 and 2.12 the key Fake comes before the key Python (c10/core/DispatchKey.h), and where
-    there is a mode or a subclass not the fallback is called, but what the operator and the key have
-    in a map (torch/csrc/utils/python_dispatch.cpp, ``python_op_registration_trampoline_impl``).
-    Fallbacks are not written to it. Kernels of operators are, and stay there when they are taken
-    back: so every operator has one for a moment, once in a process, which takes 25 ms. Nobody else
-    looks at the key.
+    there is a mode or a subclass not the fallback is called, but what is kept for the operator.
     """
+    _keep(run_torch_dispatch, ())
+
+
+def reach_past_modes() -> None:
+    """Let the fallback be called where there are modes or tensor subclasses that are not asked.
+
+    So it is in ``torch._C._DisableTorchDispatch``, and where functionalization runs an operator on
+    ``meta`` (``exclude_keys_for_meta_dispatch`` in ATen/templates/RegisterFunctionalization.cpp):
+    the key Python is excluded, and the mode is on its stack. Before torch 2.13 these are asked.
+    """
+    if TORCH_VERSION >= (2, 13):
+        on_key = _on_key("Fake", _Fallback())
+        _keep(on_key.fallback, on_key.names)
+
+
+def _keep(kernel: Callable[..., Any], but: Collection[str]) -> None:
+    """Let ``kernel`` be what a look-up finds for operators, ``but`` those that never arrive.
+
+    Where there is a mode or a subclass, not the fallback is called, but what the operator and the
+    key have in a map (torch/csrc/utils/python_dispatch.cpp,
+    ``python_op_registration_trampoline_impl``). Fallbacks are not written to it. Kernels of
+    operators are, and stay there when they are taken back: so every operator has one for a moment,
+    once in a process, which takes 25 ms. Nobody else looks at the key.
+    """
+    names = set(all_operators()) - _KEPT - set(but)
+    if not names:
+        return
     registrations = Registrations("Fake")
-    for name in set(all_operators()) - _KEPT:
-        registrations.add(name, run_torch_dispatch)
-        _KEPT.add(name)
+    for name in names:
+        registrations.add(name, kernel)
+    _KEPT.update(names)
     registrations.take_back()
 
 
