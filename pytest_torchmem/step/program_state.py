@@ -9,8 +9,9 @@ over.
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from itertools import chain, repeat
 from typing import Any
 from weakref import ref
 
@@ -18,16 +19,21 @@ from torch import Tensor, nn
 
 from pytest_torchmem.step.names import FUNCTIONS, Names
 from pytest_torchmem.step.reached import (
+    CHANGEABLE,
+    CONTAINERS,
     MAPPINGS,
     PLAIN,
-    SEQUENCES,
     Reached,
+    container_of,
     is_code,
     is_of_program,
+    items_of,
 )
 
 _HOLD_NOTHING = (*PLAIN, *FUNCTIONS)
 _QUICK = frozenset({bool, int, float, str, type(None)})
+_DEEPEST = 3
+"""Levels of containers and objects that are looked into."""
 _GONE: Any = object()
 """Stands for what was there before, and is no more."""
 
@@ -61,19 +67,15 @@ class ProgramState:
         for (place, shared), (_, contents) in zip(self._reached.holders, self._before, strict=True):
             if isinstance(place, Names):
                 _bind_as(place, contents)
-            elif type(place) in MAPPINGS:
-                if not _same(_parts(place), _parts(contents)):
+            elif isinstance(place, dict):
+                now = _contents(place)
+                if not _same(_parts(now), _parts(contents)):
                     # What a library registers as it is imported is registered once in a process.
-                    kept = {key: place[key] for key in place if key not in contents}
+                    kept = {key: one for key, one in now.items() if key not in contents}
                     kept = {key: one for key, one in kept.items() if shared and is_code(one)}
-                    place.clear()
-                    place.update(contents | kept)
-            elif type(place) is set:
-                place.clear()
-                place.update(contents)
-            elif not _same(list(place), contents):
-                place.clear()
-                place.extend(contents)
+                    _fill(place, contents | kept)
+            elif isinstance(place, set) or not _same(items_of(place), contents):
+                _fill(place, contents)
         for table, references in self._parameters:
             found = {name: held() if held else None for name, held in references.items()}
             lost = any(held and found[name] is None for name, held in references.items())
@@ -95,34 +97,90 @@ class SharedState:
 
     def let_go(self, is_made_here: Callable[[Tensor], bool]) -> None:
         """Put what was there before in the place of tensors that a trace has made."""
-
-        def holds(one: Any) -> bool:
-            return holds_tensor(one, is_made_here)
-
+        restorer = _Restorer(is_made_here)
         for place, before in self._before:
-            if isinstance(place, Names) or type(place) in MAPPINGS:
-                _put_back(place, before, holds)
-            elif any(map(holds, place)):
-                kept = [one for one in place if not holds(one)]
-                contents = [_there(one) for one in before]
-                place.clear()
-                add = place.update if type(place) is set else place.extend
-                add(kept if any(one is _GONE for one in contents) else contents)
+            if isinstance(place, Names):
+                restorer.names(place, before)
+            elif isinstance(place, dict):
+                restorer.table(place, before)
+            elif any(map(restorer.holds, items_of(place))):
+                restorer.items(place, before)
 
 
-def _put_back(place: Any, before: dict[Any, Any], holds: Callable[[Any], bool]) -> None:
-    now = _contents(place)
-    for name in [name for name, one in now.items() if holds(one)]:
-        then = _there(before[name]) if name in before else _GONE
-        if isinstance(place, Names):
-            if name in before:
-                place.bind(name, None if then is _GONE else then)
-            else:
+class _Restorer:
+    """Takes tensors that are ``made`` out of what holds them, which stays the object that it is.
+
+    What a program holds beside them is its own: the tables of a cache, with what it had computed.
+    """
+
+    def __init__(self, made: Callable[[Tensor], bool]) -> None:
+        self._made = made
+        self._under_way: set[int] = set()
+        """What is being restored, which may hold itself."""
+
+    def holds(self, one: Any) -> bool:
+        """Tell whether there is anything to take out."""
+        return holds_tensor(one, self._made)
+
+    def names(self, place: Names, before: dict[str, Any]) -> None:
+        """Restore what names are bound to; a tensor that is gone leaves ``None``."""
+        for name, now in place.read().items():
+            if name not in before and self.holds(now):
                 place.unbind(name)
-        elif then is _GONE:
-            del place[name]
-        else:
-            place[name] = then
+            elif (then := self._restored(now, before.get(name, _GONE))) is not now:
+                place.bind(name, None if then is _GONE else then)
+
+    def table(self, place: dict[Any, Any], before: dict[Any, Any] | None) -> None:
+        """Restore the values of a mapping; ``before`` is ``None`` where that is not known."""
+        kind = container_of(type(place))
+        known = before if before is not None else dict.fromkeys(place, _GONE)
+        for name, now in _contents(place).items():
+            is_new = name not in known and self.holds(now)
+            then = _GONE if is_new else self._restored(now, known.get(name, _GONE))
+            if then is _GONE:
+                kind.__delitem__(place, name)
+            elif then is not now:
+                kind.__setitem__(place, name, then)
+
+    def items(self, place: Any, before: list[Any]) -> None:
+        """Restore a list, a deque or a set, or take out what it must not hold."""
+        found = items_of(place)
+        now = {id(one): one for one in found}
+        contents = []
+        for one in before:
+            there = now.get(one.of, _GONE) if isinstance(one, _Inside) else _there(one)
+            contents.append(_there(one) if there is _GONE else self._restored(there, one))
+        if any(one is _GONE for one in contents):
+            contents = [one for one in found if self._restored(one, _GONE) is one]
+        _fill(place, contents)
+
+    def _restored(self, now: Any, before: Any) -> Any:
+        """Return what is to be where ``now`` is, ``_GONE`` if that is nothing."""
+        if id(now) in self._under_way or not self.holds(now):
+            return now
+        if isinstance(now, Tensor):
+            return _there(before)
+        self._under_way.add(id(now))
+        self._restore_inside(now, before)
+        self._under_way.remove(id(now))
+        return _there(before) if self.holds(now) else now
+
+    def _restore_inside(self, now: Any, before: Any) -> None:
+        kind = container_of(type(now))
+        known = before if isinstance(before, _Inside) else None
+        if kind in MAPPINGS:
+            self.table(now, known.parts if known is not None and known.kind in MAPPINGS else None)
+        elif kind in CHANGEABLE:
+            same = known is not None and known.kind is kind
+            self.items(now, known.parts if known is not None and same else [_GONE])
+        elif kind is not None:
+            parts = known.parts if known is not None and known.of == id(now) else ()
+            for part, then in zip(items_of(now), chain(parts, repeat(_GONE)), strict=False):
+                self._restored(part, then)
+        own = getattr(now, "__dict__", None) if kind is not type(now) else None
+        if type(own) is dict:
+            inside = before.inside if isinstance(before, (_Inside, _Weak, _Gone)) else None
+            self.table(own, inside.parts if inside and inside.of == id(own) else None)
 
 
 def _bind_as(place: Names, contents: dict[str, Any]) -> None:
@@ -134,49 +192,93 @@ def _bind_as(place: Names, contents: dict[str, Any]) -> None:
         place.unbind(name)
 
 
-def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = 3) -> bool:
+def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _DEEPEST) -> bool:
     """Return whether something is a tensor that is meant, or holds one, not too deep."""
     if isinstance(one, Tensor):
         return is_meant(one)
     if depth == 0 or isinstance(one, (*_HOLD_NOTHING, nn.Module)):
         return False
-    kind = type(one)
-    if kind in MAPPINGS or kind in SEQUENCES or kind in (tuple, set, frozenset):
-        inside = _parts(one)
-    else:
+    kind, inside = container_of(type(one)), []
+    if kind is not None:
+        inside = _parts(_contents(one))
+    if kind is not type(one):
         own = getattr(one, "__dict__", None)
-        if type(own) is not dict or not is_of_program(kind):
-            return False
-        inside = list(own.values())
+        if type(own) is dict and is_of_program(type(one)):
+            inside = inside + list(own.values())
     return any(holds_tensor(part, is_meant, depth - 1) for part in inside)
 
 
-def _weakly(contents: Any) -> Any:
-    """Return contents in which no tensor is kept alive; ``_there`` gives them back."""
-    if isinstance(contents, dict):
-        return {key: _weak(value) for key, value in contents.items()}
-    return list(map(_weak, contents))
+class _Inside:
+    """What a container held, which is not kept alive, nor are the tensors in it."""
 
+    __slots__ = ("inside", "kind", "of", "parts")
 
-def _weak(one: Any) -> Any:
-    kind = type(one)
-    if kind in _QUICK or isinstance(one, _HOLD_NOTHING):
-        return one
-    if (kind in MAPPINGS or kind in SEQUENCES) and not one:
-        return one
-    if kind in (tuple, list, dict):
-        parts = _parts(one)
-        return one if all(isinstance(part, _HOLD_NOTHING) for part in parts) else _GONE
-    with suppress(TypeError):
-        return _Weak(one)
-    return _GONE
+    def __init__(self, container: Any, depth: int) -> None:
+        self.kind, self.of = container_of(type(container)), id(container)
+        contents = _contents(container)
+        plain = all(isinstance(part, _HOLD_NOTHING) for part in _parts(contents))
+        self.parts: Any = contents if plain else _weakly(contents, depth)
+        self.inside = _attributes(container, depth)
+
+    def rebuilt(self) -> Any:
+        """Return another container of the same, ``_GONE`` if something of it is gone."""
+        is_table = self.kind in MAPPINGS
+        values = [_there(one) for one in (self.parts.values() if is_table else self.parts)]
+        if self.kind is defaultdict or any(one is _GONE for one in values):
+            return _GONE
+        return self.kind(zip(self.parts, values, strict=True) if is_table else values)
 
 
 class _Weak(ref):  # type: ignore[type-arg]
     """A reference of ``_weak``: contents may be weak references themselves."""
 
+    inside: _Inside | None = None
+    """The attributes of the object, if it is one of the program."""
+
+
+class _Gone:
+    """Of an object that nothing can refer to weakly: it is there as long as it is found."""
+
+    def __init__(self, inside: _Inside) -> None:
+        self.inside = inside
+
+
+def _attributes(one: Any, depth: int) -> _Inside | None:
+    """Return the attributes of an object of the program; a container has none."""
+    if not depth or isinstance(one, (Tensor, nn.Module)) or type(one) in CONTAINERS:
+        return None
+    own = getattr(one, "__dict__", None)
+    known = type(own) is dict and is_of_program(type(one))
+    return _Inside(own, depth - 1) if known else None
+
+
+def _weakly(contents: Any, depth: int = _DEEPEST) -> Any:
+    """Return contents in which no tensor is kept alive; ``_there`` gives them back."""
+    if isinstance(contents, dict):
+        return {key: _weak(value, depth) for key, value in contents.items()}
+    return [_weak(one, depth) for one in contents]
+
+
+def _weak(one: Any, depth: int) -> Any:
+    kind = type(one)
+    if kind in _QUICK or isinstance(one, _HOLD_NOTHING):
+        return one
+    if container_of(kind) is not None:
+        return _Inside(one, depth - 1) if depth else _GONE
+    try:
+        found = _Weak(one)
+    except TypeError:  # ``SimpleNamespace`` for one
+        inside = _attributes(one, depth)
+        return _GONE if inside is None else _Gone(inside)
+    found.inside = _attributes(one, depth)
+    return found
+
 
 def _there(one: Any) -> Any:
+    if isinstance(one, _Inside):
+        return one.rebuilt()
+    if isinstance(one, _Gone):
+        return _GONE
     if type(one) is not _Weak:
         return one
     found = one()
@@ -184,9 +286,22 @@ def _there(one: Any) -> Any:
 
 
 def _contents(place: Any) -> Any:
+    """Return names and values as a dictionary, and anything else as a list."""
     if isinstance(place, Names):
         return place.read()
-    return dict(place) if type(place) in MAPPINGS else list(place)
+    kind = container_of(type(place))
+    return dict(kind.items(place)) if kind in MAPPINGS else items_of(place)
+
+
+def _fill(place: Any, contents: Any) -> None:
+    """Give a container other contents."""
+    kind = container_of(type(place))
+    kind.clear(place)
+    if kind in MAPPINGS:
+        for key, value in contents.items():
+            kind.__setitem__(place, key, value)
+    else:
+        (kind.update if kind is set else kind.extend)(place, contents)
 
 
 def _parts(container: Any) -> list[Any]:

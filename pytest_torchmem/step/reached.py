@@ -25,6 +25,8 @@ from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS
 _MOST = 50_000
 MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
 SEQUENCES = frozenset({list, deque})
+CHANGEABLE = MAPPINGS | SEQUENCES | {set}
+CONTAINERS = CHANGEABLE | {tuple, frozenset}
 #: Where state belongs to the interpreter, the test run, torch or a trace, not to the program.
 _OTHERS = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "torch", "pytest_torchmem"})
 _OTHERS |= sys.stdlib_module_names - {"argparse", "collections", "types"}
@@ -99,15 +101,14 @@ class Reached:
     def _inside(self, one: Any, shared: bool) -> Iterator[Any]:
         """Note what can be changed of an object, and yield where to look next."""
         kind = type(one)
-        if kind in MAPPINGS:
+        container = container_of(kind)
+        if container in CHANGEABLE:
             self.holders.append(Holder(one, shared))
-            yield from list(one.values())
-        elif kind in SEQUENCES or kind is set:
-            self.holders.append(Holder(one, shared))
-            yield from list(one)
-        elif kind is tuple or kind is frozenset:
-            yield from one
-        elif kind is types.FunctionType:
+        if container is not None:
+            yield from list(container.values(one) if container in MAPPINGS else items_of(one))
+        if container is kind:
+            return
+        if kind is types.FunctionType:
             yield from self._of_function(one, shared)
         elif kind is types.MethodType:
             yield from (one.__self__, one.__func__)
@@ -169,11 +170,29 @@ class Reached:
             }
             self.holders.append(Holder(names_of_globals(variables, states), shared=True))
             for value in states.values():
-                kept = type(value) in MAPPINGS or type(value) in SEQUENCES
+                kept = container_of(type(value)) in CHANGEABLE
                 if kept and id(value) not in self._seen:
                     self._seen.add(id(value))
                     self._keep.append(value)
                     self.holders.append(Holder(value, shared=True))
+
+
+def container_of(kind: type) -> Any:
+    """Return which kind of container the objects of a class are, ``None`` if they are none.
+
+    Those of a class that the program derived from one count, too: a cache that is a ``dict``. What
+    changes them calls the kind's own methods, not theirs.
+    """
+    if kind in CONTAINERS:
+        return kind
+    if CONTAINERS.isdisjoint(kind.__mro__) or not is_of_program(kind):
+        return None
+    return next(base for base in kind.__mro__ if base in CONTAINERS)
+
+
+def items_of(one: Any) -> list[Any]:
+    """Return what is in a list, a deque, a set or a tuple."""
+    return list(container_of(type(one)).__iter__(one))
 
 
 def is_of_program(kind: type) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections import UserDict, defaultdict, deque
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +131,88 @@ class Cached(nn.Module):
             KEPT[0] = (torch.randn(1000, 64).to(x.device), 1)
         tables = (table, Cached.rows, self.columns, CACHE["table"], KEPT[0][0])
         return sum((x @ one.T).sum() for one in tables) + self.linear(x).sum()  # type: ignore[return-value]
+
+
+THERE = torch.ones(5)
+
+
+class Mapping(dict[str, Any]):
+    """A cache of a program's own."""
+
+
+class Items(list[Any]):
+    """A list of a program's own."""
+
+
+HELD: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], Any]]] = {
+    "list": (lambda: [THERE, THERE], lambda held, new: held.append(new)),
+    "numbers": (lambda: [1, 2], lambda held, new: held.append(new)),
+    "set": (lambda: {THERE}, lambda held, new: held.add(new)),
+    "deque": (lambda: deque([THERE]), lambda held, new: held.append(new)),
+    "new key": (lambda: {"a": THERE}, lambda held, new: held.update(b=new)),
+    "old key": (lambda: {"a": THERE, "b": THERE}, lambda held, new: held.update(a=new)),
+    "of lists": (
+        lambda: {"a": [THERE], "b": []},
+        lambda held, new: (held["a"].append(new), held["b"].append(new)),
+    ),
+    "default": (lambda: defaultdict(list, a=[THERE]), lambda held, new: held["b"].append(new)),
+    "rows": (lambda: [[THERE], [THERE]], lambda held, new: held[0].append(new)),
+    "tables": (lambda: [{"a": THERE}], lambda held, new: held[0].update(b=new)),
+    "tuple": (lambda: ([THERE], 3), lambda held, new: held[0].append(new)),
+    "attribute": (lambda: SimpleNamespace(a=THERE), lambda held, new: setattr(held, "a", new)),
+    "list in it": (lambda: SimpleNamespace(a=[THERE]), lambda held, new: held.a.append(new)),
+    "UserDict": (lambda: UserDict(a=THERE), lambda held, new: held.update(b=new)),
+    "own mapping": (lambda: Mapping(a=THERE), lambda held, new: held.update(b=new)),
+    "own list": (lambda: Items([THERE]), lambda held, new: held.append(new)),
+}
+
+
+def cycle() -> list[Any]:
+    """Return a list that holds itself."""
+    held: list[Any] = [THERE]
+    held.append(held)
+    return held
+
+
+HELD["itself"] = (cycle, lambda held, new: held.append(new))
+
+
+class Holding(nn.Module):
+    """Writes into a container of its class, and into one of its file."""
+
+    held: Any = None
+
+    def __init__(self, write: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 5)
+        self.write = write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Write twice."""
+        y = self.linear(x)
+        self.write(Holding.held, y)
+        self.write(held_here, y)
+        return y
+
+
+held_here: Any = None
+
+
+@pytest.mark.parametrize("case", HELD)
+@pytest.mark.parametrize("of", ["module", "function"])
+def test_what_a_container_held_before_a_trace_stays(case: str, of: str) -> None:
+    """A trace takes its own tensors out of it; the object and all others in it are a program's."""
+    make, write = HELD[case]
+    places = Holding.held, globals()["held_here"] = make(), make()
+    shown = list(map(repr, places))
+    model = Holding(write)
+    try:
+        torchmem.trace(model if of == "module" else lambda x: model(x), torch.zeros(2, 4))
+        assert Holding.held is places[0]
+        assert held_here is places[1]
+        assert list(map(repr, places)) == shown
+    finally:
+        Holding.held = globals()["held_here"] = None
 
 
 @pytest.mark.parametrize("of", ["module", "function"])
