@@ -296,7 +296,8 @@ def test_what_a_program_enters_and_never_leaves(device: str, raises: bool) -> No
 
     def program() -> None:
         torch.set_default_device(device)
-        for context in (_Mode(), _DispatchMode(), saved_tensors_hooks(packed.append, lambda x: x)):
+        hooks = saved_tensors_hooks(packed.append, lambda x: x)
+        for context in (torch.inference_mode(), _Mode(), _DispatchMode(), hooks):
             entered.append(context)
             context.__enter__()
         enter_dual_level()
@@ -308,11 +309,15 @@ def test_what_a_program_enters_and_never_leaves(device: str, raises: bool) -> No
             trace(program, device=device)
         torch.ones(2, requires_grad=True).exp().sum().backward()
         assert not packed
-    assert len(entered) == 3
+    assert len(entered) == 4
+    assert not torch.is_inference_mode_enabled()
     assert not torch._C._len_torch_function_stack()
     assert not torch._C._len_torch_dispatch_stack()
     with dual_level():
         make_dual(torch.ones(2), torch.ones(2))
+    entered.clear()  # with the guard of the program
+    assert not torch.is_inference_mode_enabled()
+    assert torch.ones(2, requires_grad=True).exp().requires_grad
 
 
 def other(value: object) -> object:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.autograd import forward_ad
 
 from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
@@ -25,6 +26,9 @@ saved_tensors_hooks: Callable[[bool], Any] = private(
 _pop_saved_tensors_hooks: Callable[[], None] = private(
     "torch._C._autograd._pop_saved_tensors_default_hooks"
 )
+_inference_mode: Callable[[bool], Any] = private("torch._C._InferenceMode")
+_kept: list[Any] = []
+"""Guards that end no more: the end of one brings back what was there when it began."""
 _LEVEL = private_name("torch.autograd.forward_ad._current_level")
 
 
@@ -34,6 +38,7 @@ def what_is_entered_is_left() -> Iterator[None]:
     thread = threading.get_ident()
     function_count, dispatch_count = _function_modes(), dispatch_modes()
     hooks, level = saved_tensors_hooks(False), getattr(forward_ad, _LEVEL)
+    inference = torch.is_inference_mode_enabled()
     try:
         yield
     finally:
@@ -46,3 +51,6 @@ def what_is_entered_is_left() -> Iterator[None]:
                 _pop_saved_tensors_hooks()
             for _ in range(getattr(forward_ad, _LEVEL) - level):
                 forward_ad.exit_dual_level()
+            if torch.is_inference_mode_enabled() != inference:
+                _kept.append(_inference_mode(inference))
+                _kept[-1].__enter__()
