@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
 
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Timeline
@@ -100,9 +101,10 @@ def without_gloo(profile: MemoryProfile) -> MemoryProfile:
 def _let_gloo_finish() -> None:
     """Let what waits for collectives return when gloo's threads hold their tensors no more.
 
-    A backward waits for those that the reducer starts in C++. What is called back with a result
-    is called by the thread that asks for that, as by NCCL: of what is taken and given back on
-    a thread of gloo the record sees nothing.
+    A thread of gloo says that a collective is done before it lets go of it (ProcessGroupGloo.cpp,
+    ``runLoop``). A backward waits for those that the reducer starts in C++. What is called back
+    with a result is called by the thread that asks for that, as by NCCL: of what is taken and given
+    back on a thread of gloo the record sees nothing.
     """
     kind: Any = torch._C.Future
     then = kind.then
@@ -117,18 +119,19 @@ def _let_gloo_finish() -> None:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             found = function(*args, **kwargs)
-            if not isinstance(found, dist.Work):
-                time.sleep(_PATIENCE)
+            time.sleep(_PATIENCE)
             return found
 
         return call
 
     for owner, name in (
-        (dist, "all_gather_single"),
-        (dist, "reduce_scatter_single"),
-        (dist, "all_reduce"),
+        (dist.Work, "wait"),
         (functional, "wait_tensor"),
         (torch.Tensor, "backward"),
+        (dist, "_broadcast_coalesced"),  # parameters, when a model is wrapped
+        (dist.Reducer, "_rebuild_buckets"),
+        # All processes have begun a collective that nobody waits for.
+        (DistributedDataParallel, "_check_global_requires_backward_grad_sync"),
     ):
         setattr(owner, name, finished(getattr(owner, name)))
 

@@ -257,6 +257,8 @@ class Interceptor:
                     return path(*args, **kwargs)
                 return run_composite_implicit(spec.overload, *args, **kwargs)
         if kind is Kind.NATIVE:
+            if spec.record.waits:
+                self.kernels.in_flight.wait(args[0])
             return spec.overload(*args, **kwargs)
         if kind is Kind.PASS:
             self._check(spec, args, kwargs)

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
+from pytest_torchmem.interception.distributed.in_flight import InFlight
 from pytest_torchmem.interception.fast_path import LONGER, FastPath
 from pytest_torchmem.interception.gradient_accumulation import SUM, GradientSums, References
 from pytest_torchmem.interception.layouts.layouts import Layouts
@@ -98,6 +99,7 @@ class Kernels:
         self._plans = Plans(parts.target)
         self._refusals = Refusals()
         self._quantized = QuantizedTensors(parts)
+        self.in_flight = InFlight()
         self._log = OperatorLog(parts.attribution, parts.ledger)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
         self._fast_path = FastPath(
@@ -163,13 +165,18 @@ class Kernels:
             self._ledger.note_kinds(spec.held(args, kwargs))
         if self._ledger.phase is _BACKWARD and self._sums_in_place(call, device, frame):
             return tensors[0]
-        if not (spec.dynamic or spec.makes_work):
+        if not (spec.dynamic or spec.makes_work or spec.leaves_work):
             return self._run_planned(call, key, device, frame)
         if spec.dynamic and self._plans.own_meta(spec, device.device.type) is None:
             return self._run_dynamic(call, device, frame)
+        on_gpu = device.device.type == "cuda"
+        if spec.leaves_work:
+            result = self._run_planned(call, key, device, frame)
+            held = tensors if device.device.type in spec.record.work_holds else ()
+            self.in_flight.begin(argument_tensors(result), held, stashes=on_gpu)
+            return result
         if not spec.makes_work:
             return self._run_planned(call, key, device, frame)
-        on_gpu = device.device.type == "cuda"
         lists = args[0] if on_gpu and spec.name == GATHERS_LISTS else ()
         with self._interceptor.intercepting():
             flattened = [flat for one in lists if (flat := flattened_like(one)) is not None]

@@ -176,6 +176,10 @@ class OperatorRecord:
     """Whether its kernel does something else where gradients are not enabled."""
     copies_across: bool = False
     """Whether it copies between host and GPU, by temporaries where the ends do not fit."""
+    waits: bool = False
+    """Whether it waits for the collective that makes the tensor that it is given."""
+    work_holds: frozenset[str] = frozenset()
+    """Devices where its work holds what it was given until one of its outputs is waited for."""
 
 
 _RECORDS: dict[str, OperatorRecord] = {}

@@ -165,6 +165,8 @@ class OperatorSpec:
     """Whether it has a ``device`` argument."""
     makes_work: bool
     """Whether it returns what a collective is waited for by."""
+    leaves_work: bool
+    """Whether it is a collective that has begun when it returns, and makes what is waited for."""
     holds: tuple[tuple[int, str, Holding], ...]
     """Positions and names of arguments, and what their storages turn out to be by this call."""
     keeps_geometry: bool
@@ -191,6 +193,7 @@ class OperatorSpec:
             or self.dynamic
             or self.masks
             or self.makes_work
+            or self.leaves_work
             or self.takes_device
             or self.checks_values
             or self.record.asks_grad_mode
@@ -252,6 +255,7 @@ class OperatorSpec:
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
             makes_work=collective
             and any(str(one.type).endswith(".c10d.Work") for one in schema(overload).returns),
+            leaves_work=functional and record.kind is not Kind.NATIVE,
             holds=tuple(
                 (position, argument.name, record.holds[argument.name])
                 for position, argument in enumerate(arguments)

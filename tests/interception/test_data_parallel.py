@@ -182,12 +182,37 @@ def _asynchronous(name: str) -> None:
     torch.empty(1 << 20)
 
 
-@pytest.mark.parametrize("name", ["all_gather", "all_to_all_single", "reduce_scatter_tensor"])
-def test_work_holds_what_that_of_gloo_does(name: str) -> None:
-    traced = trace(_asynchronous, name, host="here", world_size=1)
+def _functional(name: str, *others: Any) -> None:
+    start()
+    group, operators = dist.group.WORLD.group_name, torch.ops._c10d_functional
+    into = {"out": torch.empty(1 << 18)} if name.endswith("_out") else {}
+    given = [torch.ones(1 << 18)] if name.endswith("_coalesced") else torch.ones(1 << 18)
+    made = getattr(operators, name)(given, *others, group, **into)
+    del given, into
+    torch.empty(1 << 20)
+    for one in [made] if isinstance(made, torch.Tensor) else made:
+        operators.wait_tensor(one)
+
+
+@pytest.mark.parametrize(
+    ("program", "given"),
+    [
+        (_asynchronous, ("all_gather",)),
+        (_asynchronous, ("all_to_all_single",)),
+        (_asynchronous, ("reduce_scatter_tensor",)),
+        (_functional, ("all_gather_into_tensor", 1)),
+        (_functional, ("all_gather_into_tensor_coalesced", 1)),
+        (_functional, ("all_gather_into_tensor_out", 1)),
+        (_functional, ("all_reduce", "sum")),
+        (_functional, ("all_to_all_single", [1 << 18], [1 << 18])),
+        (_functional, ("reduce_scatter_tensor", "sum", 1)),
+    ],
+)
+def test_work_holds_what_that_of_gloo_does(program: Any, given: tuple[Any, ...]) -> None:
+    traced = trace(program, *given, host="here", world_size=1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        real = measure(_asynchronous, name)
+        real = measure(program, *given)
     finally:
         dist.destroy_process_group()
     assert traced.peak == without_gloo(real).peak
@@ -205,6 +230,18 @@ def test_work_of_nccl_holds_what_it_is_given_until_it_is_waited_for() -> None:
 
     early, late = (trace(program, one, device="cuda", world_size=2).peak for one in (True, False))
     assert late - early == 2 << 20
+
+
+def test_what_nobody_waits_for_stays() -> None:
+    def program(waits: bool) -> None:
+        start("cuda")
+        group, operators = dist.group.WORLD.group_name, torch.ops._c10d_functional
+        made = operators.reduce_scatter_tensor(torch.ones(512, device="cuda"), "sum", 2, group)
+        if waits:
+            operators.wait_tensor(made)
+
+    ends = [trace(program, waits, device="cuda", world_size=2).end for waits in (True, False)]
+    assert ends == [0, 2048 + 1024]
 
 
 def test_batch_norm_takes_the_statistics_of_every_process() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional
 
@@ -53,6 +53,16 @@ def test_composite_operators_take_the_paths_of_plain_tensors() -> None:
 
     assert found(2, 8, True) == found(2, 4, False)
     assert any("flash_attention" in name for name in found(2, 8, True))
+
+
+def test_what_is_split_anew_is_there_until_it_is_in_order() -> None:
+    def program() -> None:
+        mesh: Any = start("cuda")
+        whole = DTensor.from_local(torch.ones(4, 64, 256, device="cuda"), mesh, [Shard(1)])
+        whole.redistribute(mesh, [Shard(2)])
+
+    # The shard, a copy by destinations, what is received, and the same in order.
+    assert trace(program, device="cuda", world_size=4).peak == 4 * (4 * 64 * 256 * 4)
 
 
 def test_lists_of_alike_tensors_are_split_as_one_by_one() -> None:

@@ -31,6 +31,12 @@ _functional: Any = torch.ops._c10d_functional
 _WAITS = "_c10d_functional::wait_tensor"
 """Returns the tensor that it is given (c10d/Functional.cpp); on ``meta`` it makes another one."""
 
+_SENDS = ("_c10d_functional::all_gather", "_c10d_functional::all_to_all")
+_REDUCES_PARTS = ("_c10d_functional::reduce_scatter",)
+"""Of these gloo sends copies (ProcessGroupGloo.cpp, ``reduce_scatter_tensor_coalesced``); what the
+others send is what they make, a clone or what they write to (c10d/Functional.cpp).
+"""
+
 _WITHOUT_META = frozenset(
     {
         "c10d::allgather_into_tensor_coalesced_",
@@ -52,10 +58,16 @@ def describe() -> None:
     if wraps in there:  # makes a tensor subclass that waits at its first use
         operator(wraps, kind=Kind.NATIVE)
     if _WAITS in there:
-        operator(_WAITS, kind=Kind.NATIVE)
+        operator(_WAITS, kind=Kind.NATIVE, waits=True)
     names = [name for name in there if name.partition("::")[0] in NAMESPACES]
     alone = (_FLATTENS, _WAITS)
     operator(*(name for name in names if name not in alone), takes_nothing=frozenset(DEVICES))
+    for name in names:
+        if name.startswith(_SENDS + _REDUCES_PARTS):
+            on = DEVICES if name.startswith(_SENDS) else ("cuda",)
+            operator(name, work_holds=frozenset(on))
+        if name.endswith("_tensor_out"):
+            operator(name).meta()(_written)
     for name in _WITHOUT_META & there:
         operator(name).meta()(_nothing)
     if _LISTS in there:
@@ -79,9 +91,13 @@ def _moved_shard(input: Tensor, gather_dim: int, shard_dim: int, group_name: str
     sent = input.view(split).movedim(shard_dim, 0).contiguous()
     parts = [1] * size
     received = _functional.all_to_all_single(sent, parts, parts, group_name)
-    del sent
     whole: Tensor = _functional.wait_tensor(received).movedim(0, gather_dim).contiguous()
     return whole.view(sizes)
+
+
+def _written(out: Tensor) -> Tensor:
+    """What is returned is ``out``; torch's own functions make another tensor."""
+    return out
 
 
 def _nothing() -> None:
