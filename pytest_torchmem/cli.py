@@ -17,6 +17,7 @@ from pytest_torchmem import __version__
 from pytest_torchmem.commands import explained, files, history, traced
 from pytest_torchmem.commands.functions import load_function
 from pytest_torchmem.commands.progress import elapsed
+from pytest_torchmem.commands.saved import is_profile, print_profile
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
 from pytest_torchmem.figures import FIGURES, label
@@ -138,9 +139,11 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
     show = commands.add_parser(
         "show",
-        help="print a snapshot or calibration file, one figure a line, for git's textconv",
+        help="print a snapshot or calibration file, one figure a line, for git's textconv, or a "
+        "saved profile",
         description="Print a snapshot file with one figure a line, each with its test, or a "
-        "calibration file with one figure a line, each with its GPU, operator and geometry.",
+        "calibration file with one figure a line, each with its GPU, operator and geometry. Of a "
+        "profile that torchmem trace --json or profile.save wrote, print its table.",
     )
     show.add_argument("file", metavar="FILE", type=Path)
     show.set_defaults(run=_show)
@@ -375,6 +378,11 @@ def _found(difference: Difference) -> tuple[Cause, ...]:
 def _show(options: argparse.Namespace) -> int:
     if options.file.is_dir():
         raise UsageError(f"{options.file} is a directory: name one of its files")
+    if options.file.exists() and is_profile(options.file):
+        from pytest_torchmem.profile.profile import MemoryProfile
+
+        print_profile(MemoryProfile.load(options.file))
+        return 0
     stored, shown = _read(options.file)
     if not stored.exists:
         raise UsageError(f"{options.file} does not exist")

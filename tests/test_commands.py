@@ -109,7 +109,10 @@ def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str])
     options = [word for name in names for word in (f"--{name}", f"out.{name}")]
     assert main(["trace", "steps_of_commands:on_cuda", "--gpu", "h100", *options]) == 0
     assert all((here / f"out.{name}").stat().st_size for name in names)
-    assert capsys.readouterr().out.count("written: ") == len(names)
+    printed = capsys.readouterr().out
+    assert printed.count("written: ") == len(names)
+    assert main(["show", "out.json"]) == 0
+    assert printed.startswith(capsys.readouterr().out)
     assert json.loads((here / "out.perfetto").read_text())["traceEvents"]
     assert pickle.loads((here / "out.memory-snapshot").read_bytes())["segments"]
     page = ["html", "out.json", "-o", "again.html"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pytest_torchmem.commands.saved import is_profile
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import printable_lines
@@ -24,7 +24,6 @@ from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.tolerance import parse_rules
 
 _EXACTLY = (parse_rules("0", "torchmem explain"),)
-_GZIP = b"\x1f\x8b"
 
 
 def add_command(commands: Any) -> None:
@@ -58,26 +57,13 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _source(text: str | None) -> Source:
     path = Path(text) if text is not None else None
-    if path is None or not path.is_file() or not _is_profile(path):
+    if path is None or not path.is_file() or not is_profile(path):
         return load_source(text, Path.cwd())
     from pytest_torchmem.profile.profile import MemoryProfile
 
     profile = MemoryProfile.load(path)
     key = Key("", "", profile.device, profile.gpu or "")
     return Source(str(path), {("", key): entry_of(key, profile)})
-
-
-def _is_profile(path: Path) -> bool:
-    from pytest_torchmem.profile.profile import SAVED
-
-    content = path.read_bytes()
-    if content.startswith(_GZIP):
-        return True  # nothing else that can be explained is compressed
-    try:
-        plain = json.loads(content)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(plain, dict) and plain.get("kind") == SAVED
 
 
 def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry]]:

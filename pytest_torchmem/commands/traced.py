@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.commands.functions import load_function, returns_module
 from pytest_torchmem.commands.progress import elapsed
+from pytest_torchmem.commands.saved import print_profile
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.printable import printable
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -87,10 +87,7 @@ def _trace(options: argparse.Namespace) -> int:
             "they are moved"
         )
     written = [*_written(options, profile)]  # whatever becomes of what is printed
-    print(profile.table(options.largest))
-    print(f"\nin the course of the step: {profile.sparkline()}")
-    for warning in profile.warnings:
-        print(f"note: {printable(warning)}")
+    print_profile(profile, options.largest)
     for file in written:
         print(f"written: {file}")
     return 0
