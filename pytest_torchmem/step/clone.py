@@ -19,8 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pytest_torchmem.errors import add_note
 from pytest_torchmem.step.signals import undisturbed
-from pytest_torchmem.torch_private.tensors.tensors import make_subclass
+from pytest_torchmem.torch_private.tensors.tensors import (
+    accumulated_hooks,
+    gradient_hooks,
+    make_subclass,
+)
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
@@ -43,6 +48,10 @@ _OF_MODULES = frozenset(nn.Module().__dict__)
 """What every module has, unless it was saved by an earlier torch."""
 _RULES_OF_ONE = ("__deepcopy__", "__reduce_ex__", "__getstate__")
 _ABSENT: Any = object()
+_HOOK_OF_ORIGINAL = (
+    "(A hook of a parameter was called with a copy of it, on which the step runs, and did not find "
+    "that among what it has. Check or trace a function that builds the model and registers hooks.)"
+)
 
 
 def _is_bare(table: Any) -> bool:
@@ -200,9 +209,21 @@ class Cloner(ABC):
         if strided:
             if tensor.__dict__:
                 clone.__dict__.update(self.copy(tensor.__dict__))
+            if tensor.requires_grad:
+                self._copy_hooks(tensor, clone)
             if tensor.is_leaf and tensor.grad is not None:
                 clone.grad = self.clone_tensor(tensor.grad)
         return clone
+
+    def _copy_hooks(self, tensor: Tensor, clone: Tensor) -> None:
+        """Let what is called with a leaf's gradient be called with that of its clone."""
+        of_gradient, accumulated = gradient_hooks(tensor), accumulated_hooks(tensor)
+        if not tensor.is_leaf or not (of_gradient or accumulated):
+            return
+        for hook in list((of_gradient or {}).values()):
+            clone.register_hook(_on_clone(self.copy(hook)))
+        for hook in list((accumulated or {}).values()):
+            clone.register_post_accumulate_grad_hook(_on_clone(self.copy(hook)))
 
     def copy_as_torch_does(self, tensor: Tensor) -> Tensor:
         """Return what ``copy.deepcopy`` makes of a tensor."""
@@ -261,6 +282,19 @@ class Cloner(ABC):
                     put_back()
             finally:
                 put_back()  # what a signal kept the first from putting back
+
+
+def _on_clone(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """Return a hook of a parameter that says on an error that it ran on another one's clone."""
+
+    def called(tensor: Tensor) -> Any:
+        try:
+            return hook(tensor)
+        except LookupError as error:
+            add_note(error, _HOOK_OF_ORIGINAL)
+            raise
+
+    return called
 
 
 class _Plain:

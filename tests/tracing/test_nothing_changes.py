@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.torch_private.state.all_settings import all_settings, answers
 from tests.tracing.programs import MODELS, hooked
 
@@ -138,6 +138,46 @@ def test_hooks_run_on_the_clone() -> None:
     trace(model, torch.randn(4, 32))
     assert len(seen) == 1
     assert seen[0] is not model[1]
+
+
+def test_hooks_of_parameters_run_on_the_clone() -> None:
+    """They may keep gradients, or free them at once."""
+
+    def built() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+
+    def keep(gradient: Tensor) -> Tensor:
+        kept.append(gradient)
+        return gradient * 2
+
+    def free(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    def step_of(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+
+    x, kept, plain, keeps, frees, steps = torch.randn(8, 256), [], *(built() for _ in range(4))
+    for parameter in keeps.parameters():
+        parameter.register_hook(keep)
+    for parameter in frees.parameters():
+        parameter.register_post_accumulate_grad_hook(free)
+    optimizers = {one: torch.optim.SGD([one]) for one in steps.parameters()}
+    for parameter in steps.parameters():
+        parameter.register_post_accumulate_grad_hook(step_of)
+    ends = []
+    for model in (keeps, plain, frees):
+        profile = trace(model, x, host="here")
+        kept.clear()
+        assert profile.figures() == measure(model, x).figures()
+        kept.clear()
+        ends.append(trace(model, x, device="cuda").end)
+        kept.clear()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    assert ends[0] == ends[1] + 4 * 257 * 256 * 4
+    assert ends[1] == ends[2] + 4 * 257 * 256 * 4
+    with pytest.raises(KeyError) as caught:
+        trace(steps, x)
+    assert "called with a copy of it" in str(getattr(caught.value, "__notes__", caught.value))
 
 
 def test_module_that_cannot_be_copied() -> None:

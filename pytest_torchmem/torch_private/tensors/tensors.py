@@ -26,6 +26,14 @@ is_wrapper: Callable[[object], bool] = private(
 make_subclass: Callable[..., Any] = private("torch.Tensor._make_subclass")
 _DISABLED: Any = private("torch._C._disabled_torch_dispatch_impl")
 
+#: What is called with a leaf's gradient, and with the leaf once its gradient is there.
+gradient_hooks: Callable[[Tensor], dict[int, Any] | None] = private_attribute(
+    "torch.Tensor._backward_hooks"
+)
+accumulated_hooks: Callable[[Tensor], dict[int, Any] | None] = private_attribute(
+    "torch.Tensor._post_accumulate_grad_hooks"
+)
+
 #: Parts of a sparse tensor, which need not be coalesced.
 sparse_indices: Callable[[Tensor], Tensor] = private("torch.Tensor._indices")
 sparse_values: Callable[[Tensor], Tensor] = private("torch.Tensor._values")
