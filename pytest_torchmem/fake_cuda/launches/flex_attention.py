@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.torch_private.compilers.flex_attention import (
     Kernels,
     block_masks_replaced,
@@ -120,7 +121,7 @@ class _Fused:
         self._trace.note_fused("flex_attention")
         batch, heads, queries, _ = query.shape
         real = self._trace.computed_aside(
-            lambda: _forward_in_rows(dense, *args), _operations(query, key, value)
+            lambda: _unchecked(_forward_in_rows, dense, *args), _operations(query, key, value)
         )
         if _decodes(query, value, block_mask[3], options):
             # flex_decoding.py, create_flex_decoding_kernel
@@ -147,7 +148,8 @@ class _Fused:
         grad_logsumexp, options, captured = args[6], args[11], args[12]
         batch, heads, queries, width = query.shape
         real = self._trace.computed_aside(
-            lambda: _backward_in_rows(dense, *args), 3 * _operations(query, key, value)
+            lambda: _unchecked(_backward_in_rows, dense, *args),
+            3 * _operations(query, key, value),
         )
         delta = query.new_empty(batch, heads, queries, dtype=torch.float32)
         kept = [delta] if grad_logsumexp is None else [delta, torch.empty_like(delta)]
@@ -210,6 +212,18 @@ class _Fused:
         full = torch.empty_like(partial) if separate_full_blocks else None
         self._give([partial, full], real)
         return partial, full
+
+
+def _unchecked(compute: Callable[..., list[Any]], *args: Any) -> list[Any]:
+    """Return what is computed; raise ``NotKnown`` where a function of scores reads past the end.
+
+    The fused kernel does not look whether positions are within what it reads (``indirect_indexing``
+    of ``ModificationWrapper``, torch/_inductor/select_algorithm.py), and has whatever is there.
+    """
+    try:
+        return compute(*args)
+    except IndexError:
+        raise NotKnown from None
 
 
 def _decodes(query: Tensor, value: Tensor, indices: Tensor, options: Mapping[str, Any]) -> bool:

@@ -50,3 +50,21 @@ def test_an_extension_for_cuda_is_not_compiled(how: str) -> None:
 
     with pytest.raises(UnsupportedOperatorError, match=r"mine\.f is compiled for a GPU.*custom_op"):
         trace(program, device="cuda")
+
+
+def test_the_extension_of_peft_makes_matrices_of_blocks() -> None:
+    made: list[Any] = []
+
+    def program() -> None:
+        from torch.utils.cpp_extension import load
+
+        extension = load("fbd_cuda", ["fbd_cuda.cpp", "fbd_cuda_kernel.cu"])
+        blocks = torch.arange(1.0, 13.0, device="cuda").view(1, 3, 2, 2)
+        before = torch.cuda.memory_allocated()
+        (matrices,) = extension.forward(blocks)
+        made.append(torch.cuda.max_memory_allocated() - before)
+        made.append(torch.equal(matrices[0], torch.block_diag(*blocks[0])))
+        made.append(torch.equal(extension.backward(matrices * 2, blocks)[0], blocks * 2))
+
+    trace(program, device="cuda")
+    assert made == [512, True, True]
