@@ -95,6 +95,8 @@ class OnKey:
         """Operators that have a kernel of their own."""
         self.run: Callable[..., Any] | None = None
         """What kernels run while a trace does, with the operator's name first."""
+        self.found_past_modes = False
+        """Whether a trace has let a look-up find the fallback already."""
 
     def pass_by(self, names: Iterable[str]) -> None:
         """Let operators go on to the next key from now on, as if the key were not there."""
@@ -207,6 +209,7 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
     place: Any = type(on_key.fallback)
     outside = place.__call__
     place.__call__, on_key.run = staticmethod(fallback), fallback
+    on_key.found_past_modes = False  # there may be operators by now that were not there before
     set_included(FAKE, True)
     try:
         yield lambda view: on_key.pass_by((view.name(),))
@@ -236,9 +239,10 @@ def reach_past_modes() -> None:
     ``meta`` (``exclude_keys_for_meta_dispatch`` in ATen/templates/RegisterFunctionalization.cpp):
     the key Python is excluded, and the mode is on its stack. Before torch 2.13 these are asked.
     """
-    if TORCH_VERSION >= (2, 13):
-        on_key = _on_key("Fake", _Fallback())
+    on_key = _on_key("Fake", _Fallback())
+    if TORCH_VERSION >= (2, 13) and not on_key.found_past_modes:
         _keep(on_key.fallback, on_key.names)
+        on_key.found_past_modes = True
 
 
 def _keep(kernel: Callable[..., Any], but: Collection[str]) -> None:
