@@ -182,7 +182,8 @@ NAMES = {
         nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
     """,
     "matmul.low_precision": """
-        _grouped_mm _int_mm _scaled_mm _scaled_mm.out _weight_int8pack_mm
+        _convert_weight_to_int4pack _grouped_mm _int_mm _scaled_mm _scaled_mm.out
+        _weight_int4pack_mm _weight_int8pack_mm
     """,
     "matmul.products": """
         _addmm_activation _compute_linear_combination _trilinear addbmm addbmm_ addmm addmm_ addmv

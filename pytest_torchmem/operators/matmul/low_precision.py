@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pytest_torchmem.operators.geometry import round_up
 from pytest_torchmem.operators.libraries.cublas import beside_buffer
@@ -55,6 +56,83 @@ def integer_product_flops(input: Tensor, mat2: Tensor) -> int:
 def packed_product_flops(input: Tensor, mat2: Tensor) -> int:
     """As ``mm``; the weight has a row for each element of the output."""
     return 2 * input.numel() * mat2.shape[0]
+
+
+pack_int4 = operator(
+    "aten::_convert_weight_to_int4pack",
+    source="native/cuda/int4mm.cu, _convert_weight_to_int4pack_cuda",
+    takes_nothing=frozenset({"cuda"}),
+)
+packed_int4 = operator(
+    "aten::_weight_int4pack_mm",
+    source="native/cuda/int4mm.cu, _weight_int4pack_mm_cuda",
+    takes_nothing=frozenset({"cuda"}),
+)
+_LANES = (8, 4)
+"""Rows and columns of the lanes of a warp, over its tile of 8 rows and 16 columns."""
+
+
+@pack_int4.values("cuda")
+def int4_packed(input: Tensor, innerKTiles: int) -> Tensor:
+    """Eight numbers of two tiles in each ``int32``; ``matrix_to_m16n8k16_Bint4_layout``.
+
+    Of the two numbers of a byte the first is in its upper half.
+    """
+    rows, width = input.shape
+    tiles, pairs = -(-rows // 8), innerKTiles // 2
+    whole = functional.pad(input.long(), (0, 0, 0, tiles * 8 - rows))
+    lanes = whole.view(tiles, 8, width // (innerKTiles * 8), pairs, 2, 2, 4)
+    four = lanes.permute(0, 2, 1, 6, 3, 4, 5).reshape(tiles, -1, 32, pairs, 4)
+    shift = torch.arange(0, 16, 4)
+    return (((four >> 4) << shift) + ((four & 15) << (shift + 16))).sum(-1).int()
+
+
+@packed_int4.check("cuda")
+def int4_operands(input: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros: Tensor) -> None:
+    """What ``_weight_int4pack_mm_cuda`` checks."""
+    tiles = mat2.shape[3] * 2 if mat2.dim() == 4 else 0
+    expected = {
+        "A.dtype() == at::kBFloat16": input.dtype == torch.bfloat16,
+        "A.is_contiguous()": input.is_contiguous(),
+        "A.dim() == 2": input.dim() == 2,
+        "B.dtype() == at::kInt": mat2.dtype == torch.int32,
+        "B.is_contiguous()": mat2.is_contiguous(),
+        "B_innerKTiles == 2 || B_innerKTiles == 4 || B_innerKTiles == 8": tiles in (2, 4, 8),
+        "B.size(1) == k / (B_innerKTiles * kKTileSize)": bool(tiles)
+        and mat2.shape[1] == input.shape[-1] // (tiles * 16),
+        "qGroupSize == 32 || qGroupSize == 64 || qGroupSize == 128 || qGroupSize == 256": (
+            qGroupSize in (32, 64, 128, 256)
+        ),
+        "qScaleAndZeros.dim() == 3": qScaleAndZeros.dim() == 3,
+    }
+    for text, holds in expected.items():
+        if not holds:
+            raise RuntimeError(f"Expected {text} to be true, but got false.")
+
+
+@packed_int4.meta()
+def int4_product(input: Tensor, mat2: Tensor) -> Tensor:
+    """Rows of 8 for each tile; torch's own asks for an attribute that fake tensors alone have."""
+    return input.new_empty(input.shape[0], mat2.shape[0] * 8)
+
+
+@packed_int4.values("cuda")
+def int4_multiplied(input: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros: Tensor) -> Tensor:
+    """The product with numbers from -8 to 7, times a scale and plus a zero for each group."""
+    tiles, several, _, pairs = mat2.shape
+    bits = mat2.long().unsqueeze(-1) >> torch.arange(0, 32, 4)  # of four bytes the upper, the lower
+    lanes = (bits & 15).view(tiles, several, *_LANES, pairs, 2, 2, 2)
+    weight = lanes.permute(0, 2, 1, 4, 6, 7, 3, 5).reshape(tiles * 8, -1) - 8
+    scale, zero = qScaleAndZeros.float().repeat_interleave(qGroupSize, 0).unbind(-1)
+    # The kernel has the weight in bfloat16, and adds up in float32.
+    weight = (weight * scale.t() + zero.t()).bfloat16()
+    return (input.float() @ weight.float().t()).bfloat16()
+
+
+@packed_int4.flops()
+def int4_product_flops(input: Tensor, mat2: Tensor) -> int:
+    """As ``mm``; the weight has 8 rows for each tile."""
+    return 2 * input.numel() * mat2.shape[0] * 8
 
 
 # Registered for every backend, and reading and writing data all the same.
