@@ -1061,6 +1061,45 @@ def more_boxes(wrong: bool) -> Step:
 
 
 @planted(
+    "operators",
+    "add, mul and silu are called more often: add twice, and was once",
+    "Mixed",
+    "aten::add",
+    ("cpu",),
+)
+def gated_twice(wrong: bool) -> Step:
+    """Several operators run again, in a module that is called as often as it was."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.gate = nn.Linear(64, 128), nn.Linear(64, 128)
+
+        def forward(self, x: Tensor) -> Tensor:
+            up, gate = self.up(x), self.gate(x)
+            weights = (0.5, 0.5) if wrong else (0.5,)
+            return sum(F.silu(gate * w) * up for w in weights)  # here: gated_twice
+
+    return Mixed(), (torch.zeros(64, 64),), {}
+
+
+@planted("layer", "is Conv2d(16, 16), and was Conv2d(16, 2)", "Head.head", "aten::", ("cuda",))
+def as_many_classes_as_channels(wrong: bool) -> Step:
+    """Both numbers of the layer are the same now, and one of them was there before."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(16, 16 if wrong else 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.head(x)  # here: as_many_classes_as_channels
+            return logits.softmax(1).log().sum()
+
+    return Head(), (torch.zeros(4, 16, 64, 64),), {}
+
+
+@planted(
     "checkpoint",
     "Decoder.blocks.{1 3} is no longer checkpointed",
     "Decoder.blocks.",

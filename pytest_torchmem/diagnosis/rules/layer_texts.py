@@ -87,8 +87,8 @@ def differing_settings(text: str, other: str) -> str:
     own, others = settings_of(text), settings_of(other)
     unnamed = [part for part in own if "=" not in part]
     kept = set(own) - set(others)
-    if kept.intersection(unnamed):  # which of them it is, their places alone say
-        kept.update(unnamed)
+    if unnamed != [part for part in others if "=" not in part]:
+        kept.update(unnamed)  # which of them it is, their places alone say
     return f"{name}({', '.join(part for part in own if part in kept)})"
 
 

@@ -212,8 +212,12 @@ def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:
     new = [name for name in names if not more[name].before]
     if new:
         return f"{listed(new)} {'is' if len(new) == 1 else 'are'} new"
-    name, counted = names[0], more[names[0]]
-    return f"{listed([name])} is called {counted.now} times, and was {counted.before}"
+    counted = more[names[0]]
+    change = f"{times(counted.now)}, and was {times(counted.before)}"
+    shown = listed(names[:1])
+    if listed(names) == shown:
+        return f"{shown} is called {change}"
+    return f"{listed(names)} are called more often: {shown} {change}"
 
 
 def _base(name: str) -> str:

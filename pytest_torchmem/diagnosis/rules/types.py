@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
@@ -65,13 +66,22 @@ def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
     What was broadcast has as many dimensions, and none of size 1 where there is another now.
     """
     shape = _sizes(made)
-    if any((one.module, one.shape) == (what.module, shape) for one in evidence.known()):
+    known = [*evidence.known()]
+    if any((one.module, one.shape) == (what.module, shape) for one in known):
         return True
+    if known and max(shape) not in _sizes_before(evidence, known):
+        return True  # its vectors are longer than anything was, and were broadcast as well
     return any(
         len(one.shape) == len(shape)
         and not any(a == 1 < b for a, b in zip(one.shape, shape, strict=True))
         for one in evidence.gone(what.module, what.source)
     )
+
+
+def _sizes_before(evidence: Evidence, known: Iterable[What]) -> set[int]:
+    inputs = " ".join(evidence.before.facts.get(INPUTS, {}).values())
+    own = {size for one in known for size in one.shape}
+    return own | {int(size) for size in re.findall(r"[0-9]+", inputs)}
 
 
 def _sizes(made: str) -> tuple[int, ...]:
