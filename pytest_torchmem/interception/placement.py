@@ -178,25 +178,18 @@ def _all_scalars(call: Call, device: DeviceLedger) -> bool:
 def _check_across(call: Call) -> None:
     """Raise for what C++ would not accept of tensors of two devices, with its words.
 
-    Where an index is (native/TensorAdvancedIndexing.cpp, make_info) and a sequence's lengths are
-    (native/PackedSequence.cpp) is not seen by C++, which takes all of them to be on the CPU. So is
-    where a tensor of scalars for lists is (native/ForeachUtils.h, convert_tensor_to_scalar_list).
+    Where an index is (native/TensorAdvancedIndexing.cpp, make_info), a sequence's lengths are
+    (native/PackedSequence.cpp) or a tensor of scalars for lists is (native/ForeachUtils.h,
+    convert_tensor_to_scalar_list) is not seen by C++, which takes all of them to be on the CPU.
     """
-    name, records = call.operator.name, call.records
-    device = records[0].ledger.device
-    if name == "aten::_pack_padded_sequence":
-        lengths = records[1]
-        # A module's inputs were all put on the GPU by the trace, not by the program.
-        given = lengths.ledger.origin(lengths.index).phase is Phase.BASELINE
-        if lengths.ledger.device.type != "cpu" and not given:
-            raise RuntimeError(
-                "'lengths' argument should be a 1D CPU int64 tensor, but got 1D "
-                f"{lengths.ledger.device} Long tensor"
-            )
-    if of_host := call.operator.record.of_host:  # the last of its tensors
+    operator, records = call.operator, call.records
+    name, device = operator.name, records[0].ledger.device
+    if operator.record.of_host:
         *others, own = records
-        if own.ledger.device.type != "cpu":
-            raise RuntimeError(f"Expected {of_host} to be on CPU, got {own.ledger.device} instead.")
+        place = own.ledger.device
+        # A module's inputs were all put on the GPU by the trace, not by the program.
+        if place.type != "cpu" and own.ledger.origin(own.index).phase is not Phase.BASELINE:
+            raise RuntimeError(operator.record.elsewhere.format(device=place))
         for record in others:
             if record.ledger.device != device:
                 raise _on_two_devices(call, device, record.ledger.device)

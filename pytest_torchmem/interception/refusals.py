@@ -144,6 +144,8 @@ class Refusals:
         if _takes_any_size(operator):
             numbers = argument_leaves((args, kwargs), (int, float, complex))
             key = (*key, *map(_kind_of_number, numbers))
+            if (scalars := _tensor_of_host(operator, args, kwargs)) is not None:
+                key = (*key, scalars.shape)
             if key not in self._asked:
                 self._asked.add(key)
                 error = _asked_in_small(operator, args, kwargs)
@@ -166,6 +168,17 @@ class Refusals:
                 raise error
             finally:
                 del error  # a frame that holds what it raised is a cycle, and holds the tensors
+
+
+def _tensor_of_host(
+    operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    name = operator.record.of_host
+    if not name:
+        return None
+    place = operator.argument_names.index(name)
+    found: Tensor | None = args[place] if place < len(args) else kwargs.get(name)
+    return found
 
 
 def _kind_of_number(number: complex) -> tuple[Any, ...]:
@@ -209,8 +222,7 @@ def _asked_in_small(
     operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Exception | None:
     """Run an operator on one element of each tensor, and return what it raises."""
-    named = {**dict(zip(operator.argument_names, args, strict=False)), **kwargs}
-    scalars = named.get(operator.record.of_host)  # as many as there are tensors in a list
+    scalars = _tensor_of_host(operator, args, kwargs)  # as many as there are tensors in a list
 
     def one(tensor: Tensor) -> Tensor:
         shape = tensor.shape if tensor is scalars else (1,) * tensor.dim()

@@ -8,26 +8,25 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import transpose_scratch
-from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
+from pytest_torchmem.operators.registry import Fills, Kind, UnknownOutputs, aten, operator
 
-# Where they are small their values are known; of random floating ones, single numbers.
+# Of random floating ones, single numbers are worth knowing.
 operator(
     *aten("""
-        arange bernoulli bernoulli_ empty empty_strided eye full linspace logspace ones rand
-        randint randn random_ randperm range scalar_tensor tril_indices triu_indices zeros
+        arange empty empty_strided eye full full_like new_full new_ones ones
+        ones_like range
+        scalar_tensor tril_indices triu_indices
     """),
     "prims::empty",
     "prims::empty_strided",
     "prims::full",
-    "prims::scalar_tensor",
-    makes_values=True,
-)
-operator(
-    *aten("full_like new_full new_ones new_zeros ones_like zeros_like"),
     "prims::full_like",
-    fills=True,
+    "prims::scalar_tensor",
+    fills=Fills.NUMBERS,
 )
-operator(*aten("new_zeros zeros zeros_like"), zeros=True)
+operator(*aten("new_zeros zeros zeros_like"), fills=Fills.ZEROS)
+operator(*aten("linspace logspace"), fills=Fills.STEPS)
+operator(*aten("bernoulli bernoulli_ rand randint randn random_ randperm"), fills=Fills.RANDOM)
 operator("aten::fill_", "aten::zero_", overwrites=True)
 # One allocation: as well from meta as by their body, and quicker.
 operator(

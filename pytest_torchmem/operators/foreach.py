@@ -68,11 +68,19 @@ def fused_optimizer() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
 
 
+# native/ForeachUtils.h, convert_tensor_to_scalar_list
+_OF_HOST = "Expected scalars to be on CPU, got {device} instead."
 _by_scalars = operator(
-    *aten("_foreach_addcdiv _foreach_addcmul", ".Tensor"), across_devices=True, of_host="scalars"
+    *aten("_foreach_addcdiv _foreach_addcmul", ".Tensor"),
+    across_devices=True,
+    of_host="scalars",
+    elsewhere=_OF_HOST,
 )
 _by_scalars_in_place = operator(
-    *aten("_foreach_addcdiv_ _foreach_addcmul_", ".Tensor"), across_devices=True, of_host="scalars"
+    *aten("_foreach_addcdiv_ _foreach_addcmul_", ".Tensor"),
+    across_devices=True,
+    of_host="scalars",
+    elsewhere=_OF_HOST,
 )
 
 

@@ -129,7 +129,8 @@ def histogramdd_of_edges(
 
 # How many tokens an expert gets is counted by these.
 operator("aten::bincount", "aten::histc", unknown_outputs=UnknownOutputs.EVEN_COUNTS)
-counted = operator("aten::bincount", decided_by=(0,), size_argument="minlength")
+# As many bins as were asked for, or more: native/SummaryOps.cpp, _bincount_cpu_template.
+counted = operator("aten::bincount", decided_by=(0,), size_argument="minlength", size_is_least=True)
 
 
 @counted.at_most()

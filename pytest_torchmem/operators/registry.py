@@ -53,6 +53,15 @@ class Kind(Enum):
     PASS = "it checks data and decides nothing"
 
 
+class Fills(Enum):
+    """What a factory fills its output with: its values are worth knowing where they are few."""
+
+    NUMBERS = "numbers, whatever the tensors hold that it is given, or what is there"
+    ZEROS = "zeros, whatever they hold"
+    STEPS = "steps between two numbers, which tensors may hold"
+    RANDOM = "random numbers"
+
+
 class UnknownOutputs(Enum):
     """What is assumed of an operator's outputs where what it reads is not known."""
 
@@ -133,6 +142,8 @@ class OperatorRecord:
     """Positions of the tensors whose values decide the outputs' shape; ``None``: all of them."""
     size_argument: str = ""
     """The argument by which a program may say how large outputs are that depend on data."""
+    size_is_least: bool = False
+    """Whether they may be larger than that: they are taken not to be."""
     library_output: int | None = None
     """Position of the output whose size a library alone decides."""
     library_state: bool = False
@@ -145,17 +156,14 @@ class OperatorRecord:
     """Arguments that it writes to and whose known values stay."""
     unknown_outputs: UnknownOutputs | None = None
     """What its outputs count as where what it reads is not known."""
-    makes_values: bool = False
-    """Whether it is a factory whose values are worth knowing; holds for every overload."""
     refuses_values: bool = False
     """Whether kernels for every device refuse some values; for every overload."""
-    fills: bool = False
-    """Whether it makes values that do not depend on those of its tensors; for every overload."""
+    fills: Fills | None = None
+    """What it fills its output with, if it is a factory; for every overload."""
     of_host: str = ""
-    """The last of its tensors, which has a number for each of a list's and has to be on the CPU,
-    wherever these are."""
-    zeros: bool = False
-    """Whether all that it makes is zero; for every overload."""
+    """The last of its tensors, if that has to be on the CPU wherever the others are."""
+    elsewhere: str = ""
+    """What torch says where that tensor is on another ``device``."""
     overwrites: bool = False
     """Whether what it writes to needs no value before; for every overload."""
     other_dtype: bool = False

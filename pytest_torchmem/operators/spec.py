@@ -14,6 +14,7 @@ from pytest_torchmem.operators.overlay import LEADS, taught_of
 from pytest_torchmem.operators.registry import (
     DEVICES,
     EVERY,
+    Fills,
     Kind,
     OperatorRecord,
     UnknownOutputs,
@@ -171,6 +172,8 @@ class OperatorSpec:
     """Positions and names of arguments, and what their storages turn out to be by this call."""
     keeps_geometry: bool
     """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
+    ignores_values: bool
+    """Whether it is given tensors for their shape and type, and fills its output otherwise."""
     needs_values: bool
     """Whether nothing is to be known of its outputs unless its arguments' values are."""
     changes_values: bool
@@ -223,6 +226,10 @@ class OperatorSpec:
         tags = overload.tags
         # A collective is not run on known values either: other processes would have to be there.
         opaque = collective or is_opaque(overload)
+        ignores_values = shared.fills in (Fills.NUMBERS, Fills.ZEROS) and any(
+            str(argument.type) == "Tensor" and position not in dict(written)
+            for position, argument in enumerate(arguments)
+        )
         return cls(
             overload=overload,
             name=name,
@@ -272,8 +279,9 @@ class OperatorSpec:
                 or (functional and name.startswith(_BROADCASTS))
                 or torch.Tag.nondeterministic_seeded in tags
                 or record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
-                or shared.fills
+                or ignores_values
             ),
+            ignores_values=ignores_values,
             changes_values=bool(record.unknown_outputs or written or record.also_writes),
             checks_values=bool(record.check_values or shared.check_values),
             reads_conjugates=bool(shared.workspace) and has_kernel(name, "Conjugate"),

@@ -302,3 +302,11 @@ def test_a_list_takes_as_many_scalars_as_it_has_tensors(device: str) -> None:
 
     profile = trace(program, device=device)
     assert device == "cuda" or profile.peak == measure(program).peak
+
+    def too_many() -> None:
+        program()
+        given = [torch.ones(300, device=device) for _ in range(2)]
+        torch._foreach_addcdiv(given, given, given, torch.full((3,), 2.0))
+
+    with pytest.raises(RuntimeError, match="Expected length of scalars"):
+        trace(too_many, device=device)

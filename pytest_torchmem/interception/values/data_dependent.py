@@ -58,21 +58,21 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
 def _what_is_unknown(call: Call, values: KnownValues) -> str:
     """Return what is not known of the shape of a call's outputs, "" where all that decides it is.
 
-    ``bincount`` has as many bins as were asked for, or more (native/SummaryOps.cpp,
-    ``_bincount_cpu_template``): it is taken to have those that were asked for.
+    That is also where the program says how large they are at least.
     """
     __tracebackhide__ = True
-    name, decided_by = call.operator.name, call.operator.record.decided_by
+    name, record = call.operator.name, call.operator.record
+    decided_by, says = record.decided_by, record.size_argument
     for position in range(len(call.tensors)) if decided_by is None else decided_by:
         known = values.contents.known(call.records[position])
         if known is not None or not call.tensors[position].numel():
             continue
-        least = _size_given(call) if name == "aten::bincount" else None
+        least = _size_given(call) if record.size_is_least else None
         if not least:
-            says = call.operator.record.size_argument
             hint = f", unless {says}= says it" if says else ""
             return f"{name} has an output shape that depends on unknown values{hint}"
-        values.tell("bincount of unknown values", f"assumed to be below minlength={least}")
+        what = f"{name.removeprefix('aten::')} of unknown values"
+        values.tell(what, f"assumed to be below {says}={least}")
     return ""
 
 

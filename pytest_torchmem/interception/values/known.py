@@ -50,7 +50,7 @@ from pytest_torchmem.interception.values.memory import (
 )
 from pytest_torchmem.interception.values.policy import NOTHING, Values
 from pytest_torchmem.interception.values.random_numbers import generator_of
-from pytest_torchmem.operators.registry import UnknownOutputs
+from pytest_torchmem.operators.registry import Fills, UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_EXPLICIT, CPU, at_kernels
@@ -165,16 +165,18 @@ class KnownValues(Answers):
         if self._counts_others(call):
             return None
         if self._computes:
-            if not (self.contents.have_values(call.records, call.tensors) or operator.shared.fills):
+            if not (
+                self.contents.have_values(call.records, call.tensors) or operator.ignores_values
+            ):
                 return None
             return self._compute_whatever(call, plan)
         if operator.opaque:
             return None
         if call.records:
-            computable = not operator.random or operator.shared.makes_values
-            if (computable and self.contents.are_known(call.records)) or operator.shared.fills:
+            computable = not operator.random or operator.shared.fills is Fills.RANDOM
+            if (computable and self.contents.are_known(call.records)) or operator.ignores_values:
                 return self._compute_small(call, plan)
-        elif operator.shared.makes_values:
+        elif operator.shared.fills is not None:
             return self._compute_small(call, plan)
         return None
 
@@ -293,7 +295,7 @@ class KnownValues(Answers):
 
     def _is_small(self, call: Call) -> bool:
         """Return whether a call's values are kept whatever else is computed, as far as it shows."""
-        if call.operator.random and not call.operator.shared.makes_values:
+        if call.operator.random and call.operator.shared.fills is not Fills.RANDOM:
             return False
         return all(
             worth_knowing(tensor.dtype, tensor.numel(), limit=self.limit) for tensor in call.tensors
@@ -607,7 +609,11 @@ class KnownValues(Answers):
     def _run_whole(self, call: Call, plan: Plan) -> Mapping[int, Tensor]:
         """Run an operator on what its tensors hold, and on zeros where it reads no values."""
         contents, made = self.contents, plan.outputs
-        if call.operator.shared.zeros and type(made) is Output and plan.slots[made.slot] >= 0:
+        if (
+            call.operator.shared.fills is Fills.ZEROS
+            and type(made) is Output
+            and plan.slots[made.slot] >= 0
+        ):
             return {made.slot: zeros(plan.slots[made.slot])}  # the state of an optimizer
         given = [
             torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -21,6 +21,8 @@ _pack = operator(
     data_dependent=True,
     decided_by=(1,),
     host_outputs={"cpu": (1,), "cuda": (1,)},
+    of_host="lengths",
+    elsewhere="'lengths' argument should be a 1D CPU int64 tensor, but got 1D {device} Long tensor",
 )
 operator("aten::_pack_padded_sequence_backward", across_devices=True)
 
