@@ -410,8 +410,9 @@ class Interceptor:
         if not tensors:
             asked = kwargs.get("device") if self.placed_on is None else None
             return asked is None or (asked.type == "cpu" and placement.last_on_host)
-        if any(self._has_hollow_part(tensor) for tensor in tensors):
-            return False
+        for tensor in tensors:
+            if self._has_hollow_part(tensor):
+                return False
         placement.run_on_host()
         return True
 
@@ -422,6 +423,8 @@ class Interceptor:
     def _has_hollow_part(self, tensor: Tensor) -> bool:
         """Whether a tensor, or what it is made of, is on the GPU or comes from there."""
         try:
+            if tensor.layout is torch.strided:
+                return self._is_hollow(tensor)
             return any(self._is_hollow(part) for part in parts_of(tensor))
         except (RuntimeError, NotImplementedError):
             return False
