@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -424,3 +425,31 @@ def test_what_was_waited_for_is_what_was_received(device: str) -> None:
     profile = trace(step, device=device, world_size=4)
     assert profile.by_operator()["_c10d_functional::all_reduce"] == 4000
     assert not any("wait" in found.origin.operator for found in profile.timeline.allocations)
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "refused"),
+    [
+        ("cpu", "send", "input tensor has to be contiguous"),
+        ("cpu", "all_to_all_single", "Tensors must be contiguous"),
+        ("cpu", "all_reduce", ""),
+        ("cuda", "send", ""),  # NCCL warns
+        ("cuda", "all_reduce", "Tensors must be contiguous"),
+        ("cuda", "all_to_all_single", "Tensors must be contiguous"),
+        ("cuda", "reduce_scatter_tensor", "Tensors must be contiguous"),
+    ],
+)
+def test_what_is_not_contiguous_is_refused_as_by_the_backend(
+    device: str, name: str, refused: str
+) -> None:
+    def step() -> None:
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+        given = torch.ones(4, 8, device=device).t()
+        made = {"all_to_all_single": 8, "reduce_scatter_tensor": 4}.get(name)
+        if made is not None:
+            getattr(dist, name)(torch.ones(made, 4, device=device), given)
+        else:
+            getattr(dist, name)(given, **({"dst": 1} if name == "send" else {}))
+
+    with pytest.raises(Exception, match=refused) if refused else nullcontext():
+        trace(step, device=device, world_size=2)
