@@ -246,13 +246,16 @@ def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
     return find_gpu(budget.gpu or settings.gpu if name is None else name).name
 
 
-def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> Budget:
+def read_budget(
+    levels: Iterable[Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]],
+) -> Budget:
     """Return what markers say together: for each argument the closest wins, which comes first.
 
-    ``marks`` are their positional and named arguments. Raises ``UsageError`` where an argument is
-    unknown or cannot be read, and where nothing in any of them can be judged.
+    ``levels`` are the positional and named arguments of those at each place. Raises ``UsageError``
+    where an argument is unknown or cannot be read, where two at one place disagree, and where
+    nothing in any of them can be judged.
     """
-    written = [_arguments(*mark) for mark in marks]
+    written = [_at_one_place(level) for level in levels]
     if not written:
         return Budget()
     given: dict[str, Any] = {}
@@ -283,6 +286,18 @@ def read_budget(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> B
         bounds=parse_bounds(given["scaling"], source("scaling")) if "scaling" in given else (),
         **_world(given),
     )
+
+
+def _at_one_place(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
+    together: dict[str, Any] = {}
+    for mark in marks:
+        for name, value in _arguments(*mark).items():
+            if value is not None and together.setdefault(name, value) != value:
+                raise UsageError(
+                    f"two markers {MARKER} at one place disagree: {name}={together[name]!r} and "
+                    f"{name}={value!r}. Write one marker there"
+                )
+    return together
 
 
 def _world(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from pytest_torchmem.checks.request import (
     Target,
     gpu_name,
     make_request,
-    read_budget,
     worlds_of,
 )
 from pytest_torchmem.checks.result import CheckResult
@@ -34,6 +33,7 @@ from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, node_id, test_id
 from pytest_torchmem.plugin.expected import expecting_blocks, failure_is_expected
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.processes import NOT_HERE, OtherProcesses
 from pytest_torchmem.reports.junit import properties
 from pytest_torchmem.reports.pages import write_page
@@ -174,8 +174,7 @@ class Checker:
     def budget(self) -> Budget:
         """What the test's markers say; raises ``UsageError`` where they cannot be read."""
         if self._budget is None:
-            marks = self.item.iter_markers(MARKER)
-            self._budget = read_budget((mark.args, mark.kwargs) for mark in marks)
+            self._budget = budget_of(self.item)
         return self._budget
 
     def check(

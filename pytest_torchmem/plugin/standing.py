@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.request import gpu_name, read_budget
+from pytest_torchmem.checks.request import gpu_name
 from pytest_torchmem.errors import UsageError, add_note
 from pytest_torchmem.plugin.collection import checks_memory
 from pytest_torchmem.plugin.items import (
@@ -30,6 +30,7 @@ from pytest_torchmem.plugin.items import (
     not_told,
     sees_anything,
 )
+from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.worlds import (
     StandingWorlds,
     VariablesRead,
@@ -146,7 +147,7 @@ class StandingGpus:
         if self._fixtures_are_real():
             return None
         try:
-            budget = read_budget((mark.args, mark.kwargs) for mark in item.iter_markers(MARKER))
+            budget = budget_of(item)
         except UsageError:  # the check says so
             return None
         if budget.devices is not None and "cuda" not in budget.devices:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.request import read_budget, worlds_of
+from pytest_torchmem.checks.request import worlds_of
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.paths import shown
 from pytest_torchmem.plugin.collection import checks_memory
+from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class StandingWorlds:
         if not checks_memory(item):
             return ()
         try:
-            budget = read_budget((mark.args, mark.kwargs) for mark in item.iter_markers(MARKER))
+            budget = budget_of(item)
             worlds = worlds_of(self._settings, budget)
         except UsageError:  # the check says so
             return ()

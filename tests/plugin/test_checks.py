@@ -343,11 +343,24 @@ class TestNet:
     def test_function_wins(self):
         make()(inputs()).sum().backward()
 
+class TestDerived(TestNet):
+    test_function_wins = None
+
+@pytest.mark.memory_budget(peak="2 KiB")
+class TestStricter(TestNet):
+    test_function_wins = None
+
+@pytest.mark.memory_budget("3 KiB")
 @pytest.mark.parametrize("n", [
     pytest.param(1, marks=pytest.mark.memory_budget("1 GiB")),
     2,
 ])
 def test_parameter(n):
+    make()(inputs()).sum().backward()
+
+@pytest.mark.memory_budget("4 KiB", device="cpu")
+@pytest.mark.memory_budget("1 GiB", forward="1 GiB")
+def test_two():
     make()(inputs()).sum().backward()
 """
     )
@@ -356,10 +369,14 @@ def test_parameter(n):
         [
             "*test_class_wins PASSED*",
             "*test_function_wins FAILED*",
+            "*TestDerived::test_class_wins PASSED*",
+            "*TestStricter::test_class_wins FAILED*",
             "*test_parameter[[]1[]] PASSED*",
             "*test_parameter[[]2[]] FAILED*",
             "*exceeds the budget of 2 KiB*",
-            "*exceeds the budget of 1 KiB*",
+            "*exceeds the budget of 2 KiB*",
+            "*exceeds the budget of 3 KiB*",
+            "*two markers memory_budget at one place disagree: peak='1 GiB' and peak='4*",
         ]
     )
 
