@@ -25,9 +25,11 @@ _MODULES = {
     "indexing": "advanced masks rearrange rows scatter",
     "linear_algebra": "distance lapack lu matrix_exp work",
     "losses": "ctc elementwise likelihood",
-    "matmul": "low_precision products",
+    "matmul": "low_precision products wider_products",
     "nested": "conversion",
-    "normalization": "batch_norm cudnn_batch_norm group_norm layer_norm weight_norm",
+    "normalization": (
+        "batch_norm cudnn_batch_norm group_norm layer_norm sync_batch_norm weight_norm"
+    ),
     "recurrent": "cells cudnn layers onednn packed_sequence values",
     "reduction": "extremes sums",
     "resampling": "grid_sampler interpolation padding patches pooling",

@@ -189,6 +189,10 @@ NAMES = {
         _addmm_activation _compute_linear_combination _trilinear addbmm addbmm_ addmm addmm_ addmv
         addmv_ addr addr_ baddbmm baddbmm_ bmm dot mkldnn_linear mm mv vdot
     """,
+    "matmul.wider_products": """
+        addmm.dtype addmm.dtype_out baddbmm.dtype baddbmm.dtype_out bmm.dtype bmm.dtype_out
+        mm.dtype mm.dtype_out
+    """,
     "nested.conversion": """
         _nested_from_padded _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
         _nested_tensor_from_tensor_list _nested_tensor_size _padded_dense_to_jagged_forward
@@ -196,9 +200,7 @@ NAMES = {
     """,
     "normalization.batch_norm": """
         _batch_norm_with_update _batch_norm_with_update_functional _native_batch_norm_legit
-        batch_norm_backward batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
-        batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats
-        batch_norm_update_stats native_batch_norm native_batch_norm_backward
+        batch_norm_backward native_batch_norm native_batch_norm_backward
     """,
     "normalization.cudnn_batch_norm": """
         _batch_norm_impl_index cudnn_batch_norm cudnn_batch_norm_backward
@@ -209,6 +211,11 @@ NAMES = {
     "normalization.layer_norm": """
         _fused_rms_norm _fused_rms_norm_backward native_layer_norm native_layer_norm_backward
         rms_norm
+    """,
+    "normalization.sync_batch_norm": """
+        batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
+        batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats
+        batch_norm_update_stats
     """,
     "normalization.weight_norm": """
         _weight_norm_interface _weight_norm_interface_backward renorm

@@ -119,7 +119,7 @@ def forward_workspace_on_cuda(input: Tensor, training: bool) -> tuple[int, ...]:
     """Channels last in training: partial results of blocks; else nothing;
     ``batch_norm_stats_channels_last_cuda_template``.
     """
-    return _staging(input, 4) if training and _is_channels_innermost_on_cuda(input) else ()
+    return staging(input, 4) if training and is_channels_innermost_on_cuda(input) else ()
 
 
 @_with_update.workspace("cuda")
@@ -258,15 +258,15 @@ def backward_workspace_on_cuda(
     ``batch_norm_backward_cuda``.
     """
     reduces = train or output_mask[1] or output_mask[2]
-    last = _is_channels_innermost_on_cuda(input)
+    last = is_channels_innermost_on_cuda(input)
     if reduces and output_mask[0] and not last:
         return (_pixels_copy(input), _pixels_copy(grad_out))
     each = input.shape[1] * accumulation_type(input.dtype).itemsize
     statistics = each if save_invstd is not None and not save_invstd.numel() else 0
     if not reduces:
         return (statistics,)
-    staging = _staging(input, 2) if last and _is_channels_innermost_on_cuda(grad_out) else ()
-    return (statistics, each, each, *staging)
+    staged = staging(input, 2) if last and is_channels_innermost_on_cuda(grad_out) else ()
+    return (statistics, each, each, *staged)
 
 
 @_with_update_backward.workspace("cuda")
@@ -301,14 +301,14 @@ def _is_channels_innermost_on_cpu(tensor: Tensor) -> bool:
     return is_channels_last(tensor)
 
 
-def _is_channels_innermost_on_cuda(tensor: Tensor) -> bool:
+def is_channels_innermost_on_cuda(tensor: Tensor) -> bool:
     """``batch_norm_use_channels_last_kernels``: also (batch, channels)."""
     return is_channels_last(tensor) or (
         tensor.is_contiguous() and tensor.numel() == tensor.shape[0] * tensor.shape[1]
     )
 
 
-def _staging(input: Tensor, copies: int) -> tuple[int, ...]:
+def staging(input: Tensor, copies: int) -> tuple[int, ...]:
     """Blocks' partial results and semaphores; ``flexible_launch_configs``."""
     channels = input.shape[1]
     rows = input.numel() // channels if channels else 0
@@ -322,68 +322,3 @@ def _staging(input: Tensor, copies: int) -> tuple[int, ...]:
         return ()
     size = accumulation_type(input.dtype).itemsize
     return (copies * channels * down * size, across * _INT)
-
-
-_statistics = operator("aten::batch_norm_stats", "aten::batch_norm_update_stats")
-_reduce = operator("aten::batch_norm_backward_reduce")
-
-
-@_statistics.workspace("cuda")
-def statistics_workspace(input: Tensor) -> Workspace | tuple[int, ...]:
-    """As the forward in training; native/cuda/Normalization.cu, ``batch_norm_mean_var``."""
-    if _is_channels_innermost_on_cuda(input):
-        return _staging(input, 4)
-    return () if input.is_contiguous() else unknown()
-
-
-@_reduce.workspace("cuda")
-def reduce_workspace(grad_out: Tensor, input: Tensor) -> Workspace | tuple[int, ...]:
-    """Sums of blocks where both are channels last; native/cuda/Normalization.cu,
-    ``batch_norm_backward_reduce_cuda``.
-    """
-    if _is_channels_innermost_on_cuda(input) and _is_channels_innermost_on_cuda(grad_out):
-        return _staging(input, 2)
-    return () if input.is_contiguous() and grad_out.is_contiguous() else unknown()
-
-
-operator(
-    "aten::batch_norm_gather_stats_with_counts",
-    "aten::batch_norm_elemt",
-    "aten::batch_norm_backward_elemt",
-    source="native/cuda/Normalization.cu",
-    takes_nothing=frozenset({"cuda"}),
-)
-
-
-@_statistics.meta()
-def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
-    """native/cuda/Normalization.cu: float for 16-bit inputs."""
-    dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
-    shape = (input.shape[1],)
-    return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=dtype)
-
-
-@operator("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts").meta()
-def batch_norm_gather(mean: Tensor) -> tuple[Tensor, Tensor]:
-    """native/cuda/Normalization.cu."""
-    return like(mean, mean.shape[1:]), like(mean, mean.shape[1:])
-
-
-@_reduce.meta()
-def batch_norm_backward_reduce(
-    mean: Tensor, weight: Tensor | None, input_g: bool, weight_g: bool, bias_g: bool
-) -> tuple[Tensor | None, ...]:
-    """native/cuda/Normalization.cu."""
-    parameter = mean if weight is None else weight
-    return (
-        like(mean) if input_g else None,
-        like(mean) if input_g else None,
-        like(parameter) if weight_g else None,
-        like(parameter) if bias_g else None,
-    )
-
-
-@operator("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt").meta()
-def batch_norm_apply(input: Tensor) -> Tensor:
-    """native/cuda/Normalization.cu."""
-    return lying_alike(input)

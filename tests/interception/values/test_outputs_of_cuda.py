@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -134,3 +135,71 @@ def test_rows_that_batch_norm_takes_in_evaluation_are_known() -> None:
         assert rows.grad[0, 0].item() == pytest.approx(1, abs=1e-3)
 
     assert trace(body, device="cuda").warnings == ()
+
+
+def _products(wider: Callable[..., list[Tensor]]) -> list[Tensor]:
+    torch.manual_seed(0)
+    added, first, second = torch.randn(2, 3, 5), torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    given = [one.bfloat16() for one in (first, second)]
+    return [
+        *wider(torch.mm, *(one[0] for one in given)),
+        *wider(torch.bmm, *given),
+        *wider(torch.addmm, added[0], *(one[0] for one in given), beta=0.5, alpha=2),
+        *wider(torch.baddbmm, added, *given, beta=0.5, alpha=2),
+    ]
+
+
+def test_products_in_a_wider_type() -> None:
+    def on_cuda(function: Callable[..., Tensor], *given: Tensor, **factors: float) -> list[Tensor]:
+        moved = [one.cuda() for one in given]
+        run = partial(function, *moved, out_dtype=torch.float32, **factors)
+        return [run().cpu(), run(out=torch.empty_like(run())).cpu()]
+
+    def on_cpu(function: Callable[..., Tensor], *given: Tensor, **factors: float) -> list[Tensor]:
+        return [function(*(one.float() for one in given), **factors)] * 2
+
+    traced: list[list[Tensor]] = []
+    trace(lambda: traced.append(_products(on_cuda)), device="cuda", values="real")
+    torch.testing.assert_close(traced[0], _products(on_cpu))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_of_two_processes(dtype: torch.dtype) -> None:
+    """Two halves of a batch, as ``SyncBatchNorm`` goes about it, are normalized as the whole."""
+    torch.manual_seed(0)
+    whole, weight, bias = torch.randn(6, 3, 4) + 1, torch.rand(3), torch.randn(3)
+    gradient = torch.randn(6, 3, 4)
+    whole, gradient = whole.to(dtype), gradient.to(dtype)
+
+    def halves() -> list[Tensor]:
+        running = [torch.zeros(3).cuda(), torch.ones(3).cuda()]
+        inputs = [half.contiguous().cuda() for half in whole.split([2, 4])]
+        grads = [half.contiguous().cuda() for half in gradient.split([2, 4])]
+        scale, shift = weight.cuda(), bias.cuda()
+        stats = [torch.batch_norm_stats(half, 1e-5) for half in inputs]
+        means, roots = (torch.stack(one) for one in zip(*stats, strict=True))
+        counts = torch.tensor([8.0, 16.0]).cuda()
+        mean, root = torch.batch_norm_gather_stats_with_counts(
+            inputs[0], means, roots, *running, 0.1, 1e-5, counts
+        )
+        outputs = [torch.batch_norm_elemt(one, scale, shift, mean, root, 1e-5) for one in inputs]
+        sums = [
+            torch.batch_norm_backward_reduce(grad, one, mean, root, scale, True, True, True)
+            for grad, one in zip(grads, inputs, strict=True)
+        ]
+        both = [one[0] + one[1] for one in zip(*sums, strict=True)]
+        found = [
+            torch.batch_norm_backward_elemt(grad, one, mean, root, scale, *both[:2], counts.int())
+            for grad, one in zip(grads, inputs, strict=True)
+        ]
+        return [one.cpu() for one in (torch.cat(outputs), torch.cat(found), *both[2:], *running)]
+
+    traced: list[list[Tensor]] = []
+    trace(lambda: traced.append(halves()), device="cuda", values="real")
+    running = [torch.zeros(3), torch.ones(3)]
+    leaves = [one.float().requires_grad_() for one in (whole, weight, bias)]
+    output = F.batch_norm(leaves[0], *running, *leaves[1:], training=True)
+    expected = [output, *torch.autograd.grad(output, leaves, gradient.float()), *running]
+    tolerance = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    for found, real in zip(traced[0], expected, strict=True):
+        torch.testing.assert_close(found.float(), real.detach(), **tolerance)
