@@ -13,7 +13,7 @@ from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.collection import is_gone
 from pytest_torchmem.plugin.seen import states_of
 from pytest_torchmem.snapshots.format import Key
-from pytest_torchmem.snapshots.location import has_module, own_path, sharers
+from pytest_torchmem.snapshots.location import Links, has_module, own_path
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 
@@ -84,7 +84,9 @@ class Tests:
 class _File:
     """A snapshot file and the modules whose it is: several, where links make their files one."""
 
-    def __init__(self, root: Path, modules: Sequence[Mapping[str, Any]], tests: Tests) -> None:
+    def __init__(
+        self, root: Path, modules: Sequence[Mapping[str, Any]], tests: Tests, links: Links
+    ) -> None:
         self.path = min(module["file"] for module in modules)
         self.paths = {module["file"] for module in modules}
         self.outcomes: dict[str, str] = {}
@@ -104,7 +106,7 @@ class _File:
         self.hidden = {test for module in modules for test in module["hidden"]}
         own = {own_path(root / file) for file in self.paths}
         same = all(states_of(root / m["path"]) == m["states"] for m in modules)
-        self.is_known = same and sharers(root / self.path) <= own
+        self.is_known = same and links.sharers(root / self.path) <= own
         """It is no other module's, and neither it nor its modules changed since the run began."""
         self.whole = all(m["whole"] for m in modules)
         outcomes = set(self.outcomes.values())
@@ -123,7 +125,8 @@ def _files(root: Path, modules: Iterable[Mapping[str, Any]], tests: Tests) -> li
     by_path: dict[str, list[Mapping[str, Any]]] = {}
     for module in modules:
         by_path.setdefault(os.path.realpath(root / module["file"]), []).append(module)
-    return [_File(root, sharing, tests) for sharing in by_path.values()]
+    links = Links()
+    return [_File(root, sharing, tests, links) for sharing in by_path.values()]
 
 
 def find_gone(

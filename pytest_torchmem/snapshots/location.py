@@ -69,12 +69,28 @@ def own_path(file: Path) -> Path:
     return Path(os.path.realpath(file.parent.parent), file.parent.name, file.name)
 
 
-def sharers(file: Path) -> set[Path]:
-    """Return the own paths of the snapshot files that symbolic links make one with ``file``."""
-    real = Path(os.path.realpath(file))
-    links = (other for other in real.parent.glob("*.json") if other.is_symlink())
-    found = {own_path(other) for other in links if Path(os.path.realpath(other)) == real}
-    return {path for path in (real, own_path(file), *found) if is_snapshot(path)}
+class Links:
+    """The symbolic links among snapshot files; each directory is read once."""
+
+    def __init__(self) -> None:
+        self._by_directory: dict[Path, list[Path]] = {}
+
+    def sharers(self, file: Path) -> set[Path]:
+        """Return the own paths of the snapshot files that links make one with ``file``."""
+        real = Path(os.path.realpath(file))
+        links = self._by_directory.get(real.parent)
+        if links is None:
+            links = self._by_directory[real.parent] = _links_in(real.parent)
+        found = {own_path(other) for other in links if Path(os.path.realpath(other)) == real}
+        return {path for path in (real, own_path(file), *found) if is_snapshot(path)}
+
+
+def _links_in(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_symlink()]
+    except OSError:
+        return []
 
 
 def state_of(path: Path) -> str:
