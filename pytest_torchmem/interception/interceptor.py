@@ -215,9 +215,11 @@ class Interceptor:
     def _run_aside(self, overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not.
 
-        A compiler's own tensors, of constants that it folds, are real.
+        A compiler's own tensors, of constants that it folds, are real. It waits for the program's.
         """
         if self.compiles:
+            if spec_of(overload).record.waits:
+                self.kernels.in_flight.wait(args[0])
             args = tuple(map(_on_host, args))
             return overload(*args, **{name: _on_host(value) for name, value in kwargs.items()})
         args, kwargs = replace_tensors((args, kwargs), self.parts.values.known_value)

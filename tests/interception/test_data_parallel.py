@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import _create_work_from_future
+from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -233,15 +234,20 @@ def test_work_of_nccl_holds_what_it_is_given_until_it_is_waited_for() -> None:
 
 
 def test_what_nobody_waits_for_stays() -> None:
-    def program(waits: bool) -> None:
+    def program(way: str) -> None:
         start("cuda")
-        group, operators = dist.group.WORLD.group_name, torch.ops._c10d_functional
-        made = operators.reduce_scatter_tensor(torch.ones(512, device="cuda"), "sum", 2, group)
-        if waits:
-            operators.wait_tensor(made)
+        given = torch.ones(512, device="cuda")
+        made = functional.reduce_scatter_tensor(given, "sum", 0, dist.group.WORLD)
+        if way == "compiled":  # the compiler waits for it
+            torch.compile(torch.neg, backend="aot_eager")(made)
+        elif way == "waited":
+            made.neg()
 
-    ends = [trace(program, waits, device="cuda", world_size=2).end for waits in (True, False)]
-    assert ends == [0, 2048 + 1024]
+    ends = [
+        trace(program, way, device="cuda", world_size=2).end
+        for way in ("waited", "compiled", "dropped")
+    ]
+    assert ends == [0, 0, 2048 + 1024]
 
 
 def test_batch_norm_takes_the_statistics_of_every_process() -> None:
