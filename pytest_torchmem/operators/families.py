@@ -18,7 +18,10 @@ _MODULES = {
         "fourier fourier_in_half histograms quantization random softmax windows "
         "without_workspace"
     ),
-    "attention": "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values",
+    "attention": (
+        "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values "
+        "values_by_sequence"
+    ),
     "convolution": "alone convolution",
     "distributed": "lists",
     "embedding": "bag rows",

@@ -46,6 +46,10 @@ NAMES = {
         _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
+    "attention.values_by_sequence": """
+        _efficient_attention_backward _efficient_attention_forward _flash_attention_backward
+        _flash_attention_forward
+    """,
     "checks": """
         _cdist_forward _convolution _fused_rms_norm _index_put_impl_ _native_batch_norm_legit
         _native_batch_norm_legit.no_stats addbmm addbmm_ addmm aminmax.out binary_cross_entropy bmm

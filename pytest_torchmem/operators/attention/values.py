@@ -8,6 +8,8 @@ stands a number by which the generator is found that the forward drew from.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -54,30 +56,62 @@ def attend(
     return (weights @ value).to(dtype), logsumexp
 
 
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: Attention
-) -> tuple[Tensor, Tensor, int]:
-    """Return output, sums, and the number that stands for the random state."""
+def results(
+    function: Callable[..., tuple[Tensor, Any]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    by: Attention,
+) -> tuple[Tensor, Any, int]:
+    """Return output, sums, and the number that stands for the random state.
+
+    ``function`` takes the tensors and ``by``, as ``attend`` does.
+    """
     number = forward_draws().keep() if by.dropout else 0
     by = by._replace(generator=current_generator())
-    output, sums = run_plainly(attend, query, key, value, bias, by)
+    output, sums = run_plainly(function, query, key, value, bias, by)
     return output, sums, number
 
 
-def _backward(
-    grad_out: Tensor, tensors: list[Tensor | None], seed: Tensor, by: Attention
+def gradients(
+    function: Callable[..., Tensor],
+    grad_out: Tensor,
+    tensors: list[Tensor | None],
+    seed: Tensor,
+    by: Attention,
 ) -> list[Tensor | None]:
+    """Return the gradients of query, key, value and bias, ``None`` for those without values.
+
+    ``function`` returns the output alone; ``seed`` has the number that ``results`` returned.
+    """
     if by.dropout:
         number = int(seed.reshape(-1).view(torch.int64)[0]) if seed.numel() else 0
         generator = forward_draws().of(number)
         if generator is None:
             return [None] * len(tensors)
         by = by._replace(generator=generator)
+    return gradients_of(partial(_given, function, by), tensors, [grad_out])
 
-    def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-        return attend(query, key, value, bias, by)[0]
 
-    return gradients_of(forward, tensors, [grad_out])
+def _given(function: Callable[..., Tensor], by: Attention, *tensors: Tensor | None) -> Tensor:
+    return function(*tensors, by)
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: Attention
+) -> tuple[Tensor, Tensor, int]:
+    return results(attend, query, key, value, bias, by)
+
+
+def _backward(
+    grad_out: Tensor, tensors: list[Tensor | None], seed: Tensor, by: Attention
+) -> list[Tensor | None]:
+    return gradients(_output_alone, grad_out, tensors, seed, by)
+
+
+def _output_alone(*about: Any) -> Tensor:
+    return attend(*about)[0]
 
 
 @operator("aten::_scaled_dot_product_flash_attention").values()

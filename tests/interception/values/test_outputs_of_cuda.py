@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -203,3 +203,68 @@ def test_batch_norm_of_two_processes(dtype: torch.dtype) -> None:
     tolerance = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     for found, real in zip(traced[0], expected, strict=True):
         torch.testing.assert_close(found.float(), real.detach(), **tolerance)
+
+
+def _reference(
+    tensors: Sequence[Tensor], lengths: Sequence[Sequence[int]], left: int, right: int
+) -> list[Tensor]:
+    """Attention of each sequence alone, and gradients; queries end where keys end."""
+    leaves = [one.detach().float().requires_grad_() for one in tensors]
+    parts = [one.split([*of_one]) for one, of_one in zip(leaves, lengths, strict=True)]
+    outputs = []
+    for query, key, value in zip(*parts, strict=True):
+        rows, columns = len(query), len(key)
+        ahead = torch.arange(columns) - torch.arange(rows)[:, None] - (columns - rows)
+        mask = (ahead <= (columns if right < 0 else right)) & (
+            ahead >= (-left if left >= 0 else -columns)
+        )
+        given = [one.transpose(0, 1) for one in (query, key, value)]
+        found = F.scaled_dot_product_attention(*given, attn_mask=mask)
+        outputs.append(found.transpose(0, 1))
+    output = torch.cat(outputs)
+    return [output.detach(), *torch.autograd.grad(output.square().sum(), leaves)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_in_nested_tensors(dtype: torch.dtype, is_causal: bool) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(10, 2, 8).to(dtype) for _ in range(3)]
+
+    def step() -> list[Tensor]:
+        leaves = [one.cuda().requires_grad_() for one in given]
+        offsets = torch.tensor([0, 3, 10]).cuda()
+        nested = [torch.nested.nested_tensor_from_jagged(one, offsets) for one in leaves]
+        turned = [one.transpose(1, 2) for one in nested]
+        output = F.scaled_dot_product_attention(*turned, is_causal=is_causal)
+        whole = output.transpose(1, 2).values()
+        grads = torch.autograd.grad(whole.float().square().sum(), leaves)
+        return [one.detach().cpu() for one in (whole, *grads)]
+
+    traced: list[list[Tensor]] = []
+    trace(lambda: traced.append(step()), device="cuda", values="real")
+    real = _reference(given, [[3, 7]] * 3, -1, 0 if is_causal else -1)
+    tolerance = {} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 5e-2}
+    for found, expected in zip(traced[0], real, strict=True):
+        torch.testing.assert_close(found.float(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 1)])
+def test_attention_of_sequences_of_several_lengths(window: tuple[int, int]) -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    torch.manual_seed(0)
+    given = [torch.randn(rows, 2, 8).bfloat16() for rows in (8, 10, 10)]
+
+    def step() -> list[Tensor]:
+        leaves = [one.cuda().requires_grad_() for one in given]
+        starts = [torch.tensor(one).int().cuda() for one in ([0, 3, 8], [0, 3, 10])]
+        output = varlen_attn(*leaves, *starts, 5, 7, window_size=window)
+        grads = torch.autograd.grad(output.float().square().sum(), leaves)
+        return [one.detach().cpu() for one in (output, *grads)]
+
+    traced: list[list[Tensor]] = []
+    trace(lambda: traced.append(step()), device="cuda", values="real")
+    real = _reference(given, [[3, 5], [3, 7], [3, 7]], *window)
+    for found, expected in zip(traced[0], real, strict=True):
+        torch.testing.assert_close(found.float(), expected, rtol=5e-2, atol=5e-2)
