@@ -1,8 +1,9 @@
 """The shortest way of a call, which most calls of a step can go.
 
-Its plan is known, none of its values are computed, and it writes to nothing that was there before:
-its outputs, and what its kernel takes, are all that there is to book. ``kernels.py`` runs every
-call, and says what is left out here; both write down the same. Here a step of Python counts.
+Its plan is known, its values are not computed, or by its own tensors, and it writes to nothing that
+was there before: its outputs, and what its kernel takes, are all that there is to book.
+``kernels.py`` runs every call, and says what is left out here; both write down the same. Here a
+step of Python counts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from pytest_torchmem.interception.beside_outputs import BesideOutputs
 from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.gradient_accumulation import SUM, GradientSums
 from pytest_torchmem.interception.layouts.quantized import QuantizedTensors
@@ -20,8 +22,10 @@ from pytest_torchmem.interception.materialize import make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.plans import Plans
+from pytest_torchmem.interception.values.memory import NO_MEMORIES
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 #: What a call gives that has to go the whole way.
 LONGER: Final = object()
@@ -42,6 +46,7 @@ class FastPath:
         sums: GradientSums,
         log: OperatorLog,
         decompositions: Decompositions,
+        beside: BesideOutputs,
     ) -> None:
         self._interceptor = interceptor
         self._ledger = parts.ledger
@@ -53,10 +58,13 @@ class FastPath:
         self._sums = sums
         self._log = log
         self._decompositions = decompositions
+        self._beside = beside
 
     def run(
         self,
         spec: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         key: Any,
         tensors: list[Tensor],
         records: list[StorageRecord],
@@ -66,9 +74,12 @@ class FastPath:
         known, ledger = self._known, self._ledger
         for position, record in enumerate(records):  # most often the first ends it
             if record.address not in known and tensors[position].numel():
+                computes = False
                 break
         else:
-            return LONGER  # its values may be computed
+            computes = True
+            if not spec.reads_in_place or not self._values.computes_shown:
+                return LONGER
         device = records[0].ledger
         if len(ledger.devices) > 1 and [*map(_ledger_of, records)].count(device) < len(records):
             return LONGER
@@ -89,12 +100,22 @@ class FastPath:
         plan = self._plans.remembered((spec.cpu, device.device, key))
         if plan is None or not plan.is_plain or plan.work is None:
             return LONGER
+        if plan.tells_values and not computes:
+            return LONGER
+        memories = NO_MEMORIES
+        if computes:
+            memory = self._values.compute_shown(spec, args, kwargs, tensors, records, plan, device)
+            if memory is None:
+                return LONGER
+            memories = {0: memory}
         self._placement.begin_on(device)
         name = self._decompositions.running or spec.name
         origin = self._attribution.origin(phase, name, frame, node)
         start = len(device.events)
-        result = make_outputs(ledger, plan, tensors, device, origin)
-        if plan.workspace is not None:
-            self._decompositions.take(plan.workspace, device, origin)
+        result = make_outputs(ledger, plan, tensors, device, origin, memories)
+        if computes:
+            self._values.contents.show(ledger.records[storage_address(result)])
+        if plan.takes_more:
+            self._beside.take(spec, args, tensors, plan, device, frame, origin, result)
         self._log.note(tensors, records, plan.work, device, origin, start)
         return result

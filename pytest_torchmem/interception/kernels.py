@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from pytest_torchmem.interception.beside_outputs import BesideOutputs, numbers_of
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.distributed.in_flight import InFlight
@@ -102,6 +103,7 @@ class Kernels:
         self.in_flight = InFlight()
         self._log = OperatorLog(parts.attribution, parts.ledger)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
+        self._beside = BesideOutputs(parts, self._decompositions)
         self._fast_path = FastPath(
             interceptor,
             parts,
@@ -110,6 +112,7 @@ class Kernels:
             self.sums,
             self._log,
             self._decompositions,
+            self._beside,
         )
 
     # -- one operator ------------------------------------------------------------------------------
@@ -148,7 +151,7 @@ class Kernels:
             return self._run_unrecorded(spec, args, kwargs)
         frame = sys._getframe(2)
         if spec.is_plain and records:
-            result = self._fast_path.run(spec, key, tensors, records, frame)
+            result = self._fast_path.run(spec, args, kwargs, key, tensors, records, frame)
             if result is not LONGER:
                 return result
         call = Call(spec, args, kwargs, tensors, records)
@@ -293,8 +296,10 @@ class Kernels:
         if memories is None and spec.checks_values:
             values.check(call)
         result = make_outputs(ledger, plan, call.tensors, device, origin, memories or NO_MEMORIES)
-        if plan.takes_more or is_new:
-            self._take_more(call, plan, device, frame, origin, result, is_new=is_new)
+        if is_new:
+            self._learn_more(call, plan, device, result)
+        if plan.takes_more:
+            self._beside.take(spec, call.args, call.tensors, plan, device, frame, origin, result)
         if self._on_gpu and self._interceptor.placed_on is None:
             self._placement.note_guess(call, result)
         if spec.record.copies_across and len(ledger.devices) > 1:
@@ -305,44 +310,18 @@ class Kernels:
             self._log.note(call.tensors, call.records, plan.work, device, origin, start)
         return result
 
-    def _take_more(
-        self,
-        call: Call,
-        plan: Plan,
-        device: DeviceLedger,
-        frame: Any,
-        origin: Origin,
-        result: Any,
-        *,
-        is_new: bool,
-    ) -> None:
-        """Book what a kernel takes beside its outputs, and find out what that is for a new plan."""
+    def _learn_more(self, call: Call, plan: Plan, device: DeviceLedger, result: Any) -> None:
+        """Find out what the kernel of a new plan takes beside its outputs."""
         __tracebackhide__ = True
         spec, args, tensors = call.operator, call.args, call.tensors
-        numbers: tuple[int, ...] = ()
-        if len(tensors) < len(spec.tensors) and device.device == _CPU:
-            numbers = spec.numbers(args)
-        if is_new:
-            given = with_types(args, numbers)
-            where = device.device.type
-            plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
-            plan.work = CallWork(spec, args, call.kwargs, result)
-            plan.broadcast = broadcast_of(spec.overload, tensors, plan)
-            plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
-            plan.tells_values = may_be_assumed(spec, tensors, result)
-            more = numbers or plan.broadcast or plan.on_host or plan.tells_values
-            plan.is_plain = spec.is_plain and not more
-        if plan.broadcast:
-            self._attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
-        wrapped: tuple[int, ...] = ()
-        if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
-            wrapped = self._parts.numbers.book(args, numbers, device, origin)
-        if plan.workspace is not None:
-            self._decompositions.take(plan.workspace, device, origin)
-        if wrapped:
-            recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-            kept = result if recorded else None
-            self._parts.numbers.release(spec, numbers, wrapped, device, kept)
+        plan.numbers = numbers = numbers_of(spec, args, tensors, device)
+        given, where = with_types(args, numbers), device.device.type
+        plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        plan.work = CallWork(spec, args, call.kwargs, result)
+        plan.broadcast = broadcast_of(spec.overload, tensors, plan)
+        plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
+        plan.tells_values = may_be_assumed(spec, tensors, result)
+        plan.is_plain = spec.is_plain and not plan.on_host
 
     def _body(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
         """Return what runs an operator as the sequence of others that it is; None for a leaf."""

@@ -112,13 +112,17 @@ class Plan:
     """The operations and bytes that the outputs' values take, once that was asked, and how many
     times what is cheap they may be to be computed always."""
 
+    numbers: tuple[int, ...] | None = None
+    """The positions of Python numbers that C++ wrapped in tensors of the host's, once that was
+    asked: arguments of the same types have the same."""
     takes_more: bool = True
     """Whether there is anything beside the outputs to be booked or told: a workspace, numbers that
     were wrapped in tensors, a broadcast."""
     tells_values: bool = True
     """Whether something may be to be noted of values that are not computed."""
     is_plain: bool = False
-    """Whether there is nothing to it but outputs and a workspace, so that the fast path follows."""
+    """Whether the fast path follows it: its outputs are all made where its tensors are, by an
+    operator that is plain."""
     makes_one: bool = False
     """Whether all that is made is one tensor on a new storage; asked for every operator."""
 

@@ -185,8 +185,14 @@ class OperatorSpec:
     others the dispatcher makes them before (ATen/ConjugateFallback.cpp)."""
     is_plain: bool = field(init=False)
     """Whether it makes new tensors, where its tensors are, and does nothing else."""
+    reads_in_place: bool = field(init=False)
+    """Whether the CPU's kernel may be given a trace's own tensors, where their storages show what
+    they hold: it computes with them as they are, and resizes none."""
 
     def __post_init__(self) -> None:
+        self.reads_in_place = not (
+            self.random or self.functional or self.opaque or self.mutated_names or self.dynamic
+        )
         self.is_plain = self.needs_values and not (
             self.mutated
             or self.mutated_names

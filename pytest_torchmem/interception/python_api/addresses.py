@@ -58,10 +58,11 @@ class Addresses:
         record = self._trace.record_of(storage)
         if record is None or not record.hollow:
             return cast(int, self._of_storage(storage))
-        if record.memory is not None:
-            address = record.memory.data_ptr()
-            is_known = self._trace.values.contents.known(record) is not None
-            self._unknown[address] = 0 if is_known else storage.nbytes()
+        known = self._trace.values.contents.known(record)
+        memory = record.memory if known is None else known
+        if memory is not None:
+            address = memory.data_ptr()
+            self._unknown[address] = storage.nbytes() if known is None else 0
             return address
         return self._reserved(record, storage.nbytes())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +28,8 @@ _FEW = 1 << 15
 """Elements up to which one thread is as fast as several: ``at::internal::GRAIN_SIZE``
 (ATen/Parallel.h), up to which pointwise kernels use one by themselves."""
 
+_elements: Callable[[Tensor], int] = Tensor.numel
+
 #: Types that some of the CPU's kernels do not know, computed in ``float32`` instead.
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -42,7 +44,7 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
     is zero, so that a trace is the same every time. ``alone``: on this thread, however many
     elements there are. Raises what the kernel raises.
     """
-    alone = alone or sum([value.numel() for value in values]) <= _FEW
+    alone = alone or are_few(values)
     try:
         result = _run(call, values, alone)
     except (RuntimeError, NotImplementedError) as error:
@@ -55,15 +57,22 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
     return result
 
 
+def are_few(values: Sequence[Tensor]) -> bool:
+    """Return whether one thread computes with so many elements as fast as several."""
+    return sum(map(_elements, values)) <= _FEW
+
+
 def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
-    real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
-    if not real:  # a tensor on meta, like which one is made, stands for its own geometry
-        real = {id(one): one for one in argument_tensors((call.args, call.kwargs)) if one.is_meta}
     operator = call.operator
     args, kwargs = operator.placed(call.args, call.kwargs, _CPU)
-    args = replace_tensors(args, lambda tensor: real[id(tensor)])
-    if kwargs:
-        kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
+    if values is not call.tensors:
+        real = {id(tensor): value for tensor, value in zip(call.tensors, values, strict=True)}
+        if not real:  # a tensor on meta, like which one is made, stands for its own geometry
+            given = argument_tensors((call.args, call.kwargs))
+            real = {id(one): one for one in given if one.is_meta}
+        args = replace_tensors(args, lambda tensor: real[id(tensor)])
+        if kwargs:
+            kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
     equivalent = call.values
     with OneThread() if alone else nullcontext(), at_kernels():
         if equivalent is not None:
@@ -182,12 +191,10 @@ def memories_of(
     where the shapes are to be ``exact``, it raises ``ValueError``.
     """
     outputs = plan.outputs
-    if type(outputs) is Output and type(real) is Tensor:  # as most operators return
-        nbytes = plan.slots[outputs.slot]
-        if nbytes >= 0 and real.shape == outputs.shape and _lies_as(real, outputs, nbytes):
-            address = storage_address(real)
-            if address not in map(storage_address, given):
-                return {outputs.slot: bytes_of(real.untyped_storage())}
+    if type(outputs) is Output:  # as most operators return
+        memory = own_memory_of(outputs, plan.slots[outputs.slot], real, given)
+        if memory is not None:
+            return {outputs.slot: memory}
     memories: dict[int, Tensor] = {}
     taken = {storage_address(tensor) for tensor in given}
     for output, value in in_pairs(plan.outputs, real):
@@ -212,6 +219,17 @@ def memories_of(
             memories[slot] = zeros(nbytes)
         output.on(memories[slot].untyped_storage()).copy_(value)
     return memories
+
+
+def own_memory_of(output: Output, nbytes: int, real: Any, given: list[Tensor]) -> Tensor | None:
+    """Return the memory of a computed tensor where it lies as ``output`` on a storage of its own of
+    ``nbytes``, else None.
+    """
+    if type(real) is not Tensor or real.shape != output.shape or not _lies_as(real, output, nbytes):
+        return None
+    if storage_address(real) in map(storage_address, given):
+        return None
+    return bytes_of(real.untyped_storage())
 
 
 def place_of_grown(output: Same) -> int:

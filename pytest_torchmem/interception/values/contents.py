@@ -83,6 +83,14 @@ class Contents:
                 return False
         return True
 
+    def are_shown(self, records: Sequence[Storage]) -> bool:
+        """Return whether whoever reads the storages reads what is known of them."""
+        known = self.by_address
+        for record in records:
+            if (memory := record.memory) is None or known.get(record.address) is not memory:
+                return False
+        return True
+
     def assumed(self, record: Storage) -> Assumption | None:
         """Return what the elements of an unknown storage count as, if anything is assumed."""
         return self._assumed.get(record.address)
@@ -108,10 +116,13 @@ class Contents:
             self._set(record.address, content.clone() if memory is None else memory.copy_(content))
 
     def show(self, record: Storage, nbytes: int = 0) -> None:
-        """Know a storage by its own memory, made with ``nbytes`` where it has none yet."""
-        if record.memory is None:
-            record.memory = zeros(nbytes)
-        self._set(record.address, record.memory)
+        """Know a storage by what it shows; one that shows nothing by ``nbytes`` beside it."""
+        self._set(record.address, zeros(nbytes) if record.memory is None else record.memory)
+
+    @property
+    def any_of_others(self) -> bool:
+        """Whether any content goes by what other processes are taken to have."""
+        return bool(self._of_others)
 
     def of_others(self, records: Iterable[Storage]) -> str:
         """Return the line that gathered what one of the contents goes by, if it is of others."""

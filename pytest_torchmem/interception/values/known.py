@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.refusals import LinAlgError
 from pytest_torchmem.interception.values.answers import Answers
@@ -34,10 +34,12 @@ from pytest_torchmem.interception.values.collectives import (
 from pytest_torchmem.interception.values.computed import (
     Ahead,
     RandomPlace,
+    are_few,
     grown_of,
     in_pairs,
     laid_out_as,
     memories_of,
+    own_memory_of,
     place_of_grown,
     run_for_real,
 )
@@ -107,8 +109,7 @@ class KnownValues(Answers):
         fits = record.memory is None or record.memory.nbytes == nbytes
         if nbytes and fits and self.mode.computes and self.worth_knowing(torch.uint8, nbytes):
             self.contents.show(record, nbytes)
-            assert record.memory is not None
-            record.memory.zero_()
+            self.contents.by_address[record.address].zero_()
 
     def keep_resized(self, tensor: Tensor, content: Tensor) -> None:
         """Take note that a tensor, which may be in a larger storage now, has kept its ``content``.
@@ -147,6 +148,42 @@ class KnownValues(Answers):
         if memories is None and call.operator.random:
             self._random_numbers.skip(call, plan)
         return memories
+
+    @property
+    def computes_shown(self) -> bool:
+        """Whether values are computed, and none of them go by what other processes have."""
+        return self._computes and not self.contents.any_of_others
+
+    def compute_shown(
+        self,
+        operator: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        records: list[StorageRecord],
+        plan: Plan,
+        device: DeviceLedger,
+    ) -> Tensor | None:
+        """Return the memory of the only output of an operator that ``reads_in_place``, computed
+        with the trace's own tensors, which show what is known of them.
+
+        None where that has to be looked at by ``compute``: nothing was computed then.
+        """
+        if not (plan.makes_one and self.contents.are_shown(records)):
+            return None
+        if operator.values_on(device.device.type) is not None:
+            return None
+        budget = self._budget
+        if budget is not None and (plan.cost is None or not budget.is_cheap(plan.cost)):
+            return None
+        alone = not self.mode.wants_all or are_few(tensors)
+        try:
+            with OneThread() if alone else nullcontext(), at_kernels():
+                given = operator.with_exact_numbers(args) if plan.numbers else args
+                real = operator.overload(*given, **kwargs)
+        except Exception:  # what it means, ``compute`` finds out by running it once more
+            return None
+        return own_memory_of(plan.outputs, plan.slots[0], real, tensors)
 
     def _computed(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
         __tracebackhide__ = True
@@ -615,12 +652,15 @@ class KnownValues(Answers):
             and plan.slots[made.slot] >= 0
         ):
             return {made.slot: zeros(plan.slots[made.slot])}  # the state of an optimizer
-        given = [
-            torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-            if contents.known(record) is None
-            else contents.value(record, tensor)
-            for tensor, record in zip(call.tensors, call.records, strict=True)
-        ]
+        if call.operator.reads_in_place and contents.are_shown(call.records):
+            given = call.tensors
+        else:
+            given = [
+                torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+                if contents.known(record) is None
+                else contents.value(record, tensor)
+                for tensor, record in zip(call.tensors, call.records, strict=True)
+            ]
         by_record = call.values is not None
         drawn_otherwise = by_record and call.operator.random
         before = RandomPlace.now(generator_of(call)) if drawn_otherwise else None

@@ -114,13 +114,18 @@ class Budget:
             known = operations_of(call, plan), nbytes, times
             if plan is not NOTHING:  # any other is that of calls with the same geometry
                 plan.cost = known
-        operations, nbytes, times = known
-        if operations <= times * self.CHEAP and nbytes <= times * self.CHEAP:
+        if self.is_cheap(known):
             return True
+        operations, nbytes, _ = known
         if self.spent:
             return False
         self.spend(operations)
         return self.holds(live + nbytes)
+
+    def is_cheap(self, cost: tuple[int, int, int]) -> bool:
+        """Return whether a call of a plan that costs so much is always computed."""
+        operations, nbytes, times = cost
+        return operations <= times * self.CHEAP and nbytes <= times * self.CHEAP
 
     def spend(self, operations: int) -> bool:
         """Count operations; return whether the budget was not exceeded."""
