@@ -61,7 +61,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
 )
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
 from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
-from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
+from pytest_torchmem.torch_private.tensors.tensors import CHILDREN, unwrapped
 from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS as OWN_PARAMETERS
 
 #: What is installed stands in folders of these names, which may lie in the standard library's.
@@ -509,8 +509,14 @@ def _called_of(hook: Any) -> str:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Tell whether channels come last in memory, and would not in a contiguous tensor."""
+    """Tell whether channels come last in memory, and would not in a contiguous tensor.
+
+    A tensor inside of ``vmap`` does not say: functorch/BatchedTensorImpl.cpp,
+    ``is_contiguous_custom``.
+    """
     if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.dim() != _OF_IMAGES:
+        return False
+    if unwrapped(tensor) is not None:
         return False
     channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
     return channels_last and not tensor.is_contiguous()

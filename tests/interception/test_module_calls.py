@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.torch_private.patching.module_calls import module_calls
 
 
@@ -115,3 +115,17 @@ def test_a_method_that_calls_its_superclass_is_replaced_without_a_walk_through_s
     assert not hasattr(model, "note")
     assert not hasattr(model, "bias")
     assert function.__code__ is code
+
+
+def test_a_module_is_called_with_images_inside_of_vmap() -> None:
+    def step() -> None:
+        layer, images = nn.Conv2d(3, 4, 3), torch.randn(2, 5, 3, 8, 8)
+        weights = dict(layer.named_parameters())
+
+        def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(layer, weights, (x,)).square().mean()
+
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, images)
+        torch.func.vmap(layer)(images)
+
+    assert trace(step, host="here").figures() == measure(step).figures()

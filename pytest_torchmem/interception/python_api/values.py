@@ -128,32 +128,31 @@ class Values:
     def text(self, tensor: Tensor, *, tensor_contents: Any = None) -> str:
         """Return what a tensor without memory is printed as."""
         record = self._trace.without_memory(tensor)
-        if record is None:
-            # A guard that torch makes outside of the program's modes puts the keys back as they are
-            # there, and lives until these are entered anew (torch/_tensor_str.py, ``_str``).
+        is_known = record is not None and self._trace.values.contents.known(record) is not None
+        sparse = tensor.layout is not torch.strided
+        if record is None or (is_known and not sparse):
+            # By operators, which take memory of their own. A guard that torch makes outside of the
+            # program's modes puts the keys back as they are there, and lives until these are
+            # entered anew (torch/_tensor_str.py, ``_str``).
             excluded = is_excluded(FAKE)
             try:
                 return cast(str, self._repr(tensor, tensor_contents=tensor_contents))
             finally:
                 set_excluded(FAKE, excluded)
-        sparse = tensor.layout is not torch.strided
-        if self._trace.values.contents.known(record) is not None:
+        if is_known:
             with suppress(NotKnown):
-                return self._known_text(tensor, record, sparse=sparse)
+                return self._known_text(tensor, record)
         gradient = ", requires_grad=True" if tensor.requires_grad else ""
         return (
             f"tensor(..., device='{record.ledger.device}', size={tuple(tensor.shape)}, "
             f"dtype={tensor.dtype}{f', layout={tensor.layout}' if sparse else ''}{gradient})"
         )
 
-    def _known_text(self, tensor: Tensor, record: StorageRecord, *, sparse: bool) -> str:
-        """Return what torch prints of a tensor whose values are known, on the device it is on."""
-        values = self._trace.values
+    def _known_text(self, tensor: Tensor, record: StorageRecord) -> str:
+        """Return what torch prints of a sparse tensor of known values, on the device it is on."""
+        known = self._trace.values.known_value
         with self._trace.working():
-            if sparse:
-                real = put_together(tensor, [values.known_value(part) for part in parts_of(tensor)])
-            else:
-                real = values.contents.value(record, tensor.detach())
+            real = put_together(tensor, [known(part) for part in parts_of(tensor)])
             text = str(self._repr(real))
         told = "" if record.ledger.device.type == "cpu" else f", device='{record.ledger.device}'"
         told += ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""

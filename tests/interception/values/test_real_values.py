@@ -505,3 +505,28 @@ def test_gradients_of_what_complex_numbers_are_multiplied_with() -> None:
     trace(lambda: traced.append(gradients()), values="real")
     for got, real in zip(traced[-1], gradients(), strict=True):
         assert got == pytest.approx(real)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_printed_tensor_reads_as_torch_writes_it_and_takes_what_that_takes(device: str) -> None:
+    written: list[str] = []
+
+    def program(on: str = device) -> None:
+        torch.manual_seed(0)
+        weight = torch.randn(6, 7, device=on, requires_grad=True)
+        product = weight * torch.tensor([1e-3, 1.0, 1e4, 2.0, float("nan"), 0.0, 5.0], device=on)
+        lines = [product[:2], weight[0] * 1, product > 0, product.sum(), weight.half()[0, :4]]
+        written[:] = [*map(repr, lines), f"{weight.sum():.3f}", str(weight.detach()[0].long())]
+
+    traced = trace(program, device=device, host="here", values="real")
+    as_traced = list(written)
+    measured = measure(lambda: program("cpu"))
+    if device == "cpu":
+        assert as_traced == written
+        assert traced.figures() == measured.figures()
+    else:  # where a line is broken depends on how long it is
+
+        def without_breaks(line: str) -> str:
+            return "".join(line.split()).replace(",device='cuda:0'", "")
+
+        assert [*map(without_breaks, as_traced)] == [*map(without_breaks, written)]
