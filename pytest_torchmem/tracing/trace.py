@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from pytest_torchmem.allocator.options import parse_options
-from pytest_torchmem.errors import NoCudaError, UsageError, add_note
+from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
@@ -26,6 +26,7 @@ from pytest_torchmem.interception.optimizer_states import OptimizerStates
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
 from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
 from pytest_torchmem.interception.survivors import give_survivors_data
+from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
@@ -268,8 +269,7 @@ def _trace(
             raise NoCudaError(asked_for_cuda(line)) from error
         if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
             add_note(error, _CHOSE_ON_IMPORT)
-        if interceptor.parts.values.keeps_all and isinstance(error, _OF_SIZES):
-            add_note(error, "\n".join((_KEPT_ALL, *interceptor.parts.values.warnings)))
+        _note_guesses(error, interceptor.parts.values)
         raise
     if interceptor.parts.values.needed:
         raise ValuesNeeded
@@ -385,6 +385,22 @@ _CHOSE_ON_IMPORT = (
     "(What chose its device while a module was imported found no GPU, and took the CPU: choose it "
     "in the traced function, or run pytest with --torchmem-fake-cuda)"
 )
+
+
+_GUESSED = (
+    "(Before that, the program went by values that are not known, and that values='none' guesses: "
+    "pass values='auto' or values='real')"
+)
+_MOST_GUESSES = 5
+
+
+def _note_guesses(error: BaseException, values: KnownValues) -> None:
+    """Add to a program's error what was guessed before it, where that may be the cause."""
+    told = values.warnings[:_MOST_GUESSES]
+    if values.keeps_all and isinstance(error, _OF_SIZES):
+        add_note(error, "\n".join((_KEPT_ALL, *told)))
+    elif told and not values.mode.computes and not isinstance(error, TorchmemError):
+        add_note(error, "\n".join((_GUESSED, *told)))
 
 
 def _is_of_host_and_gpu(error: RuntimeError) -> bool:

@@ -138,3 +138,16 @@ def test_sizes_that_do_not_fit_together_are_told() -> None:
     (note,) = caught.value.__notes__
     assert "count as the largest that they can be" in note
     assert "indexed with a mask of unknown values" in note
+
+
+def test_an_error_of_the_program_says_what_was_guessed_before_it() -> None:
+    def step() -> None:
+        classes = torch.randn(3000, 8).softmax(1)
+        assert classes.sum().item() > 2999
+
+    with pytest.raises(AssertionError) as caught:
+        trace(step, values="none")
+    (note,) = caught.value.__notes__
+    assert "pass values='auto' or values='real'" in note
+    assert "test_bounds.py" in note
+    trace(step)
