@@ -1,6 +1,6 @@
 """Ranks of torchtitan's published steps of Llama 3.1, beside what they took on H100s.
 
-    python -m benchmarks.torchtitan_llama [--today] [NAME...]
+    python -m benchmarks.torchtitan_llama [NAME...] [--ranks RANK...] [--today]
 
 The published figures are those of torchtitan's benchmarks/llama3_h100_202412_torchtitan.md
 (``reserved_bytes.all.peak`` in GiB, the most of all GPUs; HBM2e H100s of 96 GB, nightly torch of
@@ -453,12 +453,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ROWS))
     help = "reuse buffers of compiled code as the installed torch does"
     parser.add_argument("--today", action="store_true", help=help)
+    help = "trace these processes, rather than those that may take most"
+    parser.add_argument("--ranks", nargs="+", type=int, metavar="RANK", help=help)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
     for name in options.names or ROWS:
         row = ROWS[name]
-        for rank in row.ranks:
+        for rank in options.ranks or row.ranks:
             begin = time.process_time()
             with inductor_of(row, today=options.today):
                 profile = trace(
@@ -473,10 +475,12 @@ def main() -> None:
             reserved, allocated = (profile.reserved_peak or 0) / 2**30, profile.peak / 2**30
             against = f"{reserved / row.published - 1:+.1%}"
             seconds = time.process_time() - begin
-            found = [allocated, reserved, row.published, against, seconds]
+            gaps = reserved - allocated, row.published - allocated
+            found = [allocated, reserved, row.published, against, *gaps, seconds]
             rows.append([name, rank, *found])
-    headers = ["", "rank", "allocated GiB", "reserved GiB", "published GiB"]
-    print(tabulate(rows, [*headers, "difference", "seconds"], floatfmt=".1f"))
+    headers = ["", "rank", "allocated GiB", "reserved GiB", "published GiB", "difference"]
+    headers += ["gaps GiB", "gaps if published GiB", "seconds"]
+    print(tabulate(rows, headers, floatfmt=".1f"))
     print(f"\ntorch {torch.__version__}")
 
 

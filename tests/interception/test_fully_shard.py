@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.modules import module as modules
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.utils.parametrizations import weight_norm
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.sharded_steps.programs import PROGRAMS, Decoder, shard, start, train
@@ -102,14 +113,77 @@ def test_a_shard_gets_smaller_with_the_world() -> None:
     assert ends[0] > 1.9 * ends[1] > 3.6 * ends[2]
 
 
+def split_sequence(device: str = "cpu") -> None:
+    """Attention over parts of a sequence, which needs a GPU's."""
+    mesh: Any = start("cuda")
+    model, tokens = Decoder(1).to("cuda", torch.bfloat16), torch.randint(256, (2, 128)).cuda()
+    with context_parallel(mesh, buffers=[tokens], buffer_seq_dims=[1]):
+        model(tokens).float().sum().backward()
+
+
+def experts(device: str = "cpu") -> None:
+    """Tokens go to the processes of their experts and back; nobody waits for a sum of them."""
+    start(device)
+    group, size = dist.group.WORLD, dist.get_world_size()
+    expert, parts = nn.Linear(8, 8).to(device), [4] * size
+    tokens = torch.ones(4 * size, 8, device=device, requires_grad=True)
+    there = functional.all_to_all_single_autograd(tokens, parts, parts, group)
+    functional.all_to_all_single_autograd(expert(there), parts, parts, group).sum().backward()
+    torch.ops._c10d_functional.all_reduce(tokens.detach(), "sum", group.group_name)
+
+
+class Stopped(Exception):
+    """Ends a program in its middle."""
+
+
+def _stopped_at(program: Any, device: str, calls: int) -> None:
+    """Run a program until as many modules were called, or went backward, or steps were made."""
+    seen = iter(range(calls))
+
+    def count(*_: Any) -> None:
+        if next(seen, None) is None:
+            raise Stopped
+
+    def count_backward(module: nn.Module, given: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(count)
+
+    register_module_forward_pre_hook(count)
+    register_module_forward_hook(count_backward)
+    register_optimizer_step_pre_hook(count)
+    program(device)
+
+
 def test_nothing_of_it_outlives_the_trace() -> None:
     kinds = (DTensor, DeviceMesh, dist.ProcessGroup)
+
+    def there() -> Any:
+        gc.collect()
+        works = torch._C._distributed_c10d._get_work_registry_size()
+        tables = [len(getattr(distributed_c10d, name)) for name in ("_pg_map", "_tags_to_pg")]
+        hooks = [
+            len(vars(modules)[name])
+            for name in vars(modules)
+            if name.startswith("_global_") and isinstance(vars(modules)[name], dict)
+        ]
+        return dict(os.environ), dist.is_initialized(), works, tables, hooks, sys.excepthook
+
+    trace(NAMED["fsdp_mixed"], world_size=2)
     gc.collect()
-    before = {id(one) for one in gc.get_objects() if issubclass(type(one), kinds)}
-    trace(PROGRAMS["fsdp_mixed"], world_size=2)
-    gc.collect()
-    after = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
-    assert not [type(one) for one in after if id(one) not in before]
+    known = {id(one) for one in gc.get_objects() if issubclass(type(one), kinds)}
+    before, seed = there(), random.randrange(1 << 32)
+    draw = random.Random(seed)
+    programs = [*NAMED.values(), experts, split_sequence]
+    for _ in range(6):
+        program, calls = draw.choice(programs), draw.choice([3, 12, 30, 9999])
+        device = "cuda" if program is split_sequence else draw.choice(["cpu", "cuda"])
+        where = {"device": device, "world_size": 4, "rank": draw.randrange(4)}
+        # A pipeline says in an error of its own that it was stopped.
+        with suppress(Stopped, RuntimeError) if calls < 9999 else nullcontext():
+            trace(_stopped_at, program, device, calls, **where)
+        assert there() == before, (seed, program.__name__, where, calls)
+        left = [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+        assert not [type(one) for one in left if id(one) not in known], (seed, program, where)
 
 
 def _adapted(model: Any, device: str) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from pytest_torchmem.torch_private.names import (
     optional,
     private_if_imported,
@@ -26,6 +28,8 @@ op_schema = private_if_imported("torch.distributed.tensor._op_schema.OpSchema")
 tensor_spec = private_if_imported("torch.distributed.tensor._dtensor_spec.DTensorSpec")
 mesh_class = private_if_imported("torch.distributed.device_mesh.DeviceMesh")
 CONCATENATE = private_name_if_imported("torch.distributed.device_mesh.DeviceMesh._concatenate")
+_REPLACED = "_replaced_functions"
+"""A module's table of what stands for functions of ``torch.nn.functional``, by stand-in."""
 _random = private_if_imported(f"{_PACKAGE}._random")
 _TRACKER = private_name_if_imported(f"{_PACKAGE}._random._rng_tracker")
 """What draws the random numbers of shards, on the device of the first mesh that needed it."""
@@ -44,23 +48,43 @@ def forget_meshes() -> None:
         forget()
     if _forget_in_cpp is not None:
         _forget_in_cpp()
+    _forget_replaced()
     if hasattr(_random(), _TRACKER):
         setattr(_random(), _TRACKER, None)
 
 
-def _caches() -> Iterator[Any]:
-    """Yield what of the package has a cache of its own, on this thread."""
+def _forget_replaced() -> None:
+    """Forget what stood for attention in contexts that were left: it holds their meshes.
+
+    ``context_parallel`` never does (``_distribute_function``, ``_restore_function`` in
+    torch/distributed/tensor/experimental/_context_parallel/_attention.py).
+    """
+    for _, module in _modules():
+        table: dict[Any, tuple[str, Any]] = vars(module).get(_REPLACED, {})
+        for stand_in, (name, _) in tuple(table.items()):
+            if getattr(torch.nn.functional, name, None) is not stand_in:
+                del table[stand_in]
+
+
+def _modules() -> Iterator[tuple[str, ModuleType]]:
+    """Yield the modules of the package that are imported."""
     for name, module in tuple(sys.modules.items()):
         if name.startswith(_PACKAGE) and isinstance(module, ModuleType):
-            for value in tuple(vars(module).values()):
-                yield from _with_cache(value)
-                if isinstance(value, type) and value.__module__ == name:
-                    for attribute in tuple(vars(value).values()):
-                        yield from _with_cache(getattr(attribute, "__func__", attribute))
-                        for inner in tuple(getattr(attribute, "__dict__", {}).values()):
-                            yield from _with_cache(inner)
-                            for deeper in tuple(getattr(inner, "__dict__", {}).values()):
-                                yield from _with_cache(deeper)
+            yield name, module
+
+
+def _caches() -> Iterator[Any]:
+    """Yield what of the package has a cache of its own, on this thread."""
+    for name, module in _modules():
+        for value in tuple(vars(module).values()):
+            yield from _with_cache(value)
+            if isinstance(value, type) and value.__module__ == name:
+                for attribute in tuple(vars(value).values()):
+                    yield from _with_cache(getattr(attribute, "__func__", attribute))
+                    for inner in tuple(getattr(attribute, "__dict__", {}).values()):
+                        yield from _with_cache(inner)
+                        for deeper in tuple(getattr(inner, "__dict__", {}).values()):
+                            yield from _with_cache(deeper)
 
 
 def _with_cache(value: Any) -> Iterator[Any]:
