@@ -178,3 +178,24 @@ def test_functions_in_the_place_of_torchs_are_copied_and_pickled_as_these() -> N
         assert pickle.loads(pickle.dumps(torch.zeros)) is torch.zeros
 
     torchmem.trace(body, device="cuda")
+
+
+def test_a_tensor_of_a_subclass_that_moves_is_a_plain_one() -> None:
+    """``torch.as_tensor`` moves it in C++, which asks no subclass."""
+
+    class Sub(torch.Tensor):
+        pass
+
+    def program() -> None:
+        on_host = torch.ones(3).as_subclass(Sub)
+        on_gpu = torch.ones(3, device="cuda").as_subclass(Sub)
+        for function in (torch.as_tensor, torch.asarray):
+            assert type(function(on_host, device="cuda")) is torch.Tensor
+            assert type(function(on_gpu, dtype=torch.float64, device="cuda")) is torch.Tensor
+            assert function(on_gpu, device="cuda") is on_gpu
+        torch.asarray(on_gpu, copy=True, device="cuda").add_(1)
+        assert on_gpu.tolist() == [1, 1, 1]
+        leaf = torch.ones(3, device="cuda", requires_grad=True)
+        assert not torch.asarray(leaf, requires_grad=False, device="cuda").requires_grad
+
+    torchmem.trace(program, device="cuda")

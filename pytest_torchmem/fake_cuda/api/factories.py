@@ -20,6 +20,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     default_device,
     device_constructors,
 )
+from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements
 
 _CPU = torch.device("cpu")
@@ -104,6 +105,27 @@ def _parts_on(
     return tuple(map(moved, args)), {name: moved(part) for name, part in kwargs.items()}
 
 
+def _of_tensor(
+    target: torch.device,
+    tensor: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    copy: bool | None = None,
+    requires_grad: bool | None = None,
+    **_: Any,
+) -> Tensor:
+    """Return a tensor as one on a device, as C++ does: no subclass is asked.
+
+    torch/csrc/utils/tensor_new.cpp, ``internal_new_from_data`` and ``asarray``, which lets go of
+    the graph where no gradient is wanted.
+    """
+    with DisableTorchFunctionSubclass():
+        made = tensor.to(target, dtype or tensor.dtype, copy=bool(copy))
+        if requires_grad is not None and made.requires_grad != requires_grad:
+            made = made.detach().requires_grad_(requires_grad)
+        return made
+
+
 @cache
 def _factory(original: _Factory, name: str) -> _Factory:
     """Return the function that makes on fake cuda what ``original`` makes on a device."""
@@ -135,7 +157,7 @@ def _factory(original: _Factory, name: str) -> _Factory:
             args, kwargs = _parts_on(target, args, kwargs)
         kwargs["device"] = _CPU
         if of_tensor and of_values:
-            return args[0].to(target, kwargs.get("dtype") or args[0].dtype)
+            return _of_tensor(target, *args, **kwargs)
         if of_tensor and args[0].device.type != "meta":
             kwargs.pop("device")
         with trace.placing_on(target):
