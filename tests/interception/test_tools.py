@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +171,16 @@ def test_a_compiled_function_is_told_of() -> None:
 def test_what_is_not_compiled_is_not_told_of() -> None:
     plain = torch.compiler.disable(lambda x: x * 2)
     assert not torchmem.trace(lambda: plain(torch.randn(4))).warnings
+
+
+def test_a_module_that_torchscript_loads_is_counted_but_for_its_code(tmp_path: Path) -> None:
+    file = str(tmp_path / "module.pt")
+    torch.jit.script(nn.Linear(100, 100)).save(file)
+
+    def step() -> None:
+        torch.jit.load(file)(torch.ones(30, 100)).sum().backward()
+
+    traced = torchmem.trace(step, host="here").figures()
+    for name, nbytes in torchmem.measure(step).figures().items():
+        # The texts of its code lie in memory of the allocator's.
+        assert 0 <= nbytes - traced[name] < 2000

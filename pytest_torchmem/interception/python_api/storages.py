@@ -47,6 +47,7 @@ class RealStorages:
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
         self._restore: Any = torch.serialization.default_restore_location
+        self._load_script: Any = torch.jit.load
         self._from_file: Any = torch.UntypedStorage.from_file
         self._from_buffer: Any = torch.UntypedStorage.from_buffer
         self._set_from_file: Any = set_from_file.original
@@ -61,6 +62,7 @@ class RealStorages:
         """Return what takes the place of torch's own."""
         return [
             (torch.serialization, {"default_restore_location": self.restore}),
+            (torch.jit, {"load": self.load_script}),
             (
                 torch.UntypedStorage,
                 {
@@ -87,6 +89,17 @@ class RealStorages:
         elif not self._trace.mapped.is_known(storage):
             self._trace.borrow_storage(storage)
         return restored
+
+    def load_script(self, *args: Any, **kwargs: Any) -> Any:
+        """Book the tensors that C++ reads from a module's file, but not the texts of its code
+        (torch/csrc/jit/serialization/import.cpp).
+        """
+        module = self._load_script(*args, **kwargs)
+        if not self._trace.off():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if tensor.layout is torch.strided and not tensor.is_meta:
+                    self._trace.meet_storage(tensor.untyped_storage())
+        return module
 
     def from_file(self, filename: Any, *args: Any, **kwargs: Any) -> Any:
         """Book a file that is mapped, as torch's profiler does (aten/src/ATen/MapAllocator.cpp).
