@@ -157,10 +157,9 @@ def test_assumptions_are_put_together_as_values_are(steps: list[str], first: boo
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_gradients_are_clipped_where_they_have_to_be_finite(device: str) -> None:
-    model = nn.Linear(100, 100)
-
     def program() -> None:
-        model(torch.randn(8, 100)).sum().backward()
+        model = nn.Linear(100, 100, device=device)
+        model(torch.randn(8, 100, device=device)).sum().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
 
     assert trace(program, device=device).warnings == ()
