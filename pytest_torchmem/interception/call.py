@@ -28,6 +28,8 @@ class Call:
     node: int | None = None
     """The sequence number of the autograd node that called it in a backward, -1 for none there;
     None where that was not asked."""
+    stands_in: bool = False
+    """Whether the tensors only lie as those that are meant, whose storages ``records`` has."""
 
     @property
     def values(self) -> Callable[..., Any] | None:

@@ -582,7 +582,9 @@ def test_on_fake_cuda_what_is_on_the_host_is_compiled_for_the_host() -> None:
         attend(query, query, query, mask)
 
     profile = trace(step, device="cuda", gpu="h100")
-    assert (profile.warnings, profile.peak) == ((), 0)
+    assert profile.peak == 0
+    (told,) = profile.warnings
+    assert told.startswith("nothing was allocated on cuda")
 
 
 def test_reduce_overhead_takes_what_it_takes_on_the_cpu_and_says_what_is_missing_on_cuda() -> None:

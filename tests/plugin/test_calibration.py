@@ -16,6 +16,7 @@ from pytest_torchmem.snapshots.calibration_store import read_calibration_file
 from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import DOUBLE, Project
 
@@ -338,12 +339,19 @@ def test_two_directories_have_their_own(
     run(project, "--torchmem-update")[0].assert_outcomes(passed=2)
     path = project.path / "other" / "__torchmem__" / "gpu-calibration.json"
     assert read_calibration_file(path).entries
-    path.write_text(path.read_text().replace(str(9 * MIB), str(19 * MIB)))
+    path.write_text(_resized(path.read_text(), 9, 19))
     there_is_none(monkeypatch)
     _, checks = run(project)
     peaks = [check["figures"]["backward_peak"] for _, check in sorted(_by_nodeid(project).items())]
     assert peaks[1] - peaks[0] == 10 * MIB
     assert checks
+
+
+def _resized(text: str, before: int, now: int) -> str:
+    """Write other sizes, in MiB, as numbers and for people."""
+    for size in (lambda mib: str(mib * MIB), lambda mib: format_size(mib * MIB)):
+        text = text.replace(size(before), size(now))
+    return text
 
 
 def _by_nodeid(project: Project) -> dict[str, Any]:
@@ -372,7 +380,7 @@ def test_a_merge_conflict_is_settled_on_a_gpu(
     run(project, "--torchmem-update")
     text = calibration_file(project).read_text()
     line = next(line for line in text.splitlines() if str(5 * MIB) in line)
-    ours, theirs = line, line.replace(str(5 * MIB), str(8 * MIB))
+    ours, theirs = line, _resized(line, 5, 8)
     conflict = f"<<<<<<< ours\n{ours}\n=======\n{theirs}\n>>>>>>> theirs"
     calibration_file(project).write_text(text.replace(line, conflict))
     there_is_none(monkeypatch)

@@ -112,7 +112,7 @@ class Recording:
             if type(output) is Output and plan.slots[output.slot] >= 0
         )
         storages = tuple(map(self._of, call.records))
-        again = Call(call.operator, args, kwargs, tensors, [], call.device)
+        again = Call(call.operator, args, kwargs, tensors, [], call.device, stands_in=True)
         self._steps.append(_Step(again, plan, storages, made))
 
     def _keep_random_state(self) -> None:

@@ -652,7 +652,8 @@ class KnownValues(Answers):
             and plan.slots[made.slot] >= 0
         ):
             return {made.slot: zeros(plan.slots[made.slot])}  # the state of an optimizer
-        if call.operator.reads_in_place and contents.are_shown(call.records):
+        shown = call.operator.reads_in_place and not call.stands_in
+        if shown and contents.are_shown(call.records):
             given = call.tensors
         else:
             given = [
