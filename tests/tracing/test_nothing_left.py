@@ -357,9 +357,9 @@ for table in (lowerings, known, variables.constant_fold_functions):
 """
 
 
-@pytest.mark.parametrize("way", ["make_fx", "linearize", "compile"])
-def test_the_compiler_lists_functions_of_torch_alone(way: str) -> None:
+def test_the_compiler_lists_functions_of_torch_alone(chance: random.Random) -> None:
     """A process first uses Dynamo and Inductor in a trace; they keep what they list."""
+    way = chance.choice(["make_fx", "linearize", "compile"])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _COMPILER_OF_A_PROCESS, way],
         capture_output=True,
