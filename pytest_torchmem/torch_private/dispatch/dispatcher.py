@@ -9,6 +9,7 @@ another thread may be about to call.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ _COMPOSITE, _AUTOCAST = OWN_KEYS
 _AUTOGRAD = dispatch_key("AutogradOther")
 #: The kernel that lets an operator pass on to the next key.
 passes_by: Any = private("torch.library.fallthrough_kernel")
+_defined_in_python: set[str] = private("torch.library._defs")
 _PLACE = "pytest_torchmem_kernels"
 
 
@@ -97,6 +99,8 @@ class OnKey:
         """What kernels run while a trace does, with the operator's name first."""
         self.found_past_modes = False
         """Whether a trace has let a look-up find the fallback already."""
+        self.registered: Any = None
+        """What had registered operators when the last trace began."""
 
     def pass_by(self, names: Iterable[str]) -> None:
         """Let operators go on to the next key from now on, as if the key were not there."""
@@ -209,7 +213,8 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
     place: Any = type(on_key.fallback)
     outside = place.__call__
     place.__call__, on_key.run = staticmethod(fallback), fallback
-    on_key.found_past_modes = False  # there may be operators by now that were not there before
+    if (registered := _what_registers_operators()) != on_key.registered:
+        on_key.registered, on_key.found_past_modes = registered, False
     set_included(FAKE, True)
     try:
         yield lambda view: on_key.pass_by((view.name(),))
@@ -218,6 +223,15 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
         set_included(FAKE, False)
         set_excluded(FAKE, False)
         give_shards_back()
+
+
+def _what_registers_operators() -> tuple[Any, ...]:
+    """Return what is another where there may be operators that were not there before.
+
+    Those of Python are listed (torch/library.py, ``Library.define``); C++ registers its own when a
+    library is loaded, most often by an import. To ask for all of them takes a millisecond.
+    """
+    return frozenset(_defined_in_python), len(torch.ops.loaded_libraries), len(sys.modules)
 
 
 _KEPT: set[str] = set()
