@@ -101,12 +101,12 @@ def _trained(info: Any, options: dict[str, Any], device: str) -> list[Any]:
     if info.only_supports_sparse_grads:
         model, inputs = nn.Embedding(5, 3, sparse=True), torch.tensor([1, 2, 1])
     else:
-        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+        # Matrices alone: there are optimizers that take nothing else.
+        layers = nn.Linear(4, 5, bias=False), nn.Linear(5, 2, bias=False)
+        model = nn.Sequential(layers[0], nn.Tanh(), layers[1])
         inputs = torch.randn(3, 4)
     model, inputs = model.to(device), inputs.to(device)
-    only_matrices = info.optim_cls.__name__ == "Muon"
-    parameters = [one for one in model.parameters() if not only_matrices or one.dim() == 2]
-    optimizer = info.optim_cls(parameters, **options)
+    optimizer = info.optim_cls(model.parameters(), **options)
 
     def loss() -> Tensor:
         optimizer.zero_grad()

@@ -223,6 +223,7 @@ class OperatorSpec:
         arguments = schema(overload).arguments
         collective = overload.namespace in COLLECTIVES
         functional = overload.namespace == FUNCTIONAL
+        broadcasts = functional and name.startswith(_BROADCASTS)
         written = [
             (position, argument)
             for position, argument in enumerate(arguments)
@@ -248,14 +249,7 @@ class OperatorSpec:
             and record.kind is not Kind.LEAF
             and (not opaque or is_triton_operator(overload)),
             opaque=opaque,
-            dynamic=record.data_dependent
-            or (
-                not record.masks
-                and (
-                    torch.Tag.dynamic_output_shape in tags
-                    or torch.Tag.data_dependent_output in tags
-                )
-            ),
+            dynamic=record.data_dependent or (not record.masks and _depends_on_data(overload)),
             random=torch.Tag.nondeterministic_seeded in tags,
             masks=record.masks,
             tensors=tuple(
@@ -275,14 +269,14 @@ class OperatorSpec:
                 if argument.name in record.holds
             ),
             functional=functional,
-            broadcasts=functional and name.startswith(_BROADCASTS),
+            broadcasts=broadcasts,
             takes_device=any(argument.name == "device" for argument in arguments),
             keeps_geometry=torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
             and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
             needs_values=not (
                 overload.namespace == "c10d"
-                or (functional and name.startswith(_BROADCASTS))
+                or broadcasts
                 or torch.Tag.nondeterministic_seeded in tags
                 or record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
                 or ignores_values
@@ -443,6 +437,12 @@ def spec_of(overload: OpOverload) -> OperatorSpec:
 
 #: Operators on quantized tensors and on weights that they have packed for themselves.
 _QUANTIZED = frozenset({"quantized", "_quantized"})
+
+
+def _depends_on_data(overload: OpOverload) -> bool:
+    """Return whether torch says that values decide the shapes of what an operator returns."""
+    tags = overload.tags
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
 def _kind_of(overload: OpOverload, name: str) -> Kind:

@@ -29,6 +29,7 @@ def _forward(
     seqused_k: Tensor | None,
     block_table: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, sums and an empty random state; torch/nn/attention/varlen.py, ``_varlen_attn``."""
     left, right = window_size or (None, None)
     output, sums, *_ = by_sequence.flash(
         query,
@@ -60,6 +61,7 @@ def _backward(
     scale: float | None,
     window_size: Sequence[int] | None,
 ) -> list[Tensor | None]:
+    """Gradients of query, key and value; ``_varlen_attn_backward``."""
     left, right = window_size or (None, None)
     return by_sequence.flash_backward(
         grad_out,

@@ -6,6 +6,9 @@ native/cuda/Blas.cpp, ``_mm_dtype_cuda``, ``_bmm_dtype_cuda``, ``_addmm_dtype_cu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,62 +27,20 @@ def product_into(input: Tensor, mat2: Tensor, out_dtype: torch.dtype, out: Tenso
     return out.copy_(product(input, mat2, out_dtype))
 
 
-@operator("aten::addmm.dtype").values("cuda")
-def added_product(
-    input: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-    out_dtype: torch.dtype,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> Tensor:
+@operator("aten::addmm.dtype", "aten::baddbmm.dtype").values("cuda")
+def added_product(arguments: Mapping[str, Any]) -> Tensor:
     """The product and what is added to it."""
-    return _sum(input, product(mat1, mat2, out_dtype), beta, alpha)
+    names = ("mat1", "mat2") if "mat1" in arguments else ("batch1", "batch2")
+    first, second = (arguments[name] for name in names)
+    found: Tensor = product(first, second, arguments["out_dtype"]) * arguments.get("alpha", 1)
+    beta = arguments.get("beta", 1)
+    return found if beta == 0 else found + arguments["self"].to(found.dtype) * beta
 
 
-@operator("aten::addmm.dtype_out").values("cuda")
-def added_product_into(
-    input: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-    out_dtype: torch.dtype,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    out: Tensor,
-) -> Tensor:
+@operator("aten::addmm.dtype_out", "aten::baddbmm.dtype_out").values("cuda")
+def added_product_into(arguments: Mapping[str, Any], out: Tensor) -> Tensor:
     """As ``added_product``."""
-    return out.copy_(_sum(input, product(mat1, mat2, out_dtype), beta, alpha))
-
-
-@operator("aten::baddbmm.dtype").values("cuda")
-def added_products(
-    input: Tensor,
-    batch1: Tensor,
-    batch2: Tensor,
-    out_dtype: torch.dtype,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> Tensor:
-    """The products and what is added to them."""
-    return _sum(input, product(batch1, batch2, out_dtype), beta, alpha)
-
-
-@operator("aten::baddbmm.dtype_out").values("cuda")
-def added_products_into(
-    input: Tensor,
-    batch1: Tensor,
-    batch2: Tensor,
-    out_dtype: torch.dtype,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    out: Tensor,
-) -> Tensor:
-    """As ``added_products``."""
-    return out.copy_(_sum(input, product(batch1, batch2, out_dtype), beta, alpha))
+    return out.copy_(added_product(arguments))
 
 
 @operator("aten::baddbmm.dtype").meta()
@@ -94,8 +55,3 @@ def added_products_geometry(batch1: Tensor, batch2: Tensor, out_dtype: torch.dty
 def given_for_products(batch1: Tensor, batch2: Tensor, out: Tensor) -> Tensor:
     """What is given, in their shape."""
     return out.resize_(batch1.shape[0], batch1.shape[1], batch2.shape[2])
-
-
-def _sum(input: Tensor, found: Tensor, beta: float, alpha: float) -> Tensor:
-    found = found * alpha
-    return found if beta == 0 else found + input.to(found.dtype) * beta
