@@ -1,4 +1,7 @@
-"""The operators of ``torch.nn.attention.varlen``: their values are those of flash attention."""
+"""The operators of ``torch.nn.attention.varlen``: their values are those of flash attention.
+
+torch/nn/attention/varlen.py; native/transformers/cuda/flash_attn/flash_api.cpp, ``mha_varlen_fwd``.
+"""
 
 from __future__ import annotations
 
