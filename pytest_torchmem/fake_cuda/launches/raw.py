@@ -17,6 +17,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.geometry import on_meta
+from pytest_torchmem.operators.third_party.extensions import extension_function
 from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
 from pytest_torchmem.torch_private.patching.replaceable import call_jitted
 
@@ -93,36 +94,8 @@ def compiled_extensions(trace: TraceContext, module: Any) -> Iterator[None]:
         yield
 
 
-def _block_diagonal(input: Tensor) -> list[Tensor]:
-    """Return matrices of blocks; peft/tuners/boft/fbd/fbd_cuda_kernel.cu."""
-    several, blocks, rows, columns = input.shape
-    output = input.new_zeros(several, blocks * rows, blocks * columns)
-    _blocks_of(output, input.shape).copy_(input)
-    return [output]
-
-
-def _block_diagonal_backward(grad_output: Tensor, input: Tensor) -> list[Tensor]:
-    grad_input = torch.zeros_like(input)
-    grad_input.copy_(_blocks_of(grad_output, input.shape))
-    return [grad_input]
-
-
-def _blocks_of(matrices: Tensor, shape: torch.Size) -> Tensor:
-    several, blocks, rows, columns = shape
-    cut = matrices.view(several, blocks, rows, blocks, columns)
-    return cut.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-
-
-#: Functions of extensions that libraries compile when they find a GPU, as torch's operators that
-#: allocate and compute the same.
-_DESCRIBED = {
-    ("fbd_cuda", "forward"): _block_diagonal,
-    ("fbd_cuda", "backward"): _block_diagonal_backward,
-}
-
-
 class _Extension(ModuleType):
-    """An extension whose kernels are not compiled: what is not described here says what to do."""
+    """An extension whose kernels are not compiled: what nobody described says what to do."""
 
     def __init__(self, trace: TraceContext, name: str) -> None:
         super().__init__(name)
@@ -132,8 +105,9 @@ class _Extension(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        if (self.__name__, name) in _DESCRIBED:
-            return _DESCRIBED[self.__name__, name]
+        described = extension_function(self.__name__, name)
+        if described is not None:
+            return described
 
         def refuse(*_: Any, **__: Any) -> NoReturn:
             raise UnsupportedOperatorError(
