@@ -23,7 +23,9 @@ from pytest_torchmem.operators.recurrent.cudnn import autocast_rnn
 from pytest_torchmem.torch_private.dispatch.autocast import (
     autocast_kernels,
     autocast_key_included,
+    autocast_operators_of_cpu,
     outside_autocast,
+    outside_autocast_of_cpu,
     own_autocast_kernels,
 )
 from pytest_torchmem.torch_private.dispatch.dispatcher import overload_of
@@ -116,31 +118,47 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def cuda_autocast(trace: TraceContext) -> Iterator[None]:
-    """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread."""
+    """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread.
+
+    ``torch.autocast("cpu")`` casts those of the host alone: its kernels, in C++, come after these.
+    """
     casts = Casts(trace)
     set_enabled, clear = torch.set_autocast_enabled, torch.clear_autocast_cache
     own: dict[str, Callable[..., Any]] = {}
-    registered: list[bool] = []
+    registered: set[str] = set()
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
         with outside_autocast():
+            if not torch.is_autocast_enabled("cpu"):
+                return on_gpu(name, args, kwargs)
+            if not _any_on_gpu(trace, (args, kwargs)):
+                return overload_of(name)(*args, **kwargs)
+            with outside_autocast_of_cpu():
+                return on_gpu(name, args, kwargs)
+
+    def on_gpu(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        if torch.is_autocast_enabled("cuda"):
             casting = _casting_kernels().get(name)
             if casting is not None:
                 return casting(casts, *args, **kwargs)
             # A kernel of the user's that is registered no more leaves the operator itself.
             return own.get(name, overload_of(name))(*args, **kwargs)
+        return overload_of(name)(*args, **kwargs)
 
     def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
         set_enabled(*args, **kwargs)
         if trace.off():
             return
-        enabled = torch.is_autocast_enabled("cuda")
-        if enabled and not registered:
+        enabled = {device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)}
+        if "cuda" in enabled - registered:
             own.update(own_autocast_kernels())
             register((*_casting_kernels(), *own))
-            registered.append(True)
-        autocast_key_included(enabled)
+        if "cpu" in enabled - registered:
+            register(autocast_operators_of_cpu())
+        registered.update(enabled)
+        autocast_key_included(bool(enabled))
 
     def clear_autocast_cache() -> None:
         clear()
@@ -157,12 +175,24 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
         own_keys_are_no_autocast(),
     ):
         try:
-            if torch.is_autocast_enabled("cuda"):  # the trace stands in a region itself
-                set_autocast_enabled("cuda", True)
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):  # the trace stands in a region itself
+                    set_autocast_enabled(device, True)
             yield
         finally:
             autocast_key_included(False)
             casts.clear()
+
+
+def _any_on_gpu(trace: TraceContext, value: Any) -> bool:
+    """Whether a tensor among the arguments of an operator is on the GPU."""
+    if isinstance(value, Tensor):
+        return trace.is_on_gpu(value)
+    if isinstance(value, dict):
+        value = value.values()
+    elif type(value) not in (list, tuple):
+        return False
+    return any(_any_on_gpu(trace, one) for one in value)
 
 
 @cache

@@ -210,11 +210,21 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, StorageRecord]) -> None:
-    if not leaf.is_leaf or address_of(leaf) in survivors:
+    if address_of(leaf) in survivors or not _is_leaf(leaf):
         return  # it is the trace's own
     gradient = leaf.grad
     if gradient is not None and address_of(gradient) in survivors:
         leaf.grad = None
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    """Whether a tensor is a leaf; a view that was made without gradients, of what was written to
+    with them since, refuses to say (autograd/variable.cpp, ``handle_view_on_rebase``).
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def address_of(tensor: Tensor) -> int | None:

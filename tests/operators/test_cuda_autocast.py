@@ -330,3 +330,31 @@ def test_autocast_on_the_host() -> None:
     trace(lambda: results.append(body()), device="cpu")
     assert results[0] == [BFLOAT, BFLOAT]
     assert on_fake_cuda(body) == [BFLOAT, BFLOAT]
+
+
+def test_that_of_the_cpu_casts_tensors_of_the_host_alone() -> None:
+    """To C++, which casts them, those on fake cuda are on the host."""
+
+    def body() -> list[torch.dtype]:
+        here, there = torch.ones(4, 4), cuda(4, 4)
+        found = []
+        with torch.autocast("cpu", dtype=BFLOAT):
+            found += [(one @ one).dtype for one in (here, there)]
+            found += [
+                functional.avg_pool3d(one.to(BFLOAT)[None, None, None], 1).dtype
+                for one in (here, there)
+            ]
+            with torch.autocast("cuda", dtype=HALF):
+                found += [(one @ one).dtype for one in (here, there)]
+                assert torch.is_autocast_enabled("cpu")
+            with torch.autocast("cpu", enabled=False):
+                found += [(one @ one).dtype for one in (here, there)]
+        found += [(one @ one).dtype for one in (here, there)]
+        return found
+
+    expected = [BFLOAT, FLOAT, FLOAT, BFLOAT, BFLOAT, HALF, FLOAT, FLOAT, FLOAT, FLOAT]
+    assert on_fake_cuda(body) == expected
+    model, x = nn.Linear(16, 16), torch.ones(2, 16)
+    outside = trace(model, x, device="cuda").figures()
+    with torch.autocast("cpu", dtype=BFLOAT):
+        assert trace(model, x, device="cuda").figures() == outside

@@ -179,3 +179,28 @@ def test_a_table_that_the_collector_changes_is_gone_through(library: Any) -> Non
         gc.set_threshold(*before)
         goes_on.clear()
     assert 4 not in library.tables
+
+
+def test_views_that_refuse_to_say_whether_they_are_leaves() -> None:
+    """Of a program that keeps one, and of the process that traces it."""
+
+    def stale(device: str = "cpu") -> torch.Tensor:
+        whole = torch.ones(4, requires_grad=True, device=device) * 1
+        with torch.no_grad():
+            view = whole[:2]
+        whole.mul_(2)
+        return view
+
+    mine = stale()
+    with pytest.raises(RuntimeError, match="no_grad mode"):
+        _ = mine.is_leaf
+
+    def program() -> None:
+        kept = stale("cuda")
+        raise KeyError(kept.shape[0])
+
+    with pytest.raises(KeyError) as caught:  # its frames keep what is in them
+        torchmem.trace(program, device="cuda")
+    kept = caught.traceback[-1].locals["kept"]
+    assert kept.tolist() == [2, 2]
+    assert mine.tolist() == [2, 2]

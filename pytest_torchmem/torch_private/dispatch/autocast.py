@@ -10,12 +10,13 @@ import torch
 
 from pytest_torchmem.torch_private.dispatch.dispatcher import casting_kernels, key_included
 from pytest_torchmem.torch_private.dispatch.kernels import kernel_for
-from pytest_torchmem.torch_private.dispatch.keys import OWN_KEYS, set_excluded
+from pytest_torchmem.torch_private.dispatch.keys import OWN_KEYS, is_excluded, set_excluded
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 from pytest_torchmem.torch_private.names import dispatch_key, private
 
 _, _AUTOCAST = OWN_KEYS
 _AUTOCAST_CUDA = dispatch_key("AutocastCUDA")
+_AUTOCAST_CPU = dispatch_key("AutocastCPU")
 _registered_for: Callable[[str], list[str]] = private(
     "torch._C._dispatch_get_registrations_for_dispatch_key"
 )
@@ -58,6 +59,11 @@ def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
     return found
 
 
+def autocast_operators_of_cpu() -> list[str]:
+    """Return the names of the operators that ``torch.autocast("cpu")`` has kernels for."""
+    return _registered_for("AutocastCPU")
+
+
 def autocast_key_included(included: bool) -> None:
     """Let the operators of this thread pass the casting kernels, or no longer."""
     key_included(_AUTOCAST, included)
@@ -73,3 +79,19 @@ class outside_autocast:
 
     def __exit__(self, *exception: object) -> None:
         set_excluded(_AUTOCAST, False)
+
+
+class outside_autocast_of_cpu:
+    """Let operators pass by the kernels of ``torch.autocast("cpu")``, too.
+
+    To C++ all tensors are on the CPU, and excluding the key is what switches it off there.
+    """
+
+    __slots__ = ("_excluded",)
+
+    def __enter__(self) -> None:
+        self._excluded = is_excluded(_AUTOCAST_CPU)
+        set_excluded(_AUTOCAST_CPU, True)
+
+    def __exit__(self, *exception: object) -> None:
+        set_excluded(_AUTOCAST_CPU, self._excluded)
