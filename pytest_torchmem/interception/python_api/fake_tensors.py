@@ -58,7 +58,7 @@ class FakeTensors:
             if makes_fake_tensors(mode):
                 self._before.append(is_excluded(FAKE))
                 set_excluded(FAKE, True)
-            else:
+            elif not self._trace.inside:  # a mode of the program, not one of the profiler's own
                 reach_past_modes()
             return result
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -33,8 +32,7 @@ def subclasses_made(trace: TraceContext) -> Iterator[None]:
         if _there_are_others(Tensor):
             stack.enter_context(_made_of_another(trace))
         else:
-            begin = partial(stack.enter_context, _made_of_another(trace))
-            stack.enter_context(_noticing(begin))
+            stack.enter_context(_noticing(lambda: stack.enter_context(_made_of_another(trace))))
         yield
 
 
@@ -50,7 +48,7 @@ def _made_of_another(trace: TraceContext) -> AbstractContextManager[None]:
     return replaced(Tensor, __new__=staticmethod(new))
 
 
-def _noticing(begin: Callable[[], None]) -> AbstractContextManager[None]:
+def _noticing(begin: Callable[[], object]) -> AbstractContextManager[None]:
     """Call ``begin`` when the first such class is made."""
     begun: list[type[Tensor]] = []
 
