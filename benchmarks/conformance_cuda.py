@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -64,7 +65,7 @@ def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str
     )
 
 
-def _traced(case: str, sample: Sample, options: dict[str, object], gpu: str) -> Comparison:
+def _traced(case: str, sample: Sample, options: dict[str, Any], gpu: str) -> Comparison:
     try:
         profile = torchmem.trace(sample.target, *sample.args, device="cuda", gpu=gpu, **options)
     except Exception as error:

@@ -25,7 +25,7 @@ from tabulate import tabulate
 from pytest_torchmem import trace
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.library import Library, library
-from pytest_torchmem.cudnn.questions import Question
+from pytest_torchmem.cudnn.questions import Attention, Question
 from pytest_torchmem.targets.gpus import find_gpu
 
 MODELS = """
@@ -72,7 +72,13 @@ def questions_of(name: str, recorder: Recorder) -> int:
 
 def _sum(output: Any) -> torch.Tensor:
     outputs = output if isinstance(output, tuple) else (output,)
-    return sum(one.float().sum() for one in outputs if one is not None)  # type: ignore[return-value]
+    return sum(one.float().sum() for one in outputs if one is not None)
+
+
+def _dtype(question: Question) -> str:
+    if isinstance(question, Attention):
+        return dict(question.operands)["query"].dtype
+    return question.x.dtype
 
 
 def processor_seconds(found: Library) -> float:
@@ -100,13 +106,13 @@ def main() -> None:
         before, began = processor_seconds(found), time.perf_counter()
         for gpu in map(find_gpu, GPUS):
             for question in recorder.questions:
-                if question.x.dtype == "bfloat16" and gpu.capability < (8, 0):
+                if _dtype(question) == "bfloat16" and gpu.capability < (8, 0):
                     continue  # ATen's own kernels take it
                 answer = found.ask(gpu.capability, gpu.multiprocessors, question)
                 questions += 1
                 if answer.workspace is None:
                     missing += 1
-                    why[f"{gpu.name}, {question.x.dtype}: {answer.why}"] += 1
+                    why[f"{gpu.name}, {_dtype(question)}: {answer.why}"] += 1
                 else:
                     short = "a100" if gpu.name.startswith("a100") else gpu.name
                     largest[short] = max(largest[short], answer.workspace)

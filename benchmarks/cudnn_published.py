@@ -8,6 +8,8 @@ cuDNN is 9.7.1). The model is that of diffusers, which is needed, and ``pytest-t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from diffusers import AutoencoderKLQwenImage
 from tabulate import tabulate
@@ -44,7 +46,7 @@ ENCODE = {
 class Half(nn.Module):
     """One of the autoencoder's directions."""
 
-    def __init__(self, model: nn.Module, direction: str) -> None:
+    def __init__(self, model: Any, direction: str) -> None:
         super().__init__()
         self.model = model
         self.direction = direction
@@ -66,7 +68,12 @@ def traced(half: Half, size: tuple[int, int], cudnn: str) -> float:
     if half.direction == "decode":
         shape = (1, 16, 1, height // 8, width // 8)
     x = torch.empty(shape, dtype=torch.float16, device="meta")
-    options = {"gpu": "rtx-4090", "memory": "unlimited", "backward": False, "cudnn": cudnn}
+    options: dict[str, Any] = {
+        "gpu": "rtx-4090",
+        "memory": "unlimited",
+        "backward": False,
+        "cudnn": cudnn,
+    }
     return trace(half, x, device="cuda", **options).peak / GIB
 
 

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             rows.append((f"{device} {model.name}", *found))
             print(*rows[-1], flush=True)
-    headers = ("model", "same", "arena", "table", "plan")
+    headers: tuple[str, ...] = ("model", "same", "arena", "table", "plan")
     if options.aot or options.scaling:
         scaled = ("model", "same", "told", "fitted to", "doubts")
         headers = scaled if options.scaling else ("model", "same", "read", "run")

@@ -42,7 +42,7 @@ def _transformers(model: str, config: str, **settings: Any) -> Callable[[], torc
     def make() -> torch.nn.Module:
         import transformers
 
-        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        transformers.logging.set_verbosity_error()
         made: torch.nn.Module = getattr(transformers, model)(
             getattr(transformers, config)(**settings)
         )

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -100,7 +101,10 @@ def parallelize(model: Any, mesh: Any) -> None:
         ),
     }
     parallelize_module(model, tensor, plan)
-    gathered = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
+    gathered: dict[str, Any] = {
+        "input_layouts": (Shard(1),),
+        "desired_input_layouts": (Replicate(),),
+    }
     for index, layer in enumerate(model.layers):
         parallelize_module(
             layer,
@@ -132,7 +136,7 @@ def parallelize(model: Any, mesh: Any) -> None:
 def step(layers: int) -> None:
     """Run one training step."""
     dist.init_process_group("nccl")
-    mesh = dist.init_device_mesh("cuda", (WORLD // TENSOR, TENSOR), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh("cuda", (WORLD // TENSOR, TENSOR), mesh_dim_names=("dp", "tp"))
     with torch.device("meta"):
         model = Llama(layers)
     parallelize(model, mesh)

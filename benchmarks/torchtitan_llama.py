@@ -31,6 +31,7 @@ import torch.distributed as dist
 from tabulate import tabulate
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard
@@ -110,8 +111,8 @@ _STAGES = Row(
     asynchronous=True,
 )
 _INTERLEAVED = replace(_STAGES, published=72.7, interleaved=True)
-_EAGER_FLOAT8 = {"compiled": False, "asynchronous": False}
-_EAGER = {**_EAGER_FLOAT8, "float8": False}
+_EAGER_FLOAT8: dict[str, Any] = {"compiled": False, "asynchronous": False}
+_EAGER: dict[str, Any] = {**_EAGER_FLOAT8, "float8": False}
 ROWS = {
     "8B-8-eager": Row(SMALL, 8, 2, 82.4),
     "8B-8-compiled": Row(SMALL, 8, 2, 77.0, compiled=True),
@@ -295,7 +296,7 @@ def parallelize(model: Any, row: Row, mesh: Any) -> None:
     if row.asynchronous:
         symmetric = import_module("torch.distributed._symmetric_memory")
         symmetric.enable_symm_mem_for_group(mesh["tp"].get_group().group_name)
-    selective = {} if row.full else {"context_fn": _contexts}
+    selective: dict[str, Any] = {} if row.full else {"context_fn": _contexts}
     for index, layer in enumerate(model.layers):
         wrapped = checkpoint_wrapper(layer, preserve_rng_state=False, **selective)
         model.layers[index] = torch.compile(wrapped, fullgraph=True) if row.compiled else wrapped
@@ -409,7 +410,7 @@ def train(row: Row) -> None:
     dist.init_process_group("nccl")
     torch.backends.cuda.enable_cudnn_sdp(False)  # flash attention was the first choice then
     shape = (row.stages, row.gpus // row.stages // row.tensor, row.tensor)
-    mesh = dist.init_device_mesh("cuda", shape, mesh_dim_names=("pp", "dp", "tp"))
+    mesh = init_device_mesh("cuda", shape, mesh_dim_names=("pp", "dp", "tp"))
     parts, step = pipelined(row, mesh) if row.stages > 1 else whole(row, mesh)
     parameters = [parameter for part in parts for parameter in part.parameters()]
     optimizers = [torch.optim.AdamW(part.parameters(), lr=3e-4, foreach=True) for part in parts]

@@ -64,7 +64,11 @@ class Convolutions:
         return {"input": torch.zeros(8, 3, 64, 64, device=device)}
 
 
-MODELS = {"gpt2": GPT2, "bert": BERT, "cnn": Convolutions()}
+MODELS: dict[str, LanguageModel | Convolutions] = {
+    "gpt2": GPT2,
+    "bert": BERT,
+    "cnn": Convolutions(),
+}
 Model = LanguageModel | Convolutions
 Times = dict[str, float]
 

@@ -102,7 +102,7 @@ def _pipeline() -> None:
     if stage.is_first:
         schedule.step(batch)
     else:
-        schedule.step(**({"target": batch} if stage.is_last else {}))
+        schedule.step(target=batch if stage.is_last else None)
 
 
 def _compiled() -> None:

@@ -75,12 +75,16 @@ def _difference(one: Comparison, other: Comparison) -> Difference | None:
             comparison.status.value if comparison.status is not Status.EXACT else "completed"
             for comparison in (one, other)
         ]
-        return Difference(one.case, one.detail, "status", *states, one.error or other.error)
+        return Difference(
+            one.case, one.detail, "status", states[0], states[1], one.error or other.error
+        )
     for figure in one.traced.keys() | other.traced.keys():
         values = one.traced.get(figure), other.traced.get(figure)
         if values[0] != values[1]:
             texts = [f"{value:,}" if value is not None else "-" for value in values]
-            return Difference(one.case, one.detail, figure, *texts, _operators(one, other))
+            return Difference(
+                one.case, one.detail, figure, texts[0], texts[1], _operators(one, other)
+            )
     return None
 
 

@@ -364,8 +364,8 @@ def elementwise(dtype: torch.dtype) -> Iterator[Program]:
                 for function in (torch.add, torch.mul, torch.lt, torch.maximum):
                     yield lambda f=function, x=input, y=operand: f(x, y)
         for number in (2, 2.5):
-            for function in (torch.add, torch.mul, torch.div, torch.gt, torch.pow):
-                yield lambda f=function, x=input, n=number: f(x, n)
+            for with_number in (torch.add, torch.mul, torch.div, torch.gt, torch.pow):
+                yield lambda f=with_number, x=input, n=number: f(x, n)
         for loss in (F.mse_loss, F.smooth_l1_loss, F.huber_loss):
             for reduction in ("mean", "sum", "none"):
                 yield lambda f=loss, x=input, r=reduction: f(x, x.detach() * 2, reduction=r)

@@ -202,7 +202,7 @@ def _add_advise(commands: Any) -> None:
         "and its inputs, as a tuple, or a function that runs a step; a dictionary at the tuple's "
         "end has keyword arguments",
     )
-    advise.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    advise.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="default: cuda")
     advise.add_argument("--gpu", help="the GPU to model, such as h100")
     advise.add_argument("--budget", metavar="SIZE", help="what the peak has to fit: '2 GiB'")
     advise.add_argument("--optimizer", metavar="NAME", help="of torch.optim, such as AdamW")

@@ -48,7 +48,7 @@ def _attended(seed: int) -> Any:
 def _recurrent(seed: int) -> Any:
     given, hidden = _inputs(seed, 5, 2, 3), _inputs(seed + 1, 1, 2, 4)
     weights = [_inputs(seed + 2 + number, 12, 3 + number) for number in range(2)]
-    output, _ = torch._VF.gru(  # type: ignore[attr-defined]
+    output, _ = torch._VF.gru(
         given, hidden, [*weights, *(_inputs(seed + 4, 12),) * 2], True, 1, 0.0, True, False, False
     )
     output.sum().backward()

@@ -189,7 +189,7 @@ def _mlstm() -> Step:
 def _lightning() -> Step:
     import lightning
 
-    class Module(lightning.LightningModule):  # type: ignore[misc]
+    class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(64, 64)

@@ -173,7 +173,7 @@ def _process() -> Step:
 
     x, y = torch.randn(300, 2), torch.randn(300)
 
-    class Process(gpytorch.models.ExactGP):  # type: ignore[misc]
+    class Process(gpytorch.models.ExactGP):
         def __init__(self, likelihood: Any) -> None:
             super().__init__(x, y, likelihood)
             self.mean = gpytorch.means.ConstantMean()

@@ -159,7 +159,7 @@ def _saved(step: Step, values: list[Tensor], parameters: list[Tensor]) -> None:
 
 
 def _function(step: Step, values: list[Tensor], parameters: list[Tensor]) -> None:
-    values.append(Doubled.apply(_pick(values, step.first)))  # type: ignore[no-untyped-call]
+    values.append(Doubled.apply(_pick(values, step.first)))
 
 
 def _hook(step: Step, values: list[Tensor], parameters: list[Tensor]) -> None:

@@ -12,10 +12,12 @@ import os
 import platform
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from benchmarks.programs_of_others.classify import Outcome
 from benchmarks.programs_of_others.manifest import HERE, read_manifest
@@ -43,7 +45,7 @@ def main() -> int:
     print_table(verdicts)
     if options.json:
         day = {"date": date.today().isoformat()}
-        document = {**day, "versions": versions(entries)}
+        document: dict[str, Any] = {**day, "versions": versions(entries)}
         document["trace_options"] = settings.trace_options
         rows = [{**asdict(verdict), "outcome": verdict.outcome.value} for verdict in verdicts]
         document["programs"] = [{**row, **day} for row in rows]
@@ -90,7 +92,7 @@ def print_table(verdicts: list[Verdict]) -> None:
         print(f"  {'all':16}", ", ".join(f"{n} {name}" for name, n in whole.most_common()))
 
 
-def versions(entries: list[object]) -> dict[str, str]:
+def versions(entries: Sequence[object]) -> dict[str, str]:
     """Return the versions that a result depends on."""
     found = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "transformers", "numpy"):

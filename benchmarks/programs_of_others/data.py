@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 
@@ -260,7 +261,6 @@ def cora_archive(folder: Path) -> None:
     import tarfile
     from contextlib import contextmanager
     from types import SimpleNamespace
-    from typing import Any
 
     import requests
 
@@ -282,7 +282,10 @@ def terminal(folder: Path) -> None:
     import io
     import os
 
-    os.popen = lambda *arguments: io.StringIO("24 80")
+    def answer(*arguments: Any) -> Any:
+        return io.StringIO("24 80")
+
+    os.popen = answer  # type: ignore[assignment]
 
 
 @writer
@@ -295,7 +298,11 @@ def planetoid(folder: Path) -> None:
 
     class Planetoid(InMemoryDataset):
         def __init__(
-            self, root: str, name: str, split: str = "public", transform: Callable | None = None
+            self,
+            root: str,
+            name: str,
+            split: str = "public",
+            transform: Callable[..., Any] | None = None,
         ) -> None:
             super().__init__(None, transform)
             draw = torch.Generator().manual_seed(0)

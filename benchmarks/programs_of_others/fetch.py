@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 import threading
 from pathlib import Path
+from typing import Any
 
 from benchmarks.programs_of_others.manifest import Entry, Source
 
@@ -75,5 +76,6 @@ def _unpack(archive: bytes, folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         # Python has filters since 3.10.12, 3.11.4 and 3.12; the archive's checksum was compared.
-        tar.extractall(partial, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        tar.extractall(partial, **options)
     partial.rename(folder)

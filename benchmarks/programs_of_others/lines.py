@@ -67,7 +67,7 @@ def executed_lines(folders: tuple[str, ...], script: str) -> Iterator[Counts]:
         yield result
     finally:
         sys.settrace(before)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         result.update({name: dict(sorted(lines.items())) for name, lines in counts.items()})
 
 

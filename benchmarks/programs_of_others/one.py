@@ -222,7 +222,8 @@ def run(
     import pytest_torchmem
 
     gpu = {"gpu": GPU} if where == "cuda" else {}
-    profile = pytest_torchmem.trace(program, device=where, memory="unlimited", **gpu, **options)
+    options = {"device": where, "memory": "unlimited", **gpu, **options}
+    profile = pytest_torchmem.trace(program, **options)
     return {
         "peak": profile.peak,
         "warnings": list(profile.warnings),

@@ -32,7 +32,7 @@ from pytest_torchmem import trace
 
 def step(layers: int, sharded: bool, device: str) -> None:
     """Run one training step."""
-    model = Decoder(layers).to(device)
+    model: torch.nn.Module = Decoder(layers).to(device)
     if sharded:
         model = shard(model, mesh=start(device))
     train(model, torch.optim.AdamW(model.parameters()), steps=1, device=device)

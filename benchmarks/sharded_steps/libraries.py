@@ -158,7 +158,7 @@ def fit(strategy: Any, precision: str, shard: bool = False) -> None:
     import lightning
     from torch.distributed.fsdp import fully_shard
 
-    class Module(lightning.LightningModule):  # type: ignore[misc]
+    class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             layers = (nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -54,8 +55,8 @@ class Block(nn.Module):
     def _run(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.first(x)).chunk(3, dim=-1)
         shape = (*x.shape[:2], HEADS, -1)
-        parts = (part.view(shape).transpose(1, 2) for part in (q, k, v))
-        attended = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        q, k, v = (part.view(shape).transpose(1, 2) for part in (q, k, v))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         return x + self.down(functional.gelu(self.up(self.second(x))))
 
@@ -125,7 +126,7 @@ def start(device: str = "cpu") -> Any:
     """Join the group of all processes; return their mesh."""
     if not dist.is_initialized():
         dist.init_process_group("gloo" if device == "cpu" else "nccl")
-    return dist.init_device_mesh(device, (dist.get_world_size(),))
+    return init_device_mesh(device, (dist.get_world_size(),))
 
 
 def train(
@@ -150,7 +151,7 @@ def train(
         optimizer.zero_grad()
 
 
-def shard(model: nn.Module, **arguments: Any) -> nn.Module:
+def shard(model: Any, **arguments: Any) -> Any:
     """Shard each layer, and the rest, as torchtitan does."""
     for layer in model.layers:
         fully_shard(layer, **arguments)
@@ -170,8 +171,9 @@ def fsdp_meta(device: str = "cpu") -> None:
         model = Decoder()
     shard(model, mesh=mesh).to_empty(device=device)
     for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
     train(model, torch.optim.SGD(model.parameters(), momentum=0.9), device=device)
 
 
@@ -203,6 +205,7 @@ def fsdp_lora(device: str = "cpu") -> None:
     """Frozen weights, and trained ones of low rank."""
     mesh = start(device)
     model = Decoder().requires_grad_(False)
+    layer: Any
     for layer in model.layers:
         layer.qkv, layer.out = LoRA(layer.qkv), LoRA(layer.out)
     shard(model.to(device), mesh=mesh)
@@ -318,7 +321,7 @@ def sequence_parallel(device: str = "cpu", sharded: bool = False) -> None:
     """Activations that are split along the sequence, and the loss by classes."""
     start(device)
     shape, names = (dist.get_world_size() // 2, 2), ("data", "tensor")
-    mesh = dist.init_device_mesh(device, shape, mesh_dim_names=names)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
     model = Perceptrons().to(device)
     whole: dict[str, Any] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),

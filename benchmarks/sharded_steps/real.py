@@ -129,7 +129,7 @@ def _let_gloo_finish() -> None:
         (functional, "wait_tensor"),
         (torch.Tensor, "backward"),
         (dist, "_broadcast_coalesced"),  # parameters, when a model is wrapped
-        (dist.Reducer, "_rebuild_buckets"),
+        (torch._C._distributed_c10d.Reducer, "_rebuild_buckets"),
         # All processes have begun a collective that nobody waits for.
         (DistributedDataParallel, "_check_global_requires_backward_grad_sync"),
     ):

@@ -86,7 +86,7 @@ def program(found: list[tuple[str, float, float]], reshard: bool, offload: bool)
     linear(given).sum().backward()  # workspaces of cuBLAS
     torch.cuda.empty_cache()
     base = active("peak")
-    options = {"n_layers": 3, "dim": WIDTH, "n_heads": 12, "weight_tying": False}
+    options: dict[str, Any] = {"n_layers": 3, "dim": WIDTH, "n_heads": 12, "weight_tying": False}
     model = Transformer(ModelArgs(vocab_size=VOCABULARY, **options))
     asserted = iter(bounds(sizes_of(model), reshard, offload).items())
 
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="a100")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows = []
+    rows: list[list[object]] = []
     for reshard, offload in ((True, False), (True, True), (False, False)):
         found: list[tuple[str, float, float]] = []
         trace(program, found, reshard, offload, device="cuda", gpu=options.gpu, world_size=2)

@@ -41,7 +41,7 @@ def samples(model: Model, limit: int = 0) -> Iterator[Sample]:
     """Yield the model's step with each optimizer."""
     import transformers
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     for index, (name, optimizer) in enumerate(OPTIMIZERS.items()):
         torch.manual_seed(0)
         options = {"optimizer": optimizer}

@@ -150,7 +150,7 @@ def samples(model: PublishedModel, limit: int = 0) -> Iterator[Sample]:
     """Yield the model's forward and backward in each way of training it."""
     import transformers
 
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     model_name, config_name, settings, make_inputs = PUBLISHED[model.name]
     for index, way in enumerate(WAYS):
         torch.manual_seed(0)

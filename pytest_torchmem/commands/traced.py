@@ -44,12 +44,34 @@ def add_commands(commands: Any) -> None:
     trace.add_argument(
         "function", metavar="FUNCTION", help="package.module:function or file.py:function"
     )
-    trace.add_argument("--device", choices=("cpu", "cuda"), default=None)
+    trace.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=None,
+        help="default: cpu, or cuda where --gpu or --memory is given",
+    )
     trace.add_argument("--gpu", metavar="NAME", help="the GPU to model, such as h100")
     trace.add_argument("--memory", metavar="SIZE", help="limit the GPU's memory, such as 16GiB")
-    trace.add_argument("--allocator", metavar="OPTIONS", default="", help="PYTORCH_ALLOC_CONF")
-    trace.add_argument("--values", choices=("auto", "real", "none"), default="auto")
-    trace.add_argument("--largest", metavar="N", type=int, default=10, help="rows of the table")
+    trace.add_argument(
+        "--allocator",
+        metavar="OPTIONS",
+        default="",
+        help="options of the CUDA allocator, as in PYTORCH_ALLOC_CONF",
+    )
+    trace.add_argument(
+        "--values",
+        choices=("auto", "real", "none"),
+        default="auto",
+        help="values of tensors to compute: auto (default: where the program decides by them), "
+        "real (all), none",
+    )
+    trace.add_argument(
+        "--largest",
+        metavar="N",
+        type=int,
+        default=10,
+        help="how many of the largest allocations to print (default: 10)",
+    )
     for name, text, _ in _WRITERS:
         trace.add_argument(f"--{name}", metavar="FILE", type=Path, help=f"write {text}")
     trace.set_defaults(run=_trace)
@@ -58,9 +80,11 @@ def add_commands(commands: Any) -> None:
         help="write the page of a saved profile",
         description="Write the page of PROFILE, which torchmem trace --json or profile.save wrote.",
     )
-    html.add_argument("profile", metavar="PROFILE", type=Path)
-    html.add_argument("--before", metavar="PROFILE", type=Path, help="shown beside it")
-    html.add_argument("--output", "-o", metavar="FILE", type=Path, required=True)
+    html.add_argument("profile", metavar="PROFILE", type=Path, help="the profile to show")
+    html.add_argument("--before", metavar="PROFILE", type=Path, help="a profile to compare it with")
+    html.add_argument(
+        "--output", "-o", metavar="FILE", type=Path, required=True, help="the page to write"
+    )
     html.set_defaults(run=_html)
 
 

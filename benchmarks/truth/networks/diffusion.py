@@ -39,7 +39,7 @@ class Times(nn.Module):
         powers = torch.arange(half, device=times.device, dtype=torch.float32) / half
         angles = times[:, None].float() * torch.exp(-math.log(10_000.0) * powers)
         waves = torch.cat([angles.cos(), angles.sin()], -1)
-        return self.layers(waves.to(self.layers[0].weight.dtype))
+        return self.layers(waves.to(next(self.layers.parameters()).dtype))
 
 
 class Residual(nn.Module):

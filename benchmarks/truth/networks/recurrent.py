@@ -43,7 +43,7 @@ def layers(kind: Any, inner: int, width: int, classes: int, **options: Any) -> n
     return Sequences(kind(inner, width, **options), wide, classes)
 
 
-for _name, _options in {
+_LAYERS: dict[str, dict[str, Any]] = {
     "lstm": {"kind": nn.LSTM},
     "lstm-2": {"kind": nn.LSTM, "num_layers": 2},
     "lstm-2-batch-first": {"kind": nn.LSTM, "num_layers": 2, "batch_first": True},
@@ -55,7 +55,8 @@ for _name, _options in {
     "gru-bidirectional": {"kind": nn.GRU, "num_layers": 2, "bidirectional": True, "dropout": 0.1},
     "rnn-tanh": {"kind": nn.RNN, "num_layers": 2},
     "rnn-relu": {"kind": nn.RNN, "nonlinearity": "relu"},
-}.items():
+}
+for _name, _options in _LAYERS.items():
     _larger = {"proj_size": 256} if "proj_size" in _options else {}
     network(
         f"recurrent/{_name}", sequences, {**_FULL, **_options, **_larger}, {**_TINY, **_options}
