@@ -53,7 +53,7 @@ def imports_apart() -> Iterator[None]:
 
     def apart(name: str, import_: Any) -> Any:
         __tracebackhide__ = True
-        new = name.startswith("torch.") and name not in sys.modules
+        new = name.startswith("torch.") and name not in sys.modules and not _asks_for_gpus(name)
         here = new and threading.get_ident() == thread
         if here and not _is_importing(sys._getframe(1)) and not _is_compiling(sys._getframe(1)):
             _on_another_thread(lambda missing: apart(missing, import_), name)
@@ -120,6 +120,13 @@ class ThreadApart(threading.Thread):
     """A thread of the profiler's own, which is in no trace."""
 
 
+def _asks_for_gpus(name: str) -> bool:
+    """Return whether a part of torch belongs to tests and keeps, as they do, whether there is a GPU
+    (``TEST_CUDA``, torch/testing/_internal/common_utils.py): the importing thread says so.
+    """
+    return name.startswith("torch.testing._internal")
+
+
 def _is_importing(frame: FrameType | None) -> bool:
     """Return whether this thread is importing already, and so holds the lock of a module.
 
@@ -169,12 +176,25 @@ def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
 def _of_this_thread(modules: Iterable[str]) -> Iterator[tuple[threading.local, dict[str, Any]]]:
     """Yield what modules have made, as they were imported, for the thread that imports them alone.
 
-    So does torch/_inductor/cudagraph_trees.py with its ``local``.
+    It stands in the module (``local``, torch/_inductor/cudagraph_trees.py), or in a class or an
+    object of it (``DeviceTypeTestBase._tls``, torch/testing/_internal/common_device_type.py).
     """
     for name in modules:
         for value in list(getattr(sys.modules.get(name), "__dict__", {}).values()):
-            if issubclass(type(value), threading.local) and value.__dict__:
-                yield value, dict(value.__dict__)
+            for held in (value, *_attributes_of(value, name)):
+                if issubclass(type(held), threading.local) and held.__dict__:
+                    yield held, dict(held.__dict__)
+
+
+def _attributes_of(value: object, module: str) -> list[object]:
+    """Return the attributes of a class that a module defines, or of an object of such a class."""
+    kind = value if isinstance(value, type) else type(value)
+    if kind.__dict__.get("__module__") != module or issubclass(kind, threading.local):
+        return []
+    try:
+        return list(vars(value).values())
+    except TypeError:  # it has __slots__, or a __getattribute__ of its own
+        return []
 
 
 def _place_of(thread: threading.Thread) -> tuple[int, int, float] | None:

@@ -209,3 +209,14 @@ def test_a_transposed_volume_keeps_the_bytes_of_its_input(
     output = filters * 16**3 * dtype.itemsize
     on_cuda = trace(layer, input, device="cuda", backward=False).live_at_peak("forward")
     assert output in [found.nbytes for found in on_cuda]
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 9, 9), (0, 3, 9, 9)])
+def test_a_bias_has_its_gradient_also_where_there_is_nothing(shape: tuple[int, ...]) -> None:
+    """Without channels the output has none either; native/Convolution.cpp, ``Empty``."""
+    layer = torch.nn.Conv2d(3, 12, 3)
+    if not shape[1]:
+        layer.weight = torch.nn.Parameter(torch.empty(12, 0, 3, 3))
+    step = (layer, torch.zeros(shape, requires_grad=True))
+    assert_as_measured(trace(*step, host="here"), measure(*step))
+    trace(*step, device="cuda")

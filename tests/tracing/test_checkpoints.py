@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import time
@@ -170,6 +171,21 @@ def test_files_of_the_older_format_are_read_as_they_are(tmp_path: Path) -> None:
             state = torch.load(tmp_path / "a.pt", map_location=device)
             assert state["weight"].device.type == device
             assert (state["weight"].tolist(), state["bias"].tolist()) == ([2, 3, 4, 5], [1, 1])
+
+    trace(program, device="cuda")
+
+
+def test_a_program_may_ask_for_the_older_format_in_the_place_of_torch_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program() -> None:
+        original, file = torch.save, io.BytesIO()
+        older = functools.partial(original, _use_new_zipfile_serialization=False)
+        with monkeypatch.context() as within:
+            within.setattr(torch, "save", older)
+            torch.save({"weight": torch.arange(6.0, device="cuda")}, file)
+        file.seek(0)
+        assert torch.load(file)["weight"].tolist() == [0, 1, 2, 3, 4, 5]
 
     trace(program, device="cuda")
 

@@ -159,19 +159,53 @@ def test_a_part_of_torch_that_keeps_an_exception_keeps_nothing_of_the_step(
         assert (profile.peak, profile.end) == (4004, 0), way
 
 
+_LOCALS = """
+import threading
+
+local = threading.local()
+local.trees = {}
+
+class Test:
+    local = threading.local()
+    local.precision = 1
+
+class Own:
+    def __init__(self):
+        self.local = threading.local()
+        self.local.depth = 2
+
+own = Own()
+"""
+
+
 def test_what_a_part_of_torch_makes_for_its_thread_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the trees of torch/_inductor/cudagraph_trees.py, for the thread that imports it."""
     monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
-    text = "import threading\nlocal = threading.local()\nlocal.trees = {}\n"
-    (tmp_path / "torchmem_locals.py").write_text(text)
+    (tmp_path / "torchmem_locals.py").write_text(_LOCALS)
 
     def step() -> None:
-        assert importlib.import_module("torch.torchmem_locals").local.trees == {}
+        found = importlib.import_module("torch.torchmem_locals")
+        assert (found.local.trees, found.Test.local.precision, found.own.local.depth) == ({}, 1, 2)
 
     trace(step)
     sys.modules.pop("torch.torchmem_locals", None)
+
+
+def test_what_torch_keeps_for_tests_is_what_the_importing_thread_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``TEST_CUDA`` of torch/testing/_internal/common_utils.py."""
+    package = importlib.import_module("torch.testing._internal")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    (tmp_path / "torchmem_gpu.py").write_text("import torch\nGPU = torch.cuda.is_available()\n")
+
+    def step() -> None:
+        assert importlib.import_module("torch.testing._internal.torchmem_gpu").GPU
+
+    trace(step, device="cuda")
+    sys.modules.pop("torch.testing._internal.torchmem_gpu", None)
 
 
 _CONSTANTS = """

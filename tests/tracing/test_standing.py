@@ -583,3 +583,13 @@ def test_a_copy_by_temporaries_reaches_the_host(gpu: StandingGpu) -> None:
     assert image[0, :, :4].unique().tolist() == [2.0]
     assert image[1, :, 4:].unique().tolist() == [3.0]
     assert image[0, :, 4:].unique().tolist() == image[1, :, :4].unique().tolist() == [7.0]
+
+
+def test_tensors_on_the_gpu_are_put_together_as_a_nested_one(gpu: StandingGpu) -> None:
+    """Its table of sizes is on the host, where everything is real."""
+    with gpu.on():
+        parts = [torch.full((rows, 4), float(rows), device="cuda") for rows in (3, 5)]
+        nested = torch.nested.nested_tensor(parts)
+        assert torch.nn.functional.silu(nested).is_cuda
+        assert [part.shape for part in nested.unbind()] == [(3, 4), (5, 4)]
+        assert torch.nested.to_padded_tensor(nested, 0.0)[:, :, 0].sum().item() == 3 * 3 + 5 * 5

@@ -136,9 +136,11 @@ class NestedTensors:
         return changed
 
     def _write(self, tensor: Tensor, values: Sequence[Any]) -> None:
-        record = self._ledger.records[storage_address(tensor)]
+        record = self._ledger.records.get(storage_address(tensor))
         with outside_interception():
-            self._contents.value(record, tensor).copy_(torch.tensor(values, dtype=torch.int64))
+            # Between traces what is on the host is real.
+            known = tensor if record is None else self._contents.value(record, tensor)
+            known.copy_(torch.tensor(values, dtype=torch.int64))
 
 
 def _contiguous_strides(row: Sequence[int]) -> list[int]:

@@ -54,7 +54,9 @@ class Addresses:
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
     def of_storage(self, storage: torch.UntypedStorage) -> int:
-        """Return where a storage begins."""
+        """Return where a storage begins; one of no bytes lies nowhere on any device."""
+        if not storage.nbytes():
+            return 0
         record = self._trace.record_of(storage)
         if record is None or not record.hollow:
             return cast(int, self._of_storage(storage))

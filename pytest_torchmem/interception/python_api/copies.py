@@ -137,12 +137,13 @@ class Pickling:
 
     def save(self, obj: Any, file: Any, pickle_module: Any, pickle_protocol: Any) -> None:
         """Write an archive instead of the older format, which ``pickle`` asks for: there is no
-        place in that to say what is not known. Either is read back by ``torch.load``.
+        place in that to say what is not known. Either is read back by ``torch.load``. A program
+        may have put something else, which asks for the older one, in the place of ``torch.save``.
         """
         if self._trace.off():
             self._older(obj, file, pickle_module, pickle_protocol)
         else:
-            torch.save(obj, file, pickle_module, pickle_protocol)
+            torch.serialization.save(obj, file, pickle_module, pickle_protocol)
 
     def _zeros(self, record: StorageRecord, nbytes: int) -> Tensor:
         """Return what stands for a storage that is not known, the same one each time."""

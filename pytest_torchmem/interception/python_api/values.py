@@ -130,7 +130,7 @@ class Values:
         record = self._trace.without_memory(tensor)
         is_known = record is not None and self._trace.values.contents.known(record) is not None
         sparse = tensor.layout is not torch.strided
-        if record is None or (is_known and not sparse):
+        if record is None or ((is_known or not tensor.numel()) and not sparse):
             # By operators, which take memory of their own. A guard that torch makes outside of the
             # program's modes puts the keys back as they are there, and lives until these are
             # entered anew (torch/_tensor_str.py, ``_str``).

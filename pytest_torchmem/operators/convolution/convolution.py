@@ -163,11 +163,12 @@ def convolution_backward_on_cpu(
     weight: Tensor,
     settings: ConvolutionSettings,
     output_mask: Sequence[bool],
+    bias_sizes: Sequence[int] | None,
 ) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
     call = Convolution.of(REFERENCE, input, weight, False, settings)
     wanted = call.memory_format if input.dim() > 3 else torch.contiguous_format
-    return _gradients(grad_output, input, weight, output_mask, wanted)
+    return _gradients(grad_output, input, weight, output_mask, bias_sizes, wanted)
 
 
 @_backward.meta("cuda")
@@ -176,10 +177,11 @@ def convolution_backward_on_cuda(
     input: Tensor,
     weight: Tensor,
     output_mask: Sequence[bool],
+    bias_sizes: Sequence[int] | None,
 ) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
     wanted = cuda_format(input, weight)
-    return _gradients(grad_output, input, weight, output_mask, wanted)
+    return _gradients(grad_output, input, weight, output_mask, bias_sizes, wanted)
 
 
 def _gradients(
@@ -187,12 +189,15 @@ def _gradients(
     input: Tensor,
     weight: Tensor,
     output_mask: Sequence[bool],
+    bias_sizes: Sequence[int] | None,
     memory_format: torch.memory_format,
 ) -> tuple[Tensor | None, ...]:
+    # The output of an input without channels has none either, whatever the bias has.
+    bias = tuple(bias_sizes or (grad_output.shape[1],))
     return (
         laid_out(like(grad_output, input.shape), memory_format) if output_mask[0] else None,
         laid_out(like(grad_output, weight.shape), memory_format) if output_mask[1] else None,
-        like(grad_output, (grad_output.shape[1],)) if output_mask[2] else None,
+        like(grad_output, bias) if output_mask[2] else None,
     )
 
 

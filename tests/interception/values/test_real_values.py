@@ -516,6 +516,7 @@ def test_a_printed_tensor_reads_as_torch_writes_it_and_takes_what_that_takes(dev
         weight = torch.randn(6, 7, device=on, requires_grad=True)
         product = weight * torch.tensor([1e-3, 1.0, 1e4, 2.0, float("nan"), 0.0, 5.0], device=on)
         lines = [product[:2], weight[0] * 1, product > 0, product.sum(), weight.half()[0, :4]]
+        lines += [torch.tensor([], device=on), weight[:0].long()]
         written[:] = [*map(repr, lines), f"{weight.sum():.3f}", str(weight.detach()[0].long())]
 
     traced = trace(program, device=device, host="here", values="real")

@@ -237,14 +237,16 @@ def test_pinned_memory() -> None:
 def test_addresses_differ_where_memory_does() -> None:
     def body() -> list[bool]:
         x, y = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+        empty = torch.tensor([], device="cuda")
         return [
+            (empty.data_ptr(), empty.untyped_storage().data_ptr()) == (0, 0),
             x.data_ptr() != y.data_ptr(),
             x.data_ptr() == x.view(2, 2).data_ptr(),
             x[1:].data_ptr() == x.data_ptr() + 4,
             x.data_ptr() % 64 == 0,
         ]
 
-    assert on_fake_cuda(body) == [True] * 4
+    assert on_fake_cuda(body) == [True] * 5
 
 
 def test_data_loaders_feed_the_gpu() -> None:
