@@ -37,6 +37,8 @@ class Decompositions:
         self._numbers = numbers
         self._asked: list[Workspace] = []
         """What kernels of the body that is running take and no formula gives."""
+        self.by_values = False
+        """Whether values have decided a shape in the body that is running."""
         self.running = ""
         """The outermost operator whose body is running: what it makes is attributed to it."""
 
@@ -70,6 +72,7 @@ class Decompositions:
         """Run the operators that one is made of once; its plan repeats what they asked for.
 
         There is no plan of a sparse gradient (``EmbeddingBag(sparse=True)``): its body runs anew.
+        So does one in which values decided a shape, since those of the next call are others.
         """
         __tracebackhide__ = True
         operator, kwargs = call.operator, call.kwargs
@@ -81,6 +84,7 @@ class Decompositions:
             device.asked = []
         asked, position, earlier = device.asked, len(device.events), len(device.asked)
         outer_asked, self._asked = self._asked, []
+        outer_by_values, self.by_values = self.by_values, False
         interceptor = self._interceptor
         try:
             with (
@@ -92,11 +96,13 @@ class Decompositions:
             self._numbers.settle()
         finally:
             inner, self._asked = joined(self._asked), outer_asked
+            by_values, self.by_values = self.by_values, self.by_values or outer_by_values
             if outermost:
                 device.asked = None
         if has_sparse((result,), {}) or has_compressed((result,), {}):
             return result, None
         plan = plan_of_result(result, call.tensors)
+        plan.repeatable = not by_values
         outputs = self._made(plan, result, device)
         plan.steps = steps_of(device, position, asked[earlier:], outputs)
         for index, output in outputs.items():

@@ -261,7 +261,8 @@ class Kernels:
             assert plan is not None
             return self._follow(call, plan, device, frame, is_new=True)
         # A body in Python may be differentiated through: only by running it is it recorded.
-        if plan is not None and spec.overload.namespace in _WITH_BODIES_IN_CPP:
+        of_torch = spec.overload.namespace in _WITH_BODIES_IN_CPP
+        if plan is not None and plan.repeatable and of_torch:
             self._plans.remember(key, plan)
         return result
 
@@ -380,6 +381,7 @@ class Kernels:
                 return answer
         origin, values = self._origin(spec, frame), self._parts.values
         start = len(device.events)
+        self._decompositions.by_values = True
         plan, real = plan_from_values(call, values, where)
         result = self._with_host_outputs(call, plan, real, device, origin)
         # Where the outputs' values decide what a kernel takes, they are known here.

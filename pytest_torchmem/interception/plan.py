@@ -102,6 +102,8 @@ class Plan:
     """How sure the bytes of a slot are, where they are not exact."""
     on_host: frozenset[int] = frozenset()
     """Slots that are made on the host, wherever the others are."""
+    repeatable: bool = True
+    """Whether the next call of the geometry asks for the same: not if values decided a shape."""
     work: CallWork | None = None
     """What the kernel has to do."""
     broadcast: str = ""

@@ -370,15 +370,14 @@ NAMES = {
         linalg_lu_factor_ex linspace log_normal log_sigmoid_backward log_sigmoid_forward
         logit_backward logspace masked_fill mish mish_backward mode mse_loss_backward narrow_copy
         native_channel_shuffle native_dropout native_dropout_backward new_empty new_empty_strided
-        new_full new_ones new_zeros nonzero nonzero_static norm normal normal_ ones_like
-        permute_copy pixel_shuffle pixel_unshuffle poisson polar put rand_like randint_like
-        randn_like random range repeat replication_pad1d replication_pad1d_backward
-        replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
-        resize rrelu_with_noise rsub select_backward select_copy select_scatter set_
-        sigmoid_backward silu_backward slice_backward slice_copy slice_scatter
-        smooth_l1_loss_backward softplus_backward softshrink_backward stack std_mean take
-        tanh_backward threshold_backward topk trace triangular_solve tril triu uniform
-        upsample_bicubic2d upsample_linear1d upsample_trilinear3d
-        value_selecting_reduction_backward var_mean view_copy zero zeros_like
+        new_full new_ones new_zeros nonzero norm normal normal_ ones_like permute_copy
+        pixel_shuffle pixel_unshuffle poisson polar put rand_like randint_like randn_like random
+        range repeat replication_pad1d replication_pad1d_backward replication_pad2d
+        replication_pad2d_backward replication_pad3d replication_pad3d_backward resize
+        rrelu_with_noise rsub select_backward select_copy select_scatter set_ sigmoid_backward
+        silu_backward slice_backward slice_copy slice_scatter smooth_l1_loss_backward
+        softplus_backward softshrink_backward stack std_mean take tanh_backward threshold_backward
+        topk trace triangular_solve tril triu uniform upsample_bicubic2d upsample_linear1d
+        upsample_trilinear3d value_selecting_reduction_backward var_mean view_copy zero zeros_like
     """,
 }

@@ -127,7 +127,7 @@ _table(
     # native/cpu/SortingKernel.cpp, TensorCompareKernel.cpp: rows in vectors of C++
     "topk mode "
     # native/TensorAdvancedIndexing.cpp, native/cpu/IndexKernel.cpp
-    "take index_copy index_fill nonzero nonzero_static "
+    "take index_copy index_fill nonzero "
     # native/BatchLinearAlgebra.cpp: factored in the output
     "linalg_cholesky_ex linalg_lu_factor_ex triangular_solve "
     # native/Distance.cpp, LossCTC.cpp, ChanelShuffle.cpp, native/sparse/SparseCsrTensorMath.cpp

@@ -53,7 +53,7 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
 
     def step() -> Tensor:
         table = torch.ones(10, 3, requires_grad=True)
-        words, bags = torch.arange(6, dtype=dtype), torch.tensor([0, 2, 5 + ends], dtype=dtype)
+        words, bags = torch.arange(6, dtype=dtype), torch.tensor([0, 2, 2, 5 + ends], dtype=dtype)
         given: dict[str, Any] = {"mode": mode, "include_last_offset": ends}
         with torch.no_grad():
             torch.nn.functional.embedding_bag(words, table, bags, **given)
@@ -62,6 +62,25 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
         return output
 
     assert trace(step, host="here").figures() == measure(step).figures()
+
+
+@pytest.mark.parametrize("values", ["auto", "real"])
+def test_values_decide_anew_what_a_body_takes(values: str) -> None:
+    """The second mask has more elements than the first, in the same geometry."""
+    kept: list[list[list[int]]] = []
+
+    def step() -> None:
+        mask = torch.zeros(40, 50, dtype=torch.bool)
+        for rows in (1, 39, 2):
+            mask[:rows] = True
+            kept.append(torch.nonzero_static(mask, size=60).tolist())
+            mask.zero_()
+        torch.nonzero_static(mask.t(), size=0)
+        torch.nonzero_static(mask.any(), size=2)
+
+    traced = trace(step, host="here", values=values).figures()  # type: ignore[arg-type]
+    assert traced == measure(step).figures()
+    assert kept[:3] == kept[3:]
 
 
 FACTORS: dict[str, Callable[..., object]] = {

@@ -607,3 +607,20 @@ def test_the_loss_of_sequences_of_cudnn_has_a_bound() -> None:
     taken = found("_cudnn_ctc_loss", None, *arguments)
     assert taken.confidence is BOUNDED
     assert sum(taken.requests) > 4 * batch * steps * (2 * longest + 1 + labels + 1)
+
+
+# -- positions: Nonzero.cu -------------------------------------------------------------------------
+
+
+def test_blocks_of_nonzero_static_count_first() -> None:
+    """One block for 8,192 elements, and at most one for each multiprocessor, two for bytes."""
+
+    def counted(input: Tensor, size: int = 7) -> tuple[int, ...]:
+        return found("nonzero_static", meta(input.dim(), size).t(), input, size=size).requests
+
+    assert counted(meta(40, 50)) == (4, 8)
+    assert counted(meta(100, 8192)) == (4 * 100, 8 * 100)
+    assert counted(meta(300, 8192)) == (4 * 100, 8 * 100)  # three rounds on 108
+    assert counted(meta(300, 8192, dtype=torch.bool)) == (4 * 150, 8 * 150)  # two on 216
+    assert counted(meta(50, 40).t()) == (4 * 2000, 4, 8)
+    assert counted(meta(40, 50), size=0) == ()

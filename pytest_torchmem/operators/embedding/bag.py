@@ -182,18 +182,20 @@ def dense_backward_on_cpu(
     grad: Tensor,
     indices: Tensor,
     offset2bag: Tensor,
+    bag_size: Tensor,
     maximum_indices: Tensor,
     num_weights: int,
     mode: int,
     per_sample_weights: Tensor | None,
 ) -> Tensor:
-    """_embedding_bag_dense_backward_cpu. No bag counts as empty, which only values tell."""
+    """_embedding_bag_dense_backward_cpu. The maximum leaves out empty bags, of which none is
+    counted where the sizes are not known.
+    """
     dense = grad.contiguous()
     result = grad.new_zeros((num_weights, dense.shape[1]))
     if mode == _MAX:
-        bags = torch.empty((maximum_indices.shape[0],), dtype=torch.int64)
-        largest = maximum_indices.index_select(0, bags)
-        gradients = dense.index_select(0, bags)
+        largest = maximum_indices.index_select(0, bag_size.nonzero().view(-1))
+        gradients = dense.index_select(0, bag_size.nonzero().view(-1))
         del largest, gradients
         return result
     in_order = indices.sort()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cpu_buffers import GRAIN, sum_workspace
 from pytest_torchmem.operators.registry import operator
@@ -22,6 +22,8 @@ from pytest_torchmem.targets.host import Host
 
 _LONG = 8
 _BLOCKS_OF_THREAD = 16
+_ELEMENTS_OF_BLOCK = 512 * 16
+"""What a block of ``nonzero_static`` looks at in one round."""
 
 selected = operator("aten::masked_select", decided_by=(1,))
 scattered = operator("aten::masked_scatter_")
@@ -78,10 +80,37 @@ def nonzero(machine: Gpu, input: Tensor) -> Workspace:
     return bounded(nonzero_bytes(machine, input))
 
 
-@operator("aten::nonzero_static").meta()
-def nonzero_static(input: Tensor, *, size: int) -> Tensor:
-    """Rows of indices; native/TensorAdvancedIndexing.cpp, nonzero_static_cpu."""
-    return input.new_empty((size, input.dim()), dtype=torch.int64)
+static = operator("aten::nonzero_static")
+
+
+@static.decomposition("cpu")
+def every_position_then_cut(input: Tensor, *, size: int) -> Tensor:
+    """All positions, cut at the end; native/TensorAdvancedIndexing.cpp, nonzero_static_cpu."""
+    result = torch.empty((size, input.dim()), dtype=torch.int64)
+    if result.numel():
+        positions = input.nonzero()
+        del positions
+    return result
+
+
+@static.meta("cuda")
+def positions_in_columns(input: Tensor, *, size: int) -> Tensor:
+    """One dimension's positions after the other's; Nonzero.cu, nonzero_static_cuda."""
+    return input.new_empty((input.dim(), size), dtype=torch.int64).t()
+
+
+@static.workspace("cuda")
+def counts_of_blocks(machine: Gpu, input: Tensor, size: int) -> tuple[int, ...]:
+    """A dense copy, and what each block counts, then added up; Nonzero.cu,
+    nonzero_static_cuda_out_impl.
+    """
+    number = input.numel()
+    if not number or not size * input.dim():
+        return ()
+    most = machine.multiprocessors * (2 if input.element_size() == 1 else 1)
+    rounds = ceil_div(ceil_div(number, _ELEMENTS_OF_BLOCK), most)
+    blocks = ceil_div(number, rounds * _ELEMENTS_OF_BLOCK)
+    return contiguous_copy(input), 4 * blocks, _LONG * blocks
 
 
 @selected.workspace("cuda")
