@@ -449,7 +449,7 @@ class _Following:
             task = attribution._begin_call(self, args, kwargs)
             path = attribution._path(stack, self)
             outer = stack[-1][3] if stack else None
-            mode = attribution.facts.called(path, self, args, task, outer)
+            mode = attribution.facts.called(path, self, (args, kwargs), task, outer)
             caller = sys._getframe(1)
             if is_own(caller.f_code) and caller.f_back is not None:
                 caller = caller.f_back

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import compress
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from pytest_torchmem.profile.facts import (
     SIZES,
     STATES,
     TOPICS,
+    UNCACHED,
     Facts,
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
@@ -98,6 +99,10 @@ _OF_IMAGES = 4
 """The dimensions of what can be that."""
 _OPTIONS = ("amsgrad", "momentum", "centered", "differentiable")
 """Options of optimizers that cost memory."""
+
+
+CallArguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+"""The arguments of a call, by place and by name."""
 
 
 class Mode(NamedTuple):
@@ -178,13 +183,15 @@ class FactCollector:
         self._dtypes: dict[torch.dtype, str] = {}
 
     def called(
-        self, path: str, module: nn.Module, args: Sequence[Any], task: int, outer: Mode | None
+        self, path: str, module: nn.Module, given: CallArguments, task: int, outer: Mode | None
     ) -> Mode:
         """Take note of a module's call and of the mode that it runs in; return that."""
         autocast = ""
         if torch.is_autocast_enabled(self.device):
             dtype = torch.get_autocast_dtype(self.device)
             autocast = self._dtypes.setdefault(dtype, str(dtype).removeprefix("torch."))
+            if not torch.is_autocast_cache_enabled():
+                autocast += UNCACHED
         # ``torch.jit.freeze`` leaves a module without it.
         training = getattr(module, "training", False)
         hooks = saved_tensors_hooks(False)
@@ -198,9 +205,11 @@ class FactCollector:
         own = (path, id(module))
         if own not in self._seen:
             self._seen.add(own)
-            self._note_layer(path, module, args)
+            self._note_layer(path, module, given[0])
             if _is_of_library(str(type(module).__module__)) and not self._is_in_library(path):
                 self.callers[path] = self._line()
+                if "." in path:  # of outermost modules whoever calls them takes note
+                    self.called_with(fold(path)[0], *given)
         if mode != outer:
             text = mode.beside(outer)
             if text:
@@ -226,7 +235,9 @@ class FactCollector:
                 known[own] = "; ".join([*before, geometry])
 
     def called_with(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take note of what an outermost module is called with, beside tensors in their places."""
+        """Take note of what a module is called with, beside tensors in their places: an outermost
+        one, and one of a library that the program's own module calls.
+        """
         found = self._arguments.setdefault(name, {})
         for position, value in enumerate(args):
             if type(value) in (bool, str) and (text := _short(value)):

@@ -401,6 +401,18 @@ def outside_of_autocast(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted("autocast uncached", "the parameters of Sequential anew", "Sequential", "aten::_to_copy")
+def casts_are_not_kept(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        layer = nn.Linear(256, 256)
+        model = nn.Sequential(*[layer] * 4).to(device)
+        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=not wrong):
+            loss = model(torch.zeros(8, 256, device=device)).sum()  # here: casts_are_not_kept
+        loss.backward()
+
+    return Program(run), (), {}
+
+
 @planted("trained", "Backbone", "Backbone", "aten::", ("cpu",))
 def backbone_is_trained(wrong: bool) -> Step:
     class Backbone(nn.Sequential):

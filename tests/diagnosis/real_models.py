@@ -243,6 +243,21 @@ def hidden_states_asked_for(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted("arguments", "bert is called with output_hidden_states=True", "Tagger.bert", "aten::")
+def hidden_states_asked_for_within(wrong: bool) -> Step:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = bert(num_hidden_layers=6)
+
+        @torch.no_grad()
+        def forward(self, words: Tensor) -> Tensor:
+            found = self.bert(words, output_hidden_states=wrong)
+            return found.last_hidden_state.mean(1)  # type: ignore[no-any-return]
+
+    return Tagger().eval(), (ids(),), {"backward": False}
+
+
 @planted("trained", "Probe.trunk is trained, and was frozen", "Probe.trunk", "aten::")
 def trunk_is_trained(wrong: bool) -> Step:
     class Probe(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import (
@@ -39,6 +39,7 @@ from pytest_torchmem.profile.facts import (
     PARAMETERS,
     SIZES,
     STATES,
+    UNCACHED,
     FactChange,
 )
 from pytest_torchmem.profile.lifetimes import Role
@@ -138,7 +139,7 @@ def autocast_left(evidence: Evidence) -> Cause | None:
     left = [
         (change.name, numbers, word.partition(" ")[2])
         for change, word, numbers in lost_modes(evidence, "autocast")
-        if word != "autocast off"
+        if word != "autocast off" and not _autocasts_to(word, modes_of(change.now))
     ] or [
         (change.name, modes_of(change.now)["autocast off"], "it")
         for change in evidence.about(MODES)
@@ -153,6 +154,30 @@ def autocast_left(evidence: Evidence) -> Cause | None:
         )
         for name, numbers, mode in left
     )
+
+
+@rule(
+    "autocast uncached",
+    "autocast casts the parameters of {module} anew in each call (cache_enabled=False)",
+    sure=True,
+)
+def autocast_uncached(evidence: Evidence) -> Cause | None:
+    """Autocast has no cache any more: ``cache_enabled=False``."""
+    return largest(
+        cause(
+            "autocast uncached",
+            [row for row in rows_of(evidence, change.name) if row.what.source == "aten::_to_copy"],
+            module=evidence.module(change.name, numbers),
+        )
+        for change, word, numbers in lost_modes(evidence, "autocast")
+        if word + UNCACHED in modes_of(change.now)
+    )
+
+
+def _autocasts_to(mode: str, modes: Container[str]) -> bool:
+    """Tell whether one of ``modes`` is autocast to the type of ``mode``, cached or not."""
+    cached = mode.removesuffix(UNCACHED)
+    return cached in modes or cached + UNCACHED in modes
 
 
 @rule("training mode", "{module} is in training mode, and was in eval mode", sure=True)
