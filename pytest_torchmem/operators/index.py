@@ -100,7 +100,7 @@ NAMES = {
         _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
     """,
     "embedding.rows": """
-        embedding_dense_backward embedding_renorm
+        embedding_dense_backward embedding_renorm embedding_renorm_
     """,
     "factories": """
         _efficientzerotensor _empty_affine_quantized _empty_per_channel_affine_quantized
@@ -222,7 +222,7 @@ NAMES = {
         batch_norm_update_stats
     """,
     "normalization.weight_norm": """
-        _weight_norm_interface _weight_norm_interface_backward renorm
+        _weight_norm_interface _weight_norm_interface_backward renorm renorm_
     """,
     "quantization": """
         _fake_quantize_learnable_per_channel_affine

@@ -64,6 +64,17 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
     assert trace(step, host="here").figures() == measure(step).figures()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_renorm_in_place(dtype: torch.dtype) -> None:
+    def step() -> None:
+        input = torch.ones(8, 16, dtype=dtype)
+        input.t().renorm_(2, 0, 1.0).renorm(1, 1, 0.5)
+
+    traced = trace(step, host="here")
+    assert traced.figures() == measure(step).figures()
+    assert not traced.unknown_workspaces
+
+
 @pytest.mark.parametrize("values", ["auto", "real"])
 def test_values_decide_anew_what_a_body_takes(values: str) -> None:
     """The second mask has more elements than the first, in the same geometry."""

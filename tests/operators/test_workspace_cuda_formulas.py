@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pytest_torchmem import trace
 from pytest_torchmem.operators.attention.efficient import efficient_backward_bytes
 from pytest_torchmem.operators.attention.flash import flash_splits
 from pytest_torchmem.operators.libraries import cub
@@ -607,6 +608,37 @@ def test_the_loss_of_sequences_of_cudnn_has_a_bound() -> None:
     taken = found("_cudnn_ctc_loss", None, *arguments)
     assert taken.confidence is BOUNDED
     assert sum(taken.requests) > 4 * batch * steps * (2 * longest + 1 + labels + 1)
+
+
+def test_rows_that_are_made_shorter_are_looked_for() -> None:
+    """Embedding.cu, embedding_renorm_cuda_: sorted values and indices, then distinct values."""
+    rows = found("embedding_renorm_", meta(9, 4), meta(9, 4), meta(500, dtype=torch.int64), 1, 2)
+    assert rows.confidence is BOUNDED
+    assert sum(rows.requests) == 4000 + 4000 + 8 + cub.select(500)
+    many = found("embedding_renorm_", meta(9, 4), meta(9, 4), meta(5000, dtype=torch.int64), 1, 2)
+    assert sum(many.requests) == 3 * 40_000 + cub.radix_sort_pairs(A100, 5000, 8, 8)
+
+
+def test_a_long_slice_is_sorted_in_a_copy_to_find_its_mode() -> None:
+    long = found("mode", (meta(4), meta(4)), meta(4, 5000))
+    assert long.requests[0] == 4 * 5000 * 4
+    across = found("mode", (meta(4), meta(4)), meta(5000, 4), 0)
+    assert across.requests[0] == 4 * 5000 * 4
+    assert found("mode", (meta(4), meta(4)), meta(4, 2000)).requests in ((), (0,))
+
+
+@pytest.mark.parametrize(("dtype", "norms"), [(FLOAT, 4 * 8), (HALF, 4 * 8 + 2 * 8)])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_renorm_keeps_norms_and_factors(dtype: torch.dtype, norms: int, in_place: bool) -> None:
+    """Normalization.cpp, TORCH_IMPL_FUNC(renorm_out)."""
+
+    def step() -> Tensor:
+        input = torch.ones(8, 16, dtype=dtype, device="cuda")
+        return input.renorm_(2, 0, 1.0) if in_place else input.renorm(2, 0, 1.0)
+
+    profile = trace(step, device="cuda")
+    assert profile.peak == (1 if in_place else 2) * 8 * 16 * dtype.itemsize + norms
+    assert not profile.unknown_workspaces
 
 
 # -- positions: Nonzero.cu -------------------------------------------------------------------------

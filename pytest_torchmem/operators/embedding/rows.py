@@ -19,6 +19,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.sorting.order import sort_bytes
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -29,8 +30,21 @@ _ATOMIC_BLOCKS = 4
 _LONG = 8
 
 operator("aten::embedding_renorm", kind=Kind.LEAF)  # for every backend, reading and writing data
+_renorm = operator("aten::embedding_renorm_")
 _backward = operator("aten::embedding_dense_backward")
 _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
+
+
+@_renorm.workspace("cuda")
+def distinct_indices(machine: Gpu, indices: Tensor) -> Workspace:
+    """Indices sorted, then the distinct ones, their count and CUB's; a limit. Embedding.cu,
+    ``embedding_renorm_cuda_``.
+    """
+    number = indices.numel()
+    in_order, positions = dense_bytes(indices), number * _LONG
+    sorting = positions + sum(sort_bytes(machine, indices, -1))
+    distinct = number * indices.element_size() + _LONG + cub.select(number)
+    return bounded(in_order, max(sorting, distinct))
 
 
 @_backward.workspace("cuda")

@@ -35,12 +35,35 @@ def _rows(number: int, g: Tensor) -> int:
     return number * g.numel() * accumulation_type(g.dtype).itemsize
 
 
-@operator("aten::renorm").decomposition("cpu")
+_renorm, _renorm_in_place = operator("aten::renorm"), operator("aten::renorm_")
+
+
+@_renorm.decomposition("cpu")
 def renorm(call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
-    """TORCH_IMPL_FUNC(renorm_out): the norms of 16-bit types in float, their factors in the type
-    itself.
-    """
-    result: Tensor = outputs(call)
+    """``TORCH_IMPL_FUNC(renorm_out)``; TensorIterator computes factors in a common type."""
+    return _renormed(outputs(call), self, p, dim, converts=True)
+
+
+@_renorm.decomposition("cuda")
+def renorm_on_cuda(call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
+    """``TORCH_IMPL_FUNC(renorm_out)``; the kernel of the factors casts by itself."""
+    return _renormed(outputs(call), self, p, dim, converts=False)
+
+
+@_renorm_in_place.decomposition("cpu")
+def renorm_in_place(self: Tensor, p: float, dim: int) -> Tensor:
+    """The same, into the input."""
+    return _renormed(self, self, p, dim, converts=True)
+
+
+@_renorm_in_place.decomposition("cuda")
+def renorm_in_place_on_cuda(self: Tensor, p: float, dim: int) -> Tensor:
+    """The same, into the input."""
+    return _renormed(self, self, p, dim, converts=False)
+
+
+def _renormed(result: Tensor, self: Tensor, p: float, dim: int, converts: bool) -> Tensor:
+    """Take norms of 16-bit types in float, and their factors in the type itself."""
     others = [axis for axis in range(self.dim()) if axis != dim % self.dim()]
     half = self.dtype in (torch.float16, torch.bfloat16)
     norms = torch.linalg.vector_norm(
@@ -49,7 +72,8 @@ def renorm(call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
     factors = norms
     if norms.dtype != self.dtype:
         factors = self.new_empty(norms.shape)
-        converted = torch.empty_like(norms)  # TensorIterator computes in the common type
-        del converted
+        if converts:
+            converted = torch.empty_like(norms)
+            del converted
     torch.mul(self, factors, out=result)
     return result

@@ -166,7 +166,10 @@ def selection(machine: Gpu, outputs: Outputs, input: Tensor) -> Workspace | tupl
 
 @operator("aten::mode").workspace("cuda")
 def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, ...]:
-    """A dense copy with the dimension last; long slices are sorted. TensorModeKernel.cpp."""
+    """A dense copy with the dimension last; long slices are sorted, always in a copy.
+
+    TensorModeKernel.cpp, ``mode_kernel_impl``; TensorModeKernel.cu, ``ModeImpl``.
+    """
     if not input.dim() or not input.numel():
         return ()
     size = input.shape[dim]
@@ -175,6 +178,7 @@ def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, .
     if size <= 2048:
         return (copy,)
     scratch = 2 * size * _LONG + size * input.element_size()
+    copy = copy or dense_bytes(input)
     return bounded(copy, scratch, cub.radix_sort_pairs(machine, size, input.element_size(), _LONG))
 
 
