@@ -34,6 +34,11 @@ _NAMES = {
 """What ``caffe2::TypeMeta`` calls a dtype, with gcc."""
 
 
+def dtype_in_cpp(dtype: torch.dtype) -> str:
+    """Return what C++ calls a dtype: ``c10::Half``."""
+    return _NAMES.get(dtype, str(dtype))
+
+
 def _scalar_type(tensor: Tensor) -> str:
     """Return what C++ calls a tensor's dtype: ``Half``; c10/core/ScalarType.h."""
     return tensor.type().rpartition(".")[2].removesuffix("Tensor")
@@ -41,7 +46,7 @@ def _scalar_type(tensor: Tensor) -> str:
 
 def _same_in_product(first: Tensor, second: Tensor, names: str) -> None:
     if first.dtype is not second.dtype:
-        of_both = [_NAMES.get(one.dtype, str(one.dtype)) for one in (first, second)]
+        of_both = [dtype_in_cpp(one.dtype) for one in (first, second)]
         raise RuntimeError(
             f"expected {names} to have the same dtype, but got: {of_both[0]} != {of_both[1]}"
         )
@@ -356,8 +361,8 @@ def output_of_cross(input: Tensor, out: Tensor) -> None:
 def _output_of_type(input: Tensor, out: Tensor) -> None:
     if out.dtype is not input.dtype:
         raise RuntimeError(
-            f"Expected out tensor to have dtype {_NAMES.get(input.dtype, input.dtype)}, but got "
-            f"{_NAMES.get(out.dtype, out.dtype)} instead"
+            f"Expected out tensor to have dtype {dtype_in_cpp(input.dtype)}, but got "
+            f"{dtype_in_cpp(out.dtype)} instead"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -453,3 +455,88 @@ def test_what_is_not_contiguous_is_refused_as_by_the_backend(
 
     with pytest.raises(Exception, match=refused) if refused else nullcontext():
         trace(step, device=device, world_size=2)
+
+
+def _refused_calls() -> dict[str, Callable[[], object]]:
+    def ones(*sizes: int) -> Tensor:
+        return torch.ones(sizes)
+
+    short = torch.ones(8, dtype=torch.int16)
+    return {
+        "stacked": lambda: dist.all_gather_into_tensor(ones(1, 8), ones(8)),
+        "long": lambda: dist.all_gather_into_tensor(ones(9), ones(8)),
+        "of another dtype": lambda: dist.all_gather_into_tensor(ones(8).half(), ones(8)),
+        "of a dtype that gloo lacks": lambda: dist.all_gather_into_tensor(short, short.clone()),
+        "too many": lambda: dist.all_gather([ones(8), ones(8)], ones(8)),
+        "parts of another shape": lambda: dist.all_gather([ones(8)], ones(4, 2)),
+        "gathered": lambda: dist.gather(ones(8), [ones(4, 2)], 0),
+        "too many gathered": lambda: dist.gather(ones(8), [ones(8), ones(8)], 0),
+        "scattered": lambda: dist.scatter(ones(8), [ones(4, 2)], 0),
+        "too many scattered": lambda: dist.scatter(ones(8), [ones(8), ones(8)], 0),
+        "reduced and scattered": lambda: dist.reduce_scatter_tensor(ones(8), ones(1, 8)),
+        "scattered to another dtype": lambda: dist.reduce_scatter_tensor(ones(8), ones(8).half()),
+        "lists to scatter": lambda: dist.reduce_scatter(ones(8), [ones(4, 2)]),
+        "too many to scatter": lambda: dist.reduce_scatter(ones(8), [ones(8), ones(8)]),
+        "exchanged": lambda: dist.all_to_all_single(ones(8), ones(8), [8], [7]),
+        "too many splits": lambda: dist.all_to_all_single(ones(8), ones(8), [4, 4], [8]),
+        "a dtype that is not reduced": lambda: dist.all_reduce(short),
+        "bits of numbers": lambda: dist.all_reduce(ones(8), dist.ReduceOp.BOR),
+        "bits of numbers, scattered": lambda: dist.reduce_scatter_tensor(
+            ones(8), ones(8), dist.ReduceOp.BOR
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _refused_calls())
+def test_what_gloo_refuses_is_refused_in_its_words(name: str) -> None:
+    def step() -> None:
+        dist.init_process_group("gloo")
+        _refused_calls()[name]()
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError) as real:
+            _refused_calls()[name]()
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(RuntimeError) as traced:
+        trace(step, world_size=1)
+    assert str(traced.value) in str(real.value)  # some begin with a process, a time and a line
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "refused"),
+    [
+        ((2, 8), torch.float32, None),  # a stack, which NCCL takes
+        ((16,), torch.int16, None),
+        ((15,), torch.float32, "world_size times"),
+        ((16,), torch.float16, "same type"),
+    ],
+)
+def test_what_nccl_refuses_is_refused(
+    sizes: tuple[int, ...], dtype: torch.dtype, refused: str | None
+) -> None:
+    def step() -> None:
+        dist.init_process_group("nccl")
+        given = torch.ones(8, dtype=dtype if refused is None else torch.float32, device="cuda")
+        dist.all_gather_into_tensor(torch.ones(sizes, dtype=dtype, device="cuda"), given)
+
+    with pytest.raises(Exception, match=refused) if refused else nullcontext():
+        trace(step, device="cuda", world_size=2)
+
+
+_ALONE = """
+import sys, torch, torch.distributed as dist
+from pytest_torchmem import trace
+def step():
+    dist.init_process_group("gloo")
+    torch.ops._c10d_functional.all_reduce(torch.ones(8), "sum", dist.group.WORLD.group_name)
+assert "torch.distributed._functional_collectives" not in sys.modules
+trace(step, world_size=2)
+assert torch._C._distributed_c10d._get_work_registry_size() == 0
+"""
+
+
+def test_no_work_outlives_a_trace_of_a_functional_collective() -> None:
+    # In a process of its own: who imports torch's functional collectives gets kernels for "meta".
+    subprocess.run([sys.executable, "-c", _ALONE], check=True)

@@ -9,12 +9,13 @@ asked for the collective does not see.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import suggested_format
+from pytest_torchmem.operators.distributed.backend_checks import describe_checks
 from pytest_torchmem.operators.registry import DEVICES, Kind, operator
 from pytest_torchmem.torch_private.dispatch.operators import all_operators
 from pytest_torchmem.torch_private.distributed.process_groups import place_in_group
@@ -23,6 +24,11 @@ NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FLATTENS = "c10d::reduce_scatter_"
 """What flattens a list of inputs into one tensor for as long as it takes. ``allgather_`` does so
 with its outputs, which are its work's (``process_groups.flattened_like``).
+"""
+
+_GEOMETRY = "torch.distributed._functional_collectives"
+"""Registers the kernels for ``meta``. Without it C++ sends tensors on ``meta``, and its registry of
+work (c10d/ProcessGroup.cpp, ``WorkRegistry``) keeps them until the process ends.
 """
 
 _MOVES_SHARD = "_dtensor::shard_dim_alltoall"
@@ -38,11 +44,6 @@ _REDUCES_PARTS = ("_c10d_functional::reduce_scatter",)
 others send is what they make, a clone or what they write to (c10d/Functional.cpp).
 """
 
-_OF_TENSORS = ("c10d::allreduce_", "c10d::broadcast_", "c10d::reduce_")
-_POINT_TO_POINT = ("c10d::recv_", "c10d::recv_any_source_", "c10d::send")
-_GATHERS, _SCATTERS = "c10d::_allgather_base_", "c10d::_reduce_scatter_base_"
-_EXCHANGES = "c10d::alltoall_base_"
-
 _WITHOUT_META = frozenset(
     {
         "c10d::allgather_into_tensor_coalesced_",
@@ -57,6 +58,7 @@ _LISTS = "c10d::allgather_coalesced_"
 
 def describe() -> None:
     """Make a record of every collective that this torch has."""
+    import_module(_GEOMETRY)
     there = frozenset(all_operators())
     if _MOVES_SHARD in there:
         operator(_MOVES_SHARD, source="c10d/Functional.cpp").decomposition()(_moved_shard)
@@ -74,7 +76,7 @@ def describe() -> None:
             operator(name, work_holds=frozenset(on))
         if name.endswith("_tensor_out"):
             operator(name).meta()(_written)
-    _describe_checks()
+    describe_checks(names)
     for name in _WITHOUT_META & there:
         operator(name).meta()(_nothing)
     if _LISTS in there:
@@ -83,42 +85,6 @@ def describe() -> None:
         operator(_FLATTENS, takes_nothing=frozenset({"cpu"}))
         scattered = operator(_FLATTENS, source="ProcessGroupNCCL.cpp, reduce_scatter")
         scattered.workspace("cuda")(_scattered)
-
-
-def _describe_checks() -> None:
-    """Let groups refuse what is not contiguous, as their backends do."""
-    operator(*_POINT_TO_POINT).check("cpu")(_sent_in_order)
-    operator(_EXCHANGES).check("cpu")(_exchanged_in_order)
-    operator(*_OF_TENSORS).check("cuda")(_dense_tensors)
-    operator(_GATHERS, _SCATTERS).check("cuda")(_dense_pair)
-    operator(_EXCHANGES).check("cuda")(_dense_exchange)
-
-
-def _sent_in_order(tensors: Sequence[Tensor]) -> None:
-    """ProcessGroupGloo.cpp, ``checkSingleTensor``."""
-    if not all(map(Tensor.is_contiguous, tensors)):
-        raise RuntimeError("input tensor has to be contiguous")
-
-
-def _exchanged_in_order(input: Tensor) -> None:
-    """What gloo refuses; it takes outputs as they are."""
-    if not input.is_contiguous():
-        raise ValueError("Tensors must be contiguous")
-
-
-def _dense_tensors(tensors: Sequence[Tensor]) -> None:
-    """ProcessGroupNCCL.cpp, ``check_gpu_single_tensor``; of what is sent it only warns."""
-    for tensor in tensors:
-        if not tensor.is_contiguous(memory_format=suggested_format(tensor)):
-            raise ValueError("Tensors must be contiguous")
-
-
-def _dense_pair(output_tensor: Tensor, input_tensor: Tensor) -> None:
-    _dense_tensors((input_tensor, output_tensor))
-
-
-def _dense_exchange(output: Tensor, input: Tensor) -> None:
-    _dense_tensors((output, input))
 
 
 def _moved_shard(input: Tensor, gather_dim: int, shard_dim: int, group_name: str) -> Tensor:
