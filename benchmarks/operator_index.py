@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_torchmem.operators import index
 from pytest_torchmem.operators.families import BY_VERSION, PACKAGE, load
-from pytest_torchmem.operators.registry import DESCRIBED
+from pytest_torchmem.operators.registry import DESCRIBED, records
 
 _BEGIN = '''"""Which modules speak of which operators: a trace imports those that it needs.
 
@@ -26,6 +26,8 @@ NAMES = {
 '''
 
 
+_PATHS = '''#: Operators that have a path on cuda.
+CUDA_PATHS = """'''
 _OF_TORCH = ("aten::", "prims::")
 """Namespaces of operators that are always there; ``third_party/namespaces.py`` has the others."""
 
@@ -40,7 +42,11 @@ def text() -> str:
         if module.startswith(f"{PACKAGE}.") and known and family not in BY_VERSION:
             listed = textwrap.wrap(" ".join(known), 91, break_on_hyphens=False)
             lines += [f'    "{family}": """', *(f"        {line}" for line in listed), '    """,']
-    return "\n".join([_BEGIN + "\n".join(lines), "}", ""])
+    paths = sorted(name for name, record in records().items() if "cuda" in record.path)
+    listed = textwrap.wrap(" ".join(name.removeprefix("aten::") for name in paths), 95)
+    return "\n".join(
+        [_BEGIN + "\n".join(lines), "}", _PATHS, *(f"    {one}" for one in listed), '"""', ""]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,16 +1,18 @@
 """What a memory check that passes costs, against the same check of another commit.
 
-    python -m benchmarks.passing_check REVISION [--pairs 4] [--checks 12]
+    python -m benchmarks.passing_check REVISION [--pairs 4] [--checks 12] [--fresh]
 
 Each pair runs pytest on either commit, the order alternating: a project with two models, whose
 snapshots are written first, each of which is built and checked several times on fake cpu and fake
 cuda with AdamW. What is timed is ``torchmem.check`` alone, in processor time; the first check of a
 process, which imports and remembers, has a line of its own. The models' own modules are warm.
+With ``--fresh`` there is no byte code but what pip makes when it installs, as in a new container.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import statistics
@@ -28,6 +30,7 @@ from benchmarks.conformance.report import machine
 ROOT = Path(__file__).parent.parent
 _TIMES = "PASSING_CHECK_TIMES"
 _COUNT = "PASSING_CHECK_COUNT"
+_NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
 _TESTS = f"""
 import json, os, time
 import pytest, torch
@@ -62,6 +65,11 @@ def test_step(torchmem, number, name):
     with open(os.environ["{_TIMES}"], "a") as file:
         print(json.dumps([name, number, spent]), file=file)
 """
+_AS_INSTALLED = """
+import pytest
+
+pytest.register_assert_rewrite("pytest_torchmem")  # what pytest does with an installed plugin
+"""
 Times = dict[str, list[float]]
 
 
@@ -73,11 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("revision", help="the commit to compare with")
     parser.add_argument("--pairs", type=int, default=4, help="runs of either commit")
     parser.add_argument("--checks", type=int, default=12, help="of each model in a run")
+    parser.add_argument("--fresh", action="store_true", help="with the byte code of pip alone")
     options = parser.parse_args(arguments)
+    os.environ.pop(_NO_BYTE_CODE, None)
+    if options.fresh:
+        os.environ[_NO_BYTE_CODE] = "1"
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     with tempfile.TemporaryDirectory() as name:
         other = Path(name) / "other"
         _export(options.revision, other)
+        for checkout in (ROOT, other):
+            compileall.compile_dir(checkout / "pytest_torchmem", quiet=1)
         projects = {
             checkout: _project(checkout, Path(name) / label, options.checks)
             for label, checkout in (("now", ROOT), ("before", other))
@@ -104,6 +118,7 @@ def _project(checkout: Path, directory: Path, checks: int) -> Path:
     """Return a project whose snapshots are those of a checkout."""
     directory.mkdir()
     (directory / "test_steps.py").write_text(_TESTS)
+    (directory / "conftest.py").write_text(_AS_INSTALLED)
     _run(checkout, directory, checks, "--torchmem-update")
     return directory
 
@@ -115,7 +130,7 @@ def _run(checkout: Path, project: Path, checks: int, *options: str) -> Times:
     times = project / "times"
     times.unlink(missing_ok=True)
     own = {_TIMES: str(times), _COUNT: str(checks), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    left_out = ("CI", "GITHUB_ACTIONS", "PYTHONDONTWRITEBYTECODE")
+    left_out = ("CI", "GITHUB_ACTIONS")
     kept = {name: one for name, one in os.environ.items() if name not in left_out}
     command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider"]
     done = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from pytest_torchmem.fake_cuda.autocast import cuda_autocast
@@ -12,14 +12,13 @@ from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.refusals import REFUSALS, in_words_of_kernel
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.families import load
+from pytest_torchmem.operators.index import CUDA_PATHS
 from pytest_torchmem.operators.overlay import generation, taught_paths
-from pytest_torchmem.operators.registry import records
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, find_operator
+from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels, overload_of
+from pytest_torchmem.torch_private.dispatch.operators import is_dispatched
 
 
 @contextmanager
@@ -28,8 +27,8 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
 
     Yields, by name, what runs those of them that arrive undecomposed.
     """
-    specs = _with_paths(generation())
-    paths = _Paths(specs, gpu, trace)
+    names = _with_paths(generation())
+    paths = _Paths(names, gpu, trace)
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
@@ -40,57 +39,51 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
             return NotImplemented
         return path(*args, **kwargs)
 
-    with composite_kernels(specs, run), cuda_autocast(trace):
-        yield _Paths(_undecomposed(generation()), gpu, trace)
+    with composite_kernels(names, run), cuda_autocast(trace):
+        yield _Undecomposed(names, gpu, trace)
 
 
 class _Paths(Mapping[str, Callable[..., Any]]):
-    """What runs operators, by name; made when it is first asked for."""
+    """What runs operators, by name; made when it is first asked for, with what is known of them."""
 
-    def __init__(self, specs: Mapping[str, OperatorSpec], gpu: Gpu, trace: TraceContext) -> None:
-        self._specs, self._gpu, self._trace = specs, gpu, trace
+    def __init__(self, names: frozenset[str], gpu: Gpu, trace: TraceContext) -> None:
+        self._names, self._gpu, self._trace = names, gpu, trace
         self._made: dict[str, Callable[..., Any]] = {}
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         path = self._made.get(name)
         if path is None:
-            path = self._made[name] = _path(self._specs[name], self._gpu, self._trace)
+            if name not in self:
+                raise KeyError(name)
+            spec = spec_of(overload_of(name))
+            path = self._made[name] = _path(spec, self._gpu, self._trace)
         return path
 
     def __contains__(self, name: object) -> bool:
-        return name in self._specs
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
+        return filter(self.__contains__, self._names)
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return sum(1 for _ in self)
+
+
+class _Undecomposed(_Paths):
+    """Those of them that arrive undecomposed."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names and not spec_of(overload_of(str(name))).one_kernel_on("cuda")
 
 
 @lru_cache(maxsize=1)
-def _with_paths(generation: int) -> dict[str, OperatorSpec]:
-    """Return the operators that have a path on cuda, by name, in a generation of what users teach.
-
-    Of overloads of one name, the last counts.
-    """
-    specs = (spec_of(overload) for overload in {*taught_paths("cuda"), *_recorded_paths()})
-    return {spec.name: spec for spec in specs}
+def _with_paths(generation: int) -> frozenset[str]:
+    """Return the operators that have a path on cuda, in a generation of what users teach."""
+    return _RECORDED_PATHS | {overload.name() for overload in taught_paths("cuda")}
 
 
-@lru_cache(maxsize=1)
-def _undecomposed(generation: int) -> dict[str, OperatorSpec]:
-    """Return those of them that arrive undecomposed."""
-    specs = _with_paths(generation)
-    return {name: spec for name, spec in specs.items() if not spec.one_kernel_on("cuda")}
-
-
-@cache
-def _recorded_paths() -> tuple[OpOverload, ...]:
-    """Return the operators of this torch whose records have a path on cuda."""
-    load()
-    names = [name for name, record in records().items() if "cuda" in record.path]
-    found = (find_operator(name.removeprefix("aten::")) for name in names)
-    return tuple(overload for overload in found if overload is not None)
+_RECORDED_PATHS = frozenset(filter(is_dispatched, (f"aten::{name}" for name in CUDA_PATHS.split())))
+"""The operators of this torch whose records have a path on cuda."""
 
 
 def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:

@@ -381,3 +381,24 @@ NAMES = {
         upsample_trilinear3d value_selecting_reduction_backward var_mean view_copy zero zeros_like
     """,
 }
+#: Operators that have a path on cuda.
+CUDA_PATHS = """
+    _batch_norm_impl_index _cudnn_rnn_flatten_weight _fused_rms_norm _fused_sdp_choice
+    _native_multi_head_attention _pad_packed_sequence _transformer_encoder_layer_fwd
+    _use_cudnn_rnn_flatten_weight combinations ctc_loss.IntList ctc_loss.Tensor dropout
+    fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout feature_alpha_dropout_
+    feature_dropout feature_dropout_ fft_fft fft_fft.out fft_fft2 fft_fft2.out fft_fftn
+    fft_fftn.out fft_hfft fft_hfft.out fft_hfft2 fft_hfft2.out fft_hfftn fft_hfftn.out fft_ifft
+    fft_ifft.out fft_ifft2 fft_ifft2.out fft_ifftn fft_ifftn.out fft_ihfft fft_ihfft.out fft_ihfft2
+    fft_ihfft2.out fft_ihfftn fft_ihfftn.out fft_irfft fft_irfft.out fft_irfft2 fft_irfft2.out
+    fft_irfftn fft_irfftn.out fft_rfft fft_rfft.out fft_rfft2 fft_rfft2.out fft_rfftn fft_rfftn.out
+    grid_sampler group_norm gru.data gru.input gru_cell istft linalg_matrix_power
+    linalg_matrix_rank linalg_matrix_rank.atol_rtol_float linalg_matrix_rank.atol_rtol_float_out
+    linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_tensor_out
+    linalg_matrix_rank.out linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.tol_tensor
+    linalg_pinv linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
+    linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor linalg_vander log_softmax.int lstm.data
+    lstm.input lstm_cell max_pool1d nanquantile.scalar nanquantile.scalar_out one_hot pad_sequence
+    quantile.scalar quantile.scalar_out rms_norm rnn_relu.data rnn_relu.input rnn_tanh.data
+    rnn_tanh.input scaled_dot_product_attention softmax.int stft stft.center vander
+"""

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE
+from pytest_torchmem.plugin.assertion_rewriting import (
+    leave_this_package_alone,
+    stop_leaving_alone,
+)
 from pytest_torchmem.plugin.options import add_options, refuse_unknown_keys, something_is_set
 from pytest_torchmem.plugin.seen import SeenFile
 from pytest_torchmem.snapshots.location import DIRECTORY
@@ -35,6 +39,7 @@ _REPORTED = "torchmem_reported"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register options and ini keys."""
+    leave_this_package_alone()  # in a second run of this process
     add_options(parser)
 
 
@@ -65,6 +70,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the hooks that have a state."""
+    config.add_cleanup(stop_leaving_alone)
     text = "limits, such as '2 GiB', on the memory that a PyTorch test needs"
     config.addinivalue_line("markers", f"{SIGNATURE}: {text}")
     selects = f"{SELECTED_BY}: every memory test has it; select them with -m {SELECTED_BY}"
