@@ -6,7 +6,6 @@ A snapshot keeps the facts of its step, so that a later run can say which of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 INPUTS = "inputs"
@@ -86,7 +85,6 @@ A snapshot that has one of them lacks the others because its step had nothing of
 """
 _ADDED_NAMES = frozenset({NOT_RECORDED, IN_BACKWARD})
 """Names of the operators' topic that snapshots of before lack."""
-NO_FACTS: Facts = MappingProxyType({})
 
 
 class FactChange(NamedTuple):

@@ -449,8 +449,3 @@ def _add_made(opened: _Open, made: tuple[int, ...]) -> None:
         opened.made_in_backward.extend(made)
     else:
         opened.made_in_backward = [*opened.made_in_backward, *made]
-
-
-def plain_rows(table: NodeTable) -> list[dict[str, Any]]:
-    """Return the rows as dictionaries of plain values, for JSON."""
-    return [{name: getattr(row, name) for name in COLUMNS} for row in table.rows]

@@ -45,6 +45,11 @@ def test_batches_of_matrices(program: Callable[..., Tensor]) -> None:
     assert traced == measured
 
 
+def test_products_of_matrices_in_bfloat16_take_buffers_of_their_own() -> None:
+    traced, measured = figures(torch.matrix_exp, torch.randn(5, 2, 10, 10).bfloat16())
+    assert traced == measured
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("ends", [False, True])

@@ -69,22 +69,23 @@ class Layouts:
     ) -> Any:
         """Run an operator that takes sparse COO tensors."""
         __tracebackhide__ = True
-        device = self._nested.device_of(args, kwargs)
-        on_gpu = device.device.type == "cuda"
-        real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)
-        self._placement.begin_on(device)
-        with self._interceptor.intercepting():
-            machine = self._target.machine(device.device.type)
-            result, is_whole = run_sparse(machine, self._known, operator, args, kwargs)
-        self._sparse_values.keep(operator, args, kwargs, result, real)
-        if not is_whole or (on_gpu and operator.record.asks_cusparse):
-            device.note(Workspace(unknown=(operator.name,)))
-        return result
+        return self._run_parts(run_sparse, operator, args, kwargs)
 
     def run_compressed(
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator that takes or makes compressed sparse tensors."""
+        __tracebackhide__ = True
+        return self._run_parts(run_compressed, operator, args, kwargs)
+
+    def _run_parts(
+        self,
+        run: Callable[..., tuple[Any, bool]],
+        operator: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run an operator on the strided tensors that its sparse ones are made of."""
         __tracebackhide__ = True
         device = self._nested.device_of(args, kwargs)
         on_gpu = device.device.type == "cuda"
@@ -92,7 +93,7 @@ class Layouts:
         self._placement.begin_on(device)
         with self._interceptor.intercepting():
             machine = self._target.machine(device.device.type)
-            result, is_whole = run_compressed(machine, self._known, operator, args, kwargs)
+            result, is_whole = run(machine, self._known, operator, args, kwargs)
         self._sparse_values.keep(operator, args, kwargs, result, real)
         if not is_whole or (on_gpu and operator.record.asks_cusparse):
             device.note(Workspace(unknown=(operator.name,)))

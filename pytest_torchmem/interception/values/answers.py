@@ -255,10 +255,6 @@ class Answers:
                 "send, what this one has and sends"
             )
 
-    def remark(self, what: str) -> None:
-        """Warn of what is assumed of values."""
-        self.warn(what)
-
     def unknown(self, what: str) -> BaseException:
         """Return the error for a value that the trace does not have, naming the user's line.
 

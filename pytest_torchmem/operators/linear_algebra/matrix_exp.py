@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import dense_bytes
+from pytest_torchmem.operators.matmul.products import bmm
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import Workspace, as_workspace, bounded
+from pytest_torchmem.targets.host import Host
 
 _POWERS = 5
 """The powers of a matrix that ``compute_T18`` keeps."""
@@ -16,10 +19,12 @@ _LONG = 8
 
 
 @operator("aten::linalg_matrix_exp").workspace("cpu")
-def matrix_exp(input: Tensor) -> int | Workspace:
+def matrix_exp(machine: Host, input: Tensor) -> int | Workspace:
     """compute_T18_scale_square: scaled matrices, their powers and as many sums of these, beside
-    norms, exponents and scales. One matrix is copied first, and takes a polynomial of a lower
-    degree if its norm is small: these are at most the bytes that it needs.
+    norms, exponents and scales, and what a product of several takes.
+
+    One matrix is copied first, and takes a polynomial of a lower degree if its norm is small: these
+    are at most the bytes that it needs.
     """
     order = input.shape[-1]
     if order <= 1 or input.numel() == 0:
@@ -28,5 +33,7 @@ def matrix_exp(input: Tensor) -> int | Workspace:
     norm = input.element_size() // (2 if input.is_complex() else 1)
     scaled = dense_bytes(input) * (1 + 2 * _POWERS)
     if matrices > 1:
-        return scaled - dense_bytes(input) + 3 * matrices * norm
+        batch = torch.empty((matrices, order, order), dtype=input.dtype, device="meta")
+        product = as_workspace(bmm(machine, batch, batch, batch), "aten::bmm")
+        return scaled - dense_bytes(input) + 3 * matrices * norm + sum(product.requests)
     return bounded(scaled, dense_bytes(input), _LONG, 4 * norm)
