@@ -49,7 +49,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from pytest_torchmem import trace
 
 TOKENS, VOCABULARY, STEPS = 8192, 128256, 3
-_REUSE = "should_reuse_buffer"
+_REUSE, _PUT_TOGETHER = "should_reuse_buffer", "_maybe_view_chunk_cat"
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,20 @@ class Row:
     """Whether linear layers are torchao's, whose weights are gathered in Float8."""
     tokens: int = TOKENS
     """The length of a sequence."""
+    context: int = 1
+    """How many GPUs share a sequence (``context_parallel``)."""
+    expandable: bool = False
+    """Whether segments of the caching allocator grow, as run_llama_train.sh asks for."""
     asynchronous: bool = False
     """Whether Inductor joins collectives and products (``enable_async_tensor_parallel``)."""
+
+    @property
+    def sharded(self) -> int:
+        """How many GPUs ``fully_shard`` splits parameters over, those of a sequence aside.
+
+        Where it is one, torchtitan's ``Float8Handler`` does not gather weights in Float8.
+        """
+        return self.gpus // self.stages // self.context // self.tensor
 
 
 SMALL = Size(4096, 14336, 32, 32)
@@ -111,13 +123,18 @@ _STAGES = Row(
     asynchronous=True,
 )
 _INTERLEAVED = replace(_STAGES, published=72.7, interleaved=True)
+_LONG = replace(_STAGES, batch=8, published=75.3, tokens=32768, expandable=True)
+_LONG_8B = Row(SMALL, 8, 1, 83.9, full=True, compiled=True, float8=True, tokens=32768)
 _EAGER_FLOAT8: dict[str, Any] = {"compiled": False, "asynchronous": False}
 _EAGER: dict[str, Any] = {**_EAGER_FLOAT8, "float8": False}
 ROWS = {
     "8B-8-eager": Row(SMALL, 8, 2, 82.4),
     "8B-8-compiled": Row(SMALL, 8, 2, 77.0, compiled=True),
     "8B-8": Row(SMALL, 8, 2, 76.8, compiled=True, float8=True),
-    "8B-8-long": Row(SMALL, 8, 1, 83.9, full=True, compiled=True, float8=True, tokens=32768),
+    "8B-8-long": _LONG_8B,
+    "8B-8-context-2": replace(_LONG_8B, published=84.2, tokens=2 * 32768, context=2),
+    "8B-8-context-4": replace(_LONG_8B, published=84.0, tokens=4 * 32768, context=4),
+    "8B-8-context-8": replace(_LONG_8B, published=84.5, tokens=8 * 32768, context=8),
     "8B-128-eager": Row(SMALL, 128, 2, 67.0),
     "8B-128-compiled": Row(SMALL, 128, 2, 62.0, compiled=True),
     "8B-128": Row(SMALL, 128, 2, 61.8, compiled=True, float8=True),
@@ -126,13 +143,17 @@ ROWS = {
     "70B-256-eager": replace(_SHARDED, **_EAGER),
     "70B-256-eager-float8": replace(_SHARDED, **_EAGER_FLOAT8),
     "405B-512": _STAGES,
+    "405B-512-long": _LONG,
+    "405B-512-context-2": replace(_LONG, published=75.9, tokens=2 * 32768, context=2),
+    "405B-512-context-4": replace(_LONG, published=77.1, tokens=4 * 32768, context=4),
+    "405B-512-context-8": replace(_LONG, published=84.9, tokens=8 * 32768, context=8),
     "405B-512-eager": replace(_STAGES, **_EAGER),
     "405B-512-eager-float8": replace(_STAGES, **_EAGER_FLOAT8),
     "405B-512-interleaved": _INTERLEAVED,
     "405B-512-interleaved-eager": replace(_INTERLEAVED, **_EAGER),
     "405B-512-interleaved-eager-float8": replace(_INTERLEAVED, **_EAGER_FLOAT8),
 }
-"""Tables 1, 3, 4 and 5, and the first row of Table 2."""
+"""Tables 1 to 6."""
 
 _aten = torch.ops.aten
 _SAVED = {
@@ -161,7 +182,7 @@ class Norm(nn.Module):
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
     """Turn pairs of channels by the position of their token."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * angles[None, :, None]).flatten(3).type_as(x)
+    return torch.view_as_real(pairs * angles[None, : x.shape[1], None]).flatten(3).type_as(x)
 
 
 def repeat(x: Tensor, times: int) -> Tensor:
@@ -288,7 +309,7 @@ def parallelize(model: Any, row: Row, mesh: Any) -> None:
         torchao = import_module("torchao.float8")
         torchao.convert_to_float8_training(
             model,
-            config=torchao.Float8LinearConfig(enable_fsdp_float8_all_gather=True),
+            config=torchao.Float8LinearConfig(enable_fsdp_float8_all_gather=row.sharded > 1),
             module_filter_fn=lambda _, name: name != "output",
         )
     if row.tensor > 1:
@@ -301,7 +322,7 @@ def parallelize(model: Any, row: Row, mesh: Any) -> None:
         wrapped = checkpoint_wrapper(layer, preserve_rng_state=False, **selective)
         model.layers[index] = torch.compile(wrapped, fullgraph=True) if row.compiled else wrapped
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    shard = {"mesh": mesh["dp"], "mp_policy": policy}
+    shard = {"mesh": mesh["dp_cp"], "mp_policy": policy}
     last = len(model.layers) - 1
     for index, layer in enumerate(model.layers):
         fully_shard(layer, **shard, reshard_after_forward=row.stages == 1 and index != last)
@@ -324,6 +345,20 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
+class Stage(PipelineStage):
+    """A stage that has reduced its gradients does no more, as in torch 2.6.
+
+    torch/distributed/pipelining/stage.py of then, ``run_post_backward``, did not end the backward
+    of ``fully_shard`` (``_root_post_backward_final_callback``), as it does since torch 2.7. So what
+    was given to the last reduce-scatter of a stage stays until it reduces again, a step later.
+    """
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        state = fully_shard.state(self.submod)  # type: ignore[attr-defined]
+        with mock.patch.object(state, "_root_post_backward_final_callback"):
+            super().perform_reduce_grad(grad_scale_factor)
+
+
 def pipelined(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor], None]]:
     """Return the parts of the model that are this process's, and what runs a step."""
     device, own = torch.device("cuda", torch.cuda.current_device()), mesh["pp"].get_local_rank()
@@ -337,16 +372,17 @@ def pipelined(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor]
         parallelize(part, row, mesh)
         part.to_empty(device=device)
         parts.append(part)
-        local = row.tokens // row.tensor
+        own_tokens = row.tokens // row.context
+        local = own_tokens // row.tensor
         sent = torch.empty(
             microbatch, local, row.size.width, dtype=torch.bfloat16, device="meta"
         ).requires_grad_()
-        tokens = torch.empty(microbatch, row.tokens, dtype=torch.long, device="meta")
+        tokens = torch.empty(microbatch, own_tokens, dtype=torch.long, device="meta")
         logits = torch.empty(
-            microbatch, row.tokens, VOCABULARY, dtype=torch.bfloat16, device="meta"
+            microbatch, own_tokens, VOCABULARY, dtype=torch.bfloat16, device="meta"
         ).requires_grad_()
         stages.append(
-            PipelineStage(
+            Stage(
                 part,
                 index,
                 count,
@@ -378,12 +414,12 @@ def learn_shapes(row: Row, parts: Iterable[Llama], own: int) -> None:
     So it learned what the stage gives: torch/distributed/pipelining/stage.py of torch 2.6,
     ``PipelineStage._shape_inference``. What that leaves to the caching allocator stays.
     """
-    count = row.batch // row.stages
+    count, tokens = row.batch // row.stages, row.tokens // row.context
     for index, part in enumerate(parts):
         if own == 0 and index == 0:
-            given = torch.zeros(count, row.tokens, dtype=torch.long, device="cuda")
+            given = torch.zeros(count, tokens, dtype=torch.long, device="cuda")
         else:
-            sizes = (count, row.tokens // row.tensor, row.size.width)
+            sizes = (count, tokens // row.tensor, row.size.width)
             given = torch.zeros(sizes, dtype=torch.bfloat16, device="cuda")
         with torch.no_grad():
             part(given)
@@ -405,12 +441,29 @@ def whole(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor], No
     return [model], step
 
 
+def sequences_shared(row: Row, mesh: Any, parts: list[Any], *given: Tensor) -> Any:
+    """Return what shares sequences (torchtitan's ``create_context_parallel_ctx``).
+
+    Stages of pipelines kept the angles of all tokens then.
+    """
+    attention: Any = import_module("torch.distributed.tensor.experimental._attention")
+    attention.set_rotate_method("allgather")
+    buffers = [*given, *([parts[0].angles] if row.stages == 1 else [])]
+    return attention.context_parallel(
+        mesh,
+        buffers=buffers,
+        buffer_seq_dims=[1, 1, 0][: len(buffers)],
+        no_restore_buffers=set(given),
+    )
+
+
 def train(row: Row) -> None:
     """Run training steps."""
     dist.init_process_group("nccl")
     torch.backends.cuda.enable_cudnn_sdp(False)  # flash attention was the first choice then
-    shape = (row.stages, row.gpus // row.stages // row.tensor, row.tensor)
-    mesh = init_device_mesh("cuda", shape, mesh_dim_names=("pp", "dp", "tp"))
+    shape = (row.stages, row.sharded, row.context, row.tensor)
+    mesh = init_device_mesh("cuda", shape, mesh_dim_names=("pp", "dp", "cp", "tp"))
+    mesh["dp", "cp"]._flatten("dp_cp")
     parts, step = pipelined(row, mesh) if row.stages > 1 else whole(row, mesh)
     parameters = [parameter for part in parts for parameter in part.parameters()]
     optimizers = [torch.optim.AdamW(part.parameters(), lr=3e-4, foreach=True) for part in parts]
@@ -419,17 +472,22 @@ def train(row: Row) -> None:
         tokens, labels = batch[:, :-1].cuda(), batch[:, 1:].cuda()
         for optimizer in optimizers:
             optimizer.zero_grad()
-        if row.tensor > 1:
-            with loss_parallel():
-                step(tokens, labels)
-        else:
+        with ExitStack() as stack:
+            if row.tensor > 1:
+                stack.enter_context(loss_parallel())
+            if row.context > 1:
+                stack.enter_context(sequences_shared(row, mesh["cp"], parts, tokens, labels))
             step(tokens, labels)
         nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         for optimizer in optimizers:
             optimizer.step()
-        if row.float8:
+        if row.float8 and row.sharded > 1:
             for part in parts:
                 import_module("torchao.float8").precompute_float8_dynamic_scale_for_fsdp(part)
+
+
+def _put_together(gathered: Tensor, parts: int, dimension: int) -> Tensor:
+    return torch.cat(torch.chunk(gathered, parts), dimension)
 
 
 @contextmanager
@@ -445,6 +503,9 @@ def inductor_of(row: Row, *, today: bool = False) -> Iterator[None]:
         if hasattr(allocation, _REUSE) and not today:
             stack.enter_context(mock.patch.object(allocation, _REUSE, return_value=True))
         stack.enter_context(inductor.patch(_micro_pipeline_tp=row.asynchronous))
+        collectives = import_module("torch.distributed._functional_collectives")
+        if hasattr(collectives, _PUT_TOGETHER):
+            stack.enter_context(mock.patch.object(collectives, _PUT_TOGETHER, _put_together))
         yield
 
 
@@ -469,6 +530,7 @@ def main() -> None:
                     device="cuda",
                     gpu="h100",
                     memory="96 GB",
+                    allocator="expandable_segments:True" if row.expandable else "",
                     world_size=row.gpus,
                     rank=rank,
                     values="none",
