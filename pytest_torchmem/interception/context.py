@@ -106,6 +106,11 @@ class TraceContext:
         return is_excluded(FAKE) and self._interceptor.inside != get_ident()
 
     @property
+    def describes(self) -> bool:
+        """Whether the profiler asks a module about itself."""
+        return self._interceptor.parts.attribution.facts.describes
+
+    @property
     def compiles(self) -> bool:
         """Whether the program's compiler is at work."""
         return self._interceptor.compiles

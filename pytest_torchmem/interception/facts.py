@@ -157,6 +157,8 @@ class FactCollector:
         """By modules, as patterns, and libraries' lines: the program's that call them, or ""."""
         self.device = "cpu"
         """The device that autocast is asked for."""
+        self.describes = False
+        """Whether a module is asked about itself: what it prints then is not the program's."""
         self.calls: list[Called] = []
         """Each operator at each place."""
         self.sites: dict[Origin, tuple[CodeType, int]] = {}
@@ -385,7 +387,7 @@ class FactCollector:
                 return
             text = f"{kind.__name__}()"
             with suppress(AttributeError):  # of which the program has taken one away
-                said = module.extra_repr()
+                said = self._said_of_itself(module)
                 unsaid = (name for name in _switches(kind) if own.get(name) is True)
                 settings = (said, *(f"{name}=True" for name in unsaid if f"{name}=" not in said))
                 text = f"{kind.__name__}({', '.join(filter(None, settings))})"
@@ -395,6 +397,14 @@ class FactCollector:
             text = f"{kind.__name__}: {', '.join(scalars)}" if scalars else kind.__name__
         pattern, numbers = fold(path)
         self._layers.setdefault((pattern, text), set()).add(numbers)
+
+    def _said_of_itself(self, module: nn.Module) -> str:
+        """Ask a module of torch; ``nn.EmbeddingBag`` prints its weights to say a few numbers."""
+        self.describes = True
+        try:
+            return module.extra_repr()
+        finally:
+            self.describes = False
 
     def _settings_of(self, path: str, module: nn.Module) -> None:
         config: Any = vars(module).get("config")
