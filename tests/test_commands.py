@@ -130,7 +130,7 @@ def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str])
     [
         (["steps_of_commands"], "write package.module:function"),
         (["nowhere.at.all:f"], "there is no module 'nowhere.at.all'"),
-        (["nowhere.py:f"], "nowhere.py is no file"),
+        (["nowhere.py:f"], "nowhere.py does not exist, or is no file"),
         (["steps_of_commands:missing"], "steps_of_commands has no 'missing'"),
         (["steps_of_commands:value"], "is no function: int"),
         (["steps_of_commands:needs"], "needs arguments (batch, length): name a function without"),

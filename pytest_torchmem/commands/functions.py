@@ -57,7 +57,7 @@ def _needed(function: Callable[..., object]) -> list[str]:
 def _of_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"{path} is no file")
+        raise UsageError(f"{path} does not exist, or is no file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))

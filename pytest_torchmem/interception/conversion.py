@@ -41,8 +41,8 @@ _CPU = torch.device("cpu")
 
 
 NAME_DEVICE = (
-    'name the device that this is for, as in memory_budget(..., device="cuda") or '
-    'torchmem.check(..., device="cuda")'
+    'name the device that this is for, as in memory_budget(..., device="cuda"), '
+    'torchmem.check(..., device="cuda") or torchmem trace --device cuda'
 )
 """What to do about a program for cuda that is traced on the CPU."""
 

@@ -339,7 +339,7 @@ class Checker:
         if "cpu" in request.devices:
             key = Key(request.test.id, request.name, "cpu", "")
             why = f"not checked on cpu: already on cuda: {on_cuda}"
-            self.not_checked(why, key, "checked on cuda alone, where their fixtures are")
+            self.not_checked(why, key, "checked on cuda alone, where the fixtures are")
         return replace(request, devices=("cuda",))
 
     def _may_be_idle(self, request: Request) -> bool:

@@ -99,7 +99,7 @@ def test_named(model):
     result.stdout.fnmatch_lines(
         [
             "*the marker of the test names cpu alone, so its fixtures see no fake GPU*",
-            "2 tests checked on cuda alone, where their fixtures are: test_net.py::test_net, "
+            "2 tests checked on cuda alone, where the fixtures are: test_net.py::test_net, "
             "test_net.py::test_parameter[[]cuda]",
         ]
     )
