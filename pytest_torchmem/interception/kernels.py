@@ -446,7 +446,8 @@ class Kernels:
             return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
         if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
             self._parts.phases.find()
-            return self._run_layout(self._layouts.run_sparse, spec, args, kwargs)
+            result = self._run_layout(self._layouts.run_sparse, spec, args, kwargs)
+            return with_work(spec.overload, args, ()) if spec.makes_work else result
         return spec.overload(*args, **kwargs)
 
     def _run_layout(

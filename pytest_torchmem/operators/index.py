@@ -334,7 +334,7 @@ NAMES = {
         _sparse_log_softmax_backward_data _sparse_mm _sparse_softmax _sparse_softmax_backward_data
         _sparse_sum _sparse_sum_backward _spdiags _to_copy _to_dense _to_sparse
         _to_sparse.sparse_dim _to_sparse_csr _values abs add add_ addmm alias asin asinh atan atanh
-        bmm cat ceil clone copy_sparse_to_sparse_ deg2rad dense_dim detach div div_ empty
+        bmm cat ceil clone copy_ copy_sparse_to_sparse_ deg2rad dense_dim detach div div_ empty
         empty_like erf erfinv expm1 floor frac is_coalesced isinf isnan isneginf isposinf log1p mm
         mul mul_ mv nan_to_num neg neg_ norm permute pow rad2deg relu round sgn sign signbit sin
         sinh sparse_coo_tensor sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ sqrt

@@ -271,3 +271,16 @@ def test_a_wrapped_module_from_outside_is_refused() -> None:
             trace(model, torch.randn(2, 4))
     finally:
         dist.destroy_process_group()
+
+
+def test_sparse_gradients_are_reduced_by_gloo_and_refused_by_nccl() -> None:
+    def step(device: str) -> None:
+        dist.init_process_group("gloo" if device == "cpu" else "nccl")
+        model = DistributedDataParallel(nn.Embedding(60, 8, sparse=True).to(device))
+        model(torch.arange(32, device=device)).sum().backward()
+        assert model.module.weight.grad.is_sparse
+
+    gradient = trace(step, "cpu", world_size=2).by_kind("backward")["gradient"]
+    assert gradient == 32 * (8 * 4 + 8)  # values, and their rows
+    with pytest.raises(RuntimeError, match="NCCL does not support all_reduce with sparse tensors"):
+        trace(step, "cuda", device="cuda", world_size=2)

@@ -14,6 +14,8 @@ from torch import Tensor
 from pytest_torchmem.operators.checks import dtype_in_cpp
 from pytest_torchmem.operators.geometry import suggested_format
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.distributed.process_groups import place_in_group, reduction_among
 
 _OF_TENSORS = ("c10d::allreduce_", "c10d::broadcast_", "c10d::reduce_")
@@ -51,6 +53,7 @@ def describe_checks(names: Iterable[str]) -> None:
         if checks is not None:
             operator(name).check("cpu")(checks)
     operator(*_OF_TENSORS).check("cuda")(_dense_tensors)
+    operator("c10d::allreduce_").sparse()(_sparse_reduced)
     operator(_GATHERS).check("cuda")(_gathered_by_nccl)
     operator(_SCATTERS).check("cuda")(_scattered_by_nccl)
     operator(_EXCHANGES).check("cuda")(_exchanged_by_nccl)
@@ -253,6 +256,16 @@ def _dense_tensors(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if not tensor.is_contiguous(memory_format=suggested_format(tensor)):
             raise ValueError("Tensors must be contiguous")
+
+
+def _sparse_reduced(tensors: Sequence[Tensor], machine: Host | Gpu) -> Sequence[Tensor]:
+    """ProcessGroupNCCL.cpp, ``allreduce_sparse``. gloo adds up what all processes have, on a thread
+    of its own: as many rows as this one has, where all have the same.
+    """
+    if isinstance(machine, Gpu):
+        refused = "NCCL does not support all_reduce with sparse tensors. Please use dense tensors"
+        raise RuntimeError(f"{refused} instead.")
+    return tensors
 
 
 def _gathered_by_nccl(output_tensor: Tensor, input_tensor: Tensor, process_group: Any) -> None:

@@ -52,7 +52,7 @@ operator(
 operator(
     *aten("""
         _sparse_addmm _sparse_coo_tensor_with_dims _sparse_mm _sparse_sum sparse_coo_tensor
-        sparse_resize_ sparse_resize_and_clear_ copy_sparse_to_sparse_ empty zeros
+        sparse_resize_ sparse_resize_and_clear_ copy_ copy_sparse_to_sparse_ empty zeros
         abs asin asinh atan atanh ceil deg2rad erf erfinv
         expm1 floor frac isinf isnan isneginf isposinf log1p mm mv nan_to_num neg norm rad2deg relu
         round sgn sign signbit sin sinh sqrt sum tan tanh trunc cat stack unsqueeze transpose t

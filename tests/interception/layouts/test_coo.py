@@ -61,3 +61,15 @@ def test_on_fake_cuda(program: Callable[..., Any]) -> None:
         return program("cuda")
 
     torchmem.trace(body, device="cuda")
+
+
+def test_a_copy_takes_the_indices_and_values_of_the_other() -> None:
+    def step() -> None:
+        three, five = (
+            torch.sparse_coo_tensor(torch.arange(rows).view(1, rows), torch.ones(rows, 3), (9, 3))
+            for rows in (3, 5)
+        )
+        three.copy_(five)
+        assert three.to_dense().sum() == 15
+
+    assert trace(step, host="here").figures() == measure(step).figures()
