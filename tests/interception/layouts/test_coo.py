@@ -72,4 +72,4 @@ def test_a_copy_takes_the_indices_and_values_of_the_other() -> None:
         three.copy_(five)
         assert three.to_dense().sum() == 15
 
-    assert trace(step, host="here").figures() == measure(step).figures()
+    assert torchmem.trace(step, host="here").figures() == torchmem.measure(step).figures()
