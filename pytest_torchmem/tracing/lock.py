@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.step.signals import undisturbed
+from pytest_torchmem.torch_private.state.entered import is_within_transform
 
 _Result = TypeVar("_Result")
 
@@ -43,9 +44,15 @@ def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result
     """Run ``body`` with what ``switch_on`` puts onto a stack, which is switched off at the end.
 
     A process that is forked meanwhile switches it off at once. Neither way does a signal come in
-    between. Raises ``UsageError`` where a trace is running already.
+    between. Raises ``UsageError`` where a trace is running already, or a transform of functions.
     """
     __tracebackhide__ = True
+    if is_within_transform():
+        raise UsageError(
+            "a trace cannot run inside of torch.vmap, torch.func.grad, jvp or another transform of "
+            "functions: call it outside, and transform within what is traced. (If this is outside "
+            "of all, what ran before on this thread began one and never ended it.)"
+        )
     taken: list[Any] = []
     layers = ExitStack()
     with standing_paused():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import pytest_torchmem as torchmem
+from pytest_torchmem.errors import UsageError
 
 
 def training() -> Any:
@@ -289,3 +290,17 @@ def test_what_a_program_lets_go_of_is_free() -> None:
         assert torchmem.trace(body).peak == 4_000_000 + 4_000_000 + 40
     finally:
         CACHE.clear()
+
+
+def test_a_trace_inside_of_a_transform_of_functions_is_refused() -> None:
+    model, given = nn.Linear(2, 2), torch.ones(1, 2)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        torchmem.trace(model, given)
+        return x.sum()
+
+    for transform in (torch.vmap, torch.func.grad):
+        with pytest.raises(UsageError, match=r"inside of torch\.vmap"):
+            transform(body)(torch.ones(3))
+    transformed = torch.func.grad(lambda x: (x * x).sum())
+    assert torchmem.trace(transformed, torch.ones(3)).peak > 0

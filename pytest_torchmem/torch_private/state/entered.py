@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
-from pytest_torchmem.torch_private.names import private, private_name
+from pytest_torchmem.torch_private.names import optional, private, private_name
 
 _function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
 _pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
@@ -26,10 +26,16 @@ saved_tensors_hooks: Callable[[bool], Any] = private(
 _pop_saved_tensors_hooks: Callable[[], None] = private(
     "torch._C._autograd._pop_saved_tensors_default_hooks"
 )
+_innermost_transform = optional("torch._C._functorch.peek_interpreter_stack")
 _inference_mode: Callable[[bool], Any] = private("torch._C._InferenceMode")
 _kept: list[Any] = []
 """Guards that end no more: the end of one brings back what was there when it began."""
 _LEVEL = private_name("torch.autograd.forward_ad._current_level")
+
+
+def is_within_transform() -> bool:
+    """Return whether a transform of ``torch.func`` runs on this thread, or was never left."""
+    return _innermost_transform is not None and _innermost_transform() is not None
 
 
 @contextmanager
