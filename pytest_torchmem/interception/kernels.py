@@ -239,6 +239,7 @@ class Kernels:
             check(call.args, call.kwargs)
         check_written_once(spec, call.args, call.kwargs)
         body = self._body(spec, device.device.type) if call.tensors else None
+        shapes = [tensor.shape for tensor in call.tensors]
         try:
             if body is not None:
                 result, plan = self._run_body(body, call, device, frame)
@@ -260,9 +261,11 @@ class Kernels:
         if body is None:
             assert plan is not None
             return self._follow(call, plan, device, frame, is_new=True)
-        # A body in Python may be differentiated through: only by running it is it recorded.
+        # A body in Python may be differentiated through: only by running it is it recorded. Nor is
+        # there a plan of one that resizes what it is given (``out=``).
         of_torch = spec.overload.namespace in _WITH_BODIES_IN_CPP
-        if plan is not None and plan.repeatable and of_torch:
+        resized = shapes != [tensor.shape for tensor in call.tensors]
+        if plan is not None and plan.repeatable and of_torch and not resized:
             self._plans.remember(key, plan)
         return result
 

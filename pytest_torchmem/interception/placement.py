@@ -108,6 +108,10 @@ class Placement:
         """Return the device that all tensors of a call are on, or go with."""
         __tracebackhide__ = True
         if call.operator.record.across_devices:
+            if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``)
+                for record in call.records[1:]:
+                    if record.ledger is not device and self._is_guess(record):
+                        self._ledger.move(record, device)
             _check_across(call)
             return device
         if [*map(_ledger, call.records)].count(device) == len(call.records):

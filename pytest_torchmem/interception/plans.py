@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
@@ -13,6 +14,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import (
     Output,
     Plan,
+    Same,
     Step,
     plan_on_meta,
     plan_pointwise,
@@ -169,7 +171,12 @@ def find_plan(
     args, kwargs = operator.placed(args, kwargs, _META)
     if own is None:
         args = operator.with_numbers_as_tensors(args, "meta")
-    return plan_on_meta(operator.overload, own or operator.overload, args, kwargs)
+    plan = plan_on_meta(operator.overload, own or operator.overload, args, kwargs)
+    if operator.shared.resizes_by_count and isinstance(plan.outputs, Same):
+        grown, position = plan.outputs.grown, plan.outputs.position
+        if grown is not None and prod(grown.shape) == tensors[position].numel():
+            plan.outputs = Same(position)
+    return plan
 
 
 def geometry_of_arguments(args: tuple[Any, ...], tensors: list[Tensor]) -> Any:

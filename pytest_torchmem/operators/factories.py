@@ -26,6 +26,7 @@ operator(
 )
 operator(*aten("new_zeros zeros zeros_like"), fills=Fills.ZEROS)
 operator(*aten("linspace logspace"), fills=Fills.STEPS)
+operator(*aten("arange linspace logspace range"), resizes_by_count=True)
 operator(*aten("bernoulli bernoulli_ rand randint randn random_ randperm"), fills=Fills.RANDOM)
 operator("aten::fill_", "aten::zero_", overwrites=True)
 # One allocation: as well from meta as by their body, and quicker.

@@ -154,6 +154,10 @@ class OperatorRecord:
     """Arguments that it writes to although its schema does not say so."""
     keeps_values: tuple[str, ...] = ()
     """Arguments that it writes to and whose known values stay."""
+    resizes_by_count: bool = False
+    """Whether an ``out=`` of as many elements keeps its shape, of every overload;
+    native/RangeFactories.cpp.
+    """
     unknown_outputs: UnknownOutputs | None = None
     """What its outputs count as where what it reads is not known."""
     refuses_values: bool = False

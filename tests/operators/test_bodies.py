@@ -246,3 +246,39 @@ def test_variance_of_complex_numbers(name: str, dim: object) -> None:
         x = torch.randn(30, 40, dtype=dtype)
         traced, measured = figures(lambda x: getattr(torch, name)(x, dim), x)
         assert traced == measured
+
+
+def _outputs_given(device: str = "cpu") -> list[tuple[tuple[int, ...], float]]:
+    parts = [torch.ones(4, device=device), torch.full((4,), 2.0, device=device)]
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda out: torch.zeros(8, out=out),
+        lambda out: torch.ones(8, out=out),
+        lambda out: torch.full((2, 4), 3.0, out=out),
+        lambda out: torch.stack(parts, out=out),
+        lambda out: torch.cat(parts, out=out),
+        lambda out: torch.linspace(0, 7, 8, out=out),
+        lambda out: torch.logspace(0, 1, 8, out=out),
+        lambda out: torch.arange(0, 8, out=out),
+    ]
+    found = []
+    for function in [*functions, *functions]:  # the second time by what is known from the first
+        for shape in ((0,), (27,), (2, 2, 2)):
+            out = torch.zeros(27, device=device).resize_(shape)
+            result = function(out)
+            assert result is out
+            found.append((tuple(out.shape), round(out.sum().item(), 2)))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("values", ["auto", "real"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_output_that_is_given_is_resized_each_time(device: str, values: str) -> None:
+    found: list[Any] = []
+    traced = trace(
+        lambda: found.extend(_outputs_given(device)), device=device, host="here", values=values
+    )
+    measured = measure(_outputs_given)
+    assert found[-48:] == _outputs_given()
+    if device == "cpu":
+        assert traced.figures() == measured.figures()

@@ -453,6 +453,25 @@ def test_what_is_compiled_between_traces_is_compiled(gpu: StandingGpu) -> None:
         assert torch.allclose(output.cpu(), expected)
 
 
+def test_an_index_that_cpp_makes_is_beside_what_it_indexes(gpu: StandingGpu) -> None:
+    with gpu.on():
+        on_host, on_gpu = torch.ones(2, 3), torch.ones(2, 3, device="cuda")
+        for x in (on_host, on_gpu, on_host):
+            assert x[False, True, ...].shape == (0, 2, 3)
+            x[True] = 2.0
+            assert x[True].sum().item() == 12
+        with pytest.raises(RuntimeError, match="indices should be either on cpu"):
+            on_host[torch.tensor([1], device="cuda")]
+
+
+def test_a_list_in_itself_has_too_many_dimensions(gpu: StandingGpu) -> None:
+    with gpu.on():
+        numbers: list[object] = []
+        numbers.append(numbers)
+        with pytest.raises(ValueError, match="too many dimensions"):
+            torch.tensor(numbers)
+
+
 def _beside() -> dict[str, Callable[[torch.Tensor], Any]]:
     """Return operators that C++ makes of a factory first, which does not say for which device."""
     return {

@@ -28,6 +28,8 @@ _FROM_MEMORY = ("from_dlpack", "from_file", "frombuffer")
 _METHODS_FROM_DATA = ("new_tensor", "new")
 _ELEMENT_BY_ELEMENT = ("apply_", "map_", "map2_")
 _SEQUENCES = (list, tuple)
+_MOST_DIMENSIONS = 128
+"""Beyond them torch raises; ``MAX_DIMS`` of torch/csrc/utils/tensor_new.cpp."""
 
 
 def data_functions(device: str) -> AbstractContextManager[None]:
@@ -43,16 +45,18 @@ def _functions(trace: TraceContext) -> Layer[None]:
     return Layer([*data.from_data(), *data.by_address(), *data.storages()], None)
 
 
-def readable(trace: TraceContext, data: Any, name: str) -> Any:
+def readable(trace: TraceContext, data: Any, name: str, depth: int = 0) -> Any:
     """Return nested sequences with real tensors for those that C++ could not read.
 
     ``name`` is that of the function of torch that they are for.
     """
     __tracebackhide__ = True
     if type(data) in _SEQUENCES:
-        if not any(isinstance(item, (Tensor, *_SEQUENCES)) for item in data):
+        if depth > _MOST_DIMENSIONS or not any(
+            isinstance(item, (Tensor, *_SEQUENCES)) for item in data
+        ):
             return data
-        return [readable(trace, item, name) for item in data]
+        return [readable(trace, item, name, depth + 1) for item in data]
     record = trace.without_memory(data) if isinstance(data, Tensor) else None
     if record is None:
         return data
