@@ -79,11 +79,9 @@ class _Undecomposed(_Paths):
 @lru_cache(maxsize=1)
 def _with_paths(generation: int) -> frozenset[str]:
     """Return the operators that have a path on cuda, in a generation of what users teach."""
-    return _RECORDED_PATHS | {overload.name() for overload in taught_paths("cuda")}
-
-
-_RECORDED_PATHS = frozenset(filter(is_dispatched, (f"aten::{name}" for name in CUDA_PATHS.split())))
-"""The operators of this torch whose records have a path on cuda."""
+    recorded = (f"aten::{name}" for name in CUDA_PATHS.split())
+    taught = (overload.name() for overload in taught_paths("cuda"))
+    return frozenset((*filter(is_dispatched, recorded), *taught))  # those that this torch has
 
 
 def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:

@@ -52,6 +52,7 @@ EXCEPTIONS = {
     ("fake_cuda/api/memory.py", "_record_memory_history"),
     ("fake_cuda/api/memory.py", "_set_allocator_settings"),
     ("fake_cuda/api/memory.py", "_snapshot"),
+    ("step/imports.py", "torch.testing._internal"),  # how names of modules begin
     # Of bitsandbytes, not of torch.
     ("fake_cuda/launches/bitsandbytes.py", "_instance"),
     ("operators/third_party/bitsandbytes.py", "_ops"),

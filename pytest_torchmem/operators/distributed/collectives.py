@@ -9,7 +9,6 @@ asked for the collective does not see.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,17 +17,15 @@ from torch import Tensor
 from pytest_torchmem.operators.distributed.backend_checks import describe_checks
 from pytest_torchmem.operators.registry import DEVICES, Kind, operator
 from pytest_torchmem.torch_private.dispatch.operators import all_operators
-from pytest_torchmem.torch_private.distributed.process_groups import place_in_group
+from pytest_torchmem.torch_private.distributed.process_groups import (
+    place_in_group,
+    register_meta_kernels,
+)
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FLATTENS = "c10d::reduce_scatter_"
 """What flattens a list of inputs into one tensor for as long as it takes. ``allgather_`` does so
 with its outputs, which are its work's (``process_groups.flattened_like``).
-"""
-
-_GEOMETRY = "torch.distributed._functional_collectives"
-"""Registers the kernels for ``meta``. Without it C++ sends tensors on ``meta``, and its registry of
-work (c10d/ProcessGroup.cpp, ``WorkRegistry``) keeps them until the process ends.
 """
 
 _MOVES_SHARD = "_dtensor::shard_dim_alltoall"
@@ -58,7 +55,7 @@ _LISTS = "c10d::allgather_coalesced_"
 
 def describe() -> None:
     """Make a record of every collective that this torch has."""
-    import_module(_GEOMETRY)
+    register_meta_kernels()
     there = frozenset(all_operators())
     if _MOVES_SHARD in there:
         operator(_MOVES_SHARD, source="c10d/Functional.cpp").decomposition()(_moved_shard)

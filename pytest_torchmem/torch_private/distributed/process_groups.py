@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ _ENABLED = private_name_if_imported("torch.distributed._symmetric_memory._group_
 _numbered_dtypes = private_if_imported(
     "torch.distributed._symmetric_memory._maybe_convert_scalar_types_to_dtypes"
 )
+_FUNCTIONAL = private_name_if_imported("torch.distributed._functional_collectives")
 _TIMEOUT = timedelta(minutes=10)
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout."""
 _TABLES = tuple(
@@ -423,6 +425,15 @@ def _let_go(names: dict[Any, str]) -> None:
     """Let C++ know no group by its name."""
     for name in names.values():
         _unregister()(name)
+
+
+def register_meta_kernels() -> None:
+    """Let functional collectives have torch's kernels for ``meta``.
+
+    Without them C++ sends tensors on ``meta``, and its registry of work (c10d/ProcessGroup.cpp,
+    ``WorkRegistry``) keeps them until the process ends.
+    """
+    import_module(f"torch.distributed.{_FUNCTIONAL}")
 
 
 def place_in_group(arguments: Iterable[Any]) -> tuple[int, int] | None:
