@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import compress
 from operator import not_
 from typing import Any, cast
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import add_note
+from pytest_torchmem.step.clone_functions import FunctionCloner, Parts, holds_nothing
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.torch_private.tensors.tensors import (
     accumulated_hooks,
@@ -35,11 +37,13 @@ _TENSORS = frozenset((Tensor, nn.Parameter))
 _SHARED = frozenset(
     {
         *(type(None), bool, int, float, complex, bytes, str, range, type, type(...)),
-        *(types.FunctionType, types.BuiltinFunctionType, types.CodeType, property, weakref.ref),
+        *(types.BuiltinFunctionType, types.CodeType, property),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format),
     }
 )
 """Types of which a copy is the same; torch's own here do not change."""
+_HOLDING = frozenset({types.FunctionType, weakref.ref})
+"""Types of which ``copy.deepcopy`` makes no other, and that may hold what is copied."""
 _TABLES = frozenset({dict, OrderedDict})
 _STRING = frozenset({str})
 _COPY_RULES: Mapping[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
@@ -62,6 +66,8 @@ def _is_bare(table: Any) -> bool:
 class Cloner(ABC):
     """Deep copies in which every tensor, wherever it is found, is cloned once.
 
+    Functions that hold parts of a module (``clone_functions.py``) hold those of its copy.
+
     What becomes of a tensor is for a subclass to say; without a device it stays where it is.
     """
 
@@ -74,6 +80,7 @@ class Cloner(ABC):
         """Tensors that are copied as torch itself does, by their ids."""
         self._plain: dict[type, bool] = {}
         """Whether objects of a class are nothing but their attributes."""
+        self._parts = Parts()
         self._cloning_on: int | None = None
         """The thread on which ``copy.deepcopy`` clones tensors in this way."""
 
@@ -95,7 +102,12 @@ class Cloner(ABC):
 
     def clone(self, value: Any) -> Any:
         """Return a deep copy of ``value``, with the clones of its tensors."""
+        self._parts.begin(value)
         return self.copy(value)
+
+    def copied(self, value: Any) -> Any:
+        """Return the copy that was made of ``value``, or None."""
+        return self._memo.get(id(value))
 
     def copy(self, value: Any) -> Any:
         """Return what ``copy.deepcopy`` makes of ``value``, with the clones of its tensors.
@@ -112,13 +124,19 @@ class Cloner(ABC):
         if kind in _TABLES and _is_bare(value):
             return self._copy_table(value)
         if kind is list:
-            items: list[Any] = self._remember(value, [])
+            items: list[Any] = self.remember(value, [])
             items.extend(map(self.copy, value))
             return items
         if kind is set:
-            return self._remember(value, set(map(self.copy, value)))
+            return self.remember(value, set(map(self.copy, value)))
         if kind is tuple:
             return self._copy_tuple(value)
+        if kind is types.FunctionType and holds_nothing(value):
+            return value
+        if kind in _HOLDING:
+            return FunctionCloner(self, self._parts).clone(value)
+        if kind is partial:
+            return self._copy_partial(value)
         if isinstance(value, Tensor):
             return self._copy_as_python(value) if self._left_to_torch else self.clone_tensor(value)
         plain = self._plain.get(kind)
@@ -131,11 +149,11 @@ class Cloner(ABC):
     def _copy_table(self, table: Any) -> Any:
         """Copy a dictionary; what needs no copy is taken over without a step of Python for each."""
         if not _STRING.issuperset(map(type, table)):
-            made = self._remember(table, type(table)())
+            made = self.remember(table, type(table)())
             for key, item in table.items():
                 made[self.copy(key)] = self.copy(item)
             return made
-        made = self._remember(table, table.copy())
+        made = self.remember(table, table.copy())
         memo = self._memo
         shared = map(_SHARED.__contains__, map(type, table.values()))
         for name in compress(table, map(not_, shared)):
@@ -156,11 +174,17 @@ class Cloner(ABC):
         if known is not _ABSENT:  # it is part of itself
             return known
         same = all(one is other for one, other in zip(value, made, strict=True))
-        return value if same else self._remember(value, made)
+        return value if same else self.remember(value, made)
+
+    def _copy_partial(self, value: partial[Any]) -> partial[Any]:
+        arguments = map(self.copy, value.args)
+        made = partial(self.copy(value.func), *arguments, **self.copy(value.keywords))
+        made.__dict__.update(self.copy(value.__dict__))
+        return cast(partial[Any], self.remember(value, made))
 
     def _copy_object(self, value: Any) -> Any:
         """Copy an object that is nothing but its attributes, which it gets when all are there."""
-        made = self._remember(value, value.__class__.__new__(value.__class__))
+        made = self.remember(value, value.__class__.__new__(value.__class__))
         state = value.__getstate__() if _has_state(type(value)) else value.__dict__ or None
         if state is not None:
             state = self.copy(state)
@@ -179,7 +203,8 @@ class Cloner(ABC):
         with self._cloning():
             return copy.deepcopy(value, self._memo)
 
-    def _remember(self, value: Any, made: Any) -> Any:
+    def remember(self, value: Any, made: Any) -> Any:
+        """Let ``made`` be the copy of ``value``, and return it."""
         self._memo[id(value)] = made
         self._originals.append(value)
         return made

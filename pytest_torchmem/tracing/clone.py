@@ -91,13 +91,13 @@ class HollowCloner(Cloner):
                     for child_name, child in value.items()
                 }
                 continue
-            memo = dict(self._memo)
+            before, self._memo = self._memo, dict(self._memo)
             try:
-                clone.__dict__[name] = copy.deepcopy(value, memo)
-                self._memo.update(memo)
+                clone.__dict__[name] = self.copy(value)
             except torch.OutOfMemoryError:
                 raise
             except _NOT_COPIED:
+                self._memo = before
                 clone.__dict__[name] = value
         return clone
 

@@ -1,0 +1,198 @@
+"""Functions that a module has as attributes or hooks, and that hold parts of it themselves.
+
+``copy.deepcopy`` takes functions over as they are. One that was made for a module often holds it in
+its closure: a hook that writes to ``self``, a ``forward`` that wraps the one before. In a copy of
+the module it would go on to use the original, whose tensors are elsewhere.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, CHILDREN, PARAMETERS
+
+_TABLES = (CHILDREN, PARAMETERS, BUFFERS)
+_CONTAINERS = (list, tuple, set, dict)
+_OF_FUNCTIONS = ("__module__", "__qualname__", "__doc__", "__annotations__")
+
+
+class Copies(Protocol):
+    """What makes the copies of everything else."""
+
+    def copy(self, value: Any) -> Any:
+        """Return the copy of a part of a module."""
+
+    def copied(self, value: Any) -> Any:
+        """Return the copy that was made already, or None."""
+
+    def remember(self, value: Any, made: Any) -> Any:
+        """Let ``made`` be the copy of ``value``, and return it."""
+
+
+class Parts:
+    """What modules that are copied consist of."""
+
+    def __init__(self) -> None:
+        self._roots: list[Any] = []
+        self._ids: set[int] = set()
+
+    def begin(self, root: Any) -> None:
+        """Take note of what is going to be copied."""
+        self._roots.append(root)
+
+    def __contains__(self, value: object) -> bool:
+        while self._roots:
+            self._ids.update(map(id, _parts_of(self._roots.pop())))
+        return id(value) in self._ids
+
+
+class FunctionCloner:
+    """Makes such functions anew, with copies in the place of the ``parts`` that they hold.
+
+    What else they hold stays the same, and so does a variable that they share with others, unless
+    such a part is in it.
+    """
+
+    def __init__(self, copies: Copies, parts: Parts) -> None:
+        self._copies, self._parts = copies, parts
+
+    def clone(self, value: Any) -> Any:
+        """Return a function or weak reference that holds copies, or ``value`` itself."""
+        return self._held(value) if self._reaches(value, set()) else value
+
+    def _reaches(self, value: Any, seen: set[int]) -> bool:
+        """Return whether a part of a module is within reach of what a function holds."""
+        if id(value) in seen or value is None:
+            return False
+        seen.add(id(value))
+        return self._is_part(value) or any(self._reaches(one, seen) for one in _held_by(value))
+
+    def _is_part(self, value: Any) -> bool:
+        if value in self._parts:
+            return True
+        return isinstance(value, (nn.Module, Tensor)) and self._copies.copied(value) is not None
+
+    def _held(self, value: Any) -> Any:
+        """Return what takes the place of something that a function holds."""
+        if not self._reaches(value, set()):
+            return value
+        known = self._copies.copied(value)
+        if known is not None:
+            return known
+        kind = type(value)
+        if kind is FunctionType:
+            return self._clone_function(value)
+        if kind is MethodType:
+            return MethodType(self._held(value.__func__), self._held(value.__self__))
+        if kind is weakref.ref:
+            return weakref.ref(self._held(value()), self._held(value.__callback__))
+        if self._is_part(value):
+            return self._copies.copy(value)
+        if kind is partial:
+            arguments = map(self._held, value.args)
+            made = partial(self._held(value.func), *arguments, **self._values(value.keywords))
+            made.__dict__.update(self._values(value.__dict__))
+            return made
+        if kind is dict:
+            table: dict[Any, Any] = self._copies.remember(value, {})
+            table.update(self._values(value))
+            return table
+        if kind is list:
+            items: list[Any] = self._copies.remember(value, [])
+            items.extend(map(self._held, value))
+            return items
+        return kind(map(self._held, value))
+
+    def _values(self, table: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: self._held(one) for key, one in table.items()}
+
+    def _clone_function(self, function: FunctionType) -> FunctionType:
+        closure = function.__closure__ or ()
+        cells = tuple(map(self._cell, closure))
+        made = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+        self._copies.remember(function, made)
+        for cell, original in zip(cells, closure, strict=True):
+            if cell is not original:
+                cell.cell_contents = self._held(original.cell_contents)
+        if function.__defaults__:
+            made.__defaults__ = tuple(map(self._held, function.__defaults__))
+        if function.__kwdefaults__:
+            made.__kwdefaults__ = self._values(function.__kwdefaults__)
+        made.__dict__.update(self._values(function.__dict__))
+        for name in _OF_FUNCTIONS:
+            setattr(made, name, getattr(function, name))
+        return made
+
+    def _cell(self, cell: CellType) -> CellType:
+        """Return the variable of a closure for the copy: the same, where no part is in it."""
+        if not any(self._reaches(one, set()) for one in _in_cells((cell,))):
+            return cell
+        known: CellType | None = self._copies.copied(cell)
+        return self._copies.remember(cell, CellType()) if known is None else known
+
+
+def holds_nothing(function: FunctionType) -> bool:
+    """Return whether a function is nothing but its code."""
+    return (
+        function.__closure__ is None
+        and function.__defaults__ is None
+        and function.__kwdefaults__ is None
+        and not function.__dict__
+    )
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    """Return what something holds that a function may hold."""
+    kind = type(value)
+    if kind is FunctionType:
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return (*_in_cells(value.__closure__ or ()), *defaults, *value.__dict__.values())
+    if kind is MethodType:
+        return value.__func__, value.__self__
+    if kind is partial:
+        return value.func, *value.args, *value.keywords.values(), *value.__dict__.values()
+    if kind is weakref.ref:
+        return value(), value.__callback__
+    if kind in _CONTAINERS:
+        return tuple(value.values() if kind is dict else value)
+    return ()
+
+
+def _in_cells(cells: Iterable[CellType]) -> Iterator[Any]:
+    for cell in cells:
+        try:
+            yield cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+
+
+def _parts_of(value: Any) -> Iterator[Any]:
+    """Yield the modules of what is copied, with their tensors and whatever else they have that a
+    copy has another of.
+    """
+    if isinstance(value, nn.Module):
+        yield value
+        for name, attribute in vars(value).items():
+            if name in _TABLES and isinstance(attribute, dict):
+                for one in attribute.values():
+                    yield from _parts_of(one)
+            elif not isinstance(attribute, _NOT_PARTS):
+                yield attribute
+    elif isinstance(value, Tensor):
+        yield value
+    elif type(value) in _CONTAINERS:
+        for one in value.values() if type(value) is dict else value:
+            yield from _parts_of(one)
+
+
+_NOT_PARTS = (
+    *(type(None), bool, int, float, complex, str, bytes, range, tuple, type),
+    *(FunctionType, MethodType, partial, weakref.ref),
+)
+"""Of which a copy is the same, or that are looked into."""
