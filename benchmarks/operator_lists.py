@@ -92,7 +92,7 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
         finally:
             set_excluded(FAKE, False)
 
-    clones = clone_to(torch.device("cpu"), sample.target, sample.args, {**sample.kwargs})
+    clones = clone_to(torch.device("cpu"), sample.target, sample.args, {**sample.kwargs}, Step())
     target, args, kwargs = clones.target, clones.args, clones.kwargs
     if device != "cpu":
         if isinstance(target, torch.nn.Module):

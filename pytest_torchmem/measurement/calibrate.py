@@ -104,13 +104,13 @@ def record_figures(
 
     def run() -> dict[WorkspaceKey, WorkspaceSize]:
         _check_that_it_counts(device)
-        clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
+        clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
         device.synchronise()
         # A GPU whose generator has a new seed makes cuDNN's state of dropout anew
         # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
         torch.manual_seed(0)
         with interception(recorder):
-            step.run(clones.target, clones.args, clones.kwargs)
+            clones.step.run(clones.target, clones.args, clones.kwargs, original=target)
         return recorder.figures
 
     gc.collect()

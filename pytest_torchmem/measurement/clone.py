@@ -12,16 +12,20 @@ from torch import Tensor, nn
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.labels import Label, labels_before
 from pytest_torchmem.step.clone import Cloner, compressed_parts
+from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 
 
 @dataclass(frozen=True, slots=True)
 class Clones:
-    """A target and its arguments, cloned; ``labels`` are by address of the storage."""
+    """A target and its arguments, cloned, with their ``step``; ``labels`` are by address of the
+    storage.
+    """
 
     target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    step: Step
     labels: dict[int, Label]
 
 
@@ -30,6 +34,7 @@ def clone_to(
     target: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    step: Step,
     *,
     moved: bool = False,
 ) -> Clones:
@@ -44,7 +49,9 @@ def clone_to(
     own_target = cloner.clone(target) if isinstance(target, nn.Module) else target
     own_args = tuple(cloner.clone(value) for value in args)
     own_kwargs = {name: cloner.clone(value) for name, value in kwargs.items()}
-    return Clones(own_target, own_args, own_kwargs, labels_before(own_target, own_args, own_kwargs))
+    own_step = step.of_copy(cloner.clone_holding)
+    labels = labels_before(own_target, own_args, own_kwargs)
+    return Clones(own_target, own_args, own_kwargs, own_step, labels)
 
 
 def clone_arguments(

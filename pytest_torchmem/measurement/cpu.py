@@ -63,9 +63,9 @@ def measure(
         with _as_in_a_trace():
             return measure_cuda(target, args, kwargs, step)
     with _as_in_a_trace(), recording() as recorded:
-        clones = clone_to(torch.device("cpu"), target, args, kwargs)
+        clones = clone_to(torch.device("cpu"), target, args, kwargs, step)
         with mark(STEP):
-            outliving = step.run(clones.target, clones.args, clones.kwargs, _begins)
+            outliving = clones.step.run(clones.target, clones.args, clones.kwargs, _begins, target)
         after = labels_after(clones.target, outliving)
     timeline = build_timeline(recorded, clones.labels, after)
     return MemoryProfile(

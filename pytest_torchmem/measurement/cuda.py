@@ -111,8 +111,8 @@ def _run_once(
     device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> None:
     """Run a step on clones on the device, which are gone afterwards, and where it fails too."""
-    clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
-    step.run(clones.target, clones.args, clones.kwargs)
+    clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
+    clones.step.run(clones.target, clones.args, clones.kwargs, original=target)
 
 
 def _measured(
@@ -128,10 +128,10 @@ def _measured(
     device.start_history()
     try:
         meter = PhaseMeter(device)
-        clones = clone_to(device.torch_device, target, args, kwargs, moved=True)
+        clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
         meter.change(Phase.FORWARD)
         with following_phases(meter) as begins:
-            outliving = step.run(clones.target, clones.args, clones.kwargs, begins)
+            outliving = clones.step.run(clones.target, clones.args, clones.kwargs, begins, target)
         meter.finish()
         after = labels_after(clones.target, outliving)
     finally:

@@ -105,6 +105,10 @@ class Cloner(ABC):
         self._parts.begin(value)
         return self.copy(value)
 
+    def clone_holding(self, function: Any) -> Any:
+        """Return a function that holds what was cloned, where it holds that; or the same."""
+        return FunctionCloner(self, self._parts).clone(function)
+
     def copied(self, value: Any) -> Any:
         """Return the copy that was made of ``value``, or None."""
         return self._memo.get(id(value))

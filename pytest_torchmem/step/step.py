@@ -8,7 +8,7 @@ before the first forward and outlives the last step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,10 @@ class Step:
     def options(self) -> dict[str, Any]:
         """Return the step as keyword arguments of ``trace`` and ``measure``."""
         return {option.name: getattr(self, option.name) for option in fields(self)}
+
+    def of_copy(self, copied: Callable[[Any], Any]) -> Step:
+        """Return the step of a model's copy: functions that hold the model hold the copy."""
+        return replace(self, loss_fn=copied(self.loss_fn), optimizer=copied(self.optimizer))
 
     def check(self, target: Any) -> None:
         """Raise ``UsageError`` where these options contradict each other or ``target``."""
@@ -73,6 +77,7 @@ class Step:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         begins: Callable[[], None] | None = None,
+        original: Any = None,
     ) -> object:
         """Run the steps of a module or a callable, and return what outlives them.
 
@@ -80,7 +85,8 @@ class Step:
         the last output, which is then what the forward is for. Whoever wants to know what is live
         at the end holds it until then. Without an optimizer the gradients of several steps
         accumulate. ``begins`` is called before each step but the first where no backward of a
-        module's tells that one begins.
+        module's tells that one begins. Raises ``UsageError`` where the optimizer has parameters of
+        the module that ``target`` is a copy of, its ``original``.
         """
         __tracebackhide__ = True
         self.check(target)
@@ -91,6 +97,8 @@ class Step:
                 output: object = target(*args, **kwargs)
             return output
         optimizer = self.optimizer(target.parameters()) if self.optimizer is not None else None
+        if optimizer is not None and isinstance(original, nn.Module):
+            _refuse_parameters_of(original, optimizer)
         for index in range(self.steps):
             if index and optimizer is not None:
                 optimizer.zero_grad()
@@ -107,6 +115,8 @@ class Step:
         __tracebackhide__ = True
         output = model(*args, **kwargs)
         loss = self._loss_of(output)
+        if not torch.is_grad_enabled() and not getattr(loss, "requires_grad", True):
+            raise UsageError(_NO_GRADIENTS)
         loss.backward()
         if optimizer is not None:
             optimizer.step()
@@ -123,11 +133,28 @@ class Step:
             raise
 
 
+def _refuse_parameters_of(original: nn.Module, optimizer: Any) -> None:
+    groups = getattr(optimizer, "param_groups", ())
+    ids = {id(one) for group in groups for one in group["params"]}
+    if any(id(one) in ids for one in original.parameters()):
+        raise UsageError(
+            "optimizer= made an optimizer of the parameters of the model itself, and the step runs "
+            "on a copy: make it of the parameters that it is called with, or check a function that "
+            "makes the model and the optimizer"
+        )
+
+
 #: What torch raises for it (ATen/native/TensorIterator.cpp, compute_types; ATen/TensorUtils.cpp).
 _SEVERAL_DEVICES = "Expected all tensors to be on the same device"
 _CLOSED_OVER = (
     "The model and its inputs are moved to the device, and a tensor that loss_fn brings with it is "
     "not: write target.to(output.device) in loss_fn"
+)
+
+
+_NO_GRADIENTS = (
+    "there is nothing to call backward() on, since gradients are off around the step: leave "
+    "torch.no_grad() or torch.inference_mode() first, or pass backward=False"
 )
 
 
@@ -148,6 +175,8 @@ def reduce_to_scalar(output: Any) -> torch.Tensor:
         seen.add(id(tensor))
         part = tensor.sum()
         total = part if total is None else total + part
+    if total is None and not torch.is_grad_enabled():
+        raise UsageError(_NO_GRADIENTS)
     if total is None:
         raise UsageError(
             f"the model's output ({type(output).__name__}) holds no floating tensor that requires "

@@ -295,7 +295,7 @@ def _profile(
     facts.device = machine.device.type
     program = Program(ledger, facts)
     interceptor.parts.attribution.on_optimizer_step = OptimizerStates(ledger).stepped
-    fingerprint = ""
+    fingerprint, original = "", target
     at_begin(ledger)
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
@@ -307,8 +307,9 @@ def _profile(
         for name, value in kwargs.items():
             facts.given(name, tensors_in(value))
         cloner = HollowCloner(interceptor, machine.device)
-        target = cloner.clone_module(target)
+        target = cloner.clone_module(original)
         args, kwargs = cloner.clone_inputs(args, kwargs)
+        step = step.of_copy(cloner.clone_holding)
         fingerprint = fingerprint_of_step(ledger, machine.device)
         del cloner
         compiled.take(target)
@@ -317,7 +318,7 @@ def _profile(
         interceptor.parts.attribution.on_outermost_call = program.called
         interceptor.parts.conversion.names = program.names
         _expect_what_stands(interceptor)
-    outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step)
+    outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step, original)
     interceptor.parts.numbers.settle()
     at_end(ledger)
     for memory in memories:

@@ -6,12 +6,14 @@ import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
+from pytest_torchmem.errors import UsageError
 from tests.step.test_cloner import PlainCloner
 
 
@@ -153,3 +155,39 @@ def test_beside_what_cannot_be_copied() -> None:
     model.lines = (line for line in "two")  # type: ignore[assignment]
     assert trace(model, x).peak == peak
     assert model.found == {}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loss_and_an_optimizer_that_hold_the_model(device: str) -> None:
+    """They stand for the copy: its norm is a part of the loss, its parameters are stepped."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), torch.randn(2, 4)
+
+    def loss(output: Tensor) -> Tensor:
+        return output.sum() + model[0].weight.norm()
+
+    def groups(_: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([{"params": list(one.parameters())} for one in model])
+
+    def same_groups(parameters: Any) -> torch.optim.Optimizer:
+        own = list(parameters)
+        return torch.optim.AdamW([{"params": own[:2]}, {"params": own[2:]}])
+
+    plain = trace(model, x, device=device, loss_fn=loss, optimizer=same_groups)
+    found = trace(model, x, device=device, loss_fn=loss, optimizer=groups)
+    assert found.figures() == plain.figures()
+    assert all(one.grad is None for one in model.parameters())
+    if device == "cpu":
+        here = trace(model, x, host="here", loss_fn=loss, optimizer=groups)
+        assert measure(model, x, loss_fn=loss, optimizer=groups).figures() == here.figures()
+
+
+def test_an_optimizer_of_the_original_is_refused() -> None:
+    """Here its function holds the model in an object, which nothing is known of."""
+    holder = mock.Mock(model=nn.Linear(2, 2))
+
+    def optimizer(_: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(holder.model.parameters())
+
+    for run in (trace, measure):
+        with pytest.raises(UsageError, match="the parameters that it is called with"):
+            run(holder.model, torch.ones(1, 2), optimizer=optimizer)
