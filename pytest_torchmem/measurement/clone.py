@@ -49,7 +49,7 @@ def clone_to(
     own_target = cloner.clone(target) if isinstance(target, nn.Module) else target
     own_args = tuple(cloner.clone(value) for value in args)
     own_kwargs = {name: cloner.clone(value) for name, value in kwargs.items()}
-    own_step = step.of_copy(cloner.clone_holding)
+    own_step = step.of_copy(cloner.clone_with)
     labels = labels_before(own_target, own_args, own_kwargs)
     return Clones(own_target, own_args, own_kwargs, own_step, labels)
 

@@ -105,8 +105,12 @@ class Cloner(ABC):
         self._parts.begin(value)
         return self.copy(value)
 
-    def clone_holding(self, function: Any) -> Any:
-        """Return a function that holds what was cloned, where it holds that; or the same."""
+    def clone_with(self, function: Any) -> Any:
+        """Return what goes with the clones: the clone of a module, a function that holds clones
+        where the given one holds what was cloned, and all else as it is.
+        """
+        if isinstance(function, nn.Module):
+            return self.clone(function)
         return FunctionCloner(self, self._parts).clone(function)
 
     def copied(self, value: Any) -> Any:

@@ -41,7 +41,9 @@ class Step:
         return {option.name: getattr(self, option.name) for option in fields(self)}
 
     def of_copy(self, copied: Callable[[Any], Any]) -> Step:
-        """Return the step of a model's copy: functions that hold the model hold the copy."""
+        """Return the step of a model's copy: functions that hold the model hold the copy, and a
+        loss that is a module is copied as well.
+        """
         return replace(self, loss_fn=copied(self.loss_fn), optimizer=copied(self.optimizer))
 
     def check(self, target: Any) -> None:
@@ -147,8 +149,8 @@ def _refuse_parameters_of(original: nn.Module, optimizer: Any) -> None:
 #: What torch raises for it (ATen/native/TensorIterator.cpp, compute_types; ATen/TensorUtils.cpp).
 _SEVERAL_DEVICES = "Expected all tensors to be on the same device"
 _CLOSED_OVER = (
-    "The model and its inputs are moved to the device, and a tensor that loss_fn brings with it is "
-    "not: write target.to(output.device) in loss_fn"
+    "The model, its inputs and a loss_fn that is a module are moved to the device, and a tensor "
+    "that another loss_fn brings with it is not: write target.to(output.device) in loss_fn"
 )
 
 

@@ -39,18 +39,31 @@ class HollowCloner(Cloner):
 
     def clone_module(self, module: nn.Module) -> nn.Module:
         """Return the clone of a module, with its hooks, parametrizations and shared storages."""
-        own: list[Tensor] = []
-        for kind, table in ((Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)):
-            for path, name, tensor in tensors_by_path(module, table):
-                whole = f"{path}.{name}" if path else name
-                self._labels[id(tensor)] = (kind, whole, owner_of(module, whole))
-                own.append(tensor)
+        own = self._label(module, "")
         values = self._interceptor.parts.values
         dense = (one for one in own if one.layout is torch.strided and not is_lazy(one))
         values.expect(sum(one.numel() * one.element_size() for one in dense))
         clone = self.clone(module)
         assert isinstance(clone, nn.Module)
         return clone
+
+    def clone_with(self, function: Any) -> Any:
+        """Return what goes with the clones; the tensors of a loss are named after it."""
+        if isinstance(function, nn.Module):
+            self._label(function, "loss_fn.")
+        return super().clone_with(function)
+
+    def _label(self, module: nn.Module, prefix: str) -> list[Tensor]:
+        """Note the names of a module's tensors, and return them."""
+        own: list[Tensor] = []
+        for kind, table in ((Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)):
+            for path, name, tensor in tensors_by_path(module, table):
+                whole = f"{path}.{name}" if path else name
+                if not (prefix and id(tensor) in self._labels):  # it may hold the model itself
+                    owner = "" if prefix else owner_of(module, whole)
+                    self._labels[id(tensor)] = kind, prefix + whole, owner
+                own.append(tensor)
+        return own
 
     def clone_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Return the clones of a step's arguments."""

@@ -309,7 +309,7 @@ def _profile(
         cloner = HollowCloner(interceptor, machine.device)
         target = cloner.clone_module(original)
         args, kwargs = cloner.clone_inputs(args, kwargs)
-        step = step.of_copy(cloner.clone_holding)
+        step = step.of_copy(cloner.clone_with)
         fingerprint = fingerprint_of_step(ledger, machine.device)
         del cloner
         compiled.take(target)

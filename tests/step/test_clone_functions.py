@@ -181,6 +181,36 @@ def test_a_loss_and_an_optimizer_that_hold_the_model(device: str) -> None:
         assert measure(model, x, loss_fn=loss, optimizer=groups).figures() == here.figures()
 
 
+class Regularized(nn.Module):
+    """A loss with a parameter and a buffer of its own, and the norm of the model that it holds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.scale = model, nn.Parameter(torch.ones(4))
+        self.register_buffer("target", torch.zeros(4))
+
+    def forward(self, output: Tensor) -> Tensor:
+        norms = [one.norm() for one in self.model.parameters()]
+        return ((output * self.scale - self.target) ** 2).sum() + sum(norms)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loss_that_is_a_module_is_copied(device: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), torch.randn(2, 4)
+    loss = Regularized(model)
+
+    def both(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([*parameters, loss.scale])
+
+    found = trace(model, x, device=device, host="here", loss_fn=loss, optimizer=both)
+    plain = trace(model, x, device=device, host="here", optimizer=torch.optim.AdamW)
+    assert found.baseline == plain.baseline + loss.scale.nbytes * 2
+    assert "loss_fn.scale" in {one.label for one in found.live_at_peak()}
+    assert loss.scale.grad is None
+    if device == "cpu":
+        assert measure(model, x, loss_fn=loss, optimizer=both).figures() == found.figures()
+
+
 def test_an_optimizer_of_the_original_is_refused() -> None:
     """Here its function holds the model in an object, which nothing is known of."""
     holder = mock.Mock(model=nn.Linear(2, 2))
