@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, CHILDREN, PARAMETERS
 
 _TABLES = (CHILDREN, PARAMETERS, BUFFERS)
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, range, type})
+"""Types that hold nothing, and of which a copy is the same."""
+_NOT_PARTS = (*_ATOMS, tuple, FunctionType, MethodType, partial, weakref.ref)
+"""Of which a copy is the same, or that are looked into."""
 _CONTAINERS = (list, tuple, set, dict)
 _OF_FUNCTIONS = ("__module__", "__qualname__", "__doc__", "__annotations__")
 
@@ -64,14 +68,19 @@ class FunctionCloner:
 
     def clone(self, value: Any) -> Any:
         """Return a function or weak reference that holds copies, or ``value`` itself."""
-        return self._held(value) if self._reaches(value, set()) else value
+        return self._held(value) if self._reaches(value) else value
 
-    def _reaches(self, value: Any, seen: set[int]) -> bool:
+    def _reaches(self, value: Any) -> bool:
         """Return whether a part of a module is within reach of what a function holds."""
-        if id(value) in seen or value is None:
-            return False
-        seen.add(id(value))
-        return self._is_part(value) or any(self._reaches(one, seen) for one in _held_by(value))
+        waiting, seen = [value], set[int]()
+        while waiting:
+            one = waiting.pop()
+            if id(one) not in seen:
+                seen.add(id(one))
+                if self._is_part(one):
+                    return True
+                waiting.extend(held for held in _held_by(one) if type(held) not in _ATOMS)
+        return False
 
     def _is_part(self, value: Any) -> bool:
         if value in self._parts:
@@ -80,7 +89,7 @@ class FunctionCloner:
 
     def _held(self, value: Any) -> Any:
         """Return what takes the place of something that a function holds."""
-        if not self._reaches(value, set()):
+        if not self._reaches(value):
             return value
         known = self._copies.copied(value)
         if known is not None:
@@ -131,7 +140,7 @@ class FunctionCloner:
 
     def _cell(self, cell: CellType) -> CellType:
         """Return the variable of a closure for the copy: the same, where no part is in it."""
-        if not any(self._reaches(one, set()) for one in _in_cells((cell,))):
+        if not any(self._reaches(one) for one in _in_cells((cell,))):
             return cell
         known: CellType | None = self._copies.copied(cell)
         return self._copies.remember(cell, CellType()) if known is None else known
@@ -189,10 +198,3 @@ def _parts_of(value: Any) -> Iterator[Any]:
     elif type(value) in _CONTAINERS:
         for one in value.values() if type(value) is dict else value:
             yield from _parts_of(one)
-
-
-_NOT_PARTS = (
-    *(type(None), bool, int, float, complex, str, bytes, range, tuple, type),
-    *(FunctionType, MethodType, partial, weakref.ref),
-)
-"""Of which a copy is the same, or that are looked into."""

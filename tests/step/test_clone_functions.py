@@ -221,3 +221,21 @@ def test_an_optimizer_of_the_original_is_refused() -> None:
     for run in (trace, measure):
         with pytest.raises(UsageError, match="the parameters that it is called with"):
             run(holder.model, torch.ones(1, 2), optimizer=optimizer)
+
+
+def test_large_and_deep_things_that_a_function_holds() -> None:
+    deep: list[Any] = []
+    for _ in range(20_000):
+        deep = [deep]
+    large, model = list(range(1_000_000)), nn.Linear(2, 2)
+
+    def forward(x: Tensor) -> Tensor:
+        return nn.functional.linear(x, model.weight) * len(large) * len(deep)
+
+    model.forward = forward  # type: ignore[method-assign]
+    copied: Any = PlainCloner(None).clone(model)
+    cells = {
+        cell.cell_contents for cell in copied.forward.__closure__ if cell.cell_contents is copied
+    }
+    assert cells == {copied}
+    assert any(cell.cell_contents is large for cell in copied.forward.__closure__)
