@@ -26,11 +26,9 @@ class _PastRewriting(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module of this package is, and leave all others to who comes next."""
-        return PathFinder.find_spec(fullname, path, target) if self._is_ours(fullname) else None
-
-    @staticmethod
-    def _is_ours(name: str) -> bool:
-        return name.startswith(_PACKAGE)
+        if not fullname.startswith(_PACKAGE):
+            return None
+        return PathFinder.find_spec(fullname, path, target)
 
 
 _FINDER = _PastRewriting()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import add_note
-from pytest_torchmem.step.clone_functions import FunctionCloner, Parts, holds_nothing
+from pytest_torchmem.step.clone_functions import FunctionCloner, Parts, holds_nothing, partial_of
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.torch_private.tensors.tensors import (
     accumulated_hooks,
@@ -66,9 +66,8 @@ def _is_bare(table: Any) -> bool:
 class Cloner(ABC):
     """Deep copies in which every tensor, wherever it is found, is cloned once.
 
-    Functions that hold parts of a module (``clone_functions.py``) hold those of its copy.
-
-    What becomes of a tensor is for a subclass to say; without a device it stays where it is.
+    Functions that hold parts of a module (``clone_functions.py``) hold those of its copy. What
+    becomes of a tensor is for a subclass to say; without a device it stays where it is.
     """
 
     def __init__(self, device: torch.device | None) -> None:
@@ -144,7 +143,7 @@ class Cloner(ABC):
         if kind in _HOLDING:
             return FunctionCloner(self, self._parts).clone(value)
         if kind is partial:
-            return self._copy_partial(value)
+            return self.remember(value, partial_of(value, self.copy))
         if isinstance(value, Tensor):
             return self._copy_as_python(value) if self._left_to_torch else self.clone_tensor(value)
         plain = self._plain.get(kind)
@@ -183,12 +182,6 @@ class Cloner(ABC):
             return known
         same = all(one is other for one, other in zip(value, made, strict=True))
         return value if same else self.remember(value, made)
-
-    def _copy_partial(self, value: partial[Any]) -> partial[Any]:
-        arguments = map(self.copy, value.args)
-        made = partial(self.copy(value.func), *arguments, **self.copy(value.keywords))
-        made.__dict__.update(self.copy(value.__dict__))
-        return cast(partial[Any], self.remember(value, made))
 
     def _copy_object(self, value: Any) -> Any:
         """Copy an object that is nothing but its attributes, which it gets when all are there."""

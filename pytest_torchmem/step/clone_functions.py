@@ -8,7 +8,7 @@ the module it would go on to use the original, whose tensors are elsewhere.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, Protocol
@@ -104,10 +104,7 @@ class FunctionCloner:
         if self._is_part(value):
             return self._copies.copy(value)
         if kind is partial:
-            arguments = map(self._held, value.args)
-            made = partial(self._held(value.func), *arguments, **self._values(value.keywords))
-            made.__dict__.update(self._values(value.__dict__))
-            return made
+            return partial_of(value, self._held)
         if kind is dict:
             table: dict[Any, Any] = self._copies.remember(value, {})
             table.update(self._values(value))
@@ -144,6 +141,14 @@ class FunctionCloner:
             return cell
         known: CellType | None = self._copies.copied(cell)
         return self._copies.remember(cell, CellType()) if known is None else known
+
+
+def partial_of(value: partial[Any], copy: Callable[[Any], Any]) -> partial[Any]:
+    """Return a partial of the copies of all that another one holds."""
+    options = {name: copy(one) for name, one in value.keywords.items()}
+    made = partial(copy(value.func), *map(copy, value.args), **options)
+    made.__dict__.update((name, copy(one)) for name, one in value.__dict__.items())
+    return made
 
 
 def holds_nothing(function: FunctionType) -> bool:
