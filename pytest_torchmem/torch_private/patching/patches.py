@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
-from itertools import repeat
-from operator import is_
+from functools import cache, partial
+from operator import is_, itemgetter
 from types import MethodType, ModuleType
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from pytest_torchmem.torch_private.tensors.holders import HOLDERS
 
 ABSENT: Any = object()
 """Stands for an attribute that is not there."""
+_is_absent = partial(is_, ABSENT)
 
 Replacements: TypeAlias = Sequence[tuple[Any, Mapping[str, Any]]]
 """Classes or modules, and their attributes by name.
@@ -83,25 +83,57 @@ class _Replaced(AbstractContextManager[None]):
         self._patch.put_back()
 
 
-class _Place(NamedTuple):
+class _Bound:
+    """Tells whether names are bound to the very things that they are given with, or not at all.
+
+    There are hundreds, which are asked for twice in every trace: a step of Python for each counts.
+    """
+
+    __slots__ = ("_find", "_found", "_missing", "_names")
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        there = {name: one for name, one in attributes.items() if one is not ABSENT}
+        self._names, self._found = tuple(there), (*there.values(), *[*there.values()][:1])
+        self._missing = attributes.keys() - there.keys()
+        if there:  # of a single name this would not give a tuple
+            self._find = itemgetter(*self._names, self._names[0])
+
+    def holds(self, own: Mapping[str, Any]) -> bool:
+        """Return whether the attributes of a module or class are these."""
+        if self._missing and not self._missing.isdisjoint(own):
+            return False
+        try:
+            return not self._names or all(map(is_, self._find(own), self._found))
+        except KeyError:
+            return False
+
+
+class _Place:
     """A class or module, and some of its attributes by name."""
 
-    owner: Any
-    own: Mapping[str, Any]
-    replacements: Mapping[str, Any]
-    before: Mapping[str, Any]
-    at_once: bool
-    """Whether all can be set by an update of the module's own names."""
+    __slots__ = ("_as_before", "_at_once", "_own", "_replaced", "before", "owner", "replacements")
+
+    def __init__(
+        self, owner: Any, replacements: Mapping[str, Any], before: Mapping[str, Any]
+    ) -> None:
+        self.owner, self.replacements, self.before = owner, replacements, before
+        self._own: Any = vars(owner)
+        self._as_before: _Bound | None = None
+        self._replaced: _Bound | None = None
+        """Made where this is used again."""
+        self._at_once = type(owner) is ModuleType and not any(map(_is_absent, before.values()))
+        """Whether all can be set by an update of the module's own names."""
 
     def is_as_before(self) -> bool:
         """Return whether every attribute is what it was."""
-        now = map(self.own.get, self.before, repeat(ABSENT))
-        return all(map(is_, now, self.before.values()))
+        if self._as_before is None:
+            self._as_before, self._replaced = _Bound(self.before), _Bound(self.replacements)
+        return self._as_before.holds(self._own)
 
     def replace(self) -> None:
         """Have the replacements there."""
-        if self.at_once:
-            vars(self.owner).update(self.replacements)
+        if self._at_once:
+            self._own.update(self.replacements)
             return
         owner = self.owner
         for name, attribute in self.replacements.items():
@@ -111,16 +143,16 @@ class _Place(NamedTuple):
         """Have there what was before, also where not all was replaced, and nowhere where a program
         has put something meanwhile.
         """
-        owner, own, before = self.owner, self.own, self.before
-        now = map(own.get, self.replacements, repeat(ABSENT))
-        if not all(map(is_, now, self.replacements.values())):
+        owner, own, before = self.owner, self._own, self.before
+        if self._replaced is None or not self._replaced.holds(own):
             before = {
                 name: attribute
                 for name, attribute in before.items()
-                if not is_of_program(owner, name, own.get(name))
+                if own.get(name) is self.replacements[name]
+                or not is_of_program(owner, name, own.get(name))
             }
-        if self.at_once:
-            vars(owner).update(before)
+        if self._at_once:
+            own.update(before)
             return
         for name, attribute in before.items():
             if attribute is ABSENT:
@@ -164,27 +196,29 @@ class Patch:
 
     def _place(self, owner: Any, attributes: Mapping[str, Any]) -> _Place:
         own, of_module, replacements = vars(owner), isinstance(owner, ModuleType), {}
-        before = {name: own.get(name, ABSENT) for name in attributes}
+        before: dict[str, Any] = {}
         for name, replacement in attributes.items():
-            if isinstance(owner, type) and isinstance(replacement, MethodType):
+            found = own.get(name, ABSENT)
+            is_ours = is_left_over(found)
+            if isinstance(replacement, MethodType) and isinstance(owner, type):
                 replacement = _unbound(replacement)
-            if is_left_over(before[name]) and not self._stands(before[name]):
-                before[name] = _give_back(owner, name)
-            if is_of_program(owner, name, before[name]):
-                self._stay_beside(owner, name, before.pop(name), replacement)
+            if is_ours and not self._stands(found):
+                found = _give_back(owner, name)
+                is_ours = is_left_over(found)
+            if is_of_program(owner, name, found):
+                self._stay_beside(owner, name, found, replacement)
                 continue
             if owner is Tensor:
                 replacement = of_tensors(replacement, getattr(Tensor, name))
             elif of_module:
-                replacement = of_functions(owner, replacement, before[name])
-            if of_module and callable(before[name]):
-                self._of_modules[id(before[name])] = before[name], replacement
-                self._given[id(replacement)] = before[name]
-            replacements[name] = replacement
-            if not is_left_over(before[name]):
-                self.originals[id(owner), name] = owner, before[name]
-        at_once = type(owner) is ModuleType and all(one is not ABSENT for one in before.values())
-        return _Place(owner, own, replacements, before, at_once)
+                replacement = of_functions(owner, replacement, found)
+                if callable(found):
+                    self._of_modules[id(found)] = found, replacement
+                    self._given[id(replacement)] = found
+            replacements[name], before[name] = replacement, found
+            if not is_ours:
+                self.originals[id(owner), name] = owner, found
+        return _Place(owner, replacements, before)
 
     def _stay_beside(self, owner: Any, name: str, found: Any, replacement: Any) -> None:
         """Leave what a program has put there, and replace what that calls."""
@@ -197,9 +231,10 @@ class Patch:
 
     def fits(self) -> bool:
         """Return whether what was there when this was made is there now."""
-        return all(place.is_as_before() for place in self._places) and all(
-            own.get(name, ABSENT) is found for own, name, found in self._looked_at
-        )
+        for place in self._places:
+            if not place.is_as_before():
+                return False
+        return all(own.get(name, ABSENT) is found for own, name, found in self._looked_at)
 
     def put_in_place(self) -> None:
         """Have the replacements in place, until ``put_back``; all or none of them."""
