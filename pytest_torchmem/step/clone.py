@@ -161,7 +161,7 @@ class Cloner(ABC):
                 made[self.copy(key)] = self.copy(item)
             return made
         made = self.remember(table, table.copy())
-        memo = self._memo
+        memo, originals = self._memo, self._originals
         shared = map(_SHARED.__contains__, map(type, table.values()))
         for name in compress(table, map(not_, shared)):
             item = made[name]
@@ -170,7 +170,7 @@ class Cloner(ABC):
                 made[name] = self.copy(item)
             elif kind is dict or not item.__dict__:
                 made[name] = memo[id(item)] = kind()  # as most tables of a module are
-                self._originals.append(item)
+                originals.append(item)
             else:
                 made[name] = self.copy(item)
         return made

@@ -83,6 +83,8 @@ class FunctionCloner:
         return False
 
     def _is_part(self, value: Any) -> bool:
+        if isinstance(value, _NOT_PARTS):  # so that a plain loss does not have all of them listed
+            return False
         if value in self._parts:
             return True
         return isinstance(value, (nn.Module, Tensor)) and self._copies.copied(value) is not None

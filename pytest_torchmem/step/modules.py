@@ -6,7 +6,7 @@ What a program's class has in the place of torch's methods is not asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -32,8 +32,9 @@ def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[st
         children = _table(module, CHILDREN)
         if children:
             prefix = f"{path}." if path else ""
-            inner = [(prefix + name, child) for name, child in children if child is not None]
-            waiting += inner[::-1]
+            waiting += [
+                (prefix + name, child) for name, child in reversed(children) if child is not None
+            ]
     return found
 
 
@@ -44,8 +45,15 @@ def tensors_by_path(
 
     A tensor in several places has the first, or if not ``each_once`` all of them.
     """
+    yield from tensors_in_tables(modules_by_path(root, each_once=each_once), table, each_once)
+
+
+def tensors_in_tables(
+    modules: Iterable[tuple[str, nn.Module]], table: str, each_once: bool = True
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield the same of modules that are known with their paths."""
     seen: set[int] = set()
-    for path, module in modules_by_path(root, each_once=each_once):
+    for path, module in modules:
         for name, tensor in _table(module, table):
             if tensor is None or (each_once and id(tensor) in seen):
                 continue
@@ -53,5 +61,6 @@ def tensors_by_path(
             yield path, name, tensor
 
 
-def _table(module: nn.Module, name: str) -> list[tuple[str, Any]]:
-    return list(getattr(module, name).items())
+def _table(module: nn.Module, name: str) -> tuple[tuple[str, Any], ...]:
+    table = getattr(module, name)
+    return tuple(table.items()) if table else ()

@@ -9,8 +9,10 @@ over.
 from __future__ import annotations
 
 import operator
+from abc import ABCMeta
 from collections import defaultdict
 from collections.abc import Callable
+from enum import EnumMeta
 from itertools import chain, repeat
 from typing import Any
 from weakref import ref
@@ -31,7 +33,9 @@ from pytest_torchmem.step.reached import (
 )
 
 _HOLD_NOTHING = (*PLAIN, *FUNCTIONS)
-_QUICK = frozenset({bool, int, float, str, type(None)})
+_NOTHING_OF_INTEREST = (*_HOLD_NOTHING, nn.Module)
+_QUICK = frozenset({*_HOLD_NOTHING, bool, ABCMeta, EnumMeta})
+"""The same for most objects, told by their own type."""
 _DEEPEST = 3
 """Levels of containers and objects that are looked into."""
 _GONE: Any = object()
@@ -56,8 +60,11 @@ class ProgramState:
         Its memory was not freed then, as it would have been.
         """
         for place, contents in self._before:
-            now = set(map(id, _parts(_contents(place))))
-            gone = (one for one in _parts(contents) if id(one) not in now)
+            now = _contents(place)
+            if _is_same(now, contents):
+                continue
+            there = set(map(id, _parts(now)))
+            gone = (one for one in _parts(contents) if id(one) not in there)
             if any(isinstance(one, Tensor) or not isinstance(one, PLAIN) for one in gone):
                 return True
         return False
@@ -69,17 +76,17 @@ class ProgramState:
                 _bind_as(place, contents)
             elif isinstance(place, dict):
                 now = _contents(place)
-                if not _same(_parts(now), _parts(contents)):
+                if not _is_same(now, contents):
                     # What a library registers as it is imported is registered once in a process.
                     kept = {key: one for key, one in now.items() if key not in contents}
                     kept = {key: one for key, one in kept.items() if shared and is_code(one)}
                     _fill(place, contents | kept)
-            elif isinstance(place, set) or not _same(items_of(place), contents):
+            elif isinstance(place, set) or not _is_same(items_of(place), contents):
                 _fill(place, contents)
         for table, references in self._parameters:
             found = {name: held() if held else None for name, held in references.items()}
             lost = any(held and found[name] is None for name, held in references.items())
-            if not lost and not _same(_parts(table), _parts(found)):
+            if not lost and not _is_same(table, found):
                 table.clear()
                 table.update(found)
 
@@ -99,11 +106,14 @@ class SharedState:
         """Put what was there before in the place of tensors that a trace has made."""
         restorer = _Restorer(is_made_here)
         for place, before in self._before:
+            now = _contents(place)
+            if not any(map(restorer.holds, now.values() if isinstance(now, dict) else now)):
+                continue
             if isinstance(place, Names):
                 restorer.names(place, before)
             elif isinstance(place, dict):
                 restorer.table(place, before)
-            elif any(map(restorer.holds, items_of(place))):
+            else:
                 restorer.items(place, before)
 
 
@@ -120,7 +130,7 @@ class _Restorer:
 
     def holds(self, one: Any) -> bool:
         """Tell whether there is anything to take out."""
-        return holds_tensor(one, self._made)
+        return type(one) not in _QUICK and holds_tensor(one, self._made)
 
     def names(self, place: Names, before: dict[str, Any]) -> None:
         """Restore what names are bound to; a tensor that is gone leaves ``None``."""
@@ -194,18 +204,35 @@ def _bind_as(place: Names, contents: dict[str, Any]) -> None:
 
 def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _DEEPEST) -> bool:
     """Return whether something is a tensor that is meant, or holds one, not too deep."""
-    if isinstance(one, Tensor):
-        return is_meant(one)
-    if depth == 0 or isinstance(one, (*_HOLD_NOTHING, nn.Module)):
-        return False
-    kind, inside = container_of(type(one)), []
-    if kind is not None:
-        inside = _parts(_contents(one))
-    if kind is not type(one):
+    kind, inside = type(one), []
+    if kind not in CONTAINERS:
+        if isinstance(one, Tensor):
+            return is_meant(one)
+        if depth == 0 or isinstance(one, _NOTHING_OF_INTEREST):
+            return False
         own = getattr(one, "__dict__", None)
-        if type(own) is dict and is_of_program(type(one)):
-            inside = inside + list(own.values())
-    return any(holds_tensor(part, is_meant, depth - 1) for part in inside)
+        if type(own) is dict and is_of_program(kind):
+            inside = [*own.values()]
+        if container_of(kind) is None:
+            return any(holds_tensor(part, is_meant, depth - 1) for part in inside)
+    elif depth == 0:
+        return False
+    contents = _contents(one)
+    if not inside and _hold_nothing(contents):
+        return False
+    inside += _parts(contents)
+    return any(
+        holds_tensor(part, is_meant, depth - 1) for part in inside if type(part) not in _QUICK
+    )
+
+
+def _hold_nothing(contents: Any) -> bool:
+    """Return whether what a container holds, keys and values alike, holds nothing itself."""
+    if isinstance(contents, dict):
+        return _hold_nothing([*contents]) and _hold_nothing([*contents.values()])
+    return _QUICK.issuperset(map(type, contents)) or all(
+        type(part) in _QUICK or isinstance(part, _HOLD_NOTHING) for part in contents
+    )
 
 
 class _Inside:
@@ -214,11 +241,14 @@ class _Inside:
     __slots__ = ("inside", "kind", "of", "parts")
 
     def __init__(self, container: Any, depth: int) -> None:
-        self.kind, self.of = container_of(type(container)), id(container)
+        kind = type(container)
+        self.of, self.inside = id(container), None
+        if kind in CONTAINERS:
+            self.kind: Any = kind
+        else:
+            self.kind, self.inside = container_of(kind), _attributes(container, depth)
         contents = _contents(container)
-        plain = all(isinstance(part, _HOLD_NOTHING) for part in _parts(contents))
-        self.parts: Any = contents if plain else _weakly(contents, depth)
-        self.inside = _attributes(container, depth)
+        self.parts: Any = contents if _hold_nothing(contents) else _weakly(contents, depth)
 
     def rebuilt(self) -> Any:
         """Return another container of the same, ``_GONE`` if something of it is gone."""
@@ -255,13 +285,16 @@ def _attributes(one: Any, depth: int) -> _Inside | None:
 def _weakly(contents: Any, depth: int = _DEEPEST) -> Any:
     """Return contents in which no tensor is kept alive; ``_there`` gives them back."""
     if isinstance(contents, dict):
-        return {key: _weak(value, depth) for key, value in contents.items()}
-    return [_weak(one, depth) for one in contents]
+        return {
+            key: value if type(value) in _QUICK else _weak(value, depth)
+            for key, value in contents.items()
+        }
+    return [one if type(one) in _QUICK else _weak(one, depth) for one in contents]
 
 
 def _weak(one: Any, depth: int) -> Any:
     kind = type(one)
-    if kind in _QUICK or isinstance(one, _HOLD_NOTHING):
+    if kind not in CONTAINERS and isinstance(one, _HOLD_NOTHING):
         return one
     if container_of(kind) is not None:
         return _Inside(one, depth - 1) if depth else _GONE
@@ -287,9 +320,14 @@ def _there(one: Any) -> Any:
 
 def _contents(place: Any) -> Any:
     """Return names and values as a dictionary, and anything else as a list."""
-    if isinstance(place, Names):
+    kind = type(place)
+    if kind is Names:
         return place.read()
-    kind = container_of(type(place))
+    if kind is dict:
+        return place.copy()
+    if kind is list:
+        return place[:]
+    kind = container_of(kind)
     return dict(kind.items(place)) if kind in MAPPINGS else items_of(place)
 
 
@@ -311,6 +349,8 @@ def _parts(container: Any) -> list[Any]:
     return list(container)
 
 
-def _same(now: list[Any], before: list[Any]) -> bool:
-    """Whether a container holds the very same things."""
-    return len(now) == len(before) and all(map(operator.is_, now, before))
+def _is_same(now: Any, before: Any) -> bool:
+    """Return whether contents are the very same things, in the same order."""
+    if len(now) != len(before) or not all(map(operator.is_, now, before)):
+        return False
+    return not isinstance(now, dict) or all(map(operator.is_, now.values(), before.values()))

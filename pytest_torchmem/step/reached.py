@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import types
+from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dis import get_instructions, opmap
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from pytest_torchmem.step.modules import modules_by_path
 from pytest_torchmem.step.names import (
     FUNCTIONS,
     names_of_cell,
@@ -42,9 +45,15 @@ _WITHOUT_STATE = (
     int,
     float,
     complex,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
 )
 #: What takes no memory of a device, and holds nothing that does.
 PLAIN = (type, *(kind for kind in _WITHOUT_STATE if kind is not Tensor), type(None))
+_CODE = frozenset({type, ABCMeta, types.ModuleType, *FUNCTIONS})
+"""Types of most of what a file defines."""
 _STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 
 
@@ -78,7 +87,7 @@ class Reached:
         self._kinds: set[type] = set()
         self._globals: list[Any] = []
         if isinstance(target, nn.Module):  # a trace has a copy of it
-            self._kinds.update(map(type, target.modules()))
+            self._kinds.update(type(module) for _, module in modules_by_path(target))
         else:
             arguments = (target, *arguments)
         self._walk([*arguments], shared=False)
@@ -166,7 +175,7 @@ class Reached:
             states = {
                 name: value
                 for name, value in variables.items()
-                if not name.startswith("__") and not is_code(value)
+                if type(value) not in _CODE and not name.startswith("__") and not is_code(value)
             }
             self.holders.append(Holder(names_of_globals(variables, states), shared=True))
             for value in states.values():

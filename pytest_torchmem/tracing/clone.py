@@ -15,7 +15,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.operators.sparse.parts import compressed_like
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.clone import Cloner, compressed_parts
-from pytest_torchmem.step.modules import tensors_by_path
+from pytest_torchmem.step.modules import modules_by_path, tensors_in_tables
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, CHILDREN, PARAMETERS
@@ -56,8 +56,9 @@ class HollowCloner(Cloner):
     def _label(self, module: nn.Module, prefix: str) -> list[Tensor]:
         """Note the names of a module's tensors, and return them."""
         own: list[Tensor] = []
+        modules = modules_by_path(module)
         for kind, table in ((Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)):
-            for path, name, tensor in tensors_by_path(module, table):
+            for path, name, tensor in tensors_in_tables(modules, table):
                 whole = f"{path}.{name}" if path else name
                 if not (prefix and id(tensor) in self._labels):  # it may hold the model itself
                     owner = "" if prefix else owner_of(module, whole)

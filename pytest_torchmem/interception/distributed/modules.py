@@ -31,6 +31,7 @@ from pytest_torchmem.interception.distributed.propagation import (
 from pytest_torchmem.interception.distributed.world import refuse_symmetric_memory
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.step.modules import modules_by_path
 from pytest_torchmem.torch_private.distributed.fully_sharded import (
     STATE_OF_SHARDING,
     is_of_this_world,
@@ -118,7 +119,7 @@ def refuse_wrapped(target: nn.Module) -> None:
     Its copy could not be made, or would be wrapped anew.
     """
     kinds = tuple(filter(None, (find() for find in _WRAPPERS)))
-    for path, inner in target.named_modules():
+    for path, inner in modules_by_path(target):
         if isinstance(inner, kinds):
             kind = next(kind for kind in kinds if isinstance(inner, kind))
             where = f"{type(target).__name__}.{path}" if path else type(target).__name__
