@@ -70,7 +70,7 @@ _Paths = dict[int, tuple[str, "weakref.ref[nn.Module]"]]
 """The path of each module, by its id."""
 _Call = tuple[str, int, nn.Module, Mode]
 _Left = tuple[int, CodeType | None, int]
-"""The node number when a module returned, and the code and the number of the line that called."""
+"""The node number when a module returned, and the code that called and the place in it."""
 _NOT_LEFT: _Left = (-1, None, 0)
 
 
@@ -333,19 +333,22 @@ class Attribution:
         modules, places, number = self._modules, self._places, sequence_number()
         if task == -1 and places.numbers and places.numbers[-1] < number:
             path, (module, line) = modules.calls[-1][0], places.places[-1]
-            returned, code, lineno = modules.left
+            returned, code, at = modules.left
             if code is not None and returned >= places.numbers[-1]:
-                line = self._line_of_code(code, lineno)
+                line = self._line_of_code(code, at)
             elif module != path:
                 line = ""
             places.add(number, (path, line or self._line(caller)))
-        modules.left = number, caller.f_code, caller.f_lineno
+        modules.left = number, caller.f_code, caller.f_lasti
 
-    def _line_of_code(self, code: CodeType, lineno: int) -> str:
-        """Return a line as reports have it, "" for one of torch or of this package."""
+    def _line_of_code(self, code: CodeType, at: int) -> str:
+        """Return the line of a place in code as reports have it, "" for one of torch or of this
+        package.
+        """
         if _classify(code.co_filename) != _USER:
             return ""
-        return f"{short_path(code.co_filename)}:{lineno}"
+        lines = (line for start, end, line in code.co_lines() if start <= at < end and line)
+        return f"{short_path(code.co_filename)}:{next(lines, code.co_firstlineno)}"
 
     def _path(self, calls: list[_Call], module: nn.Module) -> str:
         if not calls:
@@ -418,7 +421,10 @@ class Attribution:
                 frame = frame.f_back
                 continue
             if what == _USER:
-                key = (number, frame.f_lineno)
+                key = (
+                    number,
+                    frame.f_lasti,
+                )  # to find the number of a line takes ten times as long
                 line = self._lines.get(key)
                 if line is None:
                     line = self._lines[key] = f"{self._file(code)}:{frame.f_lineno}"

@@ -77,6 +77,8 @@ _MOST_LAYERS = 200
 """Of a model with more kinds of layers none are noted: a snapshot is for people to read."""
 _MOST_SETTINGS = 40
 _LONGEST_VALUE = 40
+_ENDS_VALUE = re.compile(r"[,;|@\n]")
+"""What a value in a list of settings cannot have in it."""
 _TENSORS = frozenset({Tensor, nn.Parameter})
 """Classes whose sizes are numbers: those of a subclass may have names that change."""
 _PLAIN = frozenset({bool, int, float, str})
@@ -168,7 +170,7 @@ class FactCollector:
         self._modes: dict[tuple[str, str], set[Numbers]] = {}
         self._layers: dict[tuple[str, str], set[Numbers]] = {}
         self._given: dict[str, dict[str, set[Numbers]]] = {}
-        self._sizes: dict[tuple[str, str], set[Numbers]] = {}
+        self._sizes: dict[tuple[str, tuple[int, ...]], set[Numbers]] = {}
         """Modules with parameters of their own, by pattern and by what these are."""
         self._graphs: list[str] = []
         """The lines at which a graph was compiled."""
@@ -282,8 +284,8 @@ class FactCollector:
                 known[path] = f"is {met_at}"
             elif not is_lazy(parameter):
                 pattern, place = fold(path)
-                size = str([*parameter.shape])
-                self._sizes.setdefault((pattern, size), set()).add(place)
+                shape = tuple(parameter.shape)
+                self._sizes.setdefault((pattern, shape), set()).add(place)
             if _is_channels_last(parameter):
                 self._known[FORMATS][name] = _CHANNELS_LAST
         if not trains:
@@ -352,16 +354,17 @@ class FactCollector:
         what such a layer makes says as much.
         """
         found: dict[str, list[str]] = {}
-        for (pattern, size), numbers in self._sizes.items():
+        for (pattern, shape), numbers in self._sizes.items():
             if pattern.rpartition(".")[0] not in self._given:
-                where = write_numbers(numbers)
+                where, size = write_numbers(numbers), str([*shape])
                 found.setdefault(pattern, []).append(f"{size} @{where}" if where else size)
         if len(found) > _MOST_LAYERS:
             return {}
         return {pattern: " | ".join(sizes) for pattern, sizes in found.items()}
 
     def _is_in_library(self, path: str) -> bool:
-        return any(outer in self.callers for outer in prefixes(path))
+        callers = self.callers
+        return path.partition(".")[0] in callers or any(one in callers for one in prefixes(path))
 
     def _count(self, path: str) -> None:
         number, lines = self._calls.get(path, (0, {}))
@@ -604,4 +607,4 @@ def _scalars(
 def _short(value: object) -> str:
     """Return a value as it stands in a list, "" where that cannot be read."""
     text = str(value)
-    return text if len(text) <= _LONGEST_VALUE and not set(text) & set(",;|@\n") else ""
+    return text if len(text) <= _LONGEST_VALUE and not _ENDS_VALUE.search(text) else ""

@@ -137,7 +137,7 @@ class Kernels:
         try:
             key: Any = geometry_of_arguments(args, tensors)
             if kwargs:
-                key = (key, geometry_of(tuple(kwargs.items()), tensors))
+                key = (key, *kwargs, geometry_of_arguments((*kwargs.values(),), tensors))
         except RuntimeError:  # of a tensor that has no strides
             if any(map(is_lazy, argument_tensors((args, kwargs)))):
                 return self._run_on_lazy(spec, args, kwargs)

@@ -19,7 +19,7 @@ from pytest_torchmem.torch_private.tensors.storages import hollow_storage, tenso
 _HOST = torch.device("cpu")
 _tuple: Any = tuple.__new__
 """Makes a named tuple as its class does, without a call of Python for each storage."""
-_ACTIVATION = Kind.ACTIVATION
+_ACTIVATION, _WORKSPACE = Kind.ACTIVATION, Kind.WORKSPACE
 _EXACT = Confidence.EXACT
 _KIND_OF_PHASE = {
     Phase.BASELINE: Kind.OTHER,
@@ -93,16 +93,17 @@ def _follow(
     """Write down a body's requests in their order; return its outputs with their tensors."""
     made: list[tuple[Output, Tensor]] = []
     temporaries: dict[int, int] = {}
+    step: Any
     try:
         for step in plan.steps:
-            if isinstance(step, int):
+            kind = type(step)
+            if kind is int:
                 device.remove(temporaries.pop(-step))
-            elif isinstance(step, Temporary):
+            elif kind is Temporary:
                 number, nbytes, shape, dtype, label, confidence = step
-                kind = Kind.WORKSPACE
-                entry = Allocation(nbytes, kind, origin, shape, dtype, label, confidence)
-                temporaries[number] = device.add(entry)
-            elif isinstance(step, Output):
+                entry = (nbytes, _WORKSPACE, origin, shape, dtype, label, confidence)
+                temporaries[number] = device.add(_tuple(Allocation, entry))
+            elif kind is Output:
                 nbytes = plan.slots[step.slot]
                 sure = plan.confidences.get(step.slot, Confidence.EXACT)
                 memory = memories.get(step.slot)

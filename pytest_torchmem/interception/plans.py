@@ -36,7 +36,8 @@ _Generator = torch.Generator
 _META = torch.device("meta")
 
 
-_SIMPLE = frozenset({*_AS_THEY_ARE, bool, float, str, torch.dtype, torch.memory_format})
+_SIMPLE = frozenset({*_AS_THEY_ARE, bool, float, str})
+_SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _SHAPE, _STRIDE = attrgetter("shape", "dtype"), methodcaller("stride")
 _Several = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 _SIGNATURES: dict[tuple[type, ...], tuple[tuple[type, ...], _Several, _Several] | None] = {}

@@ -18,6 +18,8 @@ from pytest_torchmem.torch_private.tensors.tensors import negative_view
 class Assumption(Enum):
     """A value that stands for all elements of a storage, and whether it is a guess."""
 
+    __hash__ = object.__hash__  # that of ``Enum`` is a function of Python
+
     TRUE = (True, False)
     FALSE = (False, False)
     GUESSED_TRUE = (True, True)
