@@ -134,6 +134,8 @@ class Attribution:
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
+        self.copies: dict[int, nn.Module] = {}
+        """By the ids of modules that something else may call: the copies that the step has."""
         self.on_optimizer_step: Callable[[torch.optim.Optimizer], None] | None = None
         self._creating: set[int] = set()
         """Tasks of the engine whose backward makes a graph of its own (``create_graph``)."""
@@ -449,6 +451,8 @@ class _Following:
             if now is None or not now[1]():
                 return original(self, *args, **kwargs)
             attribution = now[0]
+            if (copy := attribution.copies.get(id(self))) is not None:
+                return copy(*args, **kwargs)
             stack = attribution._modules.calls
             if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
                 return original(self, *args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.errors import NoCudaError
@@ -28,6 +28,7 @@ from pytest_torchmem.interception.values.contents import Assumption
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.memory import memory_for, zeros
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
+from pytest_torchmem.step.originals import used
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import (
     bytes_of,
@@ -58,6 +59,15 @@ class Lent(NamedTuple):
     assumed: Assumption | None
     missing: str
     """What to say where its values are not known and asked for."""
+
+
+class Copied(NamedTuple):
+    """A real storage of which the step has a copy."""
+
+    name: str
+    """Of the parameter, buffer or input that lies in it."""
+    whole: bool
+    """Whether the copy is on the same device, and in reality the storage itself."""
 
 
 _OF_EARLIER = (
@@ -99,6 +109,8 @@ class Conversion:
         """Index and storage of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
         """Finds what a GPU has that stands between traces."""
+        self.copied: dict[int, Copied] = {}
+        """What the step has copies of, by the originals' addresses."""
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
@@ -113,6 +125,10 @@ class Conversion:
         device = self._ledger.on(self._target.normalise(tensor.device))
         # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
         nbytes = storage.nbytes() if storage.resizable() else 0
+        copied = self.copied.get(storage_address(tensor))
+        if copied is not None:
+            self._refuse_original(tensor, copied)
+            nbytes = 0 if copied.whole else nbytes
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
         kind, label, module = self.names.get(storage_address(tensor), other)
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
@@ -128,6 +144,16 @@ class Conversion:
             self._remember(record, tensor)
         self._borrow_gradient(tensor)
         return record
+
+    def _refuse_original(self, tensor: Tensor, copied: Copied) -> None:
+        """Raise ``UsageError`` for a parameter of a model that the step has a copy of, unless it
+        is read where it lies in reality, without a gradient.
+        """
+        owner = view_base(tensor) if is_view_of_another(tensor) else tensor
+        if not isinstance(owner, nn.Parameter):
+            return
+        if not copied.whole or (owner.requires_grad and torch.is_grad_enabled()):
+            raise used(copied.name, self._attribution.user_line())
 
     def lent(self, tensor: Tensor) -> Lent | None:
         """Return what is known of a tensor of another ledger, or of a trace that is over."""

@@ -110,7 +110,7 @@ def record_figures(
         # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
         torch.manual_seed(0)
         with interception(recorder):
-            clones.step.run(clones.target, clones.args, clones.kwargs, original=target)
+            clones.run()
         return recorder.figures
 
     gc.collect()

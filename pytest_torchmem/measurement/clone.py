@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.labels import Label, labels_before
 from pytest_torchmem.step.clone import Cloner, compressed_parts
+from pytest_torchmem.step.originals import calls_of_copies, copies_by_id, without_gradients
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 
@@ -27,6 +28,16 @@ class Clones:
     kwargs: dict[str, Any]
     step: Step
     labels: dict[int, Label]
+    original: Any = None
+    copies: dict[int, nn.Module] = field(default_factory=dict)
+    """Of the modules of the target, by the ids of these."""
+
+    def run(self, begins: Callable[[], None] | None = None) -> object:
+        """Run the step, and return what outlives it."""
+        if not isinstance(self.original, nn.Module):
+            return self.step.run(self.target, self.args, self.kwargs, begins)
+        with calls_of_copies(self.copies), without_gradients(self.original):
+            return self.step.run(self.target, self.args, self.kwargs, begins, self.original)
 
 
 def clone_to(
@@ -51,7 +62,8 @@ def clone_to(
     own_kwargs = {name: cloner.clone(value) for name, value in kwargs.items()}
     own_step = step.of_copy(cloner.clone_with)
     labels = labels_before(own_target, own_args, own_kwargs)
-    return Clones(own_target, own_args, own_kwargs, own_step, labels)
+    copies = copies_by_id(target, cloner.copied) if isinstance(target, nn.Module) else {}
+    return Clones(own_target, own_args, own_kwargs, own_step, labels, target, copies)
 
 
 def clone_arguments(

@@ -65,7 +65,7 @@ def measure(
     with _as_in_a_trace(), recording() as recorded:
         clones = clone_to(torch.device("cpu"), target, args, kwargs, step)
         with mark(STEP):
-            outliving = clones.step.run(clones.target, clones.args, clones.kwargs, _begins, target)
+            outliving = clones.run(_begins)
         after = labels_after(clones.target, outliving)
     timeline = build_timeline(recorded, clones.labels, after)
     return MemoryProfile(

@@ -112,7 +112,7 @@ def _run_once(
 ) -> None:
     """Run a step on clones on the device, which are gone afterwards, and where it fails too."""
     clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
-    clones.step.run(clones.target, clones.args, clones.kwargs, original=target)
+    clones.run()
 
 
 def _measured(
@@ -131,7 +131,7 @@ def _measured(
         clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
         meter.change(Phase.FORWARD)
         with following_phases(meter) as begins:
-            outliving = clones.step.run(clones.target, clones.args, clones.kwargs, begins, target)
+            outliving = clones.run(begins)
         meter.finish()
         after = labels_after(clones.target, outliving)
     finally:

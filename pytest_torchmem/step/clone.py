@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import copy
-import copyreg
 import threading
-import types
 import weakref
-from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from itertools import compress
-from operator import not_
 from typing import Any, cast
 
 import torch
@@ -21,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import add_note
-from pytest_torchmem.step.clone_functions import FunctionCloner, Parts, holds_nothing, partial_of
+from pytest_torchmem.step.object_copies import ObjectCopier
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.torch_private.tensors.tensors import (
     accumulated_hooks,
@@ -34,36 +28,13 @@ _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 _COMPRESSED = frozenset((*_BY_ROWS, *_BY_COLUMNS))
 _TENSORS = frozenset((Tensor, nn.Parameter))
 """Classes of tensors that are no more than their elements, if they are strided."""
-_SHARED = frozenset(
-    {
-        *(type(None), bool, int, float, complex, bytes, str, range, type, type(...)),
-        *(types.BuiltinFunctionType, types.CodeType, property),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-    }
-)
-"""Types of which a copy is the same; torch's own here do not change."""
-_HOLDING = frozenset({types.FunctionType, weakref.ref})
-"""Types of which ``copy.deepcopy`` makes no other, and that may hold what is copied."""
-_TABLES = frozenset({dict, OrderedDict})
-_STRING = frozenset({str})
-_COPY_RULES: Mapping[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
-_OWN_RULES = ("__deepcopy__", "__getnewargs_ex__", "__getnewargs__")
-_OF_MODULES = frozenset(nn.Module().__dict__)
-"""What every module has, unless it was saved by an earlier torch."""
-_RULES_OF_ONE = ("__deepcopy__", "__reduce_ex__", "__getstate__")
-_ABSENT: Any = object()
 _HOOK_OF_ORIGINAL = (
     "(A hook of a parameter was called with a copy of it, on which the step runs, and did not find "
     "that among what it has. Check or trace a function that builds the model and registers hooks.)"
 )
 
 
-def _is_bare(table: Any) -> bool:
-    """Return whether a table has no attributes of its own."""
-    return type(table) is dict or not table.__dict__
-
-
-class Cloner(ABC):
+class Cloner(ObjectCopier):
     """Deep copies in which every tensor, wherever it is found, is cloned once.
 
     Functions that hold parts of a module (``clone_functions.py``) hold those of its copy. What
@@ -72,14 +43,9 @@ class Cloner(ABC):
 
     def __init__(self, device: torch.device | None) -> None:
         self.device = device
-        self._memo: dict[int, Any] = {}
-        self._originals: list[Any] = []
-        """What nobody else may hold, so that its id stays its own."""
+        super().__init__()
         self._left_to_torch: set[int] = set()
         """Tensors that are copied as torch itself does, by their ids."""
-        self._plain: dict[type, bool] = {}
-        """Whether objects of a class are nothing but their attributes."""
-        self._parts = Parts()
         self._cloning_on: int | None = None
         """The thread on which ``copy.deepcopy`` clones tensors in this way."""
 
@@ -99,116 +65,18 @@ class Cloner(ABC):
         """Return whether a tensor is nothing but its elements in a storage."""
         return tensor.layout is torch.strided and not tensor.is_quantized
 
-    def clone(self, value: Any) -> Any:
-        """Return a deep copy of ``value``, with the clones of its tensors."""
-        self._parts.begin(value)
-        return self.copy(value)
+    def copy_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the clone of a tensor, or its deep copy within one that is left to torch."""
+        if self._left_to_torch:
+            return cast(Tensor, self.copy_as_python(tensor))
+        return self.clone_tensor(tensor)
 
-    def clone_with(self, function: Any) -> Any:
-        """Return what goes with the clones: the clone of a module, a function that holds clones
-        where the given one holds what was cloned, and all else as it is.
-        """
-        if isinstance(function, nn.Module):
-            return self.clone(function)
-        return FunctionCloner(self, self._parts).clone(function)
-
-    def copied(self, value: Any) -> Any:
-        """Return the copy that was made of ``value``, or None."""
-        return self._memo.get(id(value))
-
-    def copy(self, value: Any) -> Any:
-        """Return what ``copy.deepcopy`` makes of ``value``, with the clones of its tensors.
-
-        Modules and what they mostly consist of are copied here, by the same rules in a fraction of
-        the time (Lib/copy.py); anything else by ``copy.deepcopy``.
-        """
-        kind = type(value)
-        if kind in _SHARED:
-            return value
-        known = self._memo.get(id(value), _ABSENT)
-        if known is not _ABSENT:
-            return known
-        if kind in _TABLES and _is_bare(value):
-            return self._copy_table(value)
-        if kind is list:
-            items: list[Any] = self.remember(value, [])
-            items.extend(map(self.copy, value))
-            return items
-        if kind is set:
-            return self.remember(value, set(map(self.copy, value)))
-        if kind is tuple:
-            return self._copy_tuple(value)
-        if kind is types.FunctionType and holds_nothing(value):
-            return value
-        if kind in _HOLDING:
-            return FunctionCloner(self, self._parts).clone(value)
-        if kind is partial:
-            return self.remember(value, partial_of(value, self.copy))
-        if isinstance(value, Tensor):
-            return self._copy_as_python(value) if self._left_to_torch else self.clone_tensor(value)
-        plain = self._plain.get(kind)
-        if plain is None:
-            plain = self._plain[kind] = _is_plain(kind)
-        if plain and value.__dict__.keys().isdisjoint(_RULES_OF_ONE):
-            return self._copy_object(value)
-        return self._copy_as_python(value)
-
-    def _copy_table(self, table: Any) -> Any:
-        """Copy a dictionary; what needs no copy is taken over without a step of Python for each."""
-        if not _STRING.issuperset(map(type, table)):
-            made = self.remember(table, type(table)())
-            for key, item in table.items():
-                made[self.copy(key)] = self.copy(item)
-            return made
-        made = self.remember(table, table.copy())
-        memo, originals = self._memo, self._originals
-        shared = map(_SHARED.__contains__, map(type, table.values()))
-        for name in compress(table, map(not_, shared)):
-            item = made[name]
-            kind: Any = type(item)
-            if kind not in _TABLES or item or id(item) in memo:
-                made[name] = self.copy(item)
-            elif kind is dict or not item.__dict__:
-                made[name] = memo[id(item)] = kind()  # as most tables of a module are
-                originals.append(item)
-            else:
-                made[name] = self.copy(item)
-        return made
-
-    def _copy_tuple(self, value: tuple[Any, ...]) -> Any:
-        made = tuple([self.copy(item) for item in value])
-        known = self._memo.get(id(value), _ABSENT)
-        if known is not _ABSENT:  # it is part of itself
-            return known
-        same = all(one is other for one, other in zip(value, made, strict=True))
-        return value if same else self.remember(value, made)
-
-    def _copy_object(self, value: Any) -> Any:
-        """Copy an object that is nothing but its attributes, which it gets when all are there."""
-        made = self.remember(value, value.__class__.__new__(value.__class__))
-        state = value.__getstate__() if _has_state(type(value)) else value.__dict__ or None
-        if state is not None:
-            state = self.copy(state)
-            rule = getattr(type(made), "__setstate__", None)
-            if rule is nn.Module.__setstate__ and state.keys() >= _OF_MODULES:
-                made.__dict__.update(state)  # it makes what is not there
-            elif hasattr(made, "__setstate__"):
-                made.__setstate__(state)
-            else:
-                made.__dict__.update(state)
-        return made
-
-    def _copy_as_python(self, value: Any) -> Any:
+    def copy_as_python(self, value: Any) -> Any:
+        """Return what ``copy.deepcopy`` makes of an object, with the clones of its tensors."""
         if self._cloning_on == threading.get_ident():
             return copy.deepcopy(value, self._memo)
         with self._cloning():
             return copy.deepcopy(value, self._memo)
-
-    def remember(self, value: Any, made: Any) -> Any:
-        """Let ``made`` be the copy of ``value``, and return it."""
-        self._memo[id(value)] = made
-        self._originals.append(value)
-        return made
 
     def clone_tensor(self, tensor: Tensor) -> Tensor:
         """Return the clone of one tensor, with its gradient and attributes."""
@@ -255,7 +123,7 @@ class Cloner(ABC):
         """Return what ``copy.deepcopy`` makes of a tensor."""
         self._left_to_torch.add(id(tensor))
         try:
-            return cast(Tensor, self._copy_as_python(tensor))
+            return cast(Tensor, self.copy_as_python(tensor))
         finally:
             self._left_to_torch.discard(id(tensor))
 
@@ -321,30 +189,6 @@ def _on_clone(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
             raise
 
     return called
-
-
-class _Plain:
-    """What is nothing but its attributes."""
-
-
-def _is_plain(kind: Any) -> bool:
-    """Return whether ``copy.deepcopy`` makes an object of a class and copies its attributes."""
-    return (
-        kind.__basicsize__ == _Plain.__basicsize__
-        and kind.__dictoffset__ == _Plain.__dictoffset__
-        and kind.__weakrefoffset__ == _Plain.__weakrefoffset__
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
-        and kind not in copyreg.dispatch_table
-        and kind not in _COPY_RULES
-        and (hasattr(kind, "__setstate__") or not _has_state(kind))
-        and not any(hasattr(kind, name) for name in _OWN_RULES)
-    )
-
-
-def _has_state(kind: Any) -> bool:
-    """Return whether a class says itself what its objects consist of."""
-    return getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
 
 
 def compressed_parts(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,19 +2,24 @@
 
 ``copy.deepcopy`` takes functions over as they are. One that was made for a module often holds it in
 its closure: a hook that writes to ``self``, a ``forward`` that wraps the one before. In a copy of
-the module it would go on to use the original, whose tensors are elsewhere.
+the module it would go on to use the original, whose tensors are elsewhere. So would a method of an
+object that holds the module, such as a trainer's loss.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from pytest_torchmem.step.copy_rules import is_of_attributes, new_of
+from pytest_torchmem.step.reached import is_of_program
 from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, CHILDREN, PARAMETERS
 
 _TABLES = (CHILDREN, PARAMETERS, BUFFERS)
@@ -22,7 +27,9 @@ _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, range, ty
 """Types that hold nothing, and of which a copy is the same."""
 _NOT_PARTS = (*_ATOMS, tuple, FunctionType, MethodType, partial, weakref.ref)
 """Of which a copy is the same, or that are looked into."""
-_CONTAINERS = (list, tuple, set, dict)
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_MOST = 100_000
+"""How much is looked through: behind that, a function holds data rather than a model."""
 _OF_FUNCTIONS = ("__module__", "__qualname__", "__doc__", "__annotations__")
 
 
@@ -45,10 +52,13 @@ class Parts:
     def __init__(self) -> None:
         self._roots: list[Any] = []
         self._ids: set[int] = set()
+        self.elsewhere: dict[int, Any] = {}
+        """What holds none of these, by its id."""
 
     def begin(self, root: Any) -> None:
         """Take note of what is going to be copied."""
         self._roots.append(root)
+        self.elsewhere.clear()
 
     def __contains__(self, value: object) -> bool:
         while self._roots:
@@ -60,7 +70,7 @@ class FunctionCloner:
     """Makes such functions anew, with copies in the place of the ``parts`` that they hold.
 
     What else they hold stays the same, and so does a variable that they share with others, unless
-    such a part is in it.
+    such a part is in it. An object that holds one is made anew, of what it is else.
     """
 
     def __init__(self, copies: Copies, parts: Parts) -> None:
@@ -72,14 +82,16 @@ class FunctionCloner:
 
     def _reaches(self, value: Any) -> bool:
         """Return whether a part of a module is within reach of what a function holds."""
-        waiting, seen = [value], set[int]()
-        while waiting:
+        elsewhere = self._parts.elsewhere
+        waiting, seen = [value], dict[int, Any]()
+        while waiting and len(seen) < _MOST:
             one = waiting.pop()
-            if id(one) not in seen:
-                seen.add(id(one))
+            if id(one) not in seen and id(one) not in elsewhere:
                 if self._is_part(one):
                     return True
+                seen[id(one)] = one
                 waiting.extend(held for held in _held_by(one) if type(held) not in _ATOMS)
+        elsewhere.update(seen)
         return False
 
     def _is_part(self, value: Any) -> bool:
@@ -107,15 +119,26 @@ class FunctionCloner:
             return self._copies.copy(value)
         if kind is partial:
             return partial_of(value, self._held)
-        if kind is dict:
-            table: dict[Any, Any] = self._copies.remember(value, {})
-            table.update(self._values(value))
-            return table
-        if kind is list:
-            items: list[Any] = self._copies.remember(value, [])
-            items.extend(map(self._held, value))
-            return items
-        return kind(map(self._held, value))
+        if isinstance(value, _CONTAINERS):
+            return self._clone_container(value)
+        made = self._copies.remember(value, kind() if kind is SimpleNamespace else new_of(value))
+        if made is not value:
+            made.__dict__.update(self._values(value.__dict__))
+        return made
+
+    def _clone_container(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, tuple):
+            return tuple.__new__(kind, map(self._held, value))
+        if isinstance(value, frozenset):
+            return kind(map(self._held, value))
+        made = self._copies.remember(value, copy.copy(value))
+        if isinstance(value, dict):
+            dict.update(made, self._values(value))
+            return made
+        made.clear()
+        (made.update if isinstance(value, set) else made.extend)(map(self._held, value))
+        return made
 
     def _values(self, table: Mapping[Any, Any]) -> dict[Any, Any]:
         return {key: self._held(one) for key, one in table.items()}
@@ -175,9 +198,20 @@ def _held_by(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values(), *value.__dict__.values()
     if kind is weakref.ref:
         return value(), value.__callback__
-    if kind in _CONTAINERS:
-        return tuple(value.values() if kind is dict else value)
-    return ()
+    if isinstance(value, _CONTAINERS):
+        return tuple(value.values() if isinstance(value, dict) else value)
+    return tuple(value.__dict__.values()) if _is_object(value) else ()
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether something is an object of the program, or a mock in the place of one."""
+    kind = type(value)
+    if isinstance(value, (type, nn.Module, Tensor)):
+        return False
+    if kind is SimpleNamespace:
+        return True
+    known = is_of_program(kind) or kind.__module__ == "unittest.mock"
+    return known and is_of_attributes(kind)
 
 
 def _in_cells(cells: Iterable[CellType]) -> Iterator[Any]:
@@ -192,16 +226,20 @@ def _parts_of(value: Any) -> Iterator[Any]:
     """Yield the modules of what is copied, with their tensors and whatever else they have that a
     copy has another of.
     """
-    if isinstance(value, nn.Module):
-        yield value
-        for name, attribute in vars(value).items():
-            if name in _TABLES and isinstance(attribute, dict):
-                for one in attribute.values():
-                    yield from _parts_of(one)
-            elif not isinstance(attribute, _NOT_PARTS):
-                yield attribute
-    elif isinstance(value, Tensor):
-        yield value
-    elif type(value) in _CONTAINERS:
-        for one in value.values() if type(value) is dict else value:
-            yield from _parts_of(one)
+    waiting, seen = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module):
+            yield one
+            for name, attribute in vars(one).items():
+                if name in _TABLES and isinstance(attribute, dict):
+                    waiting.extend(attribute.values())
+                elif not isinstance(attribute, _NOT_PARTS):
+                    yield attribute
+        elif isinstance(one, Tensor):
+            yield one
+        elif type(one) in _CONTAINERS:
+            waiting.extend(one.values() if type(one) is dict else one)

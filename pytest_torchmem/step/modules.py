@@ -17,13 +17,22 @@ from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
 def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[str, nn.Module]]:
     """Return a module and those in it with their paths, in the order of ``named_modules``.
 
-    A module in several places has the path of the first, or if not ``each_once`` all of them.
+    A module in several places has the path of the first, or if not ``each_once`` all of them, but
+    for places within itself: a child may have its parent.
     """
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
+    around: list[tuple[str, int]] = []
+    """The modules that the present one is in, by their ids."""
     waiting: list[tuple[str, nn.Module]] = [("", root)]
     while waiting:
         path, module = one = waiting.pop()
+        if not each_once:
+            while around and not path.startswith(around[-1][0]):
+                around.pop()
+            if any(number == id(module) for _, number in around):
+                continue
+            around.append((f"{path}." if path else "", id(module)))
         if each_once:
             if id(module) in seen:
                 continue

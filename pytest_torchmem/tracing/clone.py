@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pytest_torchmem.interception.conversion import Copied
 from pytest_torchmem.interception.fingerprint import owner_of
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import Output
@@ -16,12 +16,12 @@ from pytest_torchmem.operators.sparse.parts import compressed_like
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.clone import Cloner, compressed_parts
 from pytest_torchmem.step.modules import modules_by_path, tensors_in_tables
+from pytest_torchmem.step.object_copies import NOT_CAUGHT, NOT_COPIED
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, CHILDREN, PARAMETERS
+from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, PARAMETERS
 
-_NOT_COPIED = (TypeError, copy.Error, NotImplementedError, RuntimeError)
-"""What ``copy.deepcopy`` raises where it meets a lock, a file or a handle."""
+_UNKNOWN = (Kind.OTHER, "", "")
 
 
 class HollowCloner(Cloner):
@@ -75,49 +75,26 @@ class HollowCloner(Cloner):
                 self._labels.setdefault(id(tensor), (Kind.INPUT, name, ""))
         return self.clone(args), self.clone(kwargs)
 
-    def clone(self, value: Any) -> Any:
-        """Return a deep copy; what of a module cannot be copied is shared."""
-        before = dict(self._memo)
-        try:
-            return super().clone(value)
-        except torch.OutOfMemoryError:
-            raise
-        except _NOT_COPIED:
-            if not isinstance(value, nn.Module):
-                raise
-        # What was not copied to its end is copied anew; clones of tensors are booked already.
-        tensors = {own: one for own, one in self._memo.items() if isinstance(one, Tensor)}
-        self._memo = before | tensors
-        with self._cloning():
-            return self._clone_by_attributes(value)
+    def places(self) -> dict[int, Copied]:
+        """Return where originals of tensors lie that have a clone, by the storages' addresses."""
+        names: dict[int, str] = {}
+        for one in self._originals:
+            if isinstance(one, Tensor) and one.layout is torch.strided:
+                names.setdefault(storage_address(one), self._labels.get(id(one), _UNKNOWN)[1])
+        return {address: Copied(names.get(address, ""), self._whole) for address in self._storages}
 
-    def _clone_by_attributes(self, module: nn.Module) -> nn.Module:
-        known = self._memo.get(id(module))
-        if known is not None and known.__dict__.get(CHILDREN) is not None:
-            return known  # type: ignore[no-any-return]
-        clone = module.__class__.__new__(module.__class__)
-        self._memo[id(module)] = clone
-        self._originals.append(module)
-        for name, value in module.__dict__.items():
-            if name == CHILDREN:
-                clone.__dict__[name] = {
-                    child_name: None if child is None else self._clone_by_attributes(child)
-                    for child_name, child in value.items()
-                }
-                continue
-            before, self._memo = self._memo, dict(self._memo)
-            try:
-                clone.__dict__[name] = self.copy(value)
-            except torch.OutOfMemoryError:
+    def clone_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the clone of a tensor; one that has none is met as what a program brings along."""
+        try:
+            return super().clone_tensor(tensor)
+        except NOT_COPIED as error:
+            if isinstance(error, NOT_CAUGHT):
                 raise
-            except _NOT_COPIED:
-                self._memo = before
-                clone.__dict__[name] = value
-        return clone
+            return cast(Tensor, self.remember(tensor, tensor))
 
     def clone_strided(self, tensor: Tensor) -> Tensor:
         """Return a hollow tensor; those that share a storage have clones that share one."""
-        other = (Kind.PARAMETER if isinstance(tensor, nn.Parameter) else Kind.OTHER, "", "")
+        other = (Kind.PARAMETER, "", "") if isinstance(tensor, nn.Parameter) else _UNKNOWN
         kind, label, owner = self._labels.get(id(tensor), other)
         address = storage_address(tensor)
         shared = self._storages.get(address) if self._whole else None
@@ -129,6 +106,11 @@ class HollowCloner(Cloner):
             )
         self._storages[address] = clone
         return clone
+
+    def copy_scripted(self, module: Any) -> Any:
+        """Return the deep copy of a scripted module, whose real tensors are not met."""
+        with self._interceptor.working():
+            return super().copy_scripted(module)
 
     def clone_compressed(self, tensor: Tensor) -> Tensor:
         """Return a tensor of hollow indices and values, which go by its name."""

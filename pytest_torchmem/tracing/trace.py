@@ -37,6 +37,7 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.optimizers import optimizers_kept
+from pytest_torchmem.step.originals import copies_by_id
 from pytest_torchmem.step.program_state import SharedState
 from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.step import Step
@@ -311,6 +312,8 @@ def _profile(
         args, kwargs = cloner.clone_inputs(args, kwargs)
         step = step.of_copy(cloner.clone_with)
         fingerprint = fingerprint_of_step(ledger, machine.device)
+        interceptor.parts.attribution.copies = copies_by_id(original, cloner.copied)
+        interceptor.parts.conversion.copied = cloner.places()
         del cloner
         compiled.take(target)
         ledger.enter(Phase.FORWARD)

@@ -392,8 +392,12 @@ def test_errors_say_what_to_do(call: object, message: str) -> None:
 
 
 def test_a_model_that_cannot_be_copied_gets_a_way_out() -> None:
+    class Uncopied(torch.Tensor):
+        def __deepcopy__(self, memo: object) -> torch.Tensor:
+            raise RuntimeError("none")
+
     model = nn.Linear(2, 2)
-    model.lock = threading.Lock()  # type: ignore[assignment]
+    model.register_buffer("own", torch.ones(2).as_subclass(Uncopied))
     with pytest.raises(UsageError, match="pass a function that builds the model"):
         torchmem.measure(model, torch.rand(1, 2))
 

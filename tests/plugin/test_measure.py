@@ -366,8 +366,10 @@ def test_what_cannot_be_copied_is_not_measured_unless_required(
     pytester: pytest.Pytester, gpu: StandIn
 ) -> None:
     text = ONE.format("").replace("Net()", "own()") + (
-        "\ndef own():\n    import threading\n    net = Net()\n"
-        "    net.lock = threading.Lock()\n    return net\n"
+        "\nclass Uncopied(torch.Tensor):\n    def __deepcopy__(self, memo):\n"
+        "        raise RuntimeError('none')\n"
+        "\ndef own():\n    net = Net()\n"
+        "    net.own = torch.ones(2).as_subclass(Uncopied)\n    return net\n"
     )
     pytester.makepyfile(test_net=text)
     result, checks = run(pytester, "--torchmem-update")

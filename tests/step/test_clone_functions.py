@@ -6,7 +6,6 @@ import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -211,16 +210,19 @@ def test_a_loss_that_is_a_module_is_copied(device: str) -> None:
         assert measure(model, x, loss_fn=loss, optimizer=both).figures() == found.figures()
 
 
+HELD: dict[str, nn.Module] = {}
+
+
 def test_an_optimizer_of_the_original_is_refused() -> None:
-    """Here its function holds the model in an object, which nothing is known of."""
-    holder = mock.Mock(model=nn.Linear(2, 2))
+    """Here a global variable holds the model, which nothing is known of."""
+    HELD["model"] = nn.Linear(2, 2)
 
     def optimizer(_: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(holder.model.parameters())
+        return torch.optim.SGD(HELD["model"].parameters())
 
     for run in (trace, measure):
         with pytest.raises(UsageError, match="the parameters that it is called with"):
-            run(holder.model, torch.ones(1, 2), optimizer=optimizer)
+            run(HELD["model"], torch.ones(1, 2), optimizer=optimizer)
 
 
 def test_large_and_deep_things_that_a_function_holds() -> None:

@@ -204,9 +204,22 @@ def test_a_tensor_that_two_hold_is_cloned_once() -> None:
     assert made[0].note[0] is made[1]
 
 
-def test_what_cannot_be_copied_raises_as_in_python() -> None:
-    with pytest.raises(TypeError, match="cannot pickle"):
-        PlainCloner(None).clone({"a": Options(scale=threading.Lock())})
+class Uncopied(Tensor):
+    """Has no copy."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("none")
+
+
+def test_what_cannot_be_copied_is_shared_but_for_tensors() -> None:
+    lock = threading.Lock()
+    value = {"a": Options(scale=lock), "b": deque([(lock, [1])])}
+    made = PlainCloner(None).clone(value)
+    assert made["a"] is not value["a"]
+    assert made["a"].scale is lock is made["b"][0][0]
+    assert made["b"][0][1] is not value["b"][0][1]
+    with pytest.raises(RuntimeError, match="none"):
+        PlainCloner(None).copy_as_torch_does(torch.ones(2).as_subclass(Uncopied))
     for kind in {Tensor, nn.Parameter}:
         assert kind.__dict__["__deepcopy__"].__module__.startswith("torch")
 
