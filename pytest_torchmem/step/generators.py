@@ -5,6 +5,7 @@ To seed these, and to put them back, would make such threads draw the same numbe
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import random
 import sys
@@ -24,8 +25,9 @@ from pytest_torchmem.torch_private.patching.replaceable import default_generator
 _NUMPY = "numpy.random"
 
 
-#: As it is, whatever stands in its place in a test.
+#: As they are, whatever stands in their place in a test or a trace.
 _Generator = torch.Generator
+_address: Callable[[Tensor], int] = Tensor.data_ptr
 #: Numbers up to which a program is taken to decide by what it draws.
 _FEW = 1024
 #: Draws after which a program that waits for another number gets one.
@@ -49,7 +51,7 @@ class ForwardDraws:
     def keep(self) -> int:
         """Keep where the generator is, and return the number."""
         number = next(self._numbers)
-        self._kept[number] = current_generator().clone_state()
+        self._kept[number] = _copy_of(current_generator())
         if len(self._kept) > self._MOST:
             self._kept.popitem(last=False)
         return number
@@ -57,12 +59,39 @@ class ForwardDraws:
     def of(self, number: int) -> torch.Generator | None:
         """Return a generator that is where the forward's was that has this number."""
         kept = self._kept.get(number)
-        return None if kept is None else kept.clone_state()
+        return None if kept is None else _copy_of(kept)
+
+
+def state_of(generator: torch.Generator) -> Tensor:
+    """Return the whole state of a generator, also of one that programs are told another of."""
+    return _Generator.get_state(generator)
+
+
+def set_state_of(generator: torch.Generator, state: Tensor) -> None:
+    """Set the whole state of a generator."""
+    _Generator.set_state(generator, state)
+
+
+def same_state(one: torch.Generator, other: torch.Generator) -> bool:
+    """Return whether two generators draw the same from now on."""
+    return _content(state_of(one)) == _content(state_of(other))
+
+
+def _content(state: Tensor) -> bytes:
+    return ctypes.string_at(_address(state), state.numel())
+
+
+def _copy_of(generator: torch.Generator) -> torch.Generator:
+    made = _Generator()
+    set_state_of(made, state_of(generator))
+    return made
 
 
 class _Own:
     """What the running trace has for itself."""
 
+    now: torch.Generator | None = None
+    """What the operator draws from that is being computed, where that is another."""
     torch: torch.Generator | None = None
     """The generator of torch's, if it has one."""
     forwards: ForwardDraws | None = None
@@ -142,12 +171,22 @@ def is_alone() -> bool:
 
 def own_generator() -> torch.Generator | None:
     """Return what values of the running trace are drawn from; None for torch's default one."""
-    return _Own.torch
+    return _Own.now or _Own.torch
 
 
 def current_generator() -> torch.Generator:
     """Return what values of the running trace are drawn from."""
-    return _Own.torch or torch.default_generator
+    return _Own.now or _Own.torch or torch.default_generator
+
+
+@contextmanager
+def drawing_with(generator: torch.Generator) -> Iterator[None]:
+    """Have what is computed meanwhile draw from a generator."""
+    before, _Own.now = _Own.now, generator
+    try:
+        yield
+    finally:
+        _Own.now = before
 
 
 def forward_draws() -> ForwardDraws:
@@ -175,6 +214,16 @@ def drawing_from(state: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         default.set_state(before)
+
+
+@contextmanager
+def default_drawing_as(generator: torch.Generator) -> Iterator[None]:
+    """Have kernels that take no generator draw from one, which is moved on as they draw."""
+    with drawing_from(state_of(generator)):
+        try:
+            yield
+        finally:
+            set_state_of(generator, torch.default_generator.get_state())
 
 
 @contextmanager

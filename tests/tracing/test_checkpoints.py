@@ -257,3 +257,26 @@ def test_exported_weights_are_counted_as_they_are_read(values: Any) -> None:
 
     exported = torch.export.export(nn.Linear(64, 64), (torch.ones(2, 64),))
     assert trace(program, host="here", values=values).peak == measure(program).peak
+
+
+def test_what_files_take_while_they_are_read() -> None:
+    def file(**options: Any) -> io.BytesIO:
+        made = io.BytesIO()
+        torch.save({"small": torch.ones(1)}, made, **options)
+        made.seek(0)
+        return made
+
+    def numbers() -> None:
+        made = io.BytesIO()
+        torch.save(3, made)
+        made.seek(0)
+        torch.load(made)
+
+    programs: list[Callable[[], object]] = [
+        numbers,
+        lambda: torch.load(file()),
+        lambda: torch.load(file(_use_new_zipfile_serialization=False)),
+        lambda: pickle.loads(pickle.dumps(torch.ones(2))),
+    ]
+    for program in programs:
+        assert trace(program, host="here").figures() == measure(program).figures()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from collections import UserDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -56,6 +58,23 @@ def test_optimizers_of_the_program_die_when_they_do() -> None:
         return len(gc.garbage)
 
     assert torchmem.trace(program).peak == torchmem.measure(program).peak
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_of_optimizers_die_when_they_do(copied: Callable[[Any], Any]) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+
+    def program() -> None:
+        model = nn.Linear(64, 64)
+        pair = model, torch.optim.Adam(model.parameters())
+        train(*pair)
+        train(*copied(pair))
+
+    real = torchmem.measure(program)
+    assert torchmem.trace(program, host="here").figures() == real.figures()
+    assert real.end == 0
 
 
 def test_a_second_pass_finds_what_the_first_one_found() -> None:

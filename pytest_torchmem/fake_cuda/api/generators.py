@@ -1,8 +1,13 @@
-"""Random number generators of fake cuda, which have seeds and draw nothing."""
+"""Random number generators of fake cuda, which draw as those of the CPU do.
+
+``step/gpu_generators.py`` says when a GPU's default generator draws for itself.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, cast
 
 import torch
@@ -11,6 +16,9 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.placement import GPU_GENERATORS
+from pytest_torchmem.interception.values.mersenne_twister import bytes_of, moved_on
+from pytest_torchmem.step.generators import state_of
+from pytest_torchmem.step.gpu_generators import drawn_from, set_apart
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
@@ -18,6 +26,10 @@ _CPU = torch.device("cpu")
 _OnHost = torch.Generator
 _NUMBER = 8
 """Bytes of the seed, and of the offset, in a state; cuda/CUDAGeneratorImpl.cpp, ``get_state``."""
+_PHILOX = 4
+"""What offsets are multiples of; cuda/CUDAGeneratorImpl.cpp, ``set_philox_offset_per_thread``."""
+_DIGEST = 6
+"""Bytes by which states are told from each other."""
 
 
 class _Kind(type(torch.Generator)):  # type: ignore[misc]
@@ -29,7 +41,6 @@ class Generator(torch.Generator, metaclass=_Kind):
     """A ``torch.Generator`` that can be made for cuda; its numbers are the CPU's."""
 
     _gpu: torch.device | None = None
-    _offset = 0
 
     def __new__(cls, device: Any = "cpu") -> Any:
         """Make a generator of fake cuda, or one of torch's own for the host."""
@@ -54,18 +65,30 @@ class Generator(torch.Generator, metaclass=_Kind):
         """Where the generator is."""
         return self._gpu or _CPU
 
+    def manual_seed(self, seed: int) -> Generator:
+        """Begin anew."""
+        _OnHost.manual_seed(self, seed)
+        set_apart(self)
+        return self
+
+    def seed(self) -> int:
+        """Begin anew, with a seed that nobody knows before."""
+        seed = _OnHost.seed(self)
+        set_apart(self)
+        return seed
+
     def get_offset(self) -> int:
-        """Return the offset of Philox's sequence, which stays as it was set."""
-        return self._offset
+        """Return what stands for the place in the sequence of this seed."""
+        return STATES.offset_of(self.initial_seed(), state_of(drawn_from(self)))
 
     def set_offset(self, offset: int) -> Generator:
-        """Set the offset of Philox's sequence."""
-        self._offset = offset
+        """Go to a place in the sequence of this seed."""
+        self._begin_at(self.initial_seed(), offset)
         return self
 
     def get_state(self) -> Tensor:
         """Return the seed and the offset, on the CPU."""
-        numbers = (self.initial_seed(), self._offset)
+        numbers = (self.initial_seed(), self.get_offset())
         content = b"".join(number.to_bytes(_NUMBER, "little") for number in numbers)
         if SESSION.off():
             return torch.tensor(list(content), dtype=torch.uint8)
@@ -82,15 +105,20 @@ class Generator(torch.Generator, metaclass=_Kind):
             content = bytes(new_state.tolist())
         except UnknownValueError:
             return self
-        self.manual_seed(int.from_bytes(content[:_NUMBER], "little"))
-        self._offset = int.from_bytes(content[_NUMBER:], "little")
+        seed, offset = content[:_NUMBER], content[_NUMBER:]
+        self._begin_at(int.from_bytes(seed, "little"), int.from_bytes(offset, "little"))
         return self
 
+    def _begin_at(self, seed: int, offset: int) -> None:
+        _OnHost.manual_seed(self, seed)
+        if offset:
+            _OnHost.set_state(self, STATES.state_at(seed, offset))
+        set_apart(self)
+
     def clone_state(self) -> Generator:
-        """Return a generator with the same seed and offset."""
+        """Return a generator that draws the same."""
         made = self.on_gpu(self.device.index)
-        made.manual_seed(self.initial_seed())
-        made._offset = self._offset
+        made.graphsafe_set_state(self)
         return made
 
     def graphsafe_get_state(self) -> Generator:
@@ -98,10 +126,60 @@ class Generator(torch.Generator, metaclass=_Kind):
         return self.clone_state()
 
     def graphsafe_set_state(self, state: torch.Generator) -> Generator:
-        """Take over the seed and the offset of another generator."""
-        self.manual_seed(state.initial_seed())
-        self._offset = state.get_offset()
+        """Draw from now on what another generator would."""
+        _OnHost.manual_seed(self, state.initial_seed())
+        _OnHost.set_state(self, state_of(drawn_from(state)))
+        set_apart(self)
         return self
+
+
+class _States:
+    """States of generators by seed and offset, which is all that a program is told of them.
+
+    A seed alone is at offset 0. At any other is what was told, or, where nothing was, what is so
+    many draws further.
+    """
+
+    _MOST = 4096
+    """Those that are kept, 5 KB each."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self._offsets: dict[tuple[int, bytes], int] = {}
+
+    def offset_of(self, seed: int, state: Tensor) -> int:
+        """Return what stands for a state beside its seed."""
+        content = bytes_of(state)
+        if content == bytes_of(self._seeded(seed)):
+            return 0
+        digest = blake2b(content, digest_size=_DIGEST).digest()
+        offset = self._offsets.get((seed, digest))
+        if offset is None:
+            offset = int.from_bytes(digest, "little") * _PHILOX
+            self._keep(seed, offset, digest, state)
+        return offset
+
+    def state_at(self, seed: int, offset: int) -> Tensor:
+        """Return the state that an offset stands for."""
+        state = self._kept.get((seed, offset))
+        if state is None:
+            state = moved_on(self._seeded(seed), offset)
+            digest = blake2b(bytes_of(state), digest_size=_DIGEST).digest()
+            self._keep(seed, offset, digest, state)
+        return state
+
+    def _keep(self, seed: int, offset: int, digest: bytes, state: Tensor) -> None:
+        self._kept[seed, offset] = state
+        self._offsets[seed, digest] = offset
+        if len(self._kept) > self._MOST:
+            self._kept.popitem(last=False)
+            self._offsets.pop(next(iter(self._offsets)))
+
+    def _seeded(self, seed: int) -> Tensor:
+        return state_of(_OnHost().manual_seed(seed))
+
+
+STATES = _States()
 
 
 def generators() -> Replacements:

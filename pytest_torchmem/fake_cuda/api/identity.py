@@ -37,6 +37,7 @@ from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.step.gpu_generators import gpu_generators
 from pytest_torchmem.torch_private.dispatch.type_calls import made_by
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.patching.patches import LookedAt, Replacements, replaced
@@ -53,6 +54,7 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
     with (
         LASTING.layer("cuda", _functions) as owners,
         device_numbers(),
+        gpu_generators(defaults),
         nccl_process_groups(),
         graphs_captured(),
         session(trace, lambda: torch_cuda(trace, memories, defaults), memories),

@@ -26,6 +26,10 @@ _ARCHIVE = b"PK\x03\x04"
 """How files of ``torch.save`` begin."""
 _UNKNOWN = ".data/pytest_torchmem_unknown"
 """The name of the record that lists those whose content is not known."""
+_OLDER = ".data/pytest_torchmem_older"
+"""The name of a record in an archive that stands for a file of the older format."""
+_FIRST = (".data/serialization_id", "version")
+"""What C++ reads where it opens an archive (``PyTorchStreamReader::init``, the same)."""
 
 
 class _Careful:
@@ -65,6 +69,7 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
             super().__init__(self._file or file, *args, **kwargs)
             self._with_holes = isinstance(file, str) or _can_seek(file)
             self._unknown: list[str] = []
+            self._older = pickling.older
 
         def write_record(self, name: str, data: Any, size: int) -> None:
             """Write a record, or leave its place free."""
@@ -83,6 +88,8 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
             if self._unknown:
                 names = json.dumps(self._unknown).encode()
                 super().write_record(_UNKNOWN, names, len(names))
+            if self._older:
+                super().write_record(_OLDER, b"1", 1)
             super().write_end_of_file()
             self._raise()
 
@@ -96,14 +103,19 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
     class Reader(_Reader):  # type: ignore[misc]
         def __init__(self, file: Any) -> None:
             super().__init__(file)
+            self._books = False
             self._unknown = () if trace.off() else _unknown_in(self)
+            self._books = not (trace.off() or self.has_record(_OLDER))
+            if self._books:
+                for name in filter(self.has_record, _FIRST):
+                    self.get_record(name)
 
         def get_record(self, name: str) -> Any:
             """Read a record as bytes, of a buffer from the CPU's allocator, which is gone then
             (``PyTorchStreamReader::getRecord``, caffe2/serialize/inline_container.cc).
             """
             found = super().get_record(name)
-            if not trace.off():
+            if self._books and not trace.off():
                 with trace.working():
                     trace.meet(torch.empty(len(found), dtype=torch.uint8))
             return found

@@ -90,6 +90,8 @@ class Pickling:
         self._trace = trace
         self.unknown: set[int] = set()
         """The addresses of storages that were pickled as zeros."""
+        self.older = False
+        """Whether the archive that is written stands for a file of the older format."""
         self._zeros_of: dict[tuple[torch.device, int], Tensor] = {}
         self._reduce: Any = Tensor.__reduce_ex__
         self._location_tag: Any = torch.serialization.location_tag
@@ -142,8 +144,12 @@ class Pickling:
         """
         if self._trace.off():
             self._older(obj, file, pickle_module, pickle_protocol)
-        else:
+            return
+        self.older = True
+        try:
             torch.serialization.save(obj, file, pickle_module, pickle_protocol)
+        finally:
+            self.older = False
 
     def _zeros(self, record: StorageRecord, nbytes: int) -> Tensor:
         """Return what stands for a storage that is not known, the same one each time."""

@@ -15,7 +15,14 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.collectives import run_functional
 from pytest_torchmem.interception.values.memory import zeros
-from pytest_torchmem.step.generators import current_draws, own_generator
+from pytest_torchmem.step.generators import (
+    current_draws,
+    default_drawing_as,
+    own_generator,
+    set_state_of,
+    state_of,
+)
+from pytest_torchmem.step.gpu_generators import drawing_on, drawn_from
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
@@ -44,6 +51,13 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
     is zero, so that a trace is the same every time. ``alone``: on this thread, however many
     elements there are. Raises what the kernel raises.
     """
+    if not call.operator.random or call.device is None:
+        return _run_whatever(call, values, alone)
+    with drawing_on(call.device.device):
+        return _run_whatever(call, values, alone)
+
+
+def _run_whatever(call: Call, values: list[Tensor], alone: bool) -> Any:
     alone = alone or are_few(values)
     try:
         result = _run(call, values, alone)
@@ -83,11 +97,13 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
         own = own_generator() if operator.random else None
         if operator.name == _DROPOUT:
             return _dropout(own, *args, **kwargs)
-        if own is not None and kwargs.get("generator") is None:
-            drawing = _with_generator(overload)
-            if drawing is not None:
-                overload, kwargs = drawing, {**kwargs, "generator": own}
-        made = overload(*operator.with_exact_numbers(args), **kwargs)
+        named: torch.Generator | None = kwargs.get("generator")
+        if named is not None:
+            kwargs, own = {**kwargs, "generator": drawn_from(named)}, None
+        elif own is not None and (drawing := _with_generator(overload)) is not None:
+            overload, kwargs, own = drawing, {**kwargs, "generator": own}, None
+        with nullcontext() if own is None else default_drawing_as(own):
+            made = overload(*operator.with_exact_numbers(args), **kwargs)
         if operator.random and isinstance(made, Tensor):
             current_draws().change(operator.name, args, made)
         return made
@@ -153,11 +169,11 @@ class RandomPlace:
     @classmethod
     def now(cls, generator: torch.Generator) -> RandomPlace:
         """Return where ``generator`` is."""
-        return cls(generator, generator.get_state())
+        return cls(generator, state_of(generator))
 
     def restore_random_numbers(self) -> None:
         """Let the generator be where it was."""
-        self.generator.set_state(self.random_state)
+        set_state_of(self.generator, self.random_state)
 
 
 @dataclass

@@ -52,7 +52,7 @@ class StandIn:
         """Give a generator a state that none had before; return its key."""
         number = (next(self._numbers) & 0xFFFFFFFF).to_bytes(8, "little")
         self._content[_STATE : _KEY.stop] = number + self._WORD.to_bytes(8, "little")
-        generator.set_state(self._state)
+        _Generator.set_state(generator, self._state)
         return bytes(self._content[_KEY])
 
 

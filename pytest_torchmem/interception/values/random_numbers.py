@@ -30,7 +30,8 @@ from pytest_torchmem.interception.values.mersenne_twister import (
     words_drawn,
 )
 from pytest_torchmem.interception.values.policy import Values
-from pytest_torchmem.step.generators import current_generator
+from pytest_torchmem.step.generators import current_generator, set_state_of, state_of
+from pytest_torchmem.step.gpu_generators import drawn_from, generator_on
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 
@@ -119,7 +120,7 @@ class RandomNumbers:
         if not self._places:
             return True
         generator = generator_of(call)
-        place = self._places.get(key_of(generator.get_state()))
+        place = self._places.get(key_of(state_of(generator)))
         if place is None or not _draws(call):
             return True
         if place.words is None:
@@ -129,13 +130,13 @@ class RandomNumbers:
             self._tell(
                 f"random numbers after {place.why} are not those that the program would draw"
             )
-            generator.set_state(place.state)
+            set_state_of(generator, place.state)
             return True
         if place.words > _SOME and not self._mode.wants_all and not _may_decide(call, plan):
             self.left_out = True
             return False
         with at_kernels():
-            generator.set_state(moved_on(place.state, place.words))
+            set_state_of(generator, moved_on(place.state, place.words))
         return True
 
     def skip(self, call: Call, plan: Plan) -> None:
@@ -156,14 +157,14 @@ class RandomNumbers:
     def _skip(
         self, generator: torch.Generator, draws: Draws | None, words: int | None, name: str
     ) -> None:
-        state = generator.get_state()
+        state = state_of(generator)
         place = self._places.get(key_of(state)) if self._places else None
         if place is not None and place.words is None:
             return
         if draws is not None and draws.elements <= _LARGEST_RUN and _keeps_one(draws):
             with at_kernels():
                 if place is not None:
-                    generator.set_state(moved_on(place.state, place.words or 0))
+                    set_state_of(generator, moved_on(place.state, place.words or 0))
                 draws.run(generator)
         elif words is None:
             self._lose(generator, name)
@@ -176,7 +177,7 @@ class RandomNumbers:
             self._stand_in(generator, place._replace(words=(place.words or 0) + words))
 
     def _lose(self, generator: torch.Generator, why: str) -> None:
-        state = generator.get_state()
+        state = state_of(generator)
         place = self._places.get(key_of(state)) or _Place(state, 0, StandIn(state))
         if place.words is not None:
             why = f"{why} ({self._line() or 'the traced program'})"
@@ -197,7 +198,9 @@ def generator_of(call: Call) -> torch.Generator:
     if given is None and "generator" in call.operator.argument_names:
         position = call.operator.argument_names.index("generator")
         given = call.args[position] if position < len(call.args) else None
-    return given or current_generator()
+    if given is not None:
+        return drawn_from(given)
+    return generator_on(None if call.device is None else call.device.device)
 
 
 def _draws(call: Call) -> bool:

@@ -13,7 +13,7 @@ from pytest_torchmem.operators.arguments import RecurrentSettings
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.recurrent.temporary_space import GRU, LSTM, RELU, TANH
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.step.generators import current_generator, drawing_from
+from pytest_torchmem.step.generators import current_generator, drawing_from, state_of
 from pytest_torchmem.torch_private.tensors.storages import bytes_of
 
 _LAYERS: dict[int, Any] = {RELU: torch.rnn_relu, TANH: torch.rnn_tanh, GRU: torch.gru}
@@ -57,7 +57,7 @@ def forward(
 ) -> tuple[Any, ...]:
     """Output and states; the generator's state stands where cuDNN keeps what it needs."""
     drops = settings.dropout and settings.train
-    state = current_generator().get_state() if drops else torch.empty(0, dtype=torch.uint8)
+    state = state_of(current_generator()) if drops else torch.empty(0, dtype=torch.uint8)
     found = run_plainly(_layers, input, hx, cx, weight, weight_stride0, settings, state)
     return (*found, *[None] * (3 - len(found)), state, None)
 
@@ -78,7 +78,7 @@ def backward(
     """Gradients of input, states and weights."""
     drops = settings.dropout and settings.train
     kept = bytes_of(reserve.untyped_storage())
-    state = kept[: current_generator().get_state().numel() if drops else 0].clone()
+    state = kept[: state_of(current_generator()).numel() if drops else 0].clone()
 
     def run(input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         return _layers(input, hx, cx, weights, weight_stride0, settings, state)
