@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.commands import explained, files, history, traced
+from pytest_torchmem.commands.ending import prepare_streams, status_of
 from pytest_torchmem.commands.functions import load_function
 from pytest_torchmem.commands.progress import elapsed
 from pytest_torchmem.commands.saved import is_profile, print_profile
 from pytest_torchmem.diagnosis.causes import Cause
-from pytest_torchmem.errors import SnapshotError, TorchmemError, UsageError
+from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
@@ -51,36 +49,20 @@ from pytest_torchmem.units import format_count, format_size, format_step, parse_
 
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1
-_GREW, _USAGE = 1, 2
-
-
-_PIPE = 141
-"""What a shell reports of a program that SIGPIPE has ended."""
+_GREW = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script and return its exit status: 0, 1 on growth, 2 on an error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a name may have letters that a terminal has not
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        _refuse_empty(given)
-        status: int = options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough, as ``head`` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
-        return _PIPE
-    except (TorchmemError, OSError) as error:
-        print(f"torchmem: error: {printable_lines(_told(error))}", file=sys.stderr)
-        return _USAGE
-    except Exception as error:
-        if not (lines := _raised_by_program(error)):
-            raise
-        told = printable_lines("".join(lines))
-        print(f"torchmem: error: the program raised\n{told}", end="", file=sys.stderr)
-        return _USAGE
+    prepare_streams()
+    return status_of(lambda: _run(options, given))
+
+
+def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
+    _refuse_empty(given)
+    status: int = options.run(options)
     return status
 
 
@@ -94,27 +76,6 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
             raise UsageError(
                 f"{named} has an empty value. Is a variable not set? Else leave it out"
             )
-
-
-def _told(error: TorchmemError | OSError) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
-
-
-def _raised_by_program(error: Exception) -> list[str]:
-    """Return the traceback of what a function of the user's raised, without our part of it; nothing
-    where something here failed. An operator that refuses its arguments is refused by a ``raise``.
-    """
-    frames, own = traceback.extract_tb(error.__traceback__), str(Path(__file__).parent)
-    if not frames:
-        return []
-    last = frames[-1]
-    if last.filename.startswith(own) and not (last.line or "").startswith("raise "):
-        return []
-    begun = max((n for n, one in enumerate(frames) if one.filename == __file__), default=0)
-    theirs = [one for one in frames[begun:] if not one.filename.startswith(own)]
-    return [*traceback.format_list(theirs), *traceback.format_exception_only(error)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -271,7 +232,7 @@ def _compare(options: argparse.Namespace) -> int:
         sys.stdout.write(coloured(text, sys.stdout) if options.format == "text" else text)
     else:
         write(options.output, text)
-        print(f"{verdict(groups)}: {options.output}")
+        print(printable(f"{verdict(groups)}: {options.output}"))
     return _GREW if any(failing(difference) for difference in found) else 0
 
 

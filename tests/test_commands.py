@@ -42,6 +42,12 @@ def build():
 def raises():
     raise LookupError("the program's own")
 
+def ends_itself():
+    raise SystemExit(0)
+
+def interrupts():
+    raise KeyboardInterrupt
+
 def needs(batch, *, length, scale=1):
     pass
 """
@@ -157,6 +163,13 @@ def test_the_error_of_the_program_is_its_own(
     assert "LookupError: the program's own" in told
     assert "steps_of_commands.py" in told
     assert "pytest_torchmem/tracing" not in told
+    for command in ("trace", "advise"):  # a program may call that a success
+        assert main([command, "steps_of_commands:ends_itself"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("torchmem: error: the program raised\n")
+        assert told.endswith("SystemExit: 0\n")
+    assert main(["trace", "steps_of_commands:interrupts"]) == 130
+    assert capsys.readouterr().err == "torchmem: interrupted\n"
 
 
 def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def _history(options: argparse.Namespace) -> int:
             for key, found in lines.items()
         ]
         write(options.svg, history_svg(f"{test}: {label(figure)}", pictured))
-        print(f"written: {options.svg}")
+        print(printable(f"written: {options.svg}"))
     return 0
 
 

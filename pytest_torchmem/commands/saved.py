@@ -18,6 +18,8 @@ def is_profile(path: Path) -> bool:
     """Return whether a file is what ``MemoryProfile.save`` wrote, rather than a snapshot."""
     from pytest_torchmem.profile.profile import SAVED
 
+    if not path.is_file():  # reading a pipe would wait
+        return False
     content = path.read_bytes()
     if content.startswith(_GZIP):
         return True  # snapshots are not compressed

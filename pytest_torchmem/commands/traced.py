@@ -14,6 +14,7 @@ from pytest_torchmem.commands.functions import load_function, returns_module
 from pytest_torchmem.commands.progress import elapsed
 from pytest_torchmem.commands.saved import print_profile
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.printable import printable
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -113,7 +114,7 @@ def _trace(options: argparse.Namespace) -> int:
     written = [*_written(options, profile)]  # whatever becomes of what is printed
     print_profile(profile, options.largest)
     for file in written:
-        print(f"written: {file}")
+        print(printable(f"written: {file}"))
     return 0
 
 
@@ -136,5 +137,5 @@ def _html(options: argparse.Namespace) -> int:
 
     before = MemoryProfile.load(options.before) if options.before is not None else None
     MemoryProfile.load(options.profile).to_html(options.output, before=before)
-    print(f"written: {options.output}")
+    print(printable(f"written: {options.output}"))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -210,6 +211,21 @@ def test_output_that_nobody_reads_is_no_error(stored):
     os.close(writing)
     assert (result.returncode, result.stderr) == (141, "")
     assert load(_snapshot(test_a=1)).entries
+
+
+@pytest.mark.parametrize(
+    ("streams", "status"), [(">&-", 0), (">/dev/full", 2), (">&- 2>&-", 0), ("2>/dev/full", 0)]
+)
+def test_streams_that_are_closed_or_full(stored, streams, status):
+    script = "import sys; from pytest_torchmem.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = shlex.join([sys.executable, "-c", script, "show", str(stored.file())])
+    result = subprocess.run(f"{command} {streams}", shell=True, capture_output=True, text=True)
+    assert result.returncode == status
+    told = "torchmem: error: [Errno 28] No space left on device\n"
+    assert result.stderr == (told if status else "")
+    command = command.replace("show", "verify").replace(".json", ".none")
+    result = subprocess.run(f"{command} {streams}", shell=True, capture_output=True)
+    assert result.returncode in (1, 2)
 
 
 def test_verify(stored, capsys):
