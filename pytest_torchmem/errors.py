@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from pytest_torchmem.printable import printable
+from pytest_torchmem.printable import printable, printable_lines
 
 
 class TorchmemError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of everything this package raises on purpose.
+
+    What a message quotes (a name, an id, a device) moves no cursor where it is shown.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(printable_lines(a) if isinstance(a, str) else a for a in arguments))
 
 
 class UsageError(TorchmemError, ValueError):

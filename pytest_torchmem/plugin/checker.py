@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from pickle import dumps
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +30,7 @@ from pytest_torchmem.checks.request import (
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, node_id, test_id
+from pytest_torchmem.plugin.commands import update_command
 from pytest_torchmem.plugin.expected import expecting_blocks, failure_is_expected
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.plugin.markers import budget_of
@@ -251,7 +251,7 @@ class Checker:
             return None
         by_check = excinfo is not None and isinstance(excinfo.value, MemoryCheckFailed)
         sent = [replace(check, result=check.result.light(explained=explained)) for check in checks]
-        return {"checks": pickle.dumps(sent), "failed_by_check": by_check}
+        return {"checks": dumps(sent), "failed_by_check": by_check}
 
     def not_checked(
         self, why: str, key: Key | None = None, notice: str = "", *, broke_off: bool = False
@@ -441,7 +441,7 @@ class Checker:
     def _command(self) -> str:
         """Return the command, for where pytest was started, that accepts what the test does now."""
         path = relative(self.item.path, self.item.config.invocation_params.dir)
-        return f"pytest --torchmem-update {shlex.quote(f'{path}::{test_id(self.item)}')}"
+        return update_command(path, test_id(self.item))
 
     def _location(self) -> tuple[str, int]:
         """Return the innermost line of the test's own file that is running, else its first."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -57,15 +56,6 @@ def shorten(report: pytest.TestReport, error: BaseException) -> None:
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(error, MemoryCheckFailed) and crash is not None:
         crash.message = error.headline
-
-
-def not_reported(error: Exception) -> str:
-    """Return what is told of a test whose checks are not known, through no fault of its own."""
-    lines, kind = "".join(traceback.format_exception(error)), type(error).__name__
-    return (
-        f"{lines}\ntorchmem could not take the results of this test's checks: {kind}. Please "
-        "report the lines above to pytest-torchmem; -p no:torchmem runs the test without it"
-    )
 
 
 class shown_at_the_call:

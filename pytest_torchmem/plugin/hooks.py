@@ -17,6 +17,7 @@ from pytest_torchmem.plugin.assertion_rewriting import (
     leave_this_package_alone,
     stop_leaving_alone,
 )
+from pytest_torchmem.plugin.broken import let_fail, not_concluded, not_reported
 from pytest_torchmem.plugin.options import add_options, refuse_unknown_keys, something_is_set
 from pytest_torchmem.plugin.seen import SeenFile
 from pytest_torchmem.snapshots.location import DIRECTORY
@@ -112,6 +113,8 @@ class _RunHooks:
         self._worker_died = False
         self._standing: StandingGpus | None = None
         self._others: OtherProcesses | None = None
+        self._shown: list[tuple[str, dict[str, bool]]] = []
+        """The lines at the end of the run, and how they are marked."""
         self._lost: list[str] = []
         """Checks whose result came too late for the report of any test."""
         refuse_unknown_keys(config)
@@ -320,8 +323,6 @@ class _RunHooks:
         try:
             self._send_along(report, item, call)
         except Exception as error:  # raised here, it would end the run
-            from pytest_torchmem.plugin.failure import not_reported
-
             report.outcome, report.longrepr = "failed", not_reported(error)
         return report
 
@@ -373,6 +374,15 @@ class _RunHooks:
             self.config.workeroutput["torchmem_lost"] = self._lost  # type: ignore[attr-defined]
         if self.is_worker or self.config.option.collectonly:
             return
+        try:
+            self._conclude(session)
+        except (pytest.exit.Exception, pytest.UsageError):
+            raise
+        except Exception as error:  # raised here, pytest would end without its own summary
+            self._shown = [(line, {"red": True}) for line in not_concluded(error).split("\n")]
+            let_fail(session)
+
+    def _conclude(self, session: pytest.Session) -> None:
         # The controller of workers collects nothing itself.
         everything = self._found or [self._find()]
         # A report that is asked for is written in any case: an older one must not be taken for it.
@@ -389,17 +399,16 @@ class _RunHooks:
         for report in self._reports:
             self.run.reported(report)
         self.run.conclude(session)
+        from pytest_torchmem.reports.terminal import lines
+
+        self._shown = list(lines(self.run.summary, self.config.get_verbosity(SELECTED_BY)))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table of checks, and what was or should be written."""
-        if self.run is not None:
-            from pytest_torchmem.reports.terminal import lines
-
-            shown = list(lines(self.run.summary, self.config.get_verbosity(SELECTED_BY)))
-            if shown:
-                terminalreporter.section("memory (torchmem)", sep="=", bold=True)
-            for line, markup in shown:
-                terminalreporter.write_line(line, **markup)
+        if self._shown:
+            terminalreporter.section("memory (torchmem)", sep="=", bold=True)
+        for line, markup in self._shown:
+            terminalreporter.write_line(line, **markup)
 
     def _reports_everything(self) -> bool:
         """Whether the JSON report, which explains checks that pass as well, is written or read."""

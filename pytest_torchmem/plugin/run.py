@@ -6,9 +6,9 @@ written here, once, when the run ends.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pickle import loads
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from pytest_torchmem.checks.calibrations import update_calibrations
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.plugin.broken import let_fail
 from pytest_torchmem.plugin.obsolete import Gone, Tests, find_gone
 from pytest_torchmem.plugin.skipped import UNUSED
 from pytest_torchmem.plugin.update import Update, Updated
@@ -83,7 +84,7 @@ class Run:
         attempt = attempts[worker]
         carried = getattr(report, "torchmem", None)
         if carried is not None:
-            checks: list[Check] = pickle.loads(carried["checks"])
+            checks: list[Check] = loads(carried["checks"])
             attempt.checks += checks
             attempt.undecided |= any(check.broke_off or check.notice == UNUSED for check in checks)
             attempt.failed_by_check |= carried["failed_by_check"]
@@ -269,17 +270,15 @@ class Run:
             or bool(summary.problems)
             or (settings.dry_run and any(plan.changes_file for plan in summary.every_plan))
         )
-        if fails and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if fails:
+            let_fail(session)
 
     def _report(self) -> None:
         report = build(self.summary)
         self.config.hook.pytest_torchmem_report(config=self.config, report=report)
-        try:
-            write_reports(self.summary, report)
-        except OSError as error:
-            problem = f"a report cannot be written: {error}"
-            self.summary = replace(self.summary, problems=(*self.summary.problems, problem))
+        failed = write_reports(self.summary, report)
+        problems = (f"a report cannot be written: {error}" for error in failed)
+        self.summary = replace(self.summary, problems=(*self.summary.problems, *problems))
 
 
 def _told_of_files(checks: Iterable[Check], unwritten: Collection[str]) -> Iterator[Check]:

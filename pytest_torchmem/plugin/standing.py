@@ -514,12 +514,22 @@ class StandingHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
-        """Tear down with the GPU."""
+        """Tear down with the GPU; without it where it cannot be switched on, and then fail.
+
+        A fixture that is not torn down stays for the tests that follow, which pytest then refuses.
+        """
+        failure: Exception | None = None
         try:
-            with self._gpus.seen(item):
-                return (yield)
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(self._gpus.seen(item))
+                except Exception as error:
+                    failure = error
+                yield
         finally:
             self._gpus.end(item)
+        if failure is not None:
+            raise failure
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,27 @@ _BY_HEADLINE = (Outcome.OVER_BUDGET, Outcome.ESTIMATE_OFF, Outcome.MEASURED_GREW
 """Failures of which the message says by how much."""
 
 
-def write_reports(summary: Summary, report: dict[str, Any]) -> None:
-    """Write the reports that the settings ask for; ``report`` is the JSON report."""
-    settings = summary.settings
-    if settings.json_path is not None:
-        write(settings.json_path, json.dumps(report, indent=2) + "\n")
-    markdown = run_markdown(summary)
-    if settings.markdown_path is not None:
-        write(settings.markdown_path, markdown)
-    if settings.html_path is not None:
-        write_index(settings.html_path, summary)
-    summary_file = os.environ.get("GITHUB_STEP_SUMMARY")
-    if settings.on_github and summary_file:
-        append(Path(summary_file), markdown + "\n")
+def write_reports(summary: Summary, report: dict[str, Any]) -> list[OSError]:
+    """Write the reports that the settings ask for; ``report`` is the JSON report.
+
+    Returns why any of them could not be written; an older one is not left for want of another.
+    """
+    settings, markdown = summary.settings, run_markdown(summary)
+    summary_file = os.environ.get("GITHUB_STEP_SUMMARY") if settings.on_github else None
+    writers: tuple[tuple[Path | None, Callable[[Path], None]], ...] = (
+        (settings.json_path, lambda path: write(path, json.dumps(report, indent=2) + "\n")),
+        (settings.markdown_path, lambda path: write(path, markdown)),
+        (settings.html_path, lambda path: write_index(path, summary)),
+        (Path(summary_file) if summary_file else None, lambda path: append(path, markdown + "\n")),
+    )
+    failed = []
+    for path, write_to in writers:
+        try:
+            if path is not None:
+                write_to(path)
+        except OSError as error:
+            failed.append(error)
+    return failed
 
 
 def run_markdown(summary: Summary) -> str:

@@ -330,16 +330,49 @@ def test_memory_tests_that_were_skipped_are_counted(light):
 def test_results_that_cannot_be_taken_fail_their_test_and_not_the_run(light):
     light.write(
         test_net="""
-import pytest
+import builtins, pytest
 
 def test_broken(torchmem, monkeypatch):
     torchmem.check(10, device="cpu")
     monkeypatch.setattr("pytest_torchmem.plugin.checker.replace", lambda *_, **__: 1 / 0)
 
-def test_other(torchmem):
+def test_imports(torchmem, monkeypatch):
     torchmem.check(10, device="cpu")
+    real = builtins.__import__
+    def imports(name, *rest, **named):
+        assert "torchmem" not in name
+        return real(name, *rest, **named)
+    monkeypatch.setattr("builtins.__import__", imports)
+
+def test_other(torchmem, monkeypatch):
+    torchmem.check(10, device="cpu")
+    monkeypatch.setattr("pickle.dumps", lambda *_: b"")
 """
     )
     result = light.run("--torchmem-update")
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=1, failed=2, errors=1)  # fixtures are torn down without the GPU
     result.stdout.fnmatch_lines(["*could not take the results of this test's checks: ZeroDiv*"])
+    assert set(light.entries()) == {"test_other cpu"}
+
+
+def test_a_run_that_cannot_be_concluded_fails_and_keeps_its_summary(light):
+    """A test may have replaced anything that the end of the run needs."""
+    light.write(
+        test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n",
+        conftest=(light.path / "conftest.py").read_text()
+        + """
+import pytest
+replaced = pytest.MonkeyPatch()
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    replaced.setattr("pytest_torchmem.plugin.run.build", lambda *_: 1 / 0)
+
+def pytest_unconfigure():
+    replaced.undo()
+""",
+    )
+    result = light.run("--torchmem-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["error: torchmem could not conclude this run: ZeroDivisionError*"])

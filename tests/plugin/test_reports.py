@@ -233,10 +233,12 @@ def test_no_proposal_where_the_test_failed_for_another_reason(light, monkeypatch
 def test_a_report_that_cannot_be_written_is_an_error_of_the_run(light):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     (light.path / "taken").write_text("a file")
-    result = light.run("--torchmem-update", "--torchmem-json=taken/report.json")
+    taken = ["--torchmem-json=taken/report.json", "--torchmem-html=taken"]
+    result = light.run("--torchmem-update", *taken, "--torchmem-markdown=report.md")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: a report cannot be written: *"])
+    result.stdout.fnmatch_lines(["error: a report cannot be written: *"] * 2)
     assert light.file().exists()
+    assert (light.path / "report.md").exists()
 
 
 def test_hooks_are_called_in_the_documented_order(light):

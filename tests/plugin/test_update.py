@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 
 import pytest
 
+from pytest_torchmem.plugin.commands import update_command
 from tests.plugin.conftest import NO_CACHE, PLAIN
 
 CASES = """
@@ -453,3 +455,40 @@ def test_entries_per_torch_version_keep_what_people_wrote(light, mode):
 def test_expected_failures_are_not_accepted_by_an_update(cases):
     result = cases.run("--torchmem-update", "-k", "expected_to_fail")
     result.assert_outcomes(xfailed=1)
+
+
+IDS = ["plain", "a b'c$d", "l\u202eine\nend\x1b[2J", "x" * 300]
+
+
+def test_the_command_of_a_failure_updates_its_test(light):
+    """Also where the parameter is nothing that can be typed: with the function, then."""
+    (light.path / "pytest.ini").write_text(
+        "[pytest]\ndisable_test_id_escaping_and_forfeit_all_rights_to_community_support = true\n"
+    )
+    light.write(
+        test_net=f"import pytest\n@pytest.mark.parametrize('x', range(4), ids={IDS})\n"
+        "def test_it(torchmem, x):\n    torchmem.check(1000, device='cpu')\n"
+    )
+    light.run("--torchmem-json=report.json").assert_outcomes(failed=4)
+    checks = json.loads((light.path / "report.json").read_text())["checks"]
+    commands = [one["advice"].partition("pytest ")[2] for one in checks]
+    assert commands[2] == "--torchmem-update test_net.py::test_it"
+    for command in (*commands[:2], *commands[3:]):
+        light.run(*shlex.split(command)).assert_outcomes(passed=1)
+    light.run(*shlex.split(commands[2])).assert_outcomes(passed=4)
+
+
+@pytest.mark.parametrize(
+    ("path", "test", "expected"),
+    [
+        ("test_a.py", "TestIt::test_b[1]", "'test_a.py::TestIt::test_b[1]'"),
+        ("test_a.py", "TestIt::it\n", "test_a.py::TestIt"),
+        ("test_a.py", "\n", "test_a.py"),
+        ("@own/test_a.py", "test_b", "./@own/test_a.py::test_b"),
+        ("-x/test_a.py", "test_b", "./-x/test_a.py::test_b"),
+        ("[1]/test_a.py", "TestIt::test_b[2]", "-k test_b"),
+        ("a\n/test_a.py", "an item", ""),
+    ],
+)
+def test_commands_that_can_be_typed(path, test, expected):
+    assert update_command(path, test) == f"pytest --torchmem-update {expected}".rstrip()

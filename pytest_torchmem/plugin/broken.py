@@ -1,0 +1,48 @@
+"""What is told where the plugin itself fails: a run loses neither a failure nor pytest's summary.
+
+A test may have replaced what everything is made of (``open``, ``__import__``), and not put it back,
+so nothing is imported for it then.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from pytest_torchmem.printable import printable_lines
+
+_REPORT = (
+    "Has a test replaced something of Python and not put it back? Else please report the lines "
+    "above to pytest-torchmem"
+)
+
+
+def not_reported(error: Exception) -> str:
+    """Return what is told of a test whose checks are not known, through no fault of its own."""
+    return (
+        f"{_lines(error)}\ntorchmem could not take the results of this test's checks: "
+        f"{type(error).__name__}. {_REPORT}; -p no:torchmem runs the test without it"
+    )
+
+
+def not_concluded(error: Exception) -> str:
+    """Return what is told at the end of a run whose results could not be written or shown."""
+    return (
+        f"{_lines(error)}\nerror: torchmem could not conclude this run: {type(error).__name__}. "
+        f"Snapshots and reports may not be written, so the run fails. {_REPORT}"
+    )
+
+
+def let_fail(session: pytest.Session) -> None:
+    """Let a run fail that would be a success otherwise."""
+    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _lines(error: Exception) -> str:
+    try:
+        lines = "".join(traceback.format_exception(error))
+    except Exception:  # the lines of a source cannot be read
+        lines = type(error).__name__
+    return printable_lines(lines)
