@@ -97,6 +97,8 @@ class Holders:
             self._since = state, [one for one in unseen if isinstance(one, ModuleType)]
         for module in self._since[1]:
             attributes = vars(module)
+            if originals.keys().isdisjoint(map(id, tuple(attributes.values()))):
+                continue
             for key, value in tuple(attributes.items()):
                 if id(value) in originals:
                     attributes[key] = originals[id(value)]
