@@ -189,10 +189,12 @@ class Patch:
         self._of_program: list[tuple[Any, str, Any]] = []
         """Owners, names and what a program has put there itself."""
         self._looked_at = [*looked_at]
-        owners: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for owner, attributes in replacements:
-            owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
-        self._places = [self._place(owner, attributes) for owner, attributes in owners.values()]
+        if len(replacements) > 1:
+            owners: dict[int, tuple[Any, dict[str, Any]]] = {}
+            for owner, attributes in replacements:
+                owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
+            replacements = [*owners.values()]
+        self._places = [self._place(owner, attributes) for owner, attributes in replacements]
 
     def _place(self, owner: Any, attributes: Mapping[str, Any]) -> _Place:
         own, of_module, replacements = vars(owner), isinstance(owner, ModuleType), {}
@@ -401,11 +403,9 @@ def added(additions: Mapping[Any, Mapping[str, Any]]) -> Iterator[None]:
 
 def _check(replacements: Replacements) -> None:
     """Raise ``UnsupportedTorchError`` for attributes that are not there, or of another kind."""
-    unknown = [
-        name
-        for owner, attributes in replacements
-        for name in _unknown(owner, tuple(attributes), tuple(map(_is_called, attributes.values())))
-    ]
+    unknown: list[str] = []
+    for owner, attributes in replacements:
+        unknown += _unknown(owner, (*attributes,), (*map(_is_called, attributes.values()),))
     if unknown:
         raise unsupported(f"it has no {', '.join(unknown)} that can be replaced")
 
