@@ -28,6 +28,7 @@ from pytest_torchmem.paths import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.modules import modules_by_path
+from pytest_torchmem.step.originals import CopiesById, copy_of
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
 from pytest_torchmem.torch_private.tensors.autograd import (
@@ -134,8 +135,8 @@ class Attribution:
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
-        self.copies: dict[int, nn.Module] = {}
-        """By the ids of modules that something else may call: the copies that the step has."""
+        self.copies: CopiesById = {}
+        """Of modules that something else may call."""
         self.on_optimizer_step: Callable[[torch.optim.Optimizer], None] | None = None
         self._creating: set[int] = set()
         """Tasks of the engine whose backward makes a graph of its own (``create_graph``)."""
@@ -292,6 +293,7 @@ class Attribution:
             _FOLLOWING.now = before
             self._modules.calls.clear()
             self._modules.left = _NOT_LEFT
+            self.copies = {}
             self._paths.clear()
             self._codes.clear()
             self._lines.clear()
@@ -451,7 +453,7 @@ class _Following:
             if now is None or not now[1]():
                 return original(self, *args, **kwargs)
             attribution = now[0]
-            if (copy := attribution.copies.get(id(self))) is not None:
+            if (copy := copy_of(self, attribution.copies)) is not None:
                 return copy(*args, **kwargs)
             stack = attribution._modules.calls
             if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours

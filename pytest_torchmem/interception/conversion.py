@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
@@ -61,15 +61,6 @@ class Lent(NamedTuple):
     """What to say where its values are not known and asked for."""
 
 
-class Copied(NamedTuple):
-    """A real storage of which the step has a copy."""
-
-    name: str
-    """Of the parameter, buffer or input that lies in it."""
-    whole: bool
-    """Whether the copy is on the same device, and in reality the storage itself."""
-
-
 _OF_EARLIER = (
     "an earlier trace left behind, whose values are gone. Make it anew in the body of the test"
 )
@@ -109,8 +100,10 @@ class Conversion:
         """Index and storage of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
         """Finds what a GPU has that stands between traces."""
-        self.copied: dict[int, Copied] = {}
-        """What the step has copies of, by the originals' addresses."""
+        self.copied: Mapping[int, str] = {}
+        """The names of what the step has copies of, by the addresses of the originals' storages."""
+        self.copied_in_place = False
+        """Whether these copies are on the same device, and in reality the storages themselves."""
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
@@ -128,7 +121,7 @@ class Conversion:
         copied = self.copied.get(storage_address(tensor))
         if copied is not None:
             self._refuse_original(tensor, copied)
-            nbytes = 0 if copied.whole else nbytes
+            nbytes = 0 if self.copied_in_place else nbytes
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
         kind, label, module = self.names.get(storage_address(tensor), other)
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
@@ -145,15 +138,15 @@ class Conversion:
         self._borrow_gradient(tensor)
         return record
 
-    def _refuse_original(self, tensor: Tensor, copied: Copied) -> None:
+    def _refuse_original(self, tensor: Tensor, name: str) -> None:
         """Raise ``UsageError`` for a parameter of a model that the step has a copy of, unless it
         is read where it lies in reality, without a gradient.
         """
         owner = view_base(tensor) if is_view_of_another(tensor) else tensor
         if not isinstance(owner, nn.Parameter):
             return
-        if not copied.whole or (owner.requires_grad and torch.is_grad_enabled()):
-            raise used(copied.name, self._attribution.user_line())
+        if not self.copied_in_place or (owner.requires_grad and torch.is_grad_enabled()):
+            raise used(name, self._attribution.user_line())
 
     def lent(self, tensor: Tensor) -> Lent | None:
         """Return what is known of a tensor of another ledger, or of a trace that is over."""

@@ -266,6 +266,8 @@ class Kernels:
         of_torch = spec.overload.namespace in _WITH_BODIES_IN_CPP
         resized = shapes != [tensor.shape for tensor in call.tensors]
         if plan is not None and plan.repeatable and of_torch and not resized:
+            plan.tells_values = may_be_assumed(spec, call.tensors, result)
+            plan.is_plain = spec.is_plain and not plan.on_host
             self._plans.remember(key, plan)
         return result
 

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.labels import Label, labels_before
 from pytest_torchmem.step.clone import Cloner, compressed_parts
-from pytest_torchmem.step.originals import calls_of_copies, copies_by_id, without_gradients
+from pytest_torchmem.step.originals import (
+    CopiesById,
+    calls_of_copies,
+    copies_by_id,
+    without_gradients,
+)
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 
@@ -29,7 +34,7 @@ class Clones:
     step: Step
     labels: dict[int, Label]
     original: Any = None
-    copies: dict[int, nn.Module] = field(default_factory=dict)
+    copies: CopiesById = field(default_factory=dict)
     """Of the modules of the target, by the ids of these."""
 
     def run(self, begins: Callable[[], None] | None = None) -> object:

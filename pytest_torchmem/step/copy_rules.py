@@ -78,11 +78,10 @@ def has_own_rule(value: Any) -> bool:
     return hasattr(type(value), "__deepcopy__") or "__deepcopy__" in getattr(value, "__dict__", ())
 
 
-def says_its_copy(module: nn.Module) -> bool:
-    """Return whether a module's class says what its copy is, and may say what is none."""
-    kind: Any = type(module)
+def says_its_copy(kind: Any) -> bool:
+    """Return whether a class of modules says what a copy is, and may say what is none."""
     rules = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    return has_own_rule(module) or has_own_state(kind) or not rules
+    return hasattr(kind, "__deepcopy__") or has_own_state(kind) or not rules
 
 
 def new_of(value: Any) -> Any:

@@ -22,21 +22,25 @@ def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[st
     """
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
-    around: list[tuple[str, int]] = []
-    """The modules that the present one is in, by their ids."""
+    around: list[int] = []
+    """The ids of the modules that the present one is in."""
+    prefixes: list[str] = []
+    """What their paths begin with."""
     waiting: list[tuple[str, nn.Module]] = [("", root)]
     while waiting:
         path, module = one = waiting.pop()
-        if not each_once:
-            while around and not path.startswith(around[-1][0]):
-                around.pop()
-            if any(number == id(module) for _, number in around):
-                continue
-            around.append((f"{path}." if path else "", id(module)))
         if each_once:
             if id(module) in seen:
                 continue
             seen.add(id(module))
+        else:
+            while around and not path.startswith(prefixes[-1]):
+                around.pop()
+                prefixes.pop()
+            if id(module) in around:
+                continue
+            around.append(id(module))
+            prefixes.append(f"{path}." if path else "")
         found.append(one)
         children = _table(module, CHILDREN)
         if children:

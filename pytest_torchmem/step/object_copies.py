@@ -76,6 +76,8 @@ class ObjectCopier(ABC):
         """What nobody else may hold, so that its id stays its own."""
         self._plain: dict[type, bool] = {}
         """Whether objects of a class are nothing but their attributes."""
+        self._says_its_copy: dict[type, bool] = {}
+        """Whether a class of modules does."""
         self._parts = Parts()
         self._of_tensor: Exception | None = None
         """Why a tensor has no copy, for which what holds it is not shared."""
@@ -207,7 +209,12 @@ class ObjectCopier(ABC):
         """Return whether a module of its own tensors was made: a class may say it is its copy."""
         if made is module:
             return False
-        if isinstance(made, torch.jit.ScriptModule) or not says_its_copy(module):
+        kind = type(module)
+        says = self._says_its_copy.get(kind)
+        if says is None:
+            says = self._says_its_copy[kind] = says_its_copy(kind)
+        says = says or "__deepcopy__" in module.__dict__
+        if not says or isinstance(made, torch.jit.ScriptModule):
             return True
         for table in (PARAMETERS, BUFFERS, CHILDREN):
             own, other = module.__dict__.get(table), made.__dict__.get(table)

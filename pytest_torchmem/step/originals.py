@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import ReferenceType, ref
 
 from torch import nn
 
@@ -23,24 +24,36 @@ _USED = (
 )
 
 
+CopiesById: TypeAlias = dict[int, ReferenceType[nn.Module]]
+"""Copies of modules by the ids of the originals, weakly: a step may let go of one."""
+
+
 def used(name: str, line: str = "") -> UsageError:
     """Return the error of a step that uses a parameter of the original."""
     return UsageError(f"{line}: {_USED.format(name=name)}" if line else _USED.format(name=name))
 
 
-def copies_by_id(module: nn.Module, copied: Callable[[Any], Any]) -> dict[int, nn.Module]:
-    """Return the copies of a module and of those in it, by the ids of the originals."""
+def copies_by_id(module: nn.Module, copied: Callable[[Any], Any]) -> CopiesById:
+    """Return the copies of a module and of those in it."""
     pairs = ((one, copied(one)) for _, one in modules_by_path(module))
-    return {id(one): copy for one, copy in pairs if isinstance(copy, nn.Module) and copy is not one}
+    return {
+        id(one): ref(copy) for one, copy in pairs if isinstance(copy, nn.Module) and copy is not one
+    }
+
+
+def copy_of(module: nn.Module, copies: CopiesById) -> nn.Module | None:
+    """Return the copy that is called instead of a module, if it has one that is there."""
+    copy = copies.get(id(module))
+    return None if copy is None else copy()
 
 
 @contextmanager
-def calls_of_copies(copies: dict[int, nn.Module]) -> Iterator[None]:
+def calls_of_copies(copies: CopiesById) -> Iterator[None]:
     """Have a copy called wherever its original is."""
 
     def instead(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            copy = copies.get(id(self))
+            copy = copy_of(self, copies)
             return original(self, *args, **kwargs) if copy is None else copy(*args, **kwargs)
 
         return call

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.conversion import Copied
 from pytest_torchmem.interception.fingerprint import owner_of
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import Output
@@ -34,6 +33,9 @@ class HollowCloner(Cloner):
         self._whole = device.type == "cpu"
         """Whether a tensor takes its whole storage along; what is moved has its own elements."""
         self._storages: dict[int, Tensor] = {}
+        """The first clone on each storage, by the addresses of the originals' storages."""
+        self.names: dict[int, str] = {}
+        """The first name of each such storage, by the same addresses."""
         self._labels: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and owning module's path of tensors, by their ids."""
 
@@ -75,14 +77,6 @@ class HollowCloner(Cloner):
                 self._labels.setdefault(id(tensor), (Kind.INPUT, name, ""))
         return self.clone(args), self.clone(kwargs)
 
-    def places(self) -> dict[int, Copied]:
-        """Return where originals of tensors lie that have a clone, by the storages' addresses."""
-        names: dict[int, str] = {}
-        for one in self._originals:
-            if isinstance(one, Tensor) and one.layout is torch.strided:
-                names.setdefault(storage_address(one), self._labels.get(id(one), _UNKNOWN)[1])
-        return {address: Copied(names.get(address, ""), self._whole) for address in self._storages}
-
     def clone_tensor(self, tensor: Tensor) -> Tensor:
         """Return the clone of a tensor; one that has none is met as what a program brings along."""
         try:
@@ -97,6 +91,7 @@ class HollowCloner(Cloner):
         other = (Kind.PARAMETER, "", "") if isinstance(tensor, nn.Parameter) else _UNKNOWN
         kind, label, owner = self._labels.get(id(tensor), other)
         address = storage_address(tensor)
+        self.names.setdefault(address, label)
         shared = self._storages.get(address) if self._whole else None
         with self._interceptor.working():
             if shared is not None:

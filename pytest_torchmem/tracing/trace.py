@@ -313,7 +313,8 @@ def _profile(
         step = step.of_copy(cloner.clone_with)
         fingerprint = fingerprint_of_step(ledger, machine.device)
         interceptor.parts.attribution.copies = copies_by_id(original, cloner.copied)
-        interceptor.parts.conversion.copied = cloner.places()
+        interceptor.parts.conversion.copied = cloner.names
+        interceptor.parts.conversion.copied_in_place = machine.gpu is None
         del cloner
         compiled.take(target)
         ledger.enter(Phase.FORWARD)

@@ -299,3 +299,22 @@ def test_a_child_that_has_its_parent() -> None:
     model.a.parent = model
     plain = trace(Layers(), torch.ones(2, 4)).figures()
     assert trace(model, torch.ones(2, 4)).figures() == plain
+
+
+class Forgetful(Layers):
+    """Lets go of its first layer when that has run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        del self.a
+        return self.b(y)
+
+
+def test_what_a_step_lets_go_of_is_freed() -> None:
+    step: dict[str, Any] = {"device": "cpu", "backward": False}
+    with torch.no_grad():
+        kept = trace(Layers(), torch.ones(2, 4), **step)
+        let_go = trace(Forgetful(), torch.ones(2, 4), **step)
+        measured = measure(Forgetful(), torch.ones(2, 4), **step)
+    assert kept.end - let_go.end == (4 * 8 + 8) * 4
+    assert let_go.end == measured.end

@@ -474,3 +474,17 @@ def test_a_trace_is_freed_without_the_garbage_collector(device: str) -> None:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nothing_of_a_module_s_trace_is_looked_for_among_all_objects(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    trace(model, torch.ones(2, 4), device=device)
+
+    def get_objects(*_: int) -> list[Any]:
+        raise AssertionError("something that the trace has made outlives it")
+
+    monkeypatch.setattr(gc, "get_objects", get_objects)
+    trace(model, torch.ones(2, 4), device=device)
