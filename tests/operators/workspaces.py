@@ -36,6 +36,12 @@ def is_told(traced: MemoryProfile) -> bool:
     return not checked and host.unchecked in "\n".join(traced.warnings)
 
 
+def skip_if_told(traced: MemoryProfile) -> None:
+    """Skip a test whose profile says that its workspaces are estimates on this CPU."""
+    if is_told(traced):
+        pytest.skip(this_machine().unchecked)
+
+
 def calls_of(*programs: Program) -> list[Call]:
     """Run programs, and return the calls that reached kernels."""
     recorder = Recorder()
