@@ -114,6 +114,8 @@ class Plan:
     """The operations and bytes that the outputs' values take, once that was asked, and how many
     times what is cheap they may be to be computed always."""
 
+    constant: Tensor | None = None
+    """The memory of the only output, where that is of the call's numbers alone, and small."""
     numbers: tuple[int, ...] | None = None
     """The positions of Python numbers that C++ wrapped in tensors of the host's, once that was
     asked: arguments of the same types have the same."""

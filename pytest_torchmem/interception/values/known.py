@@ -652,6 +652,8 @@ class KnownValues(Answers):
             and plan.slots[made.slot] >= 0
         ):
             return {made.slot: zeros(plan.slots[made.slot])}  # the state of an optimizer
+        if plan.constant is not None and not any(map(_may_be_another, _given(call))):
+            return {0: plan.constant.clone()}
         shown = call.operator.reads_in_place and not call.stands_in
         if shown and contents.are_shown(call.records):
             given = call.tensors
@@ -673,6 +675,9 @@ class KnownValues(Answers):
         if not plan.slots:
             return grown or NO_MEMORIES
         memories = memories_of(plan, real, given, exact=by_record)
+        if _is_constant(call, plan, memories):
+            plan.constant = memories[0].clone()
+            _Constants.nbytes += plan.constant.nbytes
         if grown:
             memories |= grown
         if by_record:  # what that leaves out, nobody reads
@@ -712,6 +717,38 @@ class KnownValues(Answers):
             return
         contents.show(record, nbytes)
         self.run(call, [contents.value(source, other) for other, source in pairs])
+
+
+class _Constants:
+    """What plans of the process keep of them, in bytes."""
+
+    LARGEST = 1 << 15
+    MOST = 1 << 24
+    nbytes = 0
+
+
+def _is_constant(call: Call, plan: Plan, memories: Mapping[int, Tensor]) -> bool:
+    """Return whether each call of a plan makes the same of its numbers (``torch.ones``)."""
+    return (
+        call.operator.shared.fills is Fills.NUMBERS
+        and not call.tensors
+        and plan.makes_one
+        and 0 in memories
+        and plan.slots[0] <= _Constants.LARGEST
+        and _Constants.nbytes < _Constants.MOST
+        and not any(map(_may_be_another, _given(call)))
+    )
+
+
+def _given(call: Call) -> tuple[Any, ...]:
+    return (*call.args, *call.kwargs.values())
+
+
+def _may_be_another(value: object) -> bool:
+    """Return whether a number is -0.0, or may have one in it: its plan is that of 0.0, too."""
+    if isinstance(value, float):
+        return value == 0 and math.copysign(1.0, value) < 0
+    return isinstance(value, complex)
 
 
 def _is_refusal(call: Call, error: Exception) -> bool:

@@ -291,3 +291,19 @@ def test_one_hot_of_classes_that_are_not_known() -> None:
     assert traced.figures() == measured.figures()
     with pytest.raises(UnknownValueError):
         trace(lambda: nn.functional.one_hot(torch.randn(3, 7).argmax(-1)), values="none")
+
+
+def test_what_is_made_of_numbers_is_made_anew_each_time() -> None:
+    def program() -> None:
+        for _ in range(3):
+            ones = torch.ones(3)
+            assert ones.tolist() == [1.0, 1.0, 1.0]
+            ones.add_(1)
+            for number in (0.0, -0.0, 0.0):
+                made = torch.full((2,), number)
+                assert torch.signbit(made).tolist() == [math.copysign(1.0, number) < 0] * 2
+                made.fill_(7)
+            assert torch.full((2,), 1).dtype is not torch.full((2,), 1.0).dtype
+
+    trace(program, values="real")
+    trace(program, values="real")
