@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,8 @@ class TraceContext:
         self._itself = weakref.ref(self)
         self.noted_contents: list[Any] = []
         """Those of them whose notes go with a tensor's content."""
+        self._pinned: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
+        """Real storages that count as pinned, by address."""
         self.note_module: Callable[[nn.Module], None] = lambda module: None
         """Is called with a module whose parameters are about to be replaced."""
 
@@ -257,6 +260,15 @@ class TraceContext:
         record = self.record(tensor)
         if record is not None:
             record.ledger.pinned.add(record.index)
+        else:  # the host is real
+            self._pinned[storage_address(tensor)] = tensor.untyped_storage()
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether a tensor of the host is in pinned memory."""
+        record = self.record(tensor)
+        if record is not None and record.index in record.ledger.pinned:
+            return True
+        return bool(self._pinned) and storage_address(tensor) in self._pinned
 
     def device(self, named: torch.device) -> torch.device:
         """Return a device as the trace writes it; raise for a GPU that is not there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,8 @@ def states() -> dict[str, bool]:
     found["some offset"] = seeded.set_offset(40).get_offset() == 40
     clone = seeded.clone_state()
     found["clone"] = torch.equal(drawn(seeded), drawn(clone))
+    again = pickle.loads(pickle.dumps(seeded))
+    found["pickled"] = again.device == seeded.device and torch.equal(drawn(seeded), drawn(again))
     cuda.seed()
     found["moves"] = not torch.equal(drawn(), drawn())
     before = torch.get_rng_state()

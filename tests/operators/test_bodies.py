@@ -69,6 +69,35 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
     assert trace(step, host="here").figures() == measure(step).figures()
 
 
+@pytest.mark.parametrize("types", [(torch.int32, torch.int64), (torch.int64, torch.int32)])
+@pytest.mark.parametrize(
+    "given",
+    [{"mode": "mean"}, {"padding_idx": 1}, {"sparse": True}, {"weighted": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bags_of_positions_of_two_types(
+    types: tuple[torch.dtype, torch.dtype], given: dict[str, Any], dtype: torch.dtype
+) -> None:
+    found: list[list[float]] = []
+
+    def step(device: str = "cpu") -> None:
+        options: dict[str, Any] = {"mode": "sum", **given}
+        table = torch.ones(5, 2, dtype=dtype, device=device, requires_grad=True)
+        weights = torch.ones(6, dtype=dtype, device=device, requires_grad=True)
+        words = torch.tensor([3, 1, 1, 1, 4, 0], dtype=types[0], device=device)
+        bags = torch.tensor([0, 0, 3, 3, 6], dtype=types[1], device=device)
+        if options.pop("weighted", False):
+            options["per_sample_weights"] = weights
+        torch.nn.functional.embedding_bag(words, table, bags, **options).sum().backward()
+        gradients = [one.grad for one in (table, weights) if one.grad is not None]
+        found.append([one.to_dense().sum().item() for one in gradients])
+
+    assert trace(step, host="here").figures() == measure(step).figures()
+    trace(step, "cuda", device="cuda")
+    assert found == found[:1] * len(found)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_renorm_in_place(dtype: torch.dtype) -> None:
     def step() -> None:

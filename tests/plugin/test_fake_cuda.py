@@ -233,3 +233,32 @@ def test_net(number):
 """
     )
     project.run("--torchmem-fake-cuda=h100", "-p", "no:randomly").assert_outcomes(passed=30)
+
+
+PINNED = """
+import torch
+from torch.autograd.graph import save_on_cpu
+from torch.utils.data import DataLoader, TensorDataset
+
+def test_pinned():
+    x = torch.randn(3, 5)
+    pinned = x.pin_memory()
+    assert pinned.is_pinned() and pinned.pin_memory() is pinned and not x.is_pinned()
+    assert torch.equal(pinned, x) and pinned.data_ptr() != x.data_ptr()
+    assert torch.equal(pinned.cuda(non_blocking=True).cpu(), x)
+    makes = [torch.empty, torch.ones, torch.randn, x.new_zeros, x.new_empty]
+    made = [make(3, pin_memory=True) for make in makes] + [torch.zeros_like(x, pin_memory=True)]
+    assert all(one.is_pinned() for one in made)
+    for device in ("cpu", "cuda"):
+        a = torch.ones(5, device=device, requires_grad=True)
+        with save_on_cpu(pin_memory=True):
+            (a * a).sum().backward()
+        assert a.grad.tolist() == [2.0] * 5
+    loader = DataLoader(TensorDataset(torch.arange(4.0)), 2, pin_memory=True)
+    assert all(batch.is_pinned() for batch, in loader)
+"""
+
+
+def test_memory_of_the_real_host_is_pinned(project: Project) -> None:
+    project.write(test_net=PINNED)
+    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=1)

@@ -145,6 +145,10 @@ def _factory(original: _Factory, name: str) -> _Factory:
             made = original(*args, **{**kwargs, "device": _CPU})
             return made.to(kwargs["device"])
         of_tensor = keeps_device and bool(args) and isinstance(args[0], Tensor)
+        if kwargs.get("pin_memory") and not _names_cuda(kwargs.get("device")):
+            made = factory(*args, **{**kwargs, "pin_memory": False})
+            trace.pin(made)
+            return made
         device = kwargs.get("device")
         if device is None:
             if of_tensor or any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
@@ -164,8 +168,6 @@ def _factory(original: _Factory, name: str) -> _Factory:
             made = original(*args, **kwargs)
         if of_values and made.device != target:  # it shares the memory of what it is made of
             return made.to(target)
-        if kwargs.get("pin_memory"):
-            trace.pin(made)
         return made
 
     factory.__name__ = name

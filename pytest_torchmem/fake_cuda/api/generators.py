@@ -115,6 +115,15 @@ class Generator(torch.Generator, metaclass=_Kind):
             _OnHost.set_state(self, STATES.state_at(seed, offset))
         set_apart(self)
 
+    def __reduce__(self) -> Any:
+        """Pickle device, seed and state (torch/csrc/Generator.cpp, ``THPGenerator_reduce``)."""
+        state = self.initial_seed(), self.get_offset(), self.get_state()
+        return torch.Generator, (self.device,), state
+
+    def __setstate__(self, state: tuple[int, int | None, Tensor]) -> None:
+        """Take over what was pickled."""
+        self.set_state(state[2])
+
     def clone_state(self) -> Generator:
         """Return a generator that draws the same."""
         made = self.on_gpu(self.device.index)

@@ -60,6 +60,25 @@ class LegacyType(type):
         return instance.dtype is cls.dtype and instance.device == cls.device
 
 
+class LegacySparseType(LegacyType):
+    """``torch.cuda.sparse.FloatTensor`` and its like."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a sparse tensor of indices, values and a size, or an empty one of a size."""
+        if SESSION.off():
+            return cls.original(*args, **kwargs)
+        options: dict[str, Any] = {"dtype": cls.dtype, "device": cls.device}
+        if args and isinstance(args[0], Tensor):
+            return torch.sparse_coo_tensor(*args, **options)
+        size = args[0] if args and not isinstance(args[0], Integral) else args or (0,)
+        return torch.sparse_coo_tensor(size=tuple(size), **options)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Return whether a tensor is sparse, on the device, and of the dtype."""
+        sparse = isinstance(instance, Tensor) and instance.layout is torch.sparse_coo
+        return sparse and super().__instancecheck__(instance)
+
+
 class DefaultType:
     """Makes what ``torch.Tensor(...)`` returns: on the host, unless a program sets a GPU's type."""
 
@@ -110,6 +129,7 @@ def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
             (module, {name: _legacy_type(module, name, device) for name in _DTYPES})
             for module, device in ((torch, _HOST), (torch.cuda, gpu))
         ],
+        (torch.cuda.sparse, {name: _sparse_type(name, gpu) for name in _sparse_names()}),
         (torch, {"set_default_tensor_type": set_default_tensor_type}),
     ]
 
@@ -130,4 +150,16 @@ def _legacy_type(module: Any, name: str, device: torch.device) -> LegacyType:
     made = LegacyType(name, (), {"__module__": module.__name__, "__doc__": original.__doc__})
     made.original, made.on_host = original, getattr(torch, name)
     made.device, made.dtype = device, _DTYPES[name]
+    return made
+
+
+def _sparse_names() -> list[str]:
+    return [name for name in _DTYPES if hasattr(torch.cuda.sparse, name)]
+
+
+@cache
+def _sparse_type(name: str, device: torch.device) -> LegacySparseType:
+    made = LegacySparseType(name, (), {"__module__": "torch.cuda.sparse"})
+    made.original, made.device = getattr(torch.cuda.sparse, name), device
+    made.dtype = _DTYPES[name]
     return made

@@ -187,8 +187,7 @@ class DeviceMethods:
         """Return whether a tensor is in pinned memory."""
         if self._trace.off():
             return cast(bool, TensorBase.is_pinned(tensor))
-        record = self._trace.record(tensor)
-        return record is not None and record.index in record.ledger.pinned
+        return self._trace.is_pinned(tensor)
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
         """Let the allocator wait for ``stream`` before it gives the tensor's block again."""
@@ -220,8 +219,14 @@ class DeviceMethods:
         def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             trace, device = self._trace, kwargs.get("device")
             placed = trace.is_placing  # a function mode hands the call back to here
+            if kwargs.get("pin_memory") and not (placed or trace.off()):
+                made = method(tensor, *args, **{**kwargs, "pin_memory": False})
+                trace.pin(made)
+                return made
             if placed or trace.off() or (device is None and name not in _OF_DATA):
                 return original(tensor, *args, **kwargs)
+            if name == "new" and device is None and args and isinstance(args[0], Tensor):
+                return original(tensor, *args, **kwargs)  # the other one, as it is
             kwargs["device"] = _CPU
             if trace.in_fake_tensor_mode():
                 target = as_device(device or tensor.device)

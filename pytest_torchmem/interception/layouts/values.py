@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.computed import laid_out_as
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.operators.sparse.coo import difference_on_gpu, sum_on_gpu
+from pytest_torchmem.operators.sparse.coo import difference_on_gpu, sum_on_gpu, written_to_first
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
@@ -28,8 +28,16 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import sparse_indices, sparse_values
 
 _CPU = torch.device("cpu")
+_HALVES = (torch.float16, torch.bfloat16)
+_NO_KERNEL = "not implemented for"
+"""What the CPU says of a type that a kernel does not know (ATen/Dispatch.h)."""
 #: Operators whose outputs have other entries on a GPU.
-_OTHERS_ON_GPU = {"aten::add.Tensor": sum_on_gpu, "aten::sub.Tensor": difference_on_gpu}
+_OTHERS_ON_GPU = {
+    "aten::add.Tensor": sum_on_gpu,
+    "aten::add_.Tensor": written_to_first(sum_on_gpu),
+    "aten::sub.Tensor": difference_on_gpu,
+    "aten::sub_.Tensor": written_to_first(difference_on_gpu),
+}
 
 
 class SparseValues:
@@ -63,9 +71,17 @@ class SparseValues:
             return None
         given, named = twins
         given, named = operator.placed(given, named, _CPU)
+        run = _OTHERS_ON_GPU.get(operator.name) if on_gpu else None
         try:
             with at_kernels():
-                run = _OTHERS_ON_GPU.get(operator.name) if on_gpu else None
+                return (run or operator.overload)(*given, **named), twins
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            if not on_gpu or _NO_KERNEL not in str(error):
+                return None
+        try:  # what the CPU has no kernel for in half precision, in single
+            with at_kernels():
+                given, named = twins = replace_tensors(twins, _in_single)
+                given, named = operator.placed(given, named, _CPU)
                 return (run or operator.overload)(*given, **named), twins
         except (RuntimeError, NotImplementedError, ValueError, TypeError):
             return None
@@ -107,6 +123,8 @@ class SparseValues:
                 if record is None or record.address in apart:
                     continue
                 value = real[place] if len(real) == len(parts) else None
+                if value is not None and part.dtype in _HALVES:
+                    value = value.to(part.dtype)
                 if value is None or value.shape != part.shape or value.dtype != part.dtype:
                     self._values.contents.assume(record, None)
                 else:
@@ -133,6 +151,10 @@ def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
     if tensor.layout in COMPRESSED:
         return (*compressed_indices(tensor), tensor.values())
     return (tensor,)
+
+
+def _in_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _HALVES else tensor
 
 
 def put_together(tensor: Tensor, parts: list[Any]) -> Tensor:

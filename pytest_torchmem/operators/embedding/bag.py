@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.embedding.rows import sorted_sums
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import contiguous_copy
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace
@@ -24,8 +23,41 @@ _bag = operator("aten::_embedding_bag", order={"cuda": (2, 1, 0, 3)})
 _bag_forward_only = operator("aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)})
 _dense_backward = operator("aten::_embedding_bag_dense_backward")
 
-for _forward in (_bag, _bag_forward_only):
-    _forward.workspace("cuda")(copied(weight=CONTIGUOUS, indices=CONTIGUOUS, offsets=CONTIGUOUS))
+
+def _promoted(indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """``promoteIndicesAndOffsets``: where one type is not the other, both are ``int64``."""
+    if indices.dtype is offsets.dtype:
+        return indices, offsets
+    return indices.to(torch.int64), offsets.to(torch.int64)
+
+
+@_bag.workspace("cuda")
+@_bag_forward_only.workspace("cuda")
+def copies_on_cuda(weight: Tensor, indices: Tensor, offsets: Tensor) -> tuple[int, ...]:
+    """What is not of the other's type, or not contiguous; _embedding_bag_cuda."""
+    given = indices, offsets
+    pairs = list(zip(given, _promoted(*given), strict=True))
+    types = [made.nbytes for one, made in pairs if made.dtype is not one.dtype]
+    return (*types, contiguous_copy(weight), *[contiguous_copy(made) for _, made in pairs])
+
+
+@_bag.meta("cuda")
+@_bag_forward_only.meta("cuda")
+def bag_on_cuda(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> Any:
+    """Torch's own, of positions of one type; _embedding_bag_cuda."""
+    indices, offsets = _promoted(indices, offsets)
+    rest = per_sample_weights, include_last_offset, padding_idx
+    return _aten._embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, *rest)
 
 
 def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
@@ -38,6 +70,7 @@ def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
         include_last_offset: bool = False,
         padding_idx: int = -1,
     ) -> tuple[Tensor, ...]:
+        indices, offsets = _promoted(indices, offsets)
         bags = offsets.shape[0] - include_last_offset
         output = weight.new_empty((bags, weight.shape[1]))
         fast = _is_fast(weight, per_sample_weights, padding_idx)
@@ -87,6 +120,7 @@ def embedding_bag_values(
     many sizes as offsets, though the last of these may only end the last bag; its size, which
     nothing writes, counts as none. The positions of the largest are there for them alone.
     """
+    indices, offsets = _promoted(indices, offsets)
     given = indices, offsets, scale_grad_by_freq
     rest = include_last_offset, padding_idx
     made = _aten._embedding_bag(weight, *given, mode, sparse, per_sample_weights, *rest)
@@ -134,7 +168,9 @@ def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) ->
     half = output.dtype in (torch.float16, torch.bfloat16)
     if not fast:
         if half:
+            row = torch.empty(output.shape[1:] if scale is None else (0,), dtype=torch.float32)
             torch.zeros(output.shape, dtype=torch.float32)
+            del row
         return
     dense = weight.contiguous()
     if half and scale is not None:
@@ -166,6 +202,7 @@ def embedding_bag_backward(
     padding_idx: int = -1,
 ) -> Any:
     """_embedding_bag_backward_symint."""
+    indices, offsets = _promoted(indices, offsets)
     offset2bag = _offset2bag_again(indices, offsets, offset2bag)
     settings = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
     if sparse:
@@ -234,7 +271,27 @@ def embedding_bag_per_sample_weights_backward(
     grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor
 ) -> Tensor:
     """_embedding_bag_per_sample_weights_backward_cpu_template."""
+    indices, offsets = _promoted(indices, offsets)
     result = grad.new_zeros((indices.shape[0],))
     bags = _offset2bag_again(indices, offsets, offset2bag)
     del bags
     return result
+
+
+@operator("aten::_embedding_bag_per_sample_weights_backward").values("cuda")
+def per_sample_weights_backward_values(
+    grad: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> Tensor:
+    """The CPU's, whose kernel takes all positions in one type; CUDA's reads the bags in theirs."""
+    indices, offsets = _promoted(indices, offsets)
+    bags = offset2bag.to(indices.dtype)
+    found: Tensor = _aten._embedding_bag_per_sample_weights_backward(
+        grad, weight, indices, offsets, bags, mode, padding_idx
+    )
+    return found

@@ -7,7 +7,7 @@ put together here from operators on those two, as its CPU kernel does
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -214,6 +214,15 @@ def sum_on_gpu(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:
 def difference_on_gpu(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:
     """Return the difference of two real tensors; ``sub_sparse`` adds (SparseTensorMath.cpp)."""
     return sum_on_gpu(left, right, -alpha)
+
+
+def written_to_first(function: Callable[[Tensor, Tensor, Any], Tensor]) -> Callable[..., Tensor]:
+    """Return the function that writes to its first argument what another one returns."""
+
+    def run(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:
+        return left.copy_(function(left, right, alpha))
+
+    return run
 
 
 @operator("aten::_coalesce").sparse()

@@ -208,3 +208,13 @@ def test_bags_of_embeddings_have_sparse_gradients() -> None:
         return [gradient.layout, gradient._values().device.type, tuple(gradient._values().shape)]
 
     assert on_fake_cuda(body) == [torch.sparse_coo, "cuda", (4, 4)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_new_of_a_tensor_is_that_tensor(device: str) -> None:
+    def body() -> list[Any]:
+        x = torch.ones(2, device=device)
+        made = [x.new(x), x.new(3), x.new([1, 2])]
+        return [{one.device.type for one in made}, made[0].data_ptr() == x.data_ptr()]
+
+    assert on_fake_cuda(body) == [{device}, True]
