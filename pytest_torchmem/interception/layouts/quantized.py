@@ -69,7 +69,8 @@ class QuantizedTensors:
             if not tensor.is_quantized:
                 return conversion.lift(tensor, device.device, frame)
             self.are_there = True
-            conversion.meet(tensor, device.device, frame)
+            if storage_address(tensor) not in self._parts.ledger.records:  # no view of another
+                conversion.meet(tensor, device.device, frame)
             return tensor
 
         result = replace_tensors(values.run(call, given), booked)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.ao import quantization
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,3 +90,12 @@ def test_values_that_are_not_known_are_told_of() -> None:
 
     with pytest.raises(UnknownValueError, match="quantized tensors of unknown values"):
         trace(program, values="none")
+
+
+def test_what_views_share_is_counted_once() -> None:
+    def program() -> tuple[int, ...]:
+        x = torch.quantize_per_tensor(torch.ones(4, 8, 6, 6), 0.1, 0, torch.quint8)
+        rows = x.contiguous(memory_format=torch.channels_last).reshape(4, -1)
+        return tuple(rows.dequantize().shape)
+
+    assert trace(program, host="here").figures() == measure(program).figures()
