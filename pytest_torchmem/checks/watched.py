@@ -58,7 +58,7 @@ def watched(
     for index in sorted(watch.holders):
         holders.setdefault(whats[index], watch.holders[index])
     reasons = {line: reason for line, reason in watch.attention.items() if reason}
-    return Watched(reasons, holders)
+    return Watched(reasons, holders, kept)
 
 
 def holder_of_step(

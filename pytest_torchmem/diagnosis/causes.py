@@ -100,6 +100,8 @@ class Watched:
     """By the line that calls it: why attention did not take a faster implementation."""
     holders: Mapping[What, str] = field(default_factory=dict)
     """What refers to a tensor of a group, such as ``Trainer.losses[3]``."""
+    ran: bool = False
+    """Whether there was a second trace, in which holders were looked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,11 @@ class Provenance:
         found = self._timeline.allocations
         return [found[one - 1] for one in call.reads if one > 0] if call is not None else []
 
+    def reads(self, index: int) -> list[int]:
+        """Return the indices of what the call read that made an allocation."""
+        call = self._made_by.get(index)
+        return [one - 1 for one in call.reads if one > 0] if call is not None else []
+
     def caller(self, one: Allocation) -> str:
         """Return the operator that was called when an allocation was made: one that calls others
         has made what these allocate. "" where that is not known.
@@ -129,7 +134,8 @@ class Provenance:
     def first_of_type(self, index: int) -> Allocation:
         """Return from where on values are of the type of an allocation.
 
-        Goes up from operator to operator as long as these are given as many numbers of that type,
+        Goes up from operator to operator as long as these are given as many numbers of that type or
+        more, as those that select some are,
         and then by what made narrower numbers this type: a constant, a mask.
         """
         allocations = self._timeline.allocations
@@ -138,7 +144,7 @@ class Provenance:
         while (call := self._made_by.get(index)) is not None:
             same = [one - 1 for one in call.reads if one > 0 and one - 1 not in seen]
             same = [one for one in same if _is_of_type(allocations[one], own)]
-            like = [one for one in same if prod(allocations[one].shape) == prod(own.shape)]
+            like = [one for one in same if prod(allocations[one].shape) >= prod(own.shape)]
             narrower = [one - 1 for one in call.reads if one > 0]
             narrower = [one for one in narrower if allocations[one].dtype not in ("", own.dtype)]
             if not like and not (same and narrower):

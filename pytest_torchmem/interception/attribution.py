@@ -359,7 +359,11 @@ class Attribution:
             self.outermost_calls += 1
             root, name = module, self._path_before(module)
         else:
-            name, _, root, _ = calls[0]
+            name, task, root, _ = calls[0]
+            if task != -1 and "." not in name:  # a checkpoint of what no model has as a module
+                before = self._path_before(module)
+                if "." in before:
+                    return before
         known = self._paths.get(id(root))
         if known is None or known[0]() is not root:
             paths = {id(child): (path, weakref.ref(child)) for path, child in modules_by_path(root)}

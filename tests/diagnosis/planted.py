@@ -2068,6 +2068,102 @@ def a_part_is_trained(wrong: bool) -> Step:
     return Probe(), (torch.zeros(256, 64),), {}
 
 
+@planted("operators", "are new, for the mask of attention", "Causal", "aten::")
+def mask_made(wrong: bool) -> Step:
+    """The same kernel takes it, and each layer makes its own."""
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+                if not wrong:
+                    x = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+                    continue
+                mask = x.new_full((LENGTH, LENGTH), -1e4).triu(
+                    1
+                )  # here: mask_in_the_place_of_causal
+                x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+            return x
+
+    return Causal(), (torch.zeros(1, 1, LENGTH, WIDTH),), {}
+
+
+@planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::")
+def classes_as_numbers(wrong: bool) -> Step:
+    """The loss makes more of it, in a line that is not to blame."""
+
+    def loss(logits: Tensor) -> Tensor:
+        labels = torch.zeros(len(logits) * (LENGTH - 1), dtype=torch.long, device=logits.device)
+        if wrong:
+            labels = F.one_hot(labels, 512).float()  # here: classes_as_numbers
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels)
+
+    return nn.Linear(8, 512), (torch.zeros(BATCH, LENGTH, 8),), {"loss_fn": loss}
+
+
+@planted("type", "float32 from logits.float (aten::_to_copy) on", "", "aten::_to_copy")
+def float_before_a_slice(wrong: bool) -> Step:
+    def loss(logits: Tensor) -> Tensor:
+        if wrong:
+            logits = logits.float()  # here: float_before_a_slice
+        labels = torch.zeros(len(logits) * (LENGTH - 1), dtype=torch.long, device=logits.device)
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels)
+
+    x = torch.zeros(BATCH, LENGTH, 8, dtype=torch.bfloat16)
+    return nn.Linear(8, 512).bfloat16(), (x,), {"loss_fn": loss}
+
+
+@planted("recomputed", ", recomputed, are alive together", "Spanned.blocks.", "aten::")
+def one_checkpoint_for_all(wrong: bool) -> Step:
+    """What it computes anew is no module of the model, but the blocks in it are."""
+
+    class Spanned(Decoder):
+        def forward(self, ids: Tensor) -> Tensor:
+            if not wrong:
+                return super().forward(ids)
+            blocks = nn.Sequential(*self.blocks)
+            return self.head(checkpoint(blocks, self.embed(ids), use_reentrant=False))
+
+    return Spanned(recompute=(0, 1, 2, 3)), (ids(),), {}
+
+
+@planted("given", "aten::embedding, and was given [4, 1, 32]", "Last.head", "aten::addmm")
+def every_position_at_last(wrong: bool) -> Step:
+    """That the output is there is no news."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 40 * WORDS)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            return self.head(x if wrong else x[:, -1:])  # here: every_position_at_last
+
+    return Last(), (ids(),), {"backward": False}
+
+
+@planted("earlier steps", "still alive: the list kept of run", "", "aten::clone")
+def kept_of_a_new_call(wrong: bool) -> Step:
+    """The module that is called for it is new, and keeps nothing."""
+
+    def run(device: str) -> None:
+        model, kept = Decoder(depth=1).to(device), []
+        for _ in range(5):
+            words = ids().to(device)
+            if wrong:
+                hidden = model.embed(words).detach()
+                kept.append(hidden.repeat(1, 1, 8).clone())  # here: kept_of_a_new_call
+            cross_entropy(model(words)).backward()
+            model.zero_grad()
+
+    return Program(run), (), {}
+
+
 @planted("library buffer", "cuBLAS keeps a buffer", "", "cuBLAS", ("cuda",))
 def library_asked_for_the_first_time(wrong: bool) -> Step:
     def run(device: str) -> None:

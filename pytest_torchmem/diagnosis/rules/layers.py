@@ -57,6 +57,8 @@ _MOST_SHOWN = 3
 _NOTHING = "Identity"
 _KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
 """Layers of torch that make as much as they are given."""
+_KEPT = (Role.EARLIER.value, Role.HELD.value, Role.OTHER.value)
+"""What somebody keeps, who is nearer to the cause."""
 _PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
 
 
@@ -174,6 +176,7 @@ def new_module(evidence: Evidence) -> Cause | None:
     for pattern, numbers in new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
         places = _places_of_more(evidence, pattern)
+        places -= {_place(row) for row in evidence.came(*_KEPT)}
         rows += [row for row in evidence.came() if _place(row) in places and row not in rows]
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         path = evidence.short(unfold(pattern, numbers))

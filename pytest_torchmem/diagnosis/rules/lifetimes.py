@@ -172,9 +172,17 @@ def left_at_end(evidence: Evidence) -> Cause | None:
 
 @rule("held", "the program keeps what it made in the forward{holder}")
 def held_by_program(evidence: Evidence) -> Cause | None:
-    """A list, an attribute or a closure refers to tensors of the forward."""
-    rows = [*evidence.came(Role.HELD.value)]
-    return cause("held", rows, holder=_holder(evidence, rows))
+    """A list, an attribute or a closure refers to tensors of the forward.
+
+    That something refers to a larger tensor than before is no news, nor is the output of a model.
+    """
+    rows = [row for row in evidence.came(Role.HELD.value) if not _was_held(row)]
+    holder = _holder(evidence, rows)
+    return cause("held", rows, holder=holder) if holder or not evidence.watched.ran else None
+
+
+def _was_held(row: Row) -> bool:
+    return row.before is not None and row.before.role == Role.HELD.value
 
 
 @rule("held between", "{what}")

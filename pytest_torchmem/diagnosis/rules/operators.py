@@ -36,15 +36,39 @@ def other_operators(evidence: Evidence) -> Cause | None:
     if not rows:
         return None
     first = shown_by(rows)
+    root = _root_of(evidence, more, first)
     own = _names_of(evidence, more, rows, first)
+    if root is not None:
+        own = [*dict.fromkeys([root.origin.operator, *own])]
     came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
     gone = [name for name, one in counts.items() if one.fell and _base(name) not in came]
     alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
     gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
     instead = f" in the place of {listed(gone)}" if gone else ""
-    text = f"{listed(own)}{_makes(evidence, own)}" if gone else _calls(own, more)
+    text = f"{listed(own)}{_makes(evidence, own)}" if gone else _calls(evidence, own, more)
     found = cause("operators", rows, came=text, gone=instead)
-    return found and replace(found, row=first)
+    return found and replace(found, row=first, origin=root.origin if root is not None else None)
+
+
+def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Allocation | None:
+    """Return the first tensor as large as that of a row that it was computed of by new operators
+    alone, if it was made in another line: ``one_hot``, and not the loss that is given it.
+    """
+    if row.what.role not in MADE:
+        return None  # of a backward, which the operators of the forward explain
+    index, allocations, root = evidence.first(row), evidence.ran.allocation, None
+    seen = {index}
+    while index >= 0:
+        size = prod(allocations(index).shape)
+        read = (one for one in evidence.ran.reads(index) if one not in seen)
+        index = next((one for one in read if _is_new(more, allocations(one), size)), -1)
+        seen.add(index)
+        root = allocations(index) if index >= 0 else root
+    return root if root is not None and root.origin.line not in ("", row.what.line) else None
+
+
+def _is_new(more: Mapping[str, Counted], one: Allocation, size: int) -> bool:
+    return one.origin.operator in more and prod(one.shape) >= size
 
 
 @rule("larger", "{operator} makes {now}{of}, and made {before}{given}", last=True)
@@ -200,18 +224,26 @@ def _made_by(evidence: Evidence, operator: str) -> int:
 
 def _makes(evidence: Evidence, names: Sequence[str]) -> str:
     """Return in words the largest tensor that operators make, "" where that is not known."""
-    made = [one for name in names if (one := evidence.ran.largest(name)) is not None]
-    largest = max(made, key=lambda one: one.nbytes, default=None)
+    largest = _largest(evidence, names)
     if largest is None or not largest.dtype:
         return ""
-    of = ", for the mask of attention" if is_of_mask(evidence, largest) else ""
-    return f" ({largest.dtype}{list(largest.shape)}{of})"
+    return f" ({largest.dtype}{list(largest.shape)}{_of_mask(evidence, largest)})"
 
 
-def _calls(names: Sequence[str], more: Mapping[str, Counted]) -> str:
+def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:
+    made = [one for name in names if (one := evidence.ran.largest(name)) is not None]
+    return max(made, key=lambda one: one.nbytes, default=None)
+
+
+def _of_mask(evidence: Evidence, one: Allocation | None) -> str:
+    return ", for the mask of attention" if one is not None and is_of_mask(evidence, one) else ""
+
+
+def _calls(evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted]) -> str:
     new = [name for name in names if not more[name].before]
     if new:
-        return f"{listed(new)} {'is' if len(new) == 1 else 'are'} new"
+        are = "is" if len(new) == 1 else "are"
+        return f"{listed(new)} {are} new{_of_mask(evidence, _largest(evidence, new))}"
     counted = more[names[0]]
     change = f"{times(counted.now)}, and was {times(counted.before)}"
     shown = listed(names[:1])

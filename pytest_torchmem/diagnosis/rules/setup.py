@@ -229,6 +229,9 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
         return None
     place = _around(lost)
     rows = rows_of(evidence, place)
+    anew = sum(row.change for row in rows if row.what.role == Role.RECOMPUTED.value)
+    if 2 * anew > sum(row.change for row in rows):
+        return None  # by a checkpoint that spans more
     numbers = lost.get(place) or next(iter(lost.values()))
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
     own = [change for change in evidence.about(MODES) if change.name in lost]
