@@ -412,6 +412,9 @@ class Interceptor:
         if not tensors:
             asked = kwargs.get("device") if self.placed_on is None else None
             return asked is None or (asked.type == "cpu" and placement.last_on_host)
+        asked = kwargs.get("device")
+        if asked is not None and asked.type != "cpu":
+            return False
         for tensor in tensors:
             if self._has_hollow_part(tensor):
                 return False

@@ -612,3 +612,35 @@ def test_tensors_on_the_gpu_are_put_together_as_a_nested_one(gpu: StandingGpu) -
         assert torch.nn.functional.silu(nested).is_cuda
         assert [part.shape for part in nested.unbind()] == [(3, 4), (5, 4)]
         assert torch.nested.to_padded_tensor(nested, 0.0)[:, :, 0].sum().item() == 3 * 3 + 5 * 5
+
+
+class Wrapped(Tensor):
+    """As users write subclasses: every operator is handed on to what it holds."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        made: Any = Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def held(one: Any) -> Any:
+            return one.inner if isinstance(one, Wrapped) else one
+
+        return cls(func(*[held(one) for one in args], **(kwargs or {})))
+
+
+def moves_of_a_subclass() -> None:
+    host, gpu = Wrapped(torch.ones(3)), Wrapped(torch.ones(3, device="cuda"))
+    back = [gpu.cpu(), gpu.to("cpu", torch.float64), host.cuda().cpu()]
+    assert [made.device.type for made in back] == ["cpu"] * 3
+    assert [made.inner.device.type for made in back] == ["cpu"] * 3  # type: ignore[attr-defined]
+    assert (host.cuda() + gpu).inner.is_cuda  # type: ignore[attr-defined]
+    assert torch.ops.aten._to_copy.default(torch.ones(3), device="cuda").is_cuda
+
+
+def test_subclasses_move_what_they_hold(gpu: StandingGpu) -> None:
+    trace(moves_of_a_subclass, device="cuda")
+    with gpu.on():
+        moves_of_a_subclass()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -40,6 +42,24 @@ class Target(NamedTuple):
     copy: bool = False
 
 
+class _Moving(threading.local):
+    """Where a tensor subclass is moving what it wraps to, as the program has asked it."""
+
+    device: torch.device | None = None
+
+    @contextmanager
+    def to(self, device: torch.device) -> Iterator[None]:
+        """Let a copy that a subclass passes on be one to ``device``."""
+        before, self.device = self.device, device
+        try:
+            yield
+        finally:
+            self.device = before
+
+
+MOVING = _Moving()
+
+
 def parse_target(*args: Any, **kwargs: Any) -> Target:
     """Return the arguments of ``Tensor.to`` by name, however they were given."""
     other = kwargs.get("other", args[0] if args else None)
@@ -71,7 +91,8 @@ def copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
     if device.type == "meta":
         return cast(Tensor, TensorBase.to(tensor, device, dtype))
     if has_dispatch(tensor):  # it moves what it wraps itself
-        return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **_given(target)))
+        with MOVING.to(device):
+            return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **_given(target)))
     if tensor.is_meta:  # native/Copy.cpp, copy_impl; torch.nn.Module.to waits for these words
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     if is_lazy(tensor):  # it has no shape, and refuses to be asked for one

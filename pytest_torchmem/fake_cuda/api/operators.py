@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.fake_cuda.api.device_copy import Target, copy_to
+from pytest_torchmem.fake_cuda.api.device_copy import MOVING, Target, copy_to
 from pytest_torchmem.interception.attribution import code_made_by, is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket
@@ -44,9 +44,14 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
         if device is None or not _is_program(trace):
             return original(self, *args, **kwargs)
         caller = sys._getframe(1)
-        if is_own(caller.f_code) or is_passed_on(self, caller):
+        if is_own(caller.f_code):
             return original(self, *args, **kwargs)
         device = torch.device(device)
+        if is_passed_on(self, caller):
+            if self not in _COPIES or MOVING.device != trace.device(device):
+                return original(self, *args, **kwargs)
+            with trace.placing_on(MOVING.device):
+                return original(self, *args, **kwargs)
         if self in _COPIES and args[0].requires_grad:  # its gradient goes back to where it is
             given = {name: value for name, value in kwargs.items() if name in _GIVEN}
             return copy_to(trace, args[0], Target(**{**given, "device": trace.device(device)}))
