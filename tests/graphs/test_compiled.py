@@ -19,7 +19,7 @@ from torch._inductor import compile_fx
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MemoryProfile, measure, trace
-from pytest_torchmem.torch_private.compilers import inductor
+from pytest_torchmem.torch_private.compilers import compiler, inductor
 from pytest_torchmem.tracing.compiled import Compiled
 from tests.operators.workspaces import skip_if_told
 
@@ -627,3 +627,11 @@ def test_a_number_that_is_not_known_may_be_given_to_compiled_code(device: str) -
     profile = trace(step, device=device, values="none", mode="aot")
     assert (profile.level, profile.warnings) == ("aot", ())
     assert profile.figures() == trace(step, device=device, mode="aot").figures()
+
+
+@pytest.mark.parametrize("prepare", [compiler.prepare, inductor.prepare])
+def test_to_get_ready_for_a_compiler_draws_nothing(prepare: Any) -> None:
+    """The program's numbers would be others in the first trace of a process."""
+    state = torch.get_rng_state()
+    prepare.__wrapped__()
+    assert torch.equal(torch.get_rng_state(), state)
