@@ -199,7 +199,8 @@ class Evidence:
 
     def moved_lines(self) -> dict[str, str]:
         """Return by the lines of the snapshot what they are now, where that can be told."""
-        return moved_lines(self.known(), (group.what for group in self.alive.groups))
+        before = self.before.alive.groups if self.before.alive is not None else ()
+        return moved_lines(before, self.alive.groups)
 
     def gone(self, module: str, source: str) -> Iterator[What]:
         """Yield what an operator made in a module, and makes no more."""

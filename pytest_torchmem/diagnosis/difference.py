@@ -153,9 +153,7 @@ def difference_between(
 
 def _with_lines_of(known: Alive, now: Alive) -> Alive:
     """Return what is known with the lines that its operators stand at now."""
-    moved = moved_lines(
-        (group.what for group in known.groups), (group.what for group in now.groups)
-    )
+    moved = moved_lines(known.groups, now.groups)
     if all(line == other for line, other in moved.items()):
         return known
     groups = (

@@ -2164,6 +2164,29 @@ def kept_of_a_new_call(wrong: bool) -> Step:
     return Program(run), (), {}
 
 
+@planted(
+    "gradients recorded", "convs.{0-1} runs with gradients", "convs.{0-1}", "aten::conv", ("cpu",)
+)
+def first_of_two_loops_with_gradients(wrong: bool) -> Step:
+    """The second one stands for the same modules, and calls the same."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+            self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.set_grad_enabled(wrong):
+                for conv, norm in zip(self.convs[:2], self.norms[:2], strict=True):
+                    x = norm(conv(x)).relu_()  # here: first_of_two_loops_with_gradients
+            for conv, norm in zip(self.convs[2:], self.norms[2:], strict=True):
+                x = norm(conv(x)).relu_()
+            return x.mean((2, 3))
+
+    return Frozen(), (torch.zeros(4, 8, 32, 32),), {}
+
+
 @planted("library buffer", "cuBLAS keeps a buffer", "", "cuBLAS", ("cuda",))
 def library_asked_for_the_first_time(wrong: bool) -> Step:
     def run(device: str) -> None:
