@@ -159,7 +159,9 @@ class DeviceMethods:
         """
         source = args[0] if args else kwargs.get("source")
         if source is not None and not self._trace.off():
-            own, other = self.device_of(tensor), source.device
+            # A ``TypedStorage`` warns whoever asks it.
+            of_source = getattr(source, "_untyped_storage", source)
+            own, other = self.device_of(tensor), of_source.device
             if own != other and "meta" not in (own.type, other.type):
                 raise RuntimeError(
                     f'Attempted to set the storage of a tensor on device "{own}" to a storage on '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -218,3 +219,16 @@ def test_new_of_a_tensor_is_that_tensor(device: str) -> None:
         return [{one.device.type for one in made}, made[0].data_ptr() == x.data_ptr()]
 
     assert on_fake_cuda(body) == [{device}, True]
+
+
+def test_a_typed_storage_is_set_without_a_warning() -> None:
+    def body() -> list[float]:
+        storage = torch.ones(2).untyped_storage()
+        typed = torch.storage.TypedStorage(
+            wrap_storage=storage, dtype=torch.float32, _internal=True
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return torch.tensor([]).set_(typed).tolist()  # type: ignore[call-overload, no-any-return]
+
+    assert on_fake_cuda(body) == [1, 1]
