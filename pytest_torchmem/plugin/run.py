@@ -28,6 +28,7 @@ from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
 from pytest_torchmem.snapshots.changes import plan_file
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key
+from pytest_torchmem.snapshots.location import has_module
 from pytest_torchmem.snapshots.plans import FilePlan
 from pytest_torchmem.snapshots.store import read
 
@@ -249,6 +250,12 @@ class Run:
         for file, members in sorted(entries.items()):
             # The module may lie outside of the root, where the proposal has no place for its file.
             if file.startswith("../"):
+                continue
+            if has_module(directory / file):  # the next run would compare with what nobody accepted
+                problems.append(
+                    f"{directory / file} is the snapshot file of a test module, so no proposal is "
+                    "written there: name another directory (--torchmem-proposal)"
+                )
                 continue
             try:
                 stored = read(self.config.rootpath / file)

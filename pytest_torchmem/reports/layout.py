@@ -44,11 +44,12 @@ _NAME = " " * len("MemoryCheckFailed: ")
 _KEPT = "\0"
 """Stands for a space at which no line ends, while lines are made."""
 _TOGETHER = re.compile(
-    r"(\d+ × )?\w*\[[\d, ]+\]"  # 12 × float32[4, 16, 128]
-    r"|(\d+ × )?[+-]?[\d.]+ ([KMGTPE]i)?B\b( \([+-][\d.]+ %\))?"  # +10.13 MiB (+25.3 %)
-    r"|\w+ \([\w-]+\)"  # cuda (a100-80gb)
+    r"(?<!\w)(\d+ × )?\w*\[[\d, ]+\]"  # 12 × float32[4, 16, 128]
+    r"|(?<![\d.])(\d+ × )?[+-]?[\d.]+ ([KMGTPE]i)?B\b( \([+-][\d.]+ %\))?"  # +10.13 MiB (+25.3 %)
+    r"|(?<!\w)\w+ \([\w-]+\)"  # cuda (a100-80gb)
 )
-"""What is read as one: shapes, sizes and devices."""
+"""What is read as one: shapes, sizes and devices. Each is looked for where a word begins: at every
+letter of a long name, what follows would be read again and again."""
 _CUT = "\1"
 """Stands for where a line may end in a word, while lines are made."""
 

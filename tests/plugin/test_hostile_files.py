@@ -11,6 +11,7 @@ import pytest
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.reports.layout import wrapped
 from pytest_torchmem.reports.markdown import code, plain
 from pytest_torchmem.snapshots.format import dump, load
 from pytest_torchmem.snapshots.tolerance import parse_rules, parse_tolerance
@@ -160,3 +161,20 @@ def test_reports_with_figures_that_are_none(light, monkeypatch, capsys, figures)
     capsys.readouterr()
     assert main(["compare", "bad.json", "r.json"]) == 2
     assert capsys.readouterr().err.startswith("torchmem: error: bad.json is not a complete report")
+
+
+@pytest.mark.parametrize("letters", ["x", "1", "a.", "1 × ", "(", "[1", "+1.1"])
+def test_long_names_are_laid_out_at_once(letters):
+    """Each letter of a name began another look for what follows names (sizes, shapes, devices)."""
+    text = letters * (20_000 // len(letters))
+    started = time.process_time()
+    assert wrapped(text).replace("\n", "").replace(" ", "") == text.replace(" ", "")
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    "text", ["12 × float32[4, 16, 128]", "+10.13 MiB (+25.3 %)", "3 × 2 KiB", "cuda (a100-80gb)"]
+)
+def test_no_line_ends_in_what_is_read_as_one(text):
+    lines = wrapped(" ".join([f"of {text}"] * 40)).split("\n")
+    assert sum(line.count(text) for line in lines) == 40

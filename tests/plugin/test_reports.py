@@ -334,6 +334,16 @@ def test_long_tables_show_what_matters(light):
     assert "backward" not in quiet.partition("short test summary")[0]
 
 
+def test_a_proposal_is_never_written_over_snapshots(light):
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
+    light.run("--torchmem-update").assert_outcomes(passed=1)
+    before = light.file().read_bytes()
+    light.write(test_net="def test_it(torchmem):\n    torchmem.check(2000)\n")
+    result = light.run("--torchmem-proposal=.")
+    assert light.file().read_bytes() == before
+    result.stdout.fnmatch_lines(["error: *test_net.json is the snapshot file of a test module, *"])
+
+
 def test_a_proposal_that_cannot_be_written_is_an_error_of_the_run(light):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     (light.path / "taken").write_text("a file")
