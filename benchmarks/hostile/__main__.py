@@ -22,7 +22,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.hostile.names import hostile_names
 from benchmarks.hostile.project import Project
+from benchmarks.hostile.replaced import hostile_replaced
 from benchmarks.hostile.runs import hostile_file, hostile_neighbours, hostile_signal
 from benchmarks.hostile.suites import hostile_suite
 
@@ -38,9 +40,14 @@ KINDS = {
     "signals": hostile_signal,
     "neighbours": hostile_neighbours,
     "files": hostile_file,
+    "names": hostile_names,
+    "replaced": hostile_replaced,
     "threads": _threads,
 }
-TURNS = ("suites", "signals", "neighbours", "files", "suites") * 2 + ("threads",)
+TURNS = (
+    *("suites", "signals", "neighbours", "files", "names", "suites", "replaced") * 2,
+    "threads",
+)
 """Which kind comes next; traces take the longest."""
 _PACKAGES = ("_pytest", "pytest_torchmem")
 _AT_FIRST_USE = ("torch._dynamo", "torch._subclasses.schema_check_mode")

@@ -38,10 +38,10 @@ double = types.ModuleType("pytest_torchmem.tracing.trace")
 double.trace = trace
 sys.modules[double.__name__] = double
 
-def pytest_runtest_logreport(report):
+def pytest_runtest_logreport(report, open=open, dumps=json.dumps):  # tests may replace them
     said = "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome
     with open(os.environ["HOSTILE_LOG"], "a") as file:
-        file.write(json.dumps([report.nodeid, report.when, said]) + "\\n")
+        file.write(dumps([report.nodeid, report.when, said]) + "\\n")
 """
 _PATIENCE = 120.0
 """Seconds of processor time after which a run hangs, and seconds after which one does that uses

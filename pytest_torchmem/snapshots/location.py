@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from os.path import relpath
 from pathlib import Path, PurePath
 
 DIRECTORY = "__torchmem__"
@@ -103,5 +104,9 @@ def state_of(path: Path) -> str:
 
 
 def relative(path: Path, root: Path) -> str:
-    """Return ``path`` relative to ``root``, with ``/``."""
-    return Path(os.path.relpath(path, root)).as_posix()
+    """Return ``path`` relative to ``root``, with ``/``.
+
+    With the function that was there on import: a test may have replaced it, and under another name
+    the entry of a check would be one that its file no longer needs.
+    """
+    return Path(relpath(path, root)).as_posix()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,13 +66,35 @@ def change_file(
                 if planned.text is None:
                     remove(path)
                 else:
-                    write(path, planned.text)
+                    _write_readable(path, planned.text, planned.stored, read)
     except SnapshotError as error:
         return FilePlan(Stored(path), problem=str(error))
     except OSError as error:
         problem = f"{path} cannot be written: {error.strerror or error}"
         return FilePlan(Stored(path), problem=problem)
     return planned
+
+
+def _write_readable(
+    path: Path, text: str, before: Stored[K, V], read: Callable[[Path], Stored[K, V]]
+) -> None:
+    """Write a file, or leave the one of before where what is there then is not what it should be.
+
+    A test may have replaced what files are made with (``json.dumps``, ``os.replace``) for good.
+    """
+    write(path, text)
+    why = ""
+    try:
+        if read(path).text != text:
+            why = "it does not hold what was written"
+    except SnapshotError as error:
+        why = str(error)
+    if why:
+        if before.exists:
+            write(path, before.text)
+        else:
+            remove(path)
+        raise OSError(errno.EIO, f"what was there stays, since {why}", str(path))
 
 
 def refused(stored: Stored[K, V], why: str, keys: Sequence[object], advice: str) -> FilePlan[K, V]:

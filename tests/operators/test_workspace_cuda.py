@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.timeline import Allocation, Kind
 
 MIB = 2**20
@@ -120,6 +121,15 @@ def test_cublaslt_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
     apart = trace(layer, torch.ones(2, 8), device="cuda", gpu="a100", backward=False)
     assert (kept(shared), kept(apart)) == ([CUBLAS], [MIB])
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "²")  # a digit, and no number
+    assert kept(trace(layer, torch.ones(2, 8), device="cuda", gpu="a100", backward=False)) == [MIB]
+
+
+@pytest.mark.parametrize("config", [":99999999999999999999:8", ":4096:" + "9" * 5000])
+def test_workspaces_that_no_memory_has(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    with pytest.raises(UsageError, match=r"variable CUBLAS_WORKSPACE_CONFIG is .*too large"):
+        trace(step, device="cuda", gpu="a100")
 
 
 def test_nothing_of_it_on_the_cpu() -> None:

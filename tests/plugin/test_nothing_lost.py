@@ -262,6 +262,40 @@ plans.write = write
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [("json.dumps", "'{'"), ("os.replace", "None"), ("os.path.relpath", "''")],
+)
+def test_what_a_test_has_replaced_for_good_loses_no_entry(noted, function, answer):
+    """What is written is read again, and what was there before comes back."""
+    before = noted.file().read_bytes()
+    noted.write(
+        test_net=TWO.replace("3000", "4000"),
+        conftest=(noted.path / "conftest.py").read_text()
+        + f"""
+import pytest
+replaced = pytest.MonkeyPatch()
+
+def pytest_runtest_setup(item):
+    if "kept" in item.name:
+        replaced.setattr({function!r}, lambda *_, **__: {answer})
+
+def pytest_unconfigure():
+    replaced.undo()
+""",
+    )
+    result = noted.run("--torchmem-update")
+    result.assert_outcomes(passed=2)
+    if function == "os.path.relpath":
+        assert set(noted.entries()) == {"test_kept cpu", "test_other cpu"}
+        return
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["error: *test_net.json cannot be written: what was there stays*"])
+    if function == "json.dumps":
+        assert noted.file().read_bytes() == before
+    assert notes(noted) == {"test_other cpu": "ours"}
+
+
 def test_proposals_are_never_read(noted, monkeypatch, capsys):
     from pytest_torchmem.cli import main
 

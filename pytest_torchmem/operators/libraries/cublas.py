@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -19,6 +20,8 @@ _SMALL = 4096 * _KIB * 2 + 16 * _KIB * 8
 _LARGE = 4096 * _KIB * 8
 _LARGE_ON = (9, 10, 12)
 _LT_ALONE = 1024 * _KIB
+_MOST_DIGITS = 15
+"""More would not fit into 63 bits, in bytes."""
 _CONFIG = re.compile(r":([0-9]+):([0-9]+)")
 
 
@@ -31,7 +34,20 @@ def cublas_workspace(gpu: Gpu) -> int:
     default = _LARGE if gpu.capability[0] in _LARGE_ON else _SMALL
     config = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     sizes = _CONFIG.findall(config) if config is not None else []
-    return sum(int(size) * _KIB * int(count) for size, count in sizes) if sizes else default
+    if config is None or not sizes:
+        return default
+    return sum(_bytes("CUBLAS_WORKSPACE_CONFIG", config, *pair) for pair in sizes)
+
+
+def _bytes(variable: str, text: str, size: str, count: str = "1") -> int:
+    """Return the bytes of ``count`` buffers of ``size`` KiB.
+
+    Raises ``UsageError`` for what no memory has: torch ends there, too (``std::stoull``).
+    """
+    digits = len(size) + len(count)
+    if digits > _MOST_DIGITS:
+        raise UsageError(f"the environment variable {variable} is {text:.80}, which is too large")
+    return int(size) * _KIB * int(count)
 
 
 def _lt_workspace() -> int | None:
@@ -40,7 +56,8 @@ def _lt_workspace() -> int | None:
     if unified in ("1", "on", "yes", "true", "y", "t"):
         return None
     size = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    return int(size) * _KIB if size.isdigit() else _LT_ALONE
+    is_number = size.isascii() and size.isdigit()
+    return _bytes("CUBLASLT_WORKSPACE_SIZE", size, size) if is_number else _LT_ALONE
 
 
 def cublaslt_workspace(gpu: Gpu) -> int:
