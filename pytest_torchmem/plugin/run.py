@@ -47,6 +47,26 @@ class Attempt:
     undecided: bool = False
     """A check of it came to no result, although the test may have passed."""
 
+    def take(self, report: pytest.TestReport) -> None:
+        """Take in one phase, or one subtest."""
+        carried = getattr(report, "torchmem", None)
+        if carried is not None:
+            checks: list[Check] = loads(carried["checks"])
+            self.checks += checks
+            self.undecided |= any(check.broke_off or check.notice == UNUSED for check in checks)
+            self.failed_by_check |= carried["failed_by_check"]
+        is_subtest = hasattr(report, "context")
+        if report.outcome not in ("passed", "skipped"):
+            self.outcome = "failed"
+        elif self.outcome != "failed" and not is_subtest:
+            if report.outcome == "skipped":
+                self.outcome = "skipped"
+            elif hasattr(report, "wasxfail"):
+                self.outcome = "passed unexpectedly"
+            elif self.outcome == "unfinished" and report.when == "call":
+                self.outcome = "passed"  # --setup-only ends without a call of the test
+        self.finished |= report.when == "teardown"
+
 
 class Run:
     """Gathers what the tests report, and concludes when they are done."""
@@ -66,6 +86,8 @@ class Run:
         self.summary = Summary(settings, config.rootpath)
         self._attempts: dict[str, dict[str, Attempt]] = {}
         """By test and worker."""
+        self._subtests: dict[tuple[str, str], list[pytest.TestReport]] = {}
+        """Reports of subtests, by test and worker, until it is known which attempt they are of."""
         self._modules: dict[str, dict[str, Any]] = {}
         self._orphans: set[str] | None = None
         self._unwritten: set[str] = set()
@@ -76,30 +98,21 @@ class Run:
         self._worker_died = worker_died
 
     def reported(self, report: pytest.TestReport) -> None:
-        """Take in one phase of one test."""
+        """Take in one phase of one test, or one subtest.
+
+        Those of an attempt come before its call's; a plugin that reports a test when it is over
+        (pytest-rerunfailures) lets them come even before its setup.
+        """
         nodeid = self._selected.get(report.nodeid, report.nodeid)
-        attempts = self._attempts.setdefault(nodeid, {})
         worker = getattr(report, "worker_id", "")
+        if hasattr(report, "context"):
+            self._subtests.setdefault((nodeid, worker), []).append(report)
+            return
+        attempts = self._attempts.setdefault(nodeid, {})
         if worker not in attempts or report.when == "setup":
             attempts[worker] = Attempt()
-        attempt = attempts[worker]
-        carried = getattr(report, "torchmem", None)
-        if carried is not None:
-            checks: list[Check] = loads(carried["checks"])
-            attempt.checks += checks
-            attempt.undecided |= any(check.broke_off or check.notice == UNUSED for check in checks)
-            attempt.failed_by_check |= carried["failed_by_check"]
-        is_subtest = hasattr(report, "context")
-        if report.outcome not in ("passed", "skipped"):
-            attempt.outcome = "failed"
-        elif attempt.outcome != "failed" and not is_subtest:
-            if report.outcome == "skipped":
-                attempt.outcome = "skipped"
-            elif hasattr(report, "wasxfail"):
-                attempt.outcome = "passed unexpectedly"
-            elif attempt.outcome == "unfinished" and report.when == "call":
-                attempt.outcome = "passed"  # --setup-only ends without a call of the test
-        attempt.finished |= report.when == "teardown"
+        for one in (*self._subtests.pop((nodeid, worker), ()), report):
+            attempts[worker].take(one)
 
     def collected(self, found: dict[str, list[Any]]) -> None:
         """Take in what a process collected."""
@@ -115,6 +128,10 @@ class Run:
 
     def conclude(self, session: pytest.Session) -> None:
         """Work out what to write, write it, and let the run fail for what no test could."""
+        for (test, worker), reports in self._subtests.items():  # of tests that were broken off
+            attempt = self._attempts.setdefault(test, {}).setdefault(worker, Attempt())
+            for report in reports:
+                attempt.take(report)
         checks = tuple(self._checks())
         gone = self._find_gone(checks)
         clean = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)

@@ -79,6 +79,30 @@ def test_the_same_file_in_any_order_and_process(
     assert written.file().read_bytes() == before
 
 
+def test_subtests_that_are_reported_before_their_test_is(light: Any) -> None:
+    """Of an attempt that is repeated nothing is left, and of the last one everything."""
+    pytest.importorskip("pytest_rerunfailures")
+    pytest.importorskip("_pytest.subtests")
+    test = """
+import os
+def test_parts(torchmem, subtests):
+    for part in range(2):
+        with subtests.test(part=part):
+            torchmem.check({size} + part, name=f"part {{part}}", device="cpu")
+    first = not os.path.exists("second")
+    open("second", "w").close()
+    assert {steady} or not first
+"""
+    light.write(test_net=test.format(size=1000, steady=True))
+    light.run("--torchmem-update")
+    assert len(light.entries()) == 2
+    light.write(test_net=test.format(size=2000, steady=False))
+    (light.path / "second").unlink()
+    result = light.run("--torchmem-update", "--reruns=2", "-p", "rerunfailures")
+    assert [entry["forward_peak"][0] for entry in light.entries().values()] == [2000, 2001]
+    result.stdout.fnmatch_lines(["2 memory checks: 2 updated"])
+
+
 def test_split_parts_prove_nothing_and_write_what_they_ran(
     request: pytest.FixtureRequest,
 ) -> None:
