@@ -263,6 +263,20 @@ def test_caches_that_others_use_hold_nothing_of_a_trace(of: str, values: str) ->
         KEPT[0] = Cached.rows = globals()["table"] = None
 
 
+def test_a_table_whose_tensors_have_other_memory_stays_itself() -> None:
+    """A parameter that the program gave other data is the one that it was, and so is its table."""
+    module = nn.Linear(4, 4)
+    table, weight = module._parameters, module.weight
+
+    def step() -> None:
+        module.weight.data = torch.zeros(4, 4)
+
+    torchmem.trace(step)
+    assert module._parameters is table
+    assert module.weight is weight
+    assert not weight.any()
+
+
 def test_names_are_bound_again_for_a_second_pass() -> None:
     seen: list[tuple[int, int, int]] = []
     mine = 0
