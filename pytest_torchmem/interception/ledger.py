@@ -234,6 +234,8 @@ class Ledger:
         """Addresses of storages of which something is known beside their bytes."""
         self.resized: dict[int, int] = {}
         """What storages hold now that have been resized, by their addresses."""
+        self.outgrown: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        """Tensors of the program that got a larger storage, and copies of what they were."""
 
     def on(self, device: torch.device) -> DeviceLedger:
         """Return the ledger of ``device``, opened at first use."""
@@ -379,6 +381,16 @@ class Ledger:
                 survivors[record.address] = record
         self.records.clear()
         return survivors
+
+    def give_back_outgrown(self) -> None:
+        """Let tensors that the program brought with it be as they were before they grew."""
+        while self.outgrown:
+            reference, before = self.outgrown.pop()
+            tensor = reference()
+            if tensor is not None:
+                storage, shape, stride = before.untyped_storage(), before.shape, before.stride()
+                with torch.no_grad():
+                    tensor.set_(storage, before.storage_offset(), shape, stride)
 
     def cut(self) -> None:
         """Forget what has been freed: a ledger that is kept for hours must not grow."""

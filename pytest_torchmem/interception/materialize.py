@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -14,7 +15,11 @@ from pytest_torchmem.interception.values.memory import EMPTY, NO_MEMORIES, memor
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
 from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
-from pytest_torchmem.torch_private.tensors.storages import hollow_storage, tensor_on
+from pytest_torchmem.torch_private.tensors.storages import (
+    hollow_storage,
+    storage_address,
+    tensor_on,
+)
 
 _HOST = torch.device("cpu")
 _tuple: Any = tuple.__new__
@@ -155,5 +160,8 @@ def grow(
     needed = (elements + int(tensor.storage_offset())) * tensor.element_size()
     storage = tensor.untyped_storage()
     if needed > storage.nbytes():
+        record = ledger.records.get(storage_address(tensor))
+        if record is not None and not record.hollow:  # a caller's, whose data are to stay
+            ledger.outgrown.append((ref(tensor), tensor.detach().clone()))
         storage = make_hollow(ledger, output, needed, device, origin).untyped_storage()
     tensor.set_(storage, int(tensor.storage_offset()), output.shape, output.stride)

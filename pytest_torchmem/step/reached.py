@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pytest_torchmem.step.geometries import Geometries
 from pytest_torchmem.step.modules import modules_by_path
 from pytest_torchmem.step.names import (
     FUNCTIONS,
@@ -81,6 +82,8 @@ class Reached:
         self.holders: list[Holder] = []
         self.parameters: list[dict[str, Tensor | None]] = []
         """Tables of modules' parameters."""
+        self.geometries = Geometries()
+        """How the tensors lie that were found."""
         self._keep: list[Any] = []
         """What was looked at lives on, so that no other object gets its address."""
         self._seen: set[int] = set()
@@ -101,6 +104,8 @@ class Reached:
             found: list[Any] = []
             for one in waiting:
                 if id(one) in self._seen or isinstance(one, _WITHOUT_STATE) or one is None:
+                    if isinstance(one, Tensor):
+                        self.geometries.note(one)
                     continue
                 self._seen.add(id(one))
                 self._keep.append(one)

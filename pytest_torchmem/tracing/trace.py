@@ -241,6 +241,8 @@ def _trace(
         if machine.world is not None:
             stack.callback(forget_meshes)
         stack.callback(let_go_of_tensors, ledger, SharedState(reached))
+        stack.callback(reached.geometries.restore)
+        stack.callback(ledger.give_back_outgrown)
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(what_is_entered_is_left())
         stack.enter_context(thread_kept())

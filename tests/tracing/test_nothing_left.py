@@ -488,3 +488,20 @@ def test_nothing_of_a_module_s_trace_is_looked_for_among_all_objects(
 
     monkeypatch.setattr(gc, "get_objects", get_objects)
     trace(model, torch.ones(2, 4), device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_of_the_caller_lie_as_they_did(device: str) -> None:
+    grown, turned, out = torch.ones(2, 3), torch.arange(6.0).view(2, 3), torch.empty(0)
+
+    def program() -> None:
+        grown.resize_(4, 8)
+        turned.t_().unsqueeze_(0)
+        torch.add(turned, turned, out=out)
+
+    before = [trace(program, device=device).figures() for _ in range(2)]
+    assert before[0] == before[1]
+    assert torch.equal(grown, torch.ones(2, 3))
+    assert torch.equal(turned, torch.arange(6.0).view(2, 3))
+    assert turned.stride() == (3, 1)
+    assert (out.shape, out.untyped_storage().nbytes()) == ((0,), 0)
