@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from pytest_torchmem.step.copy_rules import is_of_attributes, new_of
+from pytest_torchmem.step.named_globals import Globals, named_globals
 from pytest_torchmem.step.reached import is_of_program
 from pytest_torchmem.torch_private.tensors.tensors import BUFFERS, CHILDREN, PARAMETERS
 
@@ -73,8 +74,9 @@ class FunctionCloner:
     such a part is in it. An object that holds one is made anew, of what it is else.
     """
 
-    def __init__(self, copies: Copies, parts: Parts) -> None:
-        self._copies, self._parts = copies, parts
+    def __init__(self, copies: Copies, parts: Parts, *, named: bool = False) -> None:
+        self._copies, self._parts, self._named = copies, parts, named
+        """Whether the global variables that functions name are looked at, too."""
 
     def clone(self, value: Any) -> Any:
         """Return a function or weak reference that holds copies, or ``value`` itself."""
@@ -91,6 +93,8 @@ class FunctionCloner:
                     return True
                 seen[id(one)] = one
                 waiting.extend(held for held in _held_by(one) if type(held) not in _ATOMS)
+                if self._named and type(one) is FunctionType:
+                    waiting.extend(named_globals(one).values())
         elsewhere.update(seen)
         return False
 
@@ -146,8 +150,13 @@ class FunctionCloner:
     def _clone_function(self, function: FunctionType) -> FunctionType:
         closure = function.__closure__ or ()
         cells = tuple(map(self._cell, closure))
-        made = FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+        variables = function.__globals__
+        named = named_globals(function) if self._named else {}
+        others = Globals(variables) if any(map(self._reaches, named.values())) else variables
+        made = FunctionType(function.__code__, others, function.__name__, None, cells)
         self._copies.remember(function, made)
+        if others is not variables:
+            others.update(self._values(named))
         for cell, original in zip(cells, closure, strict=True):
             if cell is not original:
                 cell.cell_contents = self._held(original.cell_contents)

@@ -109,7 +109,8 @@ class ObjectCopier(ABC):
         """
         if isinstance(function, nn.Module):
             return self.clone(function)
-        return FunctionCloner(self, self._parts).clone(function)
+        self._parts.elsewhere.clear()  # without the global variables that are named
+        return FunctionCloner(self, self._parts, named=True).clone(function)
 
     def copied(self, value: Any) -> Any:
         """Return the copy that was made of ``value``, or None."""

@@ -144,11 +144,11 @@ class Reached:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield wrapped
-        if (function.__module__ or "").partition(".")[0] in _OTHERS:
+        if is_of_others(function):
             return
         variables = function.__globals__
-        for code in _codes(function.__code__):
-            if written := _written(code):
+        for code in codes_of(function.__code__):
+            if written := written_by(code):
                 self.holders.append(Holder(names_of_globals(variables, written), shared=True))
             self._globals += [variables[name] for name in code.co_names if name in variables]
 
@@ -221,14 +221,20 @@ def is_code(one: Any) -> bool:
     return isinstance(one, (type, types.ModuleType, *FUNCTIONS))
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def is_of_others(function: types.FunctionType) -> bool:
+    """Return whether a function is none of the program's: of the interpreter, pytest or torch."""
+    return (function.__module__ or "").partition(".")[0] in _OTHERS
+
+
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function, and that of the functions which it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes_of(constant)
 
 
-def _written(code: types.CodeType) -> list[str]:
+def written_by(code: types.CodeType) -> list[str]:
     """Return the global variables that a function binds."""
     if _STORES.isdisjoint(code.co_code[::2]):
         return []

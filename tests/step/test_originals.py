@@ -318,3 +318,32 @@ def test_what_a_step_lets_go_of_is_freed() -> None:
         measured = measure(Forgetful(), torch.ones(2, 4), **step)
     assert kept.end - let_go.end == (4 * 8 + 8) * 4
     assert let_go.end == measured.end
+
+
+PENALISED = nn.Linear(4, 4)
+
+
+def penalty() -> Tensor:
+    return sum(one.pow(2).sum() for one in PENALISED.parameters())  # type: ignore[return-value]
+
+
+def penalised_loss(output: Tensor) -> Tensor:
+    return output.sum() + penalty() + PENALISED.weight.norm()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loss_names_the_model_as_a_global_variable(device: str) -> None:
+    def own_penalty() -> Tensor:
+        return sum(one.pow(2).sum() for one in model.parameters())  # type: ignore[return-value]
+
+    def held(output: Tensor) -> Tensor:
+        return output.sum() + own_penalty() + model.weight.norm()
+
+    model, x, before = PENALISED, torch.ones(2, 4), PENALISED.weight.clone()
+    named = trace(model, x, loss_fn=penalised_loss, device=device)
+    assert named.figures() == trace(model, x, loss_fn=held, device=device).figures()
+    if device == "cpu":
+        assert named.figures() == measure(model, x, loss_fn=penalised_loss).figures()
+    assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    assert penalised_loss.__globals__["PENALISED"] is model
