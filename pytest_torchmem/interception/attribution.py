@@ -429,10 +429,7 @@ class Attribution:
                 frame = frame.f_back
                 continue
             if what == _USER:
-                key = (
-                    number,
-                    frame.f_lasti,
-                )  # to find the number of a line takes ten times as long
+                key = (number, frame.f_lasti)  # a line's number takes ten times as long to find
                 line = self._lines.get(key)
                 if line is None:
                     line = self._lines[key] = f"{self._file(code)}:{frame.f_lineno}"

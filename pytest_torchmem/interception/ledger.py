@@ -394,6 +394,7 @@ class Ledger:
 
     def cut(self) -> None:
         """Forget what has been freed: a ledger that is kept for hours must not grow."""
+        self.outgrown.clear()
         for ledger in self.devices.values():
             ledger.cut()
 

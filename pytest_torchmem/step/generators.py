@@ -74,10 +74,11 @@ def set_state_of(generator: torch.Generator, state: Tensor) -> None:
 
 def same_state(one: torch.Generator, other: torch.Generator) -> bool:
     """Return whether two generators draw the same from now on."""
-    return _content(state_of(one)) == _content(state_of(other))
+    return content_of(state_of(one)) == content_of(state_of(other))
 
 
-def _content(state: Tensor) -> bytes:
+def content_of(state: Tensor) -> bytes:
+    """Return the bytes of a generator's state."""
     return ctypes.string_at(_address(state), state.numel())
 
 

@@ -30,7 +30,7 @@ class HollowCloner(Cloner):
         super().__init__(device)
         self._interceptor = interceptor
         self._on = device
-        self._whole = device.type == "cpu"
+        self.whole = device.type == "cpu"
         """Whether a tensor takes its whole storage along; what is moved has its own elements."""
         self._storages: dict[int, Tensor] = {}
         """The first clone on each storage, by the addresses of the originals' storages."""
@@ -92,12 +92,12 @@ class HollowCloner(Cloner):
         kind, label, owner = self._labels.get(id(tensor), other)
         address = storage_address(tensor)
         self.names.setdefault(address, label)
-        shared = self._storages.get(address) if self._whole else None
+        shared = self._storages.get(address) if self.whole else None
         with self._interceptor.working():
             if shared is not None:
                 return Output.of(tensor).on(shared.untyped_storage())
             clone = self._interceptor.parts.conversion.enter_tensor(
-                tensor.detach(), self._on, kind, label, owner, self._whole
+                tensor.detach(), self._on, kind, label, owner, self.whole
             )
         self._storages[address] = clone
         return clone

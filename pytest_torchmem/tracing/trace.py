@@ -316,7 +316,7 @@ def _profile(
         fingerprint = fingerprint_of_step(ledger, machine.device)
         interceptor.parts.attribution.copies = copies_by_id(original, cloner.copied)
         interceptor.parts.conversion.copied = cloner.names
-        interceptor.parts.conversion.copied_in_place = machine.gpu is None
+        interceptor.parts.conversion.copied_in_place = cloner.whole
         del cloner
         compiled.take(target)
         ledger.enter(Phase.FORWARD)

@@ -16,8 +16,8 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.placement import GPU_GENERATORS
-from pytest_torchmem.interception.values.mersenne_twister import bytes_of, moved_on
-from pytest_torchmem.step.generators import state_of
+from pytest_torchmem.interception.values.mersenne_twister import moved_on
+from pytest_torchmem.step.generators import content_of, state_of
 from pytest_torchmem.step.gpu_generators import drawn_from, set_apart
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.patching.patches import Replacements
@@ -158,8 +158,8 @@ class _States:
 
     def offset_of(self, seed: int, state: Tensor) -> int:
         """Return what stands for a state beside its seed."""
-        content = bytes_of(state)
-        if content == bytes_of(self._seeded(seed)):
+        content = content_of(state)
+        if content == content_of(self._seeded(seed)):
             return 0
         digest = blake2b(content, digest_size=_DIGEST).digest()
         offset = self._offsets.get((seed, digest))
@@ -173,7 +173,7 @@ class _States:
         state = self._kept.get((seed, offset))
         if state is None:
             state = moved_on(self._seeded(seed), offset)
-            digest = blake2b(bytes_of(state), digest_size=_DIGEST).digest()
+            digest = blake2b(content_of(state), digest_size=_DIGEST).digest()
             self._keep(seed, offset, digest, state)
         return state
 

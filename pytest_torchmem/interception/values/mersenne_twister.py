@@ -18,6 +18,8 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from pytest_torchmem.step.generators import content_of
+
 _WORDS = 624
 """Words of a state, which are drawn one by one and then made anew all at once."""
 _MIDDLE = 397
@@ -45,7 +47,7 @@ class StandIn:
     _WORD = 0x746F7263
 
     def __init__(self, state: Tensor) -> None:
-        self._content = bytearray(bytes_of(state))
+        self._content = bytearray(content_of(state))
         self._state = _state_of(self._content)
 
     def set_anew(self, generator: torch.Generator) -> bytes:
@@ -65,20 +67,20 @@ def words_drawn(before: Tensor, after: Tensor, most: int) -> int | None:
     """Return how many words were drawn between two states, ``None`` if not up to ``most``."""
     generator = _Generator()
     generator.set_state(before)
-    content, target = bytes_of(before), bytes_of(after)
+    content, target = content_of(before), content_of(after)
     first, last, blocks = _drawn_of_block(content), _drawn_of_block(target), 0
     while content[_STATE : _STATE + 8 * _WORDS] != target[_STATE : _STATE + 8 * _WORDS]:
         blocks += 1
         if blocks * _WORDS > most + _WORDS:
             return None
         draw(generator, _WORDS)
-        content = bytes_of(generator.get_state())
+        content = content_of(generator.get_state())
     return blocks * _WORDS + last - first
 
 
 def moved_on(state: Tensor, words: int) -> Tensor:
     """Return the state of a generator after ``words`` more draws of 32 bits."""
-    content = bytearray(bytes_of(state))
+    content = bytearray(content_of(state))
     blocks, drawn = divmod(_drawn_of_block(content) + words - 1, _WORDS)
     if blocks and words > _FEW:
         content[_STATE : _STATE + 8 * _WORDS] = _after_blocks(state, blocks)
@@ -86,16 +88,11 @@ def moved_on(state: Tensor, words: int) -> Tensor:
         generator = _Generator()
         generator.set_state(state)
         draw(generator, words)
-        moved = bytes_of(generator.get_state())
+        moved = content_of(generator.get_state())
         content[_STATE : _STATE + 8 * _WORDS] = moved[_STATE : _STATE + 8 * _WORDS]
     content[_LEFT] = (_WORDS - drawn).to_bytes(4, "little")
     content[_NEXT] = (drawn + 1).to_bytes(8, "little")
     return _state_of(content)
-
-
-def bytes_of(state: Tensor) -> bytes:
-    """Return the content of a state."""
-    return ctypes.string_at(_address(state), state.numel())
 
 
 def _state_of(content: bytearray) -> Tensor:
@@ -122,7 +119,7 @@ def _after_blocks(state: Tensor, blocks: int) -> bytes:
     generator, words = _Generator(), array("I")
     generator.set_state(state)
     for _ in range(-(-(_DEGREE + _WORDS) // _WORDS)):
-        content = bytes_of(generator.get_state())[_STATE : _STATE + 8 * _WORDS]
+        content = content_of(generator.get_state())[_STATE : _STATE + 8 * _WORDS]
         words.extend(array("Q", content).tolist())
         draw(generator, _WORDS)
     sum_, view = 0, memoryview(words).cast("B")
