@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.commands import explained, files, history, traced
+from pytest_torchmem.commands import explained, files, history, stand_in, traced
 from pytest_torchmem.commands.ending import prepare_streams, status_of
 from pytest_torchmem.commands.functions import load_function
 from pytest_torchmem.commands.progress import elapsed
@@ -145,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     traced.add_commands(commands)
     files.add_commands(commands)
     history.add_command(commands)
+    stand_in.add_command(commands)
     _add_advise(commands)
     return parser
 

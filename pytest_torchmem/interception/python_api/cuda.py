@@ -5,11 +5,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import NAME_DEVICE
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private.patching import replaceable
+
+_CPU = torch.device("cpu")
+"""What a build without an accelerator says that its accelerator is (``at::getAccelerator``)."""
 
 
 def asked_for_cuda(line: str) -> str:
@@ -18,12 +23,18 @@ def asked_for_cuda(line: str) -> str:
 
 
 def cuda_refused() -> AbstractContextManager[None]:
-    """Raise ``NoCudaError`` where C++ or ``torch.cuda`` is about to initialise CUDA."""
+    """Let the machine be one without CUDA, which programs and optimizers ask about.
+
+    Raises ``NoCudaError`` where C++ or ``torch.cuda`` is about to initialise CUDA nevertheless.
+    """
     return LASTING.layer("no cuda", _functions)
 
 
 def _functions(trace: TraceContext) -> Layer[None]:
     original: Any = replaceable.lazy_init.original
+    compiled: Any = replaceable.cuda_is_compiled.original
+    accelerator: Any = replaceable.accelerator.original
+    accelerator_or_none: Any = replaceable.accelerator_or_none.original
 
     def lazy_init() -> None:
         __tracebackhide__ = True
@@ -32,4 +43,19 @@ def _functions(trace: TraceContext) -> Layer[None]:
             return
         raise NoCudaError(asked_for_cuda(trace.user_line()))
 
-    return Layer([replaceable.lazy_init.by(lazy_init)], None)
+    def is_compiled() -> bool:
+        return trace.off() and bool(compiled())
+
+    def get_accelerator(*args: Any) -> Any:
+        return accelerator(*args) if trace.off() else _CPU
+
+    def get_accelerator_or_none() -> Any:
+        return accelerator_or_none() if trace.off() else None
+
+    replaced = (
+        replaceable.lazy_init.by(lazy_init),
+        replaceable.cuda_is_compiled.by(is_compiled),
+        replaceable.accelerator.by(get_accelerator),
+        replaceable.accelerator_or_none.by(get_accelerator_or_none),
+    )
+    return Layer([*replaced], None)

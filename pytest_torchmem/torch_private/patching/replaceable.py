@@ -25,11 +25,15 @@ find_builtin = (
 )
 #: What torch's own Python asks which accelerator there is.
 accelerator = Replaceable("torch._C._get_accelerator")
+#: The same, ``None`` without one (``torch.accelerator.current_accelerator``).
+accelerator_or_none = Replaceable("torch._C._accelerator_getAccelerator")
 #: What makes nested tensors of the strided layout.
 nested_from_list = Replaceable("torch._nested_tensor_from_tensor_list")
 nested_constructor = Replaceable("torch._C._nested.nested_tensor")
 #: What C++ calls before it makes its first tensor on cuda.
 lazy_init = Replaceable("torch.cuda._lazy_init")
+#: Whether the build has CUDA, which ``torch.cuda.is_available`` and ``device_count`` ask first.
+cuda_is_compiled = Replaceable("torch.cuda._is_compiled")
 #: ``torch.backends.cuda.can_use_flash_attention`` and its like, by the name of the implementation.
 can_use_attention = {
     "cudnn": Replaceable("torch._C._can_use_cudnn_attention"),

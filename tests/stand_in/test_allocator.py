@@ -1,0 +1,112 @@
+"""Traces against torch's own CUDA code and allocator, which run without a GPU.
+
+    torchmem stand-in --gpu a100-80gb -- pytest tests/stand_in
+
+Kernels compute nothing there: what is compared is what was requested, allocated and reserved.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pytest_torchmem as torchmem
+from pytest_torchmem.targets.gpus import find_gpu
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("STAND_IN_NAME") != find_gpu("a100-80gb").product,
+    reason="runs by: torchmem stand-in --gpu a100-80gb -- pytest tests/stand_in",
+)
+
+
+def test_no_library_of_nvidia_is_loaded() -> None:
+    torch.ones(2, device="cuda") @ torch.ones(2, device="cuda")
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    foreign = {path for path in mapped if "/nvidia/" in path or "/cuda/" in path}
+    assert not foreign
+
+
+def test_the_gpu_is_that_of_the_catalogue() -> None:
+    gpu, found = find_gpu("a100-80gb"), torch.cuda.get_device_properties(0)
+    assert (found.major, found.minor) == gpu.capability
+    assert found.total_memory == gpu.memory
+    assert found.multi_processor_count == gpu.multiprocessors
+    with pytest.raises(torch.OutOfMemoryError, match=r"GPU 0 has a total capacity of 79\.25 GiB"):
+        torch.empty(gpu.memory, dtype=torch.uint8, device="cuda")
+
+
+def test_copies_copy() -> None:
+    numbers = torch.arange(1000.0)
+    assert torch.equal(numbers.cuda().cpu(), numbers)
+
+
+@pytest.mark.parametrize(("rows", "published"), [(4096, 72_191), (8192, 138_751)])
+def test_a_size_that_recordings_of_real_gpus_have(rows: int, published: int) -> None:
+    """CUB's storage in the backward of 4,096 and 8,192 rows (operators/libraries/cub.py)."""
+    embedding = nn.Embedding(10_000, 64, device="cuda")
+    indices = torch.randint(0, 10_000, (rows,)).cuda()
+    torch.cuda.memory._record_memory_history("all", context=None, clear_history=True)
+    try:
+        embedding(indices).sum().backward()
+        requests = torch.cuda.memory._snapshot()["device_traces"][0]
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+    assert published in [one["size"] for one in requests if one["action"] == "alloc"]
+
+
+def half(module: nn.Module) -> nn.Module:
+    return module.bfloat16()
+
+
+STEPS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "products": lambda: (
+        nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)),
+        torch.randn(64, 512),
+    ),
+    "attention": lambda: (
+        nn.TransformerEncoderLayer(256, 8, batch_first=True),
+        torch.randn(4, 128, 256),
+    ),
+    "attention in half precision": lambda: (
+        half(nn.TransformerEncoderLayer(256, 8, batch_first=True)),
+        torch.randn(4, 128, 256, dtype=torch.bfloat16),
+    ),
+    "normalization": lambda: (nn.BatchNorm2d(64), torch.randn(8, 64, 56, 56)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW], ids=["plain", "AdamW"])
+def test_requested_and_reserved_bytes_are_the_traced_ones(name: str, optimizer: Any) -> None:
+    model, *inputs = STEPS[name]()
+    measured = torchmem.measure(model, *inputs, device="cuda", optimizer=optimizer)
+    traced = torchmem.trace(
+        model, *inputs, device="cuda", gpu="a100-80gb", optimizer=optimizer, memory="unlimited"
+    )
+    assert traced.figures() == measured.figures()
+
+
+def test_a_trace_on_the_cpu_is_on_a_machine_without_cuda() -> None:
+    """Optimizers ask for the accelerator, and programs whether there is a GPU."""
+    seen: list[object] = []
+
+    def program() -> None:
+        seen.extend((torch.cuda.is_available(), torch.cuda.device_count()))
+        seen.append(torch.accelerator.current_accelerator())
+        model = nn.Linear(4, 4)
+        model(torch.ones(2, 4)).sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
+
+    assert torchmem.trace(program).device == "cpu"
+    assert seen == [False, 0, None]
+    assert torch.cuda.is_available()
+    assert torch.accelerator.current_accelerator() is not None
+
+
+def test_recurrent_layers_of_cudnn_are_refused_by_name() -> None:
+    with pytest.raises(RuntimeError, match=r"cannot run cuDNN's recurrent layers: set torch\."):
+        torchmem.measure(nn.LSTM(4, 4), torch.ones(2, 2, 4), device="cuda")

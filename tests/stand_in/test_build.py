@@ -1,0 +1,75 @@
+"""What the stand-in for the CUDA runtime needs, and what is said where that is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_torchmem.cli import main
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.stand_in import build, environment
+from pytest_torchmem.stand_in.stubs import function
+from pytest_torchmem.targets.gpus import find_gpu
+
+CPU_BUILD = torch.version.cuda is None
+
+
+@pytest.mark.skipif(not CPU_BUILD, reason="this torch is a CUDA build")
+def test_a_cpu_build_is_refused_in_one_sentence() -> None:
+    command = [sys.executable, "-m", "pytest_torchmem.cli", "stand-in", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    version = torch.__version__.partition("+")[0]
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "is a build for the CPU" in done.stderr
+    assert f"pip install 'torch==={version}'" in done.stderr
+
+
+def test_a_command_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stand-in", "--gpu", "h100"]) == 2
+    assert "needs a command" in capsys.readouterr().err
+
+
+def installation(place: Path, cuda: tuple[int, int] = (13, 0)) -> build.Installation:
+    (place / "torch" / "lib").mkdir(parents=True)
+    return build.Installation(place / "torch", "2.13.0", cuda)
+
+
+def test_headers_are_those_of_the_builds_major_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_at = installation(tmp_path, (99, 0))
+    with pytest.raises(UsageError, match="headers, version 99: pip install"):
+        _ = torch_at.include
+    for name, version in (("old", 98000), ("new", 99010)):
+        include = tmp_path / name / "include"
+        include.mkdir(parents=True)
+        (include / "cuda.h").touch()
+        (include / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "old"))
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "new"))
+    assert torch_at.include == tmp_path / "new" / "include"
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="gcc is not installed"):
+        build.build(installation(tmp_path))
+
+
+def test_a_gpu_without_kernels_is_refused(tmp_path: Path) -> None:
+    torch_at = installation(tmp_path)
+    (torch_at.torch / "lib" / "libtorch_python.so").write_bytes(b"\0sm_75 sm_80 sm_90\0")
+    assert build.kernel_architectures(torch_at) == [75, 80, 90]
+    assert environment._architecture(find_gpu("a10"), torch_at) == 80
+    with pytest.raises(UsageError, match="no kernels for b200"):
+        environment._architecture(find_gpu("b200"), torch_at)
+
+
+def test_stubs_write_what_their_callers_read() -> None:
+    assert "*(int *)a5 = 0" in function("cusolverDnSgetrf_bufferSize")
+    assert 'stand_in_note("cusolverDnSgetrf_bufferSize")' in function("cusolverDnSgetrf_bufferSize")
+    assert "malloc" in function("cublasCreate_v2")
+    assert "stand_in_note" not in function("cublasCreate_v2")
