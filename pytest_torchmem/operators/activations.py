@@ -47,6 +47,7 @@ def gelu_backward(
     gelu_backward_out_cpu and use_mkldnn; ideep's eltwise_backward.
     """
     onednn = machine.onednn and approximate == "none" and input.is_contiguous()
-    if not onednn or input.numel() <= 1 or input.dtype not in (torch.float32, torch.bfloat16):
+    halves = input.dtype == torch.bfloat16 and machine.computes_in_bfloat16
+    if not onednn or input.numel() <= 1 or not (halves or input.dtype == torch.float32):
         return 0
     return contiguous_copy(grad_output)

@@ -72,6 +72,13 @@ class Host:
         return self.instructions in ("avx512_core_amx", "avx512_core_fp16")
 
     @property
+    def computes_in_bfloat16(self) -> bool:
+        """Whether oneDNN takes bfloat16 there; ``mkldnn_bf16_device_check``, which asks ideep's
+        ``has_bf16_type_support``.
+        """
+        return self.instructions.startswith("avx512_core")
+
+    @property
     def unchecked(self) -> str:
         """Return why figures are estimates on a CPU where they were not compared."""
         version = ".".join(map(str, self.onednn))

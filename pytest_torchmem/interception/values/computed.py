@@ -40,6 +40,10 @@ _elements: Callable[[Tensor], int] = Tensor.numel
 #: Types that some of the CPU's kernels do not know, computed in ``float32`` instead.
 _HALVES = (torch.float16, torch.bfloat16)
 
+#: What kernels say of a type that they do not know, and what oneDNN says of one that needs other
+#: instructions than this machine has.
+TYPE_REFUSED = ("not implemented for", "could not create a primitive")
+
 #: What makes storages that nobody has written to.
 _EMPTY = ("aten::empty", "aten::new_empty", "prims::empty")
 
@@ -62,7 +66,7 @@ def _run_whatever(call: Call, values: list[Tensor], alone: bool) -> Any:
     try:
         result = _run(call, values, alone)
     except (RuntimeError, NotImplementedError) as error:
-        if "not implemented for" not in str(error):
+        if not any(words in str(error) for words in TYPE_REFUSED):
             raise
         return _run_in_another_type(call, values, alone)
     if call.operator.name.startswith(_EMPTY):

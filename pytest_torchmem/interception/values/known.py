@@ -70,6 +70,7 @@ _NOT_OF_VALUES = (
     "not enough memory",
     "not implemented",
     "INTERNAL ASSERT",
+    "could not create a primitive",
 )
 #: Stands for what was not computed.
 FAILED: Any = object()
