@@ -18,7 +18,7 @@ from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels, overload_of
-from pytest_torchmem.torch_private.dispatch.operators import is_dispatched
+from pytest_torchmem.torch_private.dispatch.operators import is_composite_implicit, is_dispatched
 
 
 @contextmanager
@@ -87,15 +87,19 @@ def _with_paths(generation: int) -> frozenset[str]:
 def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:
     path = spec.cuda.path
     assert path is not None
+    composite = is_composite_implicit(spec.overload)
+
+    def elsewhere(call: CompositeCall) -> Any:
+        return call() if composite else NotImplemented
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         first = next(iter(argument_tensors((args, kwargs))), None)
         call = CompositeCall(args, kwargs, spec.overload, trace)
         if first is None:
-            return call()
+            return elsewhere(call)
         trace.begin_beside(first)
         if not trace.is_on_gpu(first):
-            return call()
+            return elsewhere(call)
         try:
             return path(args, kwargs, machine=gpu, call=call)
         except REFUSALS as error:

@@ -166,7 +166,7 @@ def power(outputs: Tensor, input: Operand, exponent: Operand) -> int:
     return converted(input, outputs.dtype) + converted(exponent, outputs.dtype)
 
 
-@operator("aten::abs", "aten::angle").workspace("cpu")
+@operator("aten::abs", "aten::angle").workspace()
 def complex_to_real(input: Tensor) -> int:
     """The complex result before its real part is taken; native/UnaryOps.cpp,
     unary_op_impl_with_complex_to_float.

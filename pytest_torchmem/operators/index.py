@@ -92,6 +92,9 @@ NAMES = {
         _convolution _nnpack_spatial_convolution convolution convolution_backward
         convolution_backward_overrideable convolution_overrideable mkldnn_convolution
     """,
+    "derivatives": """
+        max median min nanmedian renorm
+    """,
     "distributed.lists": """
         _chunk_cat.out split_with_sizes_copy.out
     """,
@@ -398,7 +401,8 @@ CUDA_PATHS = """
     linalg_matrix_rank.out linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.tol_tensor
     linalg_pinv linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
     linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor linalg_vander log_softmax.int lstm.data
-    lstm.input lstm_cell max_pool1d nanquantile.scalar nanquantile.scalar_out one_hot pad_sequence
-    quantile.scalar quantile.scalar_out rms_norm rnn_relu.data rnn_relu.input rnn_tanh.data
-    rnn_tanh.input scaled_dot_product_attention softmax.int stft stft.center vander
+    lstm.input lstm_cell max max_pool1d median min nanmedian nanquantile.scalar
+    nanquantile.scalar_out one_hot pad_sequence quantile.scalar quantile.scalar_out renorm rms_norm
+    rnn_relu.data rnn_relu.input rnn_tanh.data rnn_tanh.input scaled_dot_product_attention
+    softmax.int stft stft.center vander
 """

@@ -206,6 +206,44 @@ def test_rms_norm_is_fused() -> None:
     assert "aten::_fused_rms_norm" not in operators(mixed)
 
 
+@pytest.mark.parametrize(
+    ("program", "forward", "backward"),
+    [
+        # Counted by torch's CUDA code without a GPU, 2.13.0+cu130, as an A100's.
+        (lambda x: x.max(), 4_000_500, 14_001_009),
+        (lambda x: x.renorm(2, 0, 1.0).sum(), 8_004_000, 20_012_012),
+        (lambda x: torch.view_as_complex(x.view(1000, 500, 2)).abs().sum(), 10_000_000, 12_000_012),
+    ],
+    ids=["max", "renorm", "abs"],
+)
+def test_formulas_in_cpp_take_the_paths_of_the_device(
+    program: Callable[[torch.Tensor], torch.Tensor], forward: int, backward: int
+) -> None:
+    model = nn.Module()
+    model.forward = program  # type: ignore[assignment]
+    x = torch.randn(1000, 1000, requires_grad=True)
+    profile = trace(model, x, device="cuda", gpu="a100-80gb")
+    assert (profile.forward_peak, profile.backward_peak) == (forward, backward)
+
+
+def test_a_gradient_of_cuda_is_differentiable_and_named_as_in_torch() -> None:
+    def body() -> None:
+        x = torch.tensor([[1.0, 3.0], [3.0, 0.0]], device="cuda", requires_grad=True)
+        largest = x.max()
+        assert largest.grad_fn is not None
+        assert largest.grad_fn.name() == "MaxBackward1"
+        (grad,) = torch.autograd.grad(largest * largest, x, create_graph=True)
+        assert grad.tolist() == [[0.0, 3.0], [3.0, 0.0]]
+        grad.sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+        torch.func.vmap(torch.func.grad(torch.median))(torch.ones(3, 3, device="cuda"))
+        on_host = torch.ones(2, requires_grad=True)
+        on_host.max().backward()
+
+    trace(body, device="cuda")
+
+
 def test_softmax_of_half_to_float_is_one_kernel() -> None:
     def body() -> None:
         functional.softmax(cuda(4, 8, dtype=HALF), -1, dtype=FLOAT).sum().backward()
