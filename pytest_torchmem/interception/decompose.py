@@ -56,13 +56,10 @@ class Decompositions:
 
         For the plan of the body that is running, what no formula gives is kept too.
         """
-        if workspace.kept:
-            in_engine = in_engine_thread()
-            for buffer in workspace.kept:
-                self._ledger.keep(buffer, in_engine, device, origin)
         device.note(workspace, origin.module)
-        if workspace.requests:
-            self._ledger.workspace(workspace.requests, device, origin, workspace.confidence)
+        with self._ledger.workspace(workspace.requests, device, origin, workspace.confidence):
+            for buffer in workspace.kept:  # asked for when copies of what it reads are there
+                self._ledger.keep(buffer, in_engine_thread(), device, origin)
         if self.running and (workspace.unknown or workspace.questions):
             self._asked.append(workspace)
 

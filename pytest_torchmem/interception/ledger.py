@@ -7,7 +7,8 @@ from it afterwards.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -328,19 +329,21 @@ class Ledger:
         if held:
             ledger.remove(before)
 
+    @contextmanager
     def workspace(
         self,
         requests: tuple[int, ...],
         ledger: DeviceLedger,
         origin: Origin,
         confidence: Confidence = Confidence.EXACT,
-    ) -> None:
+    ) -> Iterator[None]:
         """Write down bytes that a kernel takes and gives back before it returns."""
         indices: list[int] = []
         try:
             for nbytes in requests:
                 entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", "", confidence)
                 indices.append(ledger.add(entry))
+            yield
         finally:  # the device may have no memory for the second of two
             for index in reversed(indices):  # C++ destroys what was made last first
                 ledger.remove(index)

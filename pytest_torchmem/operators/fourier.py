@@ -125,9 +125,14 @@ def real_to_complex_on_cuda(self: Tensor, dim: Sequence[int], outputs: Tensor) -
 
 
 @operator("aten::_fft_c2r").workspace("cuda")
-def complex_to_real_on_cuda(self: Tensor) -> Workspace:
-    """_fft_c2r_cufft: a copy, or the other dimensions transformed; cuFFT may write to its input."""
-    return unknown(dense_bytes(self))
+def complex_to_real_on_cuda(self: Tensor, dim: Sequence[int]) -> Workspace:
+    """_fft_c2r_cufft: a dense copy, or the other dimensions transformed, and what is copied of
+    these; cuFFT may write to its input.
+    """
+    dims = _wrapped(self, dim)
+    whole = _in_one_plan(dim) or len(dims) == 1
+    dense = on_meta(self).contiguous()
+    return unknown(dense_bytes(self), _copied_for_cufft(dense, dims) if whole else 0)
 
 
 def _in_one_plan(dim: Sequence[int]) -> bool:

@@ -96,7 +96,7 @@ NAMES = {
         max median min nanmedian renorm
     """,
     "distributed.lists": """
-        _chunk_cat.out split_with_sizes_copy.out
+        _chunk_cat _chunk_cat.out split_with_sizes_copy.out
     """,
     "embedding.bag": """
         _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward
@@ -351,7 +351,7 @@ NAMES = {
         kaiser_window.beta kaiser_window.periodic
     """,
     "without_workspace": """
-        _adaptive_avg_pool3d _chunk_cat _conj_physical _convert_indices_from_coo_to_csr
+        _adaptive_avg_pool3d _conj_physical _convert_indices_from_coo_to_csr
         _convert_indices_from_csr_to_coo _ctc_loss _cudnn_init_dropout_state _cummax_helper
         _cummin_helper _dirichlet_grad _embedding_bag_per_sample_weights_backward
         _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fill_mem_eff_dropout_mask_
@@ -365,23 +365,24 @@ NAMES = {
         cat cauchy channel_shuffle clone complex constant_pad_nd copy diag_embed diagonal_backward
         diagonal_scatter elu_backward embedding empty_like expand_copy exponential eye
         fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fill
-        flip floor_divide full_like gather gelu gelu_backward geometric glu glu_backward glu_jvp
-        grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward
-        hardshrink_backward hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
-        hash_tensor heaviside huber_loss_backward index_copy index_fill index_fill_ index_select
-        leaky_relu_backward lerp lift lift_fresh linalg_cholesky_ex linalg_cross
-        linalg_lu_factor_ex linspace log_normal log_sigmoid_backward log_sigmoid_forward
-        logit_backward logspace masked_fill mish mish_backward mode mse_loss_backward narrow_copy
-        native_channel_shuffle native_dropout native_dropout_backward new_empty new_empty_strided
-        new_full new_ones new_zeros nonzero norm normal normal_ ones_like permute_copy
-        pixel_shuffle pixel_unshuffle poisson polar put rand_like randint_like randn_like random
-        range repeat replication_pad1d replication_pad1d_backward replication_pad2d
-        replication_pad2d_backward replication_pad3d replication_pad3d_backward resize
-        rrelu_with_noise rsub select_backward select_copy select_scatter set_ sigmoid_backward
-        silu_backward slice_backward slice_copy slice_scatter smooth_l1_loss_backward
-        softplus_backward softshrink_backward stack std_mean take tanh_backward threshold_backward
-        topk trace triangular_solve tril triu uniform upsample_bicubic2d upsample_linear1d
-        upsample_trilinear3d value_selecting_reduction_backward var_mean view_copy zero zeros_like
+        flip floor_divide fractional_max_pool3d_backward full_like gather gelu gelu_backward
+        geometric glu glu_backward glu_jvp grid_sampler_2d grid_sampler_2d_backward grid_sampler_3d
+        grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish
+        hardswish_backward hardtanh_backward hash_tensor heaviside huber_loss_backward index_copy
+        index_fill index_fill_ index_select leaky_relu_backward lerp lift lift_fresh
+        linalg_cholesky_ex linalg_cross linalg_lu_factor_ex linspace log_normal
+        log_sigmoid_backward log_sigmoid_forward logit_backward logspace masked_fill mish
+        mish_backward mode mse_loss_backward narrow_copy native_channel_shuffle native_dropout
+        native_dropout_backward new_empty new_empty_strided new_full new_ones new_zeros nonzero
+        norm normal normal_ ones_like permute_copy pixel_shuffle pixel_unshuffle poisson polar put
+        rand_like randint_like randn_like random range reflection_pad3d_backward repeat
+        replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
+        replication_pad3d replication_pad3d_backward resize rrelu_with_noise rsub select_backward
+        select_copy select_scatter set_ sigmoid_backward silu_backward slice_backward slice_copy
+        slice_scatter smooth_l1_loss_backward softplus_backward softshrink_backward stack std_mean
+        take tanh_backward threshold_backward topk trace triangular_solve tril triu uniform
+        upsample_bicubic2d upsample_linear1d upsample_trilinear3d
+        value_selecting_reduction_backward var_mean view_copy zero zeros_like
     """,
 }
 #: Operators that have a path on cuda.

@@ -87,7 +87,7 @@ _table(
 _table(
     ("cuda",),
     """
-    _chunk_cat clone copy resize _pack_padded_sequence_backward _pad_packed_sequence
+    clone copy resize _pack_padded_sequence_backward _pad_packed_sequence
     constant_pad_nd tril triu embedding view_copy select_copy slice_copy narrow_copy expand_copy
     permute_copy as_strided_scatter diagonal_scatter select_scatter slice_scatter select_backward
     slice_backward diagonal_backward diag_embed lift lift_fresh repeat alias_copy _conj_physical
@@ -115,6 +115,7 @@ _table(
     value_selecting_reduction_backward channel_shuffle pixel_shuffle pixel_unshuffle
     replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
     replication_pad3d replication_pad3d_backward _embedding_bag_per_sample_weights_backward
+    reflection_pad3d_backward fractional_max_pool3d_backward
     """,
 )
 

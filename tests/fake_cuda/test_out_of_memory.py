@@ -114,10 +114,11 @@ def test_a_program_that_halves_its_batch_gets_through() -> None:
 
     limited = trace(program, device="cuda", gpu="t4")
     assert tried == [1 << 22, 1 << 21, 1 << 20, 1 << 19]
-    # What does not fit leaves nothing behind but cuBLAS's buffers, one of the program and one of
-    # the engine, where a batch came as far as its backward.
+    # What does not fit leaves nothing behind but the program's buffer of cuBLAS, where a batch came
+    # as far as its backward: the copy of the first gradient fails before the engine has one, also
+    # in torch's CUDA code without a GPU (2.13.0+cu130), which counts 16,528,384 bytes.
     parameters, buffer = 2 * (4_000_256 + 4096), 8_519_680
-    assert left == [parameters, parameters, parameters + 2 * buffer]
+    assert left == [parameters, parameters, parameters + buffer]
     assert limited.end == 2 * buffer
     assert limited.reserved_peak is not None
     assert limited.reserved_peak <= find_gpu("t4").memory - find_gpu("t4").context

@@ -220,10 +220,54 @@ def test_formulas_in_cpp_take_the_paths_of_the_device(
     program: Callable[[torch.Tensor], torch.Tensor], forward: int, backward: int
 ) -> None:
     model = nn.Module()
-    model.forward = program  # type: ignore[assignment]
+    model.forward = program
     x = torch.randn(1000, 1000, requires_grad=True)
     profile = trace(model, x, device="cuda", gpu="a100-80gb")
     assert (profile.forward_peak, profile.backward_peak) == (forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "backward"),
+    [
+        (nn.ReflectionPad3d(1), (2, 4, 4, 4), 2760),
+        (nn.FractionalMaxPool3d(2, output_size=3), (2, 4, 7, 7, 7), 24552),
+    ],
+    ids=["padding", "pooling"],
+)
+def test_gradients_of_volumes_are_read_where_they_lie(
+    model: nn.Module, shape: tuple[int, ...], backward: int
+) -> None:
+    """The gradient of a sum, which is expanded; figures of torch's CUDA code, as above."""
+    x = torch.randn(shape, requires_grad=True)
+    assert trace(model, x, device="cuda", gpu="a100-80gb").backward_peak == backward
+
+
+def test_an_inverse_transform_along_a_middle_dimension_copies_twice() -> None:
+    """A dense copy, and its batches as one dimension; figure of torch's CUDA code, as above."""
+    model = nn.Module()
+    model.forward = lambda x: torch.fft.irfft(x, dim=1)
+    x = torch.randn(4, 10, 20, dtype=torch.complex64)
+    profile = trace(model, x, device="cuda", gpu="a100-80gb", backward=False)
+    assert profile.forward_peak == 24960
+
+
+def test_chunks_of_several_tensors_are_concatenated_by_one_kernel() -> None:
+    model = nn.Module()
+    model.forward = lambda *parts: torch._chunk_cat(parts, 0, 2)
+    parts = torch.randn(5, 3), torch.randn(4, 3)
+    profile = trace(model, *parts, device="cuda", gpu="a100-80gb", backward=False)
+    assert profile.forward_peak == 356  # of torch's CUDA code, as above
+
+
+def test_a_product_copies_its_operands_before_cublas_has_its_buffer() -> None:
+    def body() -> None:
+        x = torch.ones(64, 64, device="cuda", requires_grad=True)
+        (x @ x.mT).sum().backward()
+
+    made = trace(body, device="cuda", gpu="a100-80gb").timeline
+    position = next(at for at, phase in made.phases if phase.value == "backward")
+    sizes = [made.allocations[event - 1].nbytes for event in made.events[position:] if event > 0]
+    assert sizes[:3] == [16384, 16384, 8_519_680]
 
 
 def test_a_gradient_of_cuda_is_differentiable_and_named_as_in_torch() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit
 
 _BLOCK, _BYTES_PER_THREAD, _INTEGER = 128, 16, 8
 
@@ -64,6 +66,23 @@ def concatenate(tensors: Sequence[Tensor], dim: int, num_chunks: int, out: Tenso
         nbytes = rows * math.prod(one.shape[dim + 1 :]) * out.element_size()
         blocks += -(-nbytes // (_BLOCK * _BYTES_PER_THREAD))
     return (6 * len(tensors) + 2 + blocks) * _INTEGER
+
+
+@operator("aten::_chunk_cat", source="native/cuda/TensorShape.cu, _chunk_cat_cuda").decomposition(
+    "cuda"
+)
+def concatenated(call: GivenCall, tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
+    """The same where all are contiguous, and else the operators that it is made of."""
+    if not all(one.is_contiguous() for one in tensors):
+        made: Tensor = run_composite_explicit(call.overload, *call.args, **call.kwargs)
+        return made
+    first = tensors[0]
+    dim %= first.dim()
+    rows = (-(-one.shape[dim] // num_chunks) for one in tensors)
+    width = sum(row * one.shape[dim + 1 :].numel() for row, one in zip(rows, tensors, strict=True))
+    out = first.new_empty((*first.shape[:dim], num_chunks, width))
+    first.new_empty(concatenate(tensors, dim, num_chunks, out), dtype=torch.uint8)
+    return out
 
 
 def _padded(tensor: Tensor, dim: int, num_chunks: int) -> int:

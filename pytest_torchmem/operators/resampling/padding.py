@@ -46,7 +46,8 @@ backward.meta("cuda")(made_like(self=CONTIGUOUS))
 for _dimensions in (1, 2, 3):
     _reflection = f"aten::reflection_pad{_dimensions}d"
     operator(_reflection).workspace("cuda")(copied(self=CONTIGUOUS))
-    operator(f"{_reflection}_backward").workspace("cuda")(copied(grad_output=CONTIGUOUS))
+    if _dimensions < 3:  # the gradient of volumes is read where it lies
+        operator(f"{_reflection}_backward").workspace("cuda")(copied(grad_output=CONTIGUOUS))
 
 
 @volumes.workspace("cpu")

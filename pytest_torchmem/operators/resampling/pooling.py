@@ -27,8 +27,8 @@ operator(
     "aten::avg_pool3d_backward",
     "aten::adaptive_max_pool3d_backward",
     "aten::fractional_max_pool2d_backward",
-    "aten::fractional_max_pool3d_backward",
 ).workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
+operator("aten::fractional_max_pool3d_backward").workspace("cpu")(copied(grad_output=CONTIGUOUS))
 operator("aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool3d").workspace("cuda")(
     copied(self=CONTIGUOUS)
 )
