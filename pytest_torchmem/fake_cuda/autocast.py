@@ -208,13 +208,18 @@ def _casting_kernels() -> dict[str, _Kernel]:
 
 
 def _casting(dtype_of: Callable[[Casts, tuple[Any, ...]], torch.dtype]) -> _Policy:
-    """Return the policy that casts all arguments to one dtype."""
+    """Return the policy that casts all arguments to one dtype, the last one first.
+
+    The casts are arguments of one call in autocast_mode.h (``WrapFunction_``), and gcc evaluates
+    these from right to left.
+    """
 
     def policy(operator: Any) -> _Kernel:
         def kernel(casts: Casts, *args: Any, **kwargs: Any) -> Any:
             dtype = dtype_of(casts, (*args, *kwargs.values()))
-            named = {name: casts.to(dtype, value) for name, value in kwargs.items()}
-            return operator(*[casts.to(dtype, value) for value in args], **named)
+            named = {name: casts.to(dtype, value) for name, value in reversed(kwargs.items())}
+            positional = [casts.to(dtype, value) for value in reversed(args)]
+            return operator(*reversed(positional), **named)
 
         return kernel
 
