@@ -211,7 +211,7 @@ def _casting(dtype_of: Callable[[Casts, tuple[Any, ...]], torch.dtype]) -> _Poli
     """Return the policy that casts all arguments to one dtype, the last one first.
 
     The casts are arguments of one call in autocast_mode.h (``WrapFunction_``), and gcc evaluates
-    these from right to left.
+    these from right to left. They go in the reverse order, the first argument first.
     """
 
     def policy(operator: Any) -> _Kernel:
@@ -219,7 +219,10 @@ def _casting(dtype_of: Callable[[Casts, tuple[Any, ...]], torch.dtype]) -> _Poli
             dtype = dtype_of(casts, (*args, *kwargs.values()))
             named = {name: casts.to(dtype, value) for name, value in reversed(kwargs.items())}
             positional = [casts.to(dtype, value) for value in reversed(args)]
-            return operator(*reversed(positional), **named)
+            result = operator(*reversed(positional), **named)
+            while positional:
+                positional.pop()
+            return result
 
         return kernel
 

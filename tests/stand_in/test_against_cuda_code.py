@@ -90,6 +90,60 @@ def test_requested_and_reserved_bytes_are_the_traced_ones(name: str, optimizer: 
     assert traced.figures() == measured.figures()
 
 
+class Autocast(nn.Module):
+    """A module in bfloat16 by autocast."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            y: torch.Tensor = self.inner(x)
+        return y
+
+
+class Applied(nn.Module):
+    """A function of a product."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x @ self.weight)
+
+
+ORDERED: dict[str, Callable[[], nn.Module]] = {
+    "autocast": lambda: Autocast(
+        nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.LayerNorm(700), nn.Linear(700, 30))
+    ),
+    "largest element": lambda: Applied(torch.Tensor.max),
+    "absolute of complex": lambda: Applied(lambda x: torch.fft.rfft(x).abs()),
+    "renorm": lambda: Applied(lambda x: x.renorm(2, 0, 1.0)),
+}
+
+
+def requests(profile: torchmem.MemoryProfile) -> list[int]:
+    """Return the bytes of requests and frees, in order, from the forward on."""
+    timeline = profile.timeline
+    start = next(event for event, phase in timeline.phases if phase.value == "forward")
+    sizes = [timeline.allocations[abs(event) - 1].nbytes for event in timeline.events]
+    signed = [
+        size if event > 0 else -size for size, event in zip(sizes, timeline.events, strict=True)
+    ]
+    return signed[start:]
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_requests_and_frees_come_in_the_same_order(name: str) -> None:
+    model, x = ORDERED[name](), torch.randn(500, 64)
+    measured = torchmem.measure(model, x, device="cuda")
+    traced = torchmem.trace(model, x, device="cuda", gpu="a100-80gb", memory="unlimited")
+    assert requests(traced) == requests(measured)
+
+
 def test_a_trace_on_the_cpu_is_on_a_machine_without_cuda() -> None:
     """Optimizers ask for the accelerator, and programs whether there is a GPU."""
     seen: list[object] = []
