@@ -15,6 +15,7 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.geometry import accumulation_type
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.dispatch.keys import below_autograd, with_autograd
+from pytest_torchmem.torch_private.tensors.autograd import name_node
 from pytest_torchmem.torch_private.tensors.tensors import unwrapped
 
 
@@ -80,8 +81,7 @@ def differentiated_by(
 
     body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(node, (torch.autograd.Function,), body)
-    of_graph = function._backward_cls
-    of_graph.__name__ = of_graph.__qualname__ = node
+    name_node(function, node)
 
     @operator(f"aten::{name}", kernel_on=frozenset({"cuda"})).path("cuda")
     def path(call: CompositeCall, self: Tensor) -> Any:

@@ -67,3 +67,9 @@ def _saved(node: Any, name: str) -> Any:
 def in_engine_thread() -> bool:
     """Return whether a GPU's kernels would be launched by the autograd engine's own thread now."""
     return current_graph_task() != -1 and engine_has_threads()
+
+
+def name_node(function: Any, name: str) -> None:
+    """Give the graph's nodes of a ``torch.autograd.Function`` the name of one of torch's own."""
+    node = function._backward_cls
+    node.__name__ = node.__qualname__ = name
