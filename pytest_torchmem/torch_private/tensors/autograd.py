@@ -69,7 +69,11 @@ def in_engine_thread() -> bool:
     return current_graph_task() != -1 and engine_has_threads()
 
 
+#: The attribute of a ``torch.autograd.Function`` with the class of its nodes.
+_NODE = private_name("torch.autograd.Function._backward_cls")
+
+
 def name_node(function: Any, name: str) -> None:
     """Give the graph's nodes of a ``torch.autograd.Function`` the name of one of torch's own."""
-    node = function._backward_cls
+    node = getattr(function, _NODE)
     node.__name__ = node.__qualname__ = name
