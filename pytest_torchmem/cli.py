@@ -294,7 +294,7 @@ def _causes(members: Iterable[Difference]) -> Iterator[str]:
         yield wrapped(f"{first.test}, {first.device}{more}: {why}", "    ")
         if place:
             yield wrapped(place, "    ", start="  ")
-        yield from growth.rows_that_fit(diagnosis) if diagnosis is not None else ()
+        yield growth.section(diagnosis).text() if diagnosis is not None else ""
 
 
 def _row(difference: Difference) -> tuple[str, ...]:

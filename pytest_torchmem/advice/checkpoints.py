@@ -29,10 +29,12 @@ class Checkpoints:
         self._others = () if others is None else (others,)
         self._layers = trials.observed.layers
 
-    def found(self) -> Iterator[Found | None]:
-        """Yield each kind by itself, and what fits the limit at the fewest operations."""
+    def found(self, most: int = _MOST) -> Iterator[Found | None]:
+        """Yield each of the ``most`` kinds by itself, and what fits the limit at the fewest
+        operations.
+        """
         single: list[tuple[Layers, Found]] = []
-        for layers in self._candidates():
+        for layers in self._candidates()[:most]:
             found = self._traced({layers: len(self._layers[layers])})
             yield found
             if found is not None and found.saved > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -37,15 +37,22 @@ _WORTH = 1000
 
 
 def suggest(
-    again: Trace, allocator: str, before: MemoryProfile, budget: int | str | None = None
+    again: Trace,
+    allocator: str,
+    before: MemoryProfile,
+    budget: int | str | None = None,
+    checkpoints: int | None = None,
 ) -> list[Found]:
     """Return changes that lower the peak, the best first (``MemoryProfile.suggestions``).
 
     ``again`` traces the step, with other options than it was traced with; ``allocator`` are those
-    of the caching allocator.
+    of the caching allocator. With a number of ``checkpoints`` only as many kinds of modules are
+    tried.
     """
     limit = None if budget is None else parse_size(budget)
     trials = Trials(before, again)
+    if checkpoints is not None:
+        return _sorted(Checkpoints(trials, None).found(checkpoints), limit)
     tried = [(change, trials.of(change)) for change in changes_of(trials, allocator)]
     found = [one for _, one in tried]
     found += Checkpoints(trials, limit).found()
@@ -57,6 +64,10 @@ def suggest(
             more = [one for one in Checkpoints(trials, limit, together).found() if one is not None]
             enough = [one for one in more if _fits(one, limit)]
             found += enough or sorted(more, key=lambda one: one.profile.peak)[:1]
+    return _sorted(found, limit)
+
+
+def _sorted(found: Iterable[Found | None], limit: int | None) -> list[Found]:
     kept = [one for one in found if one is not None and _helps(one, limit)]
     return sorted(kept, key=lambda one: (not _fits(one, limit), one.flops, -one.saved))
 

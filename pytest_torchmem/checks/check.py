@@ -12,10 +12,12 @@ from pytest_torchmem.checks.calibrations import CalibrationResult, told_figures
 from pytest_torchmem.checks.findings import DoesNotFit
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
+from pytest_torchmem.checks.limits import Contents, contents
 from pytest_torchmem.checks.request import Request, Target
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.checks.watched import holder_of_step, watched
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.figures import PEAK, RESERVED
 from pytest_torchmem.snapshots.calibration_store import merged
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import calibration_path
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.targets.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,10 @@ class DeviceCheck:
             out_of_memory = _out_of_memory(error)
             if out_of_memory is None:
                 raise
-            return CheckResult(self.key, (DoesNotFit(error=out_of_memory),)), None
+            found = DoesNotFit(
+                error=out_of_memory, contents=self._without_limit(must_fit_on, out_of_memory.gpu)
+            )
+            return CheckResult(self.key, (found,)), None
         request.test.on_profile(request.name, profile)
         judge = Judge(
             request,
@@ -66,6 +72,15 @@ class DeviceCheck:
             holder=partial(holder_of_step, self.target, self.key, self.world),
         )
         return judge.judge(), profile
+
+    def _without_limit(self, on: str | None, gpu: Gpu) -> Contents | None:
+        """Trace what did not fit as if it did; ``None`` where that goes wrong as well."""
+        try:
+            profile = self.target.trace(self.key.device, on, self.world, memory="unlimited")
+            room = gpu.memory - gpu.context
+            return contents(profile, PEAK if profile.peak > room else RESERVED, room)
+        except Exception:  # that it does not fit is what counts
+            return None
 
     def _scaling(self, must_fit_on: str | None) -> Scaling | None:
         """Trace other sizes, where the test bounds how memory may grow with them."""

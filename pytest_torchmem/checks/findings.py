@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.growth import Bound
-from pytest_torchmem.checks.limits import Overrun
+from pytest_torchmem.checks.limits import Contents, Overrun
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.steps import StepGrowth
 from pytest_torchmem.snapshots.compare import Change, Comparison
@@ -85,8 +85,8 @@ class OverBudget(Finding):
 
     outcome: Outcome = Outcome.OVER_BUDGET
     overruns: Sequence[Overrun]
-    contents: Mapping[str, Sequence[Allocation]]
-    """What was alive at each peak, where it is known."""
+    contents: Contents | None = None
+    """What was alive at the peak, where it is known."""
     measured_on: str = ""
     """The real GPU, where it is not a trace that is over budget."""
 
@@ -120,6 +120,8 @@ class DoesNotFit(Finding):
 
     outcome: Outcome = Outcome.OVER_BUDGET
     error: OutOfMemoryError
+    contents: Contents | None = None
+    """What the step has at its peak where memory is unlimited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,14 @@ from pytest_torchmem.checks.findings import (
     OverBudget,
 )
 from pytest_torchmem.checks.gpu import Measurement, RealRun
-from pytest_torchmem.checks.limits import Overrun, headroom, limits_of, overruns
+from pytest_torchmem.checks.limits import (
+    Contents,
+    Overrun,
+    contents,
+    headroom,
+    limits_of,
+    overruns,
+)
 from pytest_torchmem.checks.request import Limit, Request
 from pytest_torchmem.checks.result import (
     ACCEPTED,
@@ -34,7 +41,7 @@ from pytest_torchmem.diagnosis.causes import Watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.diagnosis.steps import FEWEST, StepGrowth, step_growth
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.snapshots.alive import Alive, alive_of, contents_of
+from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.snapshots.changes import moves, renames
 from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, with_entry
 from pytest_torchmem.snapshots.format import Entry, Key
@@ -45,7 +52,6 @@ from pytest_torchmem.snapshots.store import StoredSnapshot, read
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.snapshots.tolerance import Level
 
 
@@ -230,12 +236,18 @@ class Judge:
     def _against_limits(self, limits: tuple[Limit, ...]) -> list[Finding]:
         over = overruns(limits, self.profile.figures())
         if over:
-            return [_over_budget(over, contents_of(self.profile))]
+            return [_over_budget(over, self._contents(over))]
         measured = self.run.measurement if self.run is not None else None
         # A limit is for the bytes of one GPU; another one's say nothing about it.
         if measured is not None and measured.figures and measured.gpu == self.key.gpu:
             over = overruns(limits, measured.figures)
-        return [_over_budget(over, {}, self.key.gpu)] if over else []
+        return [_over_budget(over, measured_on=self.key.gpu)] if over else []
+
+    def _contents(self, over: list[Overrun]) -> Contents | None:
+        first = next((one for one in over if one.value is not None), None)
+        if first is None:
+            return None
+        return contents(self.profile, first.limit.figure, first.limit.nbytes)
 
     def _against_steps(self) -> list[Finding]:
         """Return by how much memory grows from step to step, where that may not be."""
@@ -292,7 +304,7 @@ class Judge:
 
 
 def _over_budget(
-    over: list[Overrun], contents: dict[str, list[Allocation]], measured_on: str = ""
+    over: list[Overrun], contents: Contents | None = None, measured_on: str = ""
 ) -> OverBudget:
     ran = any(overrun.value is not None for overrun in over)
     return OverBudget(

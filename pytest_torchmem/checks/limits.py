@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.request import Budget, Limit
-from pytest_torchmem.figures import RESERVED
+from pytest_torchmem.diagnosis.difference import Row, difference_between
+from pytest_torchmem.figures import PEAK, RESERVED
+from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import format_size
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profile.profile import MemoryProfile
+    from pytest_torchmem.profile.suggestion import Suggestion
+
+_MOST_CALLS = 10_000
+"""Of a step that is traced again with changes: a failure is to come within seconds."""
+_MOST_CHANGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +28,48 @@ class Overrun:
 
     limit: Limit
     value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is alive at a peak that is too high, and what would lower it."""
+
+    figure: str
+    nbytes: int
+    excess: int
+    """The bytes that would have to go."""
+    rows: Sequence[Row]
+    less: Suggestion[MemoryProfile] | None = None
+    flops: int = 0
+    """What the step computes as it is."""
+
+
+def contents(profile: MemoryProfile, figure: str, most: int) -> Contents:
+    """Return what is alive at the moment of a figure, which may be no more than ``most``."""
+    figures, alive = profile.figures(), alive_of(profile)
+    moment = figure if figure in alive.moments else PEAK
+    if moment not in alive.moments:  # the overall peak is that of a phase
+        moment = next(one for one in alive.moments if figures[one] == figures[PEAK])
+    nothing = Alive((), {}, (moment,))
+    rows = difference_between(nothing, alive, moment, 0).rows
+    nbytes = figures.get(figure, figures[PEAK])
+    flops = sum(call.work.flops for call in profile.calls or ())
+    less = _less(profile, most) if figure in (PEAK, RESERVED) or moment == PEAK else None
+    return Contents(figure, nbytes, nbytes - most, rows, less, flops)
+
+
+def _less(profile: MemoryProfile, most: int) -> Suggestion[MemoryProfile] | None:
+    """Return which modules to checkpoint: those that are enough at the fewest operations, or else
+    save most.
+    """
+    if profile.advised is None or len(profile.calls or ()) > _MOST_CALLS:
+        return None
+    try:
+        found = [one for one in profile.advised(profile, most, _MOST_CHANGES) if one.saved > 0]
+    except Exception:  # the step as it is is what counts
+        return None
+    enough = [one for one in found if one.profile.peak <= most]
+    return next(iter(enough), None) or max(found, key=lambda one: one.saved, default=None)
 
 
 def limits_of(budget: Budget, gpu: str) -> tuple[Limit, ...]:

@@ -74,8 +74,10 @@ class Budget:
 class Target:
     """What is checked: how it is traced, and how it is run for real."""
 
-    trace: Callable[[str, str | None, World | None], MemoryProfile]
-    """Takes a device, the GPU that it has to fit on, and the process that it is, if any."""
+    trace: Callable[..., MemoryProfile]
+    """Takes a device, the GPU that it has to fit on, and the process that it is, if any; and
+    options of the trace by their names.
+    """
     measure: Callable[[], MeasuredProfile]
     """Runs on the real GPU of this machine."""
     calibrate: (

@@ -52,6 +52,8 @@ class Settings:
     """Which of them are traced; rank 0 if there is none."""
     fake_cuda: str = ""
     """The GPU that the whole suite sees although it is not there, "" for none."""
+    verbose: bool = False
+    """Failures show everything that is known."""
 
     @property
     def writes(self) -> bool:

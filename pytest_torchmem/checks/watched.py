@@ -93,7 +93,7 @@ def _watch(
     before = next((event - 1 for event in timeline.events[at:] if event > 0), -1)
     try:
         with watching(key.device, wanted, before, attention=attention) as watch:
-            target.trace(key.device, None, world)
+            target.trace(key.device, key.gpu or None, world, memory="unlimited")
     except Exception:  # the first trace is the one that counts
         return None
     return watch

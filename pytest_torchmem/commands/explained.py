@@ -82,7 +82,7 @@ def _text(name: str, before: Entry, now: Entry, rows: int) -> str:
     comparison = compare(before, now, _EXACTLY)
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""
-    parts = [name, comparison_table(comparison, tolerant=False)]
+    parts = [name, comparison_table({name: comparison.changes}, "before")]
     moment = _moment(comparison)
     if moment:
         parts += _explained(diagnose(before, now, moment), rows)
@@ -101,4 +101,4 @@ def _explained(diagnosis: Diagnosis, rows: int) -> Iterator[str]:
         where = place(diagnosis)
         yield wrapped(why(diagnosis) + (f": {where}" if where else ""))
         yield from others(diagnosis.causes)
-    yield section(diagnosis, rows)
+    yield section(diagnosis).text(rows)

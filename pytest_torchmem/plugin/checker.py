@@ -38,7 +38,7 @@ from pytest_torchmem.plugin.processes import NOT_HERE, OtherProcesses
 from pytest_torchmem.reports.junit import properties
 from pytest_torchmem.reports.pages import write_page
 from pytest_torchmem.reports.summary import Check
-from pytest_torchmem.reports.text import advice, headlines, message, together
+from pytest_torchmem.reports.text import advice, headlines, plain_message, together
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.targets.world import World
@@ -220,9 +220,12 @@ class Checker:
         if failures:
             last_line = self.first_line if self.in_body else ""
             raise MemoryCheckFailed(
-                together(failures, self.context.told), last_line, headlines(failures), failures
+                self._together(failures), last_line, headlines(failures), failures
             )
         return profiles
+
+    def _together(self, failures: Sequence[Check]) -> str:
+        return together(failures, self.context.told, verbose=self.context.settings.verbose)
 
     def one_failure(self, errors: Sequence[MemoryCheckFailed]) -> MemoryCheckFailed:
         """Return one failure for those of several processes, which are told of with it."""
@@ -234,7 +237,7 @@ class Checker:
         if not all(error.checks for error in errors):
             text = "\n\n".join(dict.fromkeys(error.msg for error in errors))
             return MemoryCheckFailed(text, headline=first.headline)
-        text = together(checks, self.context.told)
+        text = self._together(checks)
         found = MemoryCheckFailed(text, first.last_line, headlines(checks), checks)
         return found.with_traceback(first.__traceback__)
 
@@ -359,15 +362,16 @@ class Checker:
         """Record that a test allocates nothing, so that there is nothing to be checked."""
         notice = "allocated nothing, so nothing was checked"
         for result in results:
-            found, text = result.unchecked(), message(result)
+            found, text = result.unchecked(), plain_message(result)
             self._keep(Check(self.item.nodeid, self._location(), found, text, notice=notice))
             notice = ""  # one for all devices
 
     def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
+        text = plain_message(result)
         if idle_may_pass and result.figures.get("peak") == 0:
-            return Check(node_id(self.item), self._location(), result.unchecked(), message(result))
-        text, what_to_do = message(result), advice(result, self._command())
+            result = result.unchecked()
+        what_to_do = advice(result, self._command())
         return Check(node_id(self.item), self._location(), result, text, what_to_do)
 
     def _keep(self, check: Check) -> None:

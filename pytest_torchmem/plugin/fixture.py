@@ -264,13 +264,13 @@ def _with_new_fixtures(
 ) -> Callable[..., MemoryProfile]:
     """Return a trace of a body that is ``given`` anew what can be traced once."""
 
-    def traced(*args: Any) -> MemoryProfile:
+    def traced(*args: Any, **others: Any) -> MemoryProfile:
         __tracebackhide__ = True
         item, standing = checker.item, checker.standing
         if standing.renew(item):
             given.update({name: item.funcargs[name] for name in given})  # type: ignore[attr-defined]
         with standing.presented(item):
-            return trace(*args)
+            return trace(*args, **others)
 
     return traced
 
@@ -288,13 +288,14 @@ def _target(
 
     states: list[ProgramState | None] = []
 
-    def run(device: str, gpu: str | None, world: World | None) -> MemoryProfile:
+    def run(device: str, gpu: str | None, world: World | None, **others: Any) -> MemoryProfile:
         __tracebackhide__ = True
         if states and states[0] is not None:
             states[0].restore()  # on each device as on the first
         else:
             states.append(_state_of(target, args, kwargs))
-        return _trace(target, *args, **{**checker.trace_options(device, gpu, world), **kwargs})
+        options = checker.trace_options(device, gpu, world)
+        return _trace(target, *args, **{**options, **kwargs, **others})
 
     def run_for_real() -> MeasuredProfile:
         __tracebackhide__ = True

@@ -14,6 +14,7 @@ from pytest_torchmem.checks.defaults import (
     DEFAULT_MEASURE_TOLERANCE,
     GITHUB_MODES,
     MEASURE_MODES,
+    SELECTED_BY,
     UPDATE_MODES,
     VALUES_MODES,
 )
@@ -102,6 +103,7 @@ def _read(config: pytest.Config) -> Settings:
         fake_cuda=fake_cuda,
         world_size=world_size,
         ranks=_ranks(value("ranks"), world_size),
+        verbose=config.get_verbosity(SELECTED_BY) > 0,
     )
 
 

@@ -48,7 +48,7 @@ NCCL = "memory that NCCL takes for itself"
 MOST_DRAWN = 200_000
 """Allocations of which a page has the plan and the operators."""
 
-Suggest: TypeAlias = "Callable[[MemoryProfile, int | str | None], list[Suggestion[MemoryProfile]]]"
+Suggest: TypeAlias = "Callable[..., list[Suggestion[MemoryProfile]]]"
 """Called with the profile of a step, and the bytes that its peak has to fit, if any."""
 
 

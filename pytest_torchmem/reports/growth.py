@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
-from pytest_torchmem.diagnosis.difference import MomentDifference, Row, Total
+from pytest_torchmem.diagnosis.difference import Row, Total
 from pytest_torchmem.figures import title
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
-from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.snapshots.compare import Change, main_change
 from pytest_torchmem.units import format_size
 
-MOST_ROWS = 6
+MOST_ROWS = 10
 _SIZE = 11
 """Columns of a change."""
+_DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d+$)")
+"""Those of the file that a place ends in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows below a title: each a size, what it is, and who allocated it."""
+
+    title: str
+    rows: tuple[tuple[int | None, str, str], ...] = ()
+    """The largest first; a size that is not known is ``None``."""
+    rest: int = 0
+    """The bytes of what no row names, and ``why`` none does."""
+    why: str = ""
+    are_changes: bool = True
+
+    def text(self, most: int = MOST_ROWS, lines: int | None = None) -> str:
+        """Return at most so many rows, and of those the ones for which there are ``lines``, with
+        the sum of the others; "" where there is none.
+        """
+        if not self.rows and not self.rest:
+            return ""
+        shown = [
+            "\n".join(_two_lines(self._size(size), what, where)) for size, what, where in self.rows
+        ]
+        number = min(most, len(shown))
+        head = wrapped(self.title)
+        while lines is not None and number > 1:
+            ends = (number < len(shown)) + bool(self.rest)
+            if sum(text.count("\n") + 1 for text in (head, *shown[:number])) + ends <= lines:
+                break
+            number -= 1
+        return "\n".join([head, *shown[:number], *self._others(number)])
+
+    def _others(self, shown: int) -> Iterator[str]:
+        left = [size for size, *_ in self.rows[shown:]]
+        if left and None not in left:
+            noun = "row" if len(left) == 1 else "rows"
+            more = sum(size or 0 for size in left)
+            yield f"{self._size(more):>{_SIZE}}  in {len(left)} more {noun}"
+        if self.rest:
+            yield f"{self._size(self.rest):>{_SIZE}}  {self.why}"
+
+    def _size(self, nbytes: int | None) -> str:
+        if nbytes is None:
+            return "?"
+        return signed(nbytes) if self.are_changes else format_size(nbytes)
 
 
 def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Change | None:
@@ -49,22 +96,33 @@ def place(diagnosis: Diagnosis) -> str:
     """Return who allocates what grew: operator, module and line, and of a library's module the
     program's line that calls it.
     """
+    source, module, line = _allocated_by(diagnosis)
+    caller = _caller(diagnosis, module, line)
+    return joined(_inside(source, module), line, f"called in {caller}" if caller else "")
+
+
+def line_of(diagnosis: Diagnosis) -> str:
+    """Return the program's line that allocates what grew, or calls the library that does."""
+    _, module, line = _allocated_by(diagnosis)
+    return _caller(diagnosis, module, line) or line
+
+
+def _allocated_by(diagnosis: Diagnosis) -> tuple[str, str, str]:
+    """Return operator, module and line of what stands for the growth."""
     operator, name = _function(diagnosis)
-    row = diagnosis.leading_row
-    if (made := diagnosis.origin) is not None:
-        caller = _caller(diagnosis, made.module, made.line)
+    row, made = diagnosis.leading_row, diagnosis.origin
+    if made is not None:
         module = fold(made.module)[0]
         if row is not None and row.what.module == module:
             module = row.module  # with the numbers of those that it is about
-        made = made._replace(operator=name or operator)
-        return joined(_place_of_origin(made, module), caller)
+        return name or operator, module, made.line
     if row is not None:
-        caller = _caller(diagnosis, row.what.module, row.what.line)
-        what = row.what._replace(source=name) if name else row.what
-        return joined(place_of(what, row.module), caller)
+        return name or row.what.source or row.what.role, row.module, row.what.line
     for total in diagnosis.difference.totals[:1]:
-        return place_of(total.largest, total.module)
-    return ""
+        if total.largest is not None:
+            return total.largest.source or total.largest.role, total.module, total.largest.line
+        return "", total.module, ""
+    return "", "", ""
 
 
 def _function(diagnosis: Diagnosis) -> tuple[str, str]:
@@ -82,120 +140,99 @@ def _function(diagnosis: Diagnosis) -> tuple[str, str]:
     return key[1], f"{name} ({key[1]})" if name else ""
 
 
-def place_of(what: What | None, module: str) -> str:
+def place_of(what: What, module: str) -> str:
     """Return an operator, its module and its line: ``aten::mm in GPT.blocks.*, model.py:23``."""
-    if what is None:
-        return module
-    source = what.source or what.role
-    return joined(f"{source} in {module}" if module else source, what.line)
+    return joined(_inside(what.source or what.role, module), what.line)
+
+
+def _inside(source: str, module: str) -> str:
+    return joined(source, module, separator=" in ")
 
 
 def _caller(diagnosis: Diagnosis, module: str, line: str) -> str:
     """Return the program's line behind a library's, "" for a line of the program's own."""
     if found := diagnosis.library_lines.get((fold(module)[0], line)):
-        return f"called in {found}"
+        return found
     around = [fold(path)[0] for path in prefixes(module)]
     for path, caller in diagnosis.callers.items():
         own = caller.rpartition(":")[0] == line.rpartition(":")[0]
         if line and caller and not own and fold(path)[0] in around:
-            return f"called in {caller}"
+            return caller
     return ""
 
 
-def _place_of_origin(origin: Origin, module: str) -> str:
-    inside = f" in {module}" if module else ""
-    return joined(f"{origin.operator}{inside}", origin.line)
-
-
 def describe(row: Row) -> str:
-    """Return what became of equal allocations: ``12 × float32[8, 16] (was bfloat16[8, 16])``."""
+    """Return what became of equal allocations: ``12 × float32[8, 16] (was bfloat16)``."""
     before, now = row.before, row.now
     if now is None:
         assert before is not None
-        return f"{_times(row.count_before, before)}, {before.role}, gone"
+        return joined(_times(row.count_before, before), before.role, "gone")
     text = _times(row.count_now, now)
     if before is None:
-        return f"{text}, {now.role}"
-    was = before.tensor or format_size(before.nbytes)
+        return joined(text, now.role)
     if row.count_before != row.count_now:
-        was = f"{row.count_before} × {was}"
-    return f"{text} (was {was}), {now.role}"
+        was = f"{row.count_before} × {_tensor(before)}"
+    elif "" in (before.dtype, now.dtype):
+        was = _tensor(before)
+    elif before.shape == now.shape:
+        was = before.dtype
+    else:
+        was = str([*before.shape]) if before.dtype == now.dtype else before.tensor
+    return f"{text or _tensor(now)} (was {was}), {now.role}"
 
 
 def _times(count: int, what: What) -> str:
-    tensor = what.tensor or format_size(what.nbytes)
-    return f"{count} × {tensor}" if count != 1 else tensor
+    """Return equal tensors, "" for one that is none and has no more to it than its bytes."""
+    if count == 1:
+        return what.tensor
+    return f"{count} × {_tensor(what)}"
 
 
-def section(diagnosis: Diagnosis, most: int = MOST_ROWS) -> str:
+def _tensor(what: What) -> str:
+    return what.tensor or format_size(what.nbytes)
+
+
+def section(diagnosis: Diagnosis) -> Section:
     """Return what came and what went at the moment, largest first, with the sum of the rest."""
     found = diagnosis.difference
-    if not found.rows and not found.totals:
-        return ""
-    head = f"What changed at the {title(found.moment)}"
+    head = f"What changed at the {title(found.moment)}" if found.moment else ""
     if not found.recorded:
         head += "; the snapshot, of an older version, has the modules alone"
-        rows = list(_total_lines(found.totals[:most]))
-        return "\n".join([wrapped(head), *rows])
-    lines = [line for row in found.rows[:most] for line in row_lines(row)]
-    return "\n".join([head, *lines, *_rest(found, most)])
+        return Section(head, tuple(map(_total, found.totals)))
+    return Section(
+        head, rows_of(found.rows), found.rest, "in tensors too small to be in the snapshot"
+    )
 
 
-def one_line_rows(diagnosis: Diagnosis, most: int = 10) -> Iterator[str]:
-    """Yield a line for each of the largest rows, however long it is, and the sum of the rest."""
-    found = diagnosis.difference
-    for row in found.rows[:most]:
-        what = joined(describe(row), place_of(row.what, row.module), separator=": ")
-        yield f"{signed(row.change):>{_SIZE}}  {what}"
-    yield from (line[2:] for line in _rest(found, most))
+def rows_of(rows: Iterable[Row]) -> tuple[tuple[int | None, str, str], ...]:
+    """Return rows of a difference as those of a section."""
+    return tuple((row.change, describe(row), place_of(row.what, row.module)) for row in rows)
 
 
-def rows_that_fit(diagnosis: Diagnosis, most: int = 10) -> Iterator[str]:
-    """Yield the largest rows, each in one line if that has room, and the sum of the rest."""
-    for row in diagnosis.difference.rows[:most]:
-        yield from row_lines(row)
-    yield from _rest(diagnosis.difference, most)
-
-
-def row_lines(row: Row) -> Iterator[str]:
-    """Yield the lines of a row: the change and what it is, and who allocated it."""
-    return _two_lines(signed(row.change), describe(row), place_of(row.what, row.module))
+def _total(total: Total) -> tuple[int | None, str, str]:
+    now, largest = format_size(total.now), total.largest
+    where = place_of(largest, unfold(total.module, "")) if largest else total.module
+    if total.before is None:
+        return None, f"{now} now; in the snapshot not recorded", where
+    change = total.now - total.before
+    return change, f"{now} now, {format_size(total.before)} in the snapshot", where
 
 
 def _two_lines(size: str, what: str, where: str) -> Iterator[str]:
-    start = f"  {size:>{_SIZE}}  "
-    text = f"{what}: {where}" if where else what
-    if len(start) + len(text) <= width():
-        yield f"{start}{text}"
-        return
+    """Yield what there is of a size, and who allocated it, in a line of its own where one is not
+    enough: then without the directories of its file, if that has no room.
+    """
+    start = f"{size:>{_SIZE}}  "
     indent = " " * len(start)
-    for part in (what, where):
-        if part:
-            yield from wrapped(part, indent, start=start).split("\n")
-            start = indent
-
-
-def _rest(found: MomentDifference, most: int) -> Iterator[str]:
-    left = found.rows[most:]
-    more = sum(row.change for row in left)
-    if left:
-        noun = "row" if len(left) == 1 else "rows"
-        yield f"  {signed(more):>{_SIZE}}  in {len(left)} more {noun}"
-    if found.rest:
-        yield f"  {signed(found.rest):>{_SIZE}}  in tensors too small to be in the snapshot"
-
-
-def _total_lines(totals: Sequence[Total]) -> Iterator[str]:
-    for total in totals:
-        now = format_size(total.now)
-        if total.before is None:
-            size, what = "?", f"{now} now; in the snapshot not recorded"
-        else:
-            size = signed(total.now - total.before)
-            what = f"{now} now, {format_size(total.before)} in the snapshot"
-        largest = total.largest
-        where = place_of(largest, unfold(total.module, "")) if largest else total.module
-        yield from _two_lines(size, what, where)
+    together = joined(what, where, separator=": ")
+    if len(start) + len(together) <= width():
+        yield f"{start}{together}"
+        return
+    if len(indent) + len(where) > width():
+        where = _DIRECTORIES.sub("", where)
+    for text in filter(None, (what, where)):
+        yield from wrapped(text, indent, start=start).split("\n")
+        start = indent
 
 
 def signed(change: int) -> str:
@@ -206,10 +243,10 @@ def signed(change: int) -> str:
 def others(causes: Sequence[Cause]) -> Iterator[str]:
     """Yield the causes after the first, each with its place; those of the same row are one."""
     for number, cause in enumerate(causes):
-        row = cause.row
+        row, made = cause.row, cause.origin
         if not number or (row is not None and any(row is one.row for one in causes[:number])):
             continue
         where = place_of(row.what, row.module) if row is not None else ""
-        if cause.origin is not None:
-            where = _place_of_origin(cause.origin, fold(cause.origin.module)[0])
+        if made is not None:
+            where = joined(_inside(made.operator, fold(made.module)[0]), made.line)
         yield wrapped(f"Also: {joined(cause.text, where, separator=': ')}")

@@ -14,6 +14,8 @@ from contextvars import ContextVar
 MARGIN: ContextVar[int] = ContextVar("margin", default=8)
 """Columns that pytest puts before a message: "E", and the indentation of the line that raised."""
 _NARROWEST = 60
+PLAIN = 10_000
+"""Columns of what nothing wraps."""
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
 
 

@@ -10,7 +10,7 @@ from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.difference import Difference, Group, grouped
-from pytest_torchmem.reports.layout import joined
+from pytest_torchmem.reports.layout import PLAIN, joined, lines_of
 from pytest_torchmem.units import format_size, format_step
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]~|!]")
@@ -110,7 +110,8 @@ def _what_changed(members: Sequence[Difference]) -> list[str]:
         if cause in told:
             continue
         told.add(cause)
-        rows = printable_lines("\n".join(growth.one_line_rows(found)))
+        with lines_of(PLAIN):
+            rows = printable_lines(growth.section(found).text())
         name = f"{difference.test} · {difference.name}" if difference.name else difference.test
         title = f"What changed: {escape(printable(f'{name}, {difference.device}'))}"
         block = fenced(rows)

@@ -44,7 +44,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
 
     before = check.result.snapshot.before if check.result.snapshot is not None else None
     with lines_of(_COLUMNS):
-        said = message(check.result)
+        said = message(check.result, verbose=True)
     text = page(
         Content(
             f"{check.nodeid}{_of_name(check)}",

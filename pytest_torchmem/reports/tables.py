@@ -2,66 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports.layout import joined, width, wrapped
-from pytest_torchmem.snapshots.compare import Comparison, Verdict
+from pytest_torchmem.snapshots.compare import Change, Verdict
 from pytest_torchmem.units import format_size, format_step
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.timeline import Allocation
 
 _LARGEST = 5
-_SIZES = ("snapshot", "before", "now", "change", "allowed", "traced", "measured", "difference")
+_SIZES = ("snapshot", "before", "now", "change", "traced", "measured", "difference")
 """The headers of columns that stand on the right."""
 _MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verdict.NEW: "+"}
 """What stands before a figure that grew or shrank beyond its tolerance, or has no other side."""
 
 
-def comparison_table(comparison: Comparison, *, tolerant: bool = True) -> str:
-    """Return every figure of a comparison, with those marked that are beyond their tolerance.
-
-    Where there is no tolerance, and no snapshot, it is not ``tolerant``.
+def comparison_table(changes: Mapping[str, Sequence[Change]], before: str = "snapshot") -> str:
+    """Return figures then and now, with those marked that are beyond their tolerance; each name of
+    several has a line above its figures.
     """
     rows = [
-        (
-            _MARKS.get(change.verdict, ""),
-            label(change.figure),
-            *format_step(change.before, change.now),
-            f"±{format_size(change.allowed)}" if change.rule and tolerant else "",
-        )
-        for change in comparison.changes
+        (_MARKS.get(one.verdict, ""), label(one.figure), *format_step(one.before, one.now))
+        for own in changes.values()
+        for one in own
     ]
-    headers = ("", "", "snapshot" if tolerant else "before", "now", "change", "allowed")
-    shown = table(rows, headers)
-    if max(map(len, shown.splitlines()), default=0) <= width():
-        return shown
-    for of_percent in (False, True):
-        lines = [*_with_allowance_below(rows, headers, of_percent=of_percent)]
-        if max(map(len, lines)) <= width():
-            break
-    return "\n".join(lines)
-
-
-def _with_allowance_below(
-    rows: Sequence[Sequence[str]], headers: Sequence[str], *, of_percent: bool
-) -> Iterator[str]:
-    """Yield the lines of a narrow table: what is allowed stands below a change that is beyond it,
-    and below every change its percentage, if that has no room either.
-    """
-    changes = [row[4].partition(" (") if of_percent else (row[4], "", "") for row in rows]
-    narrow = [(*row[:4], change[0]) for row, change in zip(rows, changes, strict=True)]
-    header, *lines = table(narrow, headers[:5]).splitlines()
-    yield header
-    for line, row, (_, bracket, percent) in zip(lines, rows, changes, strict=True):
-        yield line
-        if row[0] or bracket:
-            allowed = f"allowed {row[5]}" if row[0] and row[5] else ""
-            if text := joined(percent.rstrip(")"), allowed):
-                yield f"{text:>{len(header)}}"
+    header, *lines = table(rows, ("", "", before, "now", "change")).split("\n")
+    found = [header]
+    for name, own in changes.items():
+        found += [f"  {printable(name)}"] if len(changes) > 1 else []
+        found += lines[: len(own)]
+        del lines[: len(own)]
+    return "\n".join(found)
 
 
 def allocation_table(allocations: Sequence[Allocation]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.findings import (
@@ -20,27 +20,29 @@ from pytest_torchmem.checks.findings import (
 )
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.growth import word_of
+from pytest_torchmem.checks.limits import Contents, Overrun
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference
 from pytest_torchmem.diagnosis.steps import FEWEST
-from pytest_torchmem.figures import MEASURED, label, phase_of, title
+from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
-from pytest_torchmem.reports.layout import joined, wrapped
+from pytest_torchmem.reports.growth import Section
+from pytest_torchmem.reports.layout import PLAIN, joined, lines_of, wrapped
 from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
-from pytest_torchmem.units import format_change, format_percent, format_size, format_step
+from pytest_torchmem.units import format_change, format_percent, format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.limits import Overrun
     from pytest_torchmem.checks.result import CheckResult, TraceResult
-    from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.reports.summary import Check
     from pytest_torchmem.snapshots.format import Key
 
 _MOST_SIZES = 5
-_MOST_LINES = 26
-"""Before the tables: 25, and the empty one that ends them."""
+_MOST_LINES = 24
+"""Of a message, with an empty one at its end: 25 with the line that pytest shows below it."""
+_FEWEST_LINES = 6
+"""Of rows with their title, for which the figures of other devices make room."""
 
 Parts = list[str]
 """A headline, and the sections below it."""
@@ -48,78 +50,40 @@ Parts = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is said of one finding: at first in short, and the tables that come last."""
+    """What is said of one finding."""
 
-    parts: Parts
-    details: Parts = field(default_factory=list)
-    headline: str = ""
+    first: str
+    """The headline, without where it was found unless ``cause`` is there."""
+    sections: Parts = field(default_factory=list)
+    rows: Section = field(default_factory=lambda: Section(""))
+    """What came and went, or what was alive: as much as has room."""
+    changes: Sequence[Change] = ()
+    """The figures that did it, and ``all_changes`` every figure."""
+    all_changes: Sequence[Change] = ()
     cause: tuple[str, str] | None = None
     """Why and where, for what grew."""
     size: str = ""
     """By how much, and on which device."""
-    where: str = ""
-    """What was checked, of what has no cause; ``first`` is then the headline without it."""
-    first: str = ""
+    short: str = ""
+    """The number, the cause and the line, in one line."""
     number_first: bool = False
-    diagnosis: Diagnosis | None = None
-    """Of what grew: its rows are among ``parts``."""
+    """Whether the headline is a number, which comes before where it was found."""
+    where: str = ""
 
-    def again(self, first: Told) -> Parts:
-        """Return what is left to say where ``first`` has been told."""
-        if self.cause is None:
-            return self.parts
-        why = self.cause[0]
-        if self.cause == first.cause or (why and first.cause and why == first.cause[0]):
-            return [wrapped(f"{self.size}: for the same reason" if why else self.size)]
-        return self.parts[:1]
+    def placed(self, where: str) -> str:
+        """Return the headline with where it was found."""
+        return f"{self.first}, {where}" if self.number_first else f"{where}: {self.first}"
 
 
-def message(result: CheckResult) -> str:
+def message(result: CheckResult, *, verbose: bool = False) -> str:
     """Return what was found, "" for a check that found nothing to say."""
-    told = [one for found in result.findings if (one := _told(found, result)) is not None]
-    parts = _short([part for one in told for part in one.parts], told)
-    return _shown([*parts, *(part for one in told for part in one.details)])
+    return _text(_told(result), (), verbose=verbose)
 
 
-def _short(parts: Parts, told: Sequence[Told]) -> Parts:
-    """Return what stands before the tables, with fewer rows where these make it too long."""
-    diagnosis = next((one.diagnosis for one in told if one.diagnosis is not None), None)
-    if diagnosis is None or (section := growth.section(diagnosis)) not in parts:
-        return parts
-    most = growth.MOST_ROWS
-    while most > 1 and sum(part.count("\n") + 2 for part in parts) > _MOST_LINES:
-        most -= 1
-        fewer = growth.section(diagnosis, most)
-        parts = [fewer if part == section else part for part in parts]
-        section = fewer
-    return parts
-
-
-def _shown(parts: Iterable[str]) -> str:
-    """Return a message of ``parts``; what they quote moves no cursor and hides nothing."""
-    return printable_lines("\n\n".join(parts))
-
-
-def _told(found: Finding, result: CheckResult) -> Told | None:
-    text = _TEXTS.get(found.outcome if type(found) is Finding else type(found))
-    if text is None:
-        return None
-    told = text(found, result)
-    if isinstance(told, Told):
-        return told
-    first, *others = told
-    where, number_first = where_of(result.key), _begins_with_number(found)
-    parts = [_placed(where, first, number_first), *others]
-    return Told(parts, where=where, first=first, number_first=number_first)
-
-
-def _begins_with_number(found: Finding) -> bool:
-    """Tell whether the headline of a finding is a number, which comes before where it was found."""
-    return isinstance(found, OverBudget) and found.overruns[0].value is not None
-
-
-def _placed(where: str, first: str, number_first: bool) -> str:
-    return f"{first}, {where}" if number_first else f"{where}: {first}"
+def plain_message(result: CheckResult) -> str:
+    """Return what was found, in lines as long as they are: for what is shown in no terminal."""
+    with lines_of(PLAIN):
+        return message(result)
 
 
 def advice(result: CheckResult, command: str) -> str:
@@ -134,24 +98,94 @@ def where_of(key: Key) -> str:
     return f"{key.name}, {key.where}" if key.name else key.where
 
 
-def together(failures: Sequence[Check], said: dict[tuple[str, str], str] | None = None) -> str:
+def together(
+    failures: Sequence[Check],
+    said: dict[tuple[str, str], str] | None = None,
+    *,
+    verbose: bool = False,
+) -> str:
     """Return one message for all devices of a check, the worst first; what is the same for several
     comes once.
 
     ``said`` has the tests that told a cause in full: others with the same only refer to them.
     """
-    told = [one for check in _worst_first(failures) for one in _all_told(check)]
+    told = [one for check in _worst_first(failures) for one in _told(check.result)]
     elsewhere = _told_by(told, failures[0].nodeid, {} if said is None else said)
-    if elsewhere:
-        heads = dict.fromkeys(one.parts[0] for one in told)
-        advice = dict.fromkeys(check.advice for check in failures if check.advice)
-        return "\n\n".join([*heads, f"The same as in {elsewhere}", *advice])
-    parts, details = told[0].parts[:], [part for one in told for part in one.details]
-    for one in told[1:]:
-        parts += one.again(told[0]) if told[0].cause else one.parts
-    parts = _merged(told) if not any(one.cause for one in told) else parts
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
-    return _shown([*_short([*dict.fromkeys(parts), *what_to_do], told[:1]), *details])
+    if elsewhere and not verbose:
+        heads = dict.fromkeys(one.first for one in told)
+        return _shown([*heads, f"The same as in {elsewhere}", *what_to_do])
+    return _text(told, [*what_to_do], verbose=verbose)
+
+
+def headlines(failures: Sequence[Check]) -> str:
+    """Return the failures of all devices of a check in one line, which may be cut at its end."""
+    told = [one for check in _worst_first(failures) for one in _told(check.result)[:1]]
+    found = {one.cause[0] or one.cause: one.short for one in reversed(told) if one.cause}
+    texts = [*reversed(found.values()), *_placed(told).values()]
+    return printable("; ".join(texts).replace("\n", " "))
+
+
+def _text(told: Sequence[Told], advice: Iterable[str], *, verbose: bool) -> str:
+    """Return a message of what is told, which is short unless it is to be ``verbose``."""
+    heads, rows = _heads(told), next((one.rows for one in told if one.rows.rows), Section(""))
+    sections = [*dict.fromkeys(part for one in told for part in one.sections)]
+    figures = _figures(told, every=verbose)
+    if verbose:
+        shown = [_of_device(one, told).text(most=len(one.rows.rows)) for one in told]
+        return _shown([*heads, *filter(None, shown), *sections, *figures, *advice])
+    left = _MOST_LINES - _lines([*heads, *sections, *advice, ""])
+    if rows.rows and left - _lines(figures) < _FEWEST_LINES:
+        figures = _figures(told[:1], every=False)  # the headlines have those of other devices
+    left = max(left - _lines(figures), _FEWEST_LINES)
+    return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
+
+
+def _lines(parts: Iterable[str]) -> int:
+    """Return the lines of parts, each of which an empty one ends."""
+    return sum(part.count("\n") + 2 for part in parts)
+
+
+def _of_device(one: Told, told: Sequence[Told]) -> Section:
+    return replace(one.rows, title=f"{one.rows.title}, {one.where}") if len(told) > 1 else one.rows
+
+
+def _shown(parts: Iterable[str]) -> str:
+    """Return a message of ``parts``; what they quote moves no cursor and hides nothing."""
+    return printable_lines("\n\n".join(parts))
+
+
+def _told(result: CheckResult) -> list[Told]:
+    """Return what is said of the findings of a check."""
+    texts = (
+        (_TEXTS.get(found.outcome if type(found) is Finding else type(found)), found)
+        for found in result.findings
+    )
+    told = [text(found, result) for text, found in texts if text is not None]
+    return [replace(one, where=where_of(result.key)) for one in told]
+
+
+def _heads(told: Sequence[Told]) -> Parts:
+    """Return the headlines: those of one cause together, which is told once."""
+    by_cause: dict[object, list[str]] = {}
+    placed = _placed(told)
+    for one in told:
+        if one.cause is None:
+            by_cause.setdefault(one.first, [placed[one.first]])
+            continue
+        key = one.cause[0] or one.cause
+        known = by_cause.setdefault(key, [])
+        same = f"{one.size}: for the same reason" if one.cause[0] else one.size
+        known.append(wrapped(same) if known else one.first)
+    return ["\n".join(lines) for lines in by_cause.values()]
+
+
+def _placed(told: Sequence[Told]) -> dict[str, str]:
+    """Return headlines without a cause by themselves, with all that they are about."""
+    where: dict[str, dict[str, None]] = {}
+    for one in told:
+        where.setdefault(one.first, {})[one.where] = None
+    return {one.first: one.placed(", ".join(where[one.first])) for one in told if not one.cause}
 
 
 def _told_by(told: Sequence[Told], nodeid: str, said: dict[tuple[str, str], str]) -> str:
@@ -159,23 +193,6 @@ def _told_by(told: Sequence[Told], nodeid: str, said: dict[tuple[str, str], str]
     causes = [one.cause for one in told]
     tests = [said.setdefault(cause, nodeid) if cause and any(cause) else "" for cause in causes]
     return tests[0] if all(test not in ("", nodeid) for test in tests) else ""
-
-
-def headlines(failures: Sequence[Check]) -> str:
-    """Return the first lines of the messages of all devices of a check as one line."""
-    told = [one for check in _worst_first(failures) for one in _all_told(check)[:1]]
-    if any(one.cause for one in told):
-        return printable("; ".join(dict.fromkeys(one.headline for one in told)))
-    said: dict[tuple[str, bool], list[str]] = {}
-    for one in told:
-        said.setdefault((one.first, one.number_first), []).append(one.where)
-    texts = (_placed(", ".join(where), *first) for first, where in said.items())
-    return printable("; ".join(texts).replace("\n", " "))
-
-
-def _all_told(check: Check) -> list[Told]:
-    found = (_told(finding, check.result) for finding in check.result.findings)
-    return [one for one in found if one is not None]
 
 
 def _worst_first(failures: Sequence[Check]) -> list[Check]:
@@ -187,57 +204,83 @@ def _worst_first(failures: Sequence[Check]) -> list[Check]:
     return sorted(failures, key=lambda check: -grown(check))
 
 
-def _merged(told: Sequence[Told]) -> list[str]:
-    """Return the parts of several devices' messages, those that say the same once."""
-    said: dict[tuple[str, bool, tuple[str, ...]], list[str]] = {}
+def _figures(told: Sequence[Told], *, every: bool) -> Parts:
+    """Return the figures beyond their tolerance in one table, and the tolerance once."""
+    tables: dict[str, Sequence[Change]] = {}
+    rules: dict[str, dict[str, None]] = {}
     for one in told:
-        said.setdefault((one.first, one.number_first, tuple(one.parts[1:])), []).append(one.where)
-    messages = [
-        [_placed(", ".join(where), first, number_first), *others]
-        for (first, number_first, others), where in said.items()
-    ]
-    shared = [part for part in messages[0] if all(part in message for message in messages)]
-    return [part for message in messages for part in message if part not in shared] + shared
+        changes = [change for change in one.changes if not _is_repeated(change, one.changes)]
+        if one.changes:
+            tables[one.where] = one.all_changes if every else changes
+        for change in filter(lambda change: change.rule, changes):
+            rules.setdefault(change.rule, {})[label(change.figure)] = None
+    if not tables:
+        return []
+    rows = comparison_table(tables)
+    if not rules:
+        return [rows]
+    (rule, _), *others = sorted(rules.items(), key=lambda one: -len(one[1]))
+    also = "".join(f"; {', '.join(names)}: {other}" for other, names in others)
+    return [f"{wrapped(f'Figures beyond their tolerance of {rule}{also}')}\n{rows}"]
 
 
-def _changed(found: Changed, result: CheckResult) -> Parts | Told:
+def _is_repeated(change: Change, changes: Sequence[Change]) -> bool:
+    """Tell whether the overall peak is that of a phase which is there too."""
+    same = (one for one in changes if one.figure in PHASE_PEAKS)
+    return change.figure == PEAK and any(
+        (one.before, one.now) == (change.before, change.now) for one in same
+    )
+
+
+def _changed(found: Changed, result: CheckResult) -> Told:
     comparison, on = found.comparison, found.measured_on
-    if found.outcome is Outcome.GREW and comparison.having(Verdict.GREW):
+    shrank = found.outcome is Outcome.SHRANK
+    changed = comparison.having(Verdict.SHRANK if shrank else Verdict.GREW)
+    if changed and not shrank and not on:
         return _grew(found, result)
-    verb = "shrank" if found.outcome is Outcome.SHRANK else "grew"
-    worst = comparison.having(Verdict.SHRANK if verb == "shrank" else Verdict.GREW)
-    missing = comparison.having(Verdict.NOT_RUN) if verb == "grew" else ()
-    measured = f" measured on {on}" if on else ""
-    unjudged = comparison.unjudged if verb == "grew" and not on else ()
-    parts = _not_run(missing, measured)
+    missing = () if shrank else comparison.having(Verdict.NOT_RUN)
+    unjudged = () if shrank or on else comparison.unjudged
+    parts = [f"{f'measured on {on}, ' if on else ''}{_step(changed, shrank)}"] if changed else []
+    parts += _not_run(missing, f" measured on {on}" if on else "")
     parts += [
         f"not checked: this run has {_one(title(change.figure))}, and the snapshot has none"
         for change in unjudged
     ]
-    if worst:
-        parts.insert(0, f"{f'measured on {on}, ' if on else ''}{_step(worst, verb)}")
-    parts.insert(1, comparison_table(comparison))
-    return [*parts, *_tolerances(worst, verb), *_circumstances(comparison, result.trace)]
+    first, *others = parts
+    others += _circumstances(comparison, result.trace)
+    every = (*changed, *missing, *unjudged)
+    return Told(first, others, changes=every, all_changes=comparison.changes)
 
 
 def _grew(found: Changed, result: CheckResult) -> Told:
     """Return the message of a growth: the number and the cause, the place, what changed."""
-    comparison, where = found.comparison, where_of(result.key)
+    comparison = found.comparison
     diagnosis = found.diagnosis or Diagnosis(MomentDifference("", 0, 0))
     worst = comparison.having(Verdict.GREW)
     change = growth.leading_change(worst, found.diagnosis)
     assert change is not None
-    size = f"{format_change(change.before, change.now)} {label(change.figure)}, {where}"
+    what = f"{format_change(change.before, change.now)} {label(change.figure)}"
+    size = f"{what}, {where_of(result.key)}"
     why, place = growth.why(diagnosis), growth.place(diagnosis)
-    headline = joined(size, why, separator=": ")
-    circumstances = [wrapped(text) for text in _circumstances(comparison, result.trace, diagnosis)]
-    also = [*growth.others(diagnosis.causes[:3])]
-    missing = _not_run(comparison.having(Verdict.NOT_RUN), "")
-    parts = ["\n".join(filter(None, (wrapped(headline, first=True), wrapped(place)))), *also]
-    parts += [growth.section(diagnosis), *missing, *circumstances]
-    details = [f"{where}\n{comparison_table(comparison)}", *_tolerances(worst, "grew")]
-    said, shown = [*filter(None, parts)], found.diagnosis
-    return Told(said, details, headline, (why, place), size, diagnosis=shown)
+    headline = wrapped(joined(size, why, separator=": "), first=True)
+    also = growth.others(diagnosis.causes[:3])
+    circumstances = _circumstances(comparison, result.trace, diagnosis)
+    return Told(
+        "\n".join(filter(None, (headline, wrapped(place), *also))),
+        [*_not_run(comparison.having(Verdict.NOT_RUN), ""), *map(wrapped, circumstances)],
+        growth.section(diagnosis),
+        worst,
+        comparison.changes,
+        (why, place),
+        size,
+        _short(change, why, growth.line_of(diagnosis)),
+    )
+
+
+def _short(change: Change, why: str, line: str) -> str:
+    """Return the number, the phase, the cause and the line of a growth in one line."""
+    grown = growth.signed((change.now or 0) - (change.before or 0))
+    return joined(f"{grown} {label(change.figure)}", joined(why, line), separator=": ")
 
 
 def _not_run(missing: Sequence[Change], measured: str) -> Parts:
@@ -247,24 +290,13 @@ def _not_run(missing: Sequence[Change], measured: str) -> Parts:
     ]
 
 
-def _tolerances(worst: Sequence[Change], verb: str) -> Parts:
-    by_rule: dict[str, list[str]] = {}
-    for change in worst if verb == "grew" else ():
-        by_rule.setdefault(change.rule, []).append(label(change.figure))
-    if not by_rule:
-        return []
-    lines = (wrapped(f"  {', '.join(names)}: {rule}", "    ") for rule, names in by_rule.items())
-    return ["Exceeded tolerances\n" + "\n".join(lines)]
+def _above_cap(found: AboveCap, result: CheckResult) -> Told:
+    first = f"grew by more than --torchmem-update-max={found.cap} accepts"
+    return Told(first, changes=[replace(change, rule="") for change in found.changes])
 
 
-def _above_cap(found: AboveCap, result: CheckResult) -> Parts:
-    rows = [(title(c.figure), *format_step(c.before, c.now)) for c in found.changes]
-    headline = f"grew by more than --torchmem-update-max={found.cap} accepts"
-    return [headline, table(rows, ("", "snapshot", "now", "change"))]
-
-
-def _missing(found: Missing, result: CheckResult) -> Parts:
-    parts = [f"there is no snapshot of this check in {found.file}"]
+def _missing(found: Missing, result: CheckResult) -> Told:
+    parts = []
     if found.renamed is not None:
         parts.append(
             f"That file has an entry for {printable(found.renamed.test)}, which no longer exists, "
@@ -276,34 +308,57 @@ def _missing(found: Missing, result: CheckResult) -> Parts:
             f"{found.moved_from} has the same check, and its test module no longer exists. If you "
             "renamed the module, an update moves its entries and keeps your notes in them"
         )
-    return parts
+    return Told(f"there is no snapshot of this check in {found.file}", parts)
 
 
-def _unknown_workspace(found: Finding, result: CheckResult) -> Parts:
+def _unknown_workspace(found: Finding, result: CheckResult) -> Told:
     lines = "\n".join(f"  {warning}" for warning in result.trace.warnings)
-    return ["the profile contains unknown workspace (--torchmem-strict)", lines]
+    return Told("the profile contains unknown workspace (--torchmem-strict)", [lines])
 
 
-def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Parts:
-    error = found.error
+def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
+    error, contents = found.error, found.contents
     gpu = error.gpu
-    headline = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
-    torch_says = str(error).partition("\n")[0].partition(" If reserved but")[0]
-    alive = (
-        "Largest allocations at that point\n" + allocation_table(error.live)
-        if error.live
-        else "No memory was allocated at that point"
-    )
-    return [headline, f"PyTorch's error\n  {torch_says}", alive]
+    first = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
+    if contents is not None:
+        return Told(first, _less(contents), _alive(contents))
+    alive = [f"Largest allocations at that point\n{allocation_table(error.live)}"]
+    return Told(first, alive if error.live else ["No memory was allocated at that point"])
 
 
-def _nothing_allocated(found: Finding, result: CheckResult) -> Parts:
+def _alive(contents: Contents) -> Section:
+    """Return what is alive at a peak that is too high, and how much of it is too much."""
+    figure = title(contents.figure)
+    head = f"What is alive at the {figure} of {format_size(contents.nbytes)}"
+    if contents.excess > 0:
+        head += f", of which {format_size(contents.excess)} would have to go"
+    rest = contents.nbytes - sum(row.change for row in contents.rows)
+    why = "reserved by the allocator and in no tensor"
+    return Section(head, growth.rows_of(contents.rows), rest, why, are_changes=False)
+
+
+def _less(contents: Contents) -> Parts:
+    """Return what would lower a peak, as one sentence."""
+    less = contents.less
+    if less is None:
+        return []
+    cost = f" for {format_percent(less.flops, contents.flops)} FLOPs" if less.flops else ""
+    enough = "which is enough" if less.saved >= contents.excess else "which alone is not enough"
+    return [
+        wrapped(
+            f"To {less.change.partition(': ')[0]} saves {format_size(less.saved)}{cost}, {enough}; "
+            "torchmem advise tries other changes"
+        )
+    ]
+
+
+def _nothing_allocated(found: Finding, result: CheckResult) -> Told:
     if result.key.device == "cuda" and result.key.rank:
-        return [
+        return Told(
             f"not checked: nothing was allocated on the GPU of rank {result.key.rank}, which is "
             'that of its LOCAL_RANK. Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) '
             "first, and move there what fixtures put on cuda:0"
-        ]
+        )
     told = (
         f"not checked: nothing was allocated on {result.key.device}. Move the model and its inputs "
         'there, or name the right device, such as device="cpu", in the marker or the check'
@@ -313,25 +368,28 @@ def _nothing_allocated(found: Finding, result: CheckResult) -> Parts:
             ". What chose its device while a module was imported found no GPU: with "
             "--torchmem-fake-cuda there is one"
         )
-    return [told]
+    return Told(told)
 
 
-def _grows_faster(found: GrowsFaster, result: CheckResult) -> Parts:
+def _grows_faster(found: GrowsFaster, result: CheckResult) -> Told:
     size = found.bound.size
-    return [
+    return Told(
         f"the peak is {word_of(found.power)} in {size}, the budget allows {found.bound.word}: "
         f"{found.polynomial} bytes",
-        f"What is {word_of(found.power)} in {size} at that peak, at the largest size traced\n"
-        f"{allocation_table(found.fastest)}",
-    ]
+        [
+            f"What is {word_of(found.power)} in {size} at that peak, at the largest size traced\n"
+            f"{allocation_table(found.fastest)}"
+        ],
+    )
 
 
-def _over_budget(found: OverBudget, result: CheckResult) -> Parts:
+def _over_budget(found: OverBudget, result: CheckResult) -> Told:
     how = f", measured on {found.measured_on}" if found.measured_on else ""
-    headline = "; ".join(map(_overrun, found.overruns)) + how
-    allocations = _at_peak(found.overruns, found.contents)
-    largest = [f"Largest allocations at that peak\n{allocation_table(allocations)}"]
-    return [headline, *(largest if allocations else ())]
+    first, contents = "; ".join(map(_overrun, found.overruns)) + how, found.contents
+    number_first = found.overruns[0].value is not None
+    if contents is None:
+        return Told(first, number_first=number_first)
+    return Told(first, _less(contents), _alive(contents), number_first=number_first)
 
 
 def _overrun(overrun: Overrun) -> str:
@@ -343,16 +401,7 @@ def _overrun(overrun: Overrun) -> str:
     return f"{format_size(overrun.value)} {name} exceeds the budget of {limited} by {by}"
 
 
-def _at_peak(
-    over: Sequence[Overrun], contents: Mapping[str, Sequence[Allocation]]
-) -> Sequence[Allocation]:
-    for overrun in over:
-        if overrun.value is not None and overrun.limit.figure in contents:
-            return contents[overrun.limit.figure]
-    return max(contents.values(), key=lambda found: sum(a.nbytes for a in found), default=())
-
-
-def _estimate_off(found: EstimateOff, result: CheckResult) -> Parts:
+def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
     measured = found.run.measurement
     worst, figures, estimate = found.peaks[0], measured.figures, measured.estimate
     off = format_percent(estimate[worst] - figures[worst], figures[worst])
@@ -372,12 +421,12 @@ def _estimate_off(found: EstimateOff, result: CheckResult) -> Parts:
         for name in MEASURED
         if name in figures
     ]
-    parts = [headline, table(rows, ("", "traced", "measured", "difference", ""))]
+    parts = [table(rows, ("", "traced", "measured", "difference", ""))]
     parts += _only_on_one_side(found.run)
     if found.run.unknown_workspaces:
         names = ", ".join(found.run.unknown_workspaces)
         parts.append(f"The trace does not include the workspace of: {names}")
-    return parts
+    return Told(headline, parts)
 
 
 def _only_on_one_side(run: RealRun) -> Iterable[str]:
@@ -395,35 +444,34 @@ def _only_on_one_side(run: RealRun) -> Iterable[str]:
         yield f"Alive at the highest peak only in the trace\n{alive}"
 
 
-def _leaks(found: Leaks, result: CheckResult) -> Parts | Told:
+def _leaks(found: Leaks, result: CheckResult) -> Told:
     steps, where = found.growth, where_of(result.key)
     if steps.difference is None:
-        return [
+        return Told(
             f"not checked: growth={found.allowed} needs at least {FEWEST} steps, and this run made "
             f"{steps.steps}. Run more in the test, or pass steps="
-        ]
+        )
     diagnosis = Diagnosis(steps.difference)
-    place = growth.place(diagnosis)
-    headline = (
-        f"{growth.signed(steps.most)} alive after a step and not before it, {where}: "
-        + (f"{found.holder} holds it, " if found.holder else "")
-        + f"growth={found.allowed} allows no more"
-    )
-    rows = "\n".join(
-        line for row in diagnosis.difference.rows[:_MOST_SIZES] for line in growth.row_lines(row)
-    )
-    parts = [
+    place, number = growth.place(diagnosis), growth.signed(steps.most)
+    why = f"{found.holder} holds it, " if found.holder else ""
+    why = f"{why}growth={found.allowed} allows no more"
+    headline = f"{number} alive after a step and not before it, {where}: {why}"
+    stays = Section("What stays after a step", growth.rows_of(diagnosis.difference.rows))
+    return Told(
         f"{wrapped(headline, first=True)}\n{wrapped(place)}",
-        f"What stays after a step\n{rows}",
-    ]
-    return Told(parts, headline=headline, cause=(headline, place), size=headline)
+        rows=stays,
+        cause=(headline, place),
+        size=headline,
+        short=f"{number} after each step: {joined(why, growth.line_of(diagnosis))}",
+    )
 
 
-def _step(changes: Sequence[Change], verb: str) -> str:
+def _step(changes: Sequence[Change], shrank: bool) -> str:
     """Return the headline for the change that stands for all ``changes``."""
     most = main_change(changes)
     assert most is not None
     by = format_change(most.before, most.now).lstrip("+-")
+    verb = "shrank" if shrank else "grew"
     return f"{title(most.figure)} {verb} by {by}, beyond its tolerance of {most.rule}"
 
 
@@ -440,10 +488,11 @@ def _circumstances(
 ) -> Iterable[str]:
     """Return what else is different and may be the cause: the workload, torch, cuDNN."""
     inputs = diagnosis.inputs if diagnosis is not None else ()
-    if comparison.workload_changed and inputs:
-        changed = "; ".join(_input(*one) for one in inputs)
+    said = growth.why(diagnosis) if diagnosis is not None else ""
+    changed = "; ".join(_input(*one) for one in inputs if one[0] not in said)
+    if comparison.workload_changed and changed:
         yield f"The workload differs from the snapshot's: {changed}"
-    elif comparison.workload_changed and not _is_told(diagnosis):
+    elif comparison.workload_changed and not inputs and not _is_told(diagnosis):
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
             "sizes of the parameters, have changed"
@@ -471,7 +520,7 @@ def _input(name: str, before: str, now: str) -> str:
     return f"{name} {before} → {now}"
 
 
-_TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Parts | Told]] = {
+_TEXTS: Mapping[type[Finding] | Outcome, Callable[[Any, CheckResult], Told]] = {
     AboveCap: _above_cap,
     Changed: _changed,
     DoesNotFit: _does_not_fit,

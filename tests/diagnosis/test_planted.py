@@ -47,7 +47,9 @@ class _Target:
     def __init__(self, build: Callable[[bool], Step]) -> None:
         self.build = build
 
-    def trace(self, device: str, gpu: str | None, world: World | None) -> MemoryProfile:
+    def trace(
+        self, device: str, gpu: str | None, world: World | None, **others: Any
+    ) -> MemoryProfile:
         return profile_of(self.build(True), device)
 
 
