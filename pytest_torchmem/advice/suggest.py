@@ -47,11 +47,13 @@ def suggest(
 
     ``again`` traces the step, with other options than it was traced with; ``allocator`` are those
     of the caching allocator. With a number of ``checkpoints`` only as many kinds of modules are
-    tried.
+    tried, or the optimizer where its step is the highest.
     """
     limit = None if budget is None else parse_size(budget)
     trials = Trials(before, again)
     if checkpoints is not None:
+        if trials.before.optimizer_peak == trials.before.peak:
+            return _sorted(map(trials.of, _optimizers(trials)), limit)
         return _sorted(Checkpoints(trials, None).found(checkpoints), limit)
     tried = [(change, trials.of(change)) for change in changes_of(trials, allocator)]
     found = [one for _, one in tried]

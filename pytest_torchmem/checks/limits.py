@@ -15,7 +15,6 @@ from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.profile.suggestion import Suggestion
 
 _MOST_CALLS = 10_000
 """Of a step that is traced again with changes: a failure is to come within seconds."""
@@ -31,6 +30,17 @@ class Overrun:
 
 
 @dataclass(frozen=True, slots=True)
+class Less:
+    """A change of the step that lowers a peak, traced."""
+
+    change: str
+    saved: int
+    flops: int
+    """The operations that it costs, and ``of`` all those of the step."""
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Contents:
     """What is alive at a peak that is too high, and what would lower it."""
 
@@ -39,37 +49,44 @@ class Contents:
     excess: int
     """The bytes that would have to go."""
     rows: Sequence[Row]
-    less: Suggestion[MemoryProfile] | None = None
-    flops: int = 0
-    """What the step computes as it is."""
+    less: Less | None = None
 
 
-def contents(profile: MemoryProfile, figure: str, most: int) -> Contents:
-    """Return what is alive at the moment of a figure, which may be no more than ``most``."""
+def contents(profile: MemoryProfile, figure: str, most: int) -> Contents | None:
+    """Return what is alive at the moment of a figure, which may be no more than ``most``; ``None``
+    where that is not known.
+    """
     figures, alive = profile.figures(), alive_of(profile)
-    moment = figure if figure in alive.moments else PEAK
-    if moment not in alive.moments:  # the overall peak is that of a phase
-        moment = next(one for one in alive.moments if figures[one] == figures[PEAK])
+    same = (one for one in alive.moments if figures[one] == figures[PEAK])
+    moment = figure if figure in alive.moments else next(same, None)
+    if moment is None:
+        return None
     nothing = Alive((), {}, (moment,))
     rows = difference_between(nothing, alive, moment, 0).rows
     nbytes = figures.get(figure, figures[PEAK])
-    flops = sum(call.work.flops for call in profile.calls or ())
-    less = _less(profile, most) if figure in (PEAK, RESERVED) or moment == PEAK else None
-    return Contents(figure, nbytes, nbytes - most, rows, less, flops)
+    return Contents(figure, nbytes, nbytes - most, rows, _less(profile, figure, nbytes - most))
 
 
-def _less(profile: MemoryProfile, most: int) -> Suggestion[MemoryProfile] | None:
+def _less(profile: MemoryProfile, figure: str, excess: int) -> Less | None:
     """Return which modules to checkpoint: those that are enough at the fewest operations, or else
     save most.
     """
-    if profile.advised is None or len(profile.calls or ()) > _MOST_CALLS:
+    calls = profile.calls or ()
+    if profile.advised is None or len(calls) > _MOST_CALLS:
         return None
+    before, of = profile.figures().get(figure, 0), sum(call.work.flops for call in calls)
     try:
-        found = [one for one in profile.advised(profile, most, _MOST_CHANGES) if one.saved > 0]
+        suggested = profile.advised(profile, None, _MOST_CHANGES)
     except Exception:  # the step as it is is what counts
         return None
-    enough = [one for one in found if one.profile.peak <= most]
-    return next(iter(enough), None) or max(found, key=lambda one: one.saved, default=None)
+    found = [
+        Less(one.change, before - one.profile.figures().get(figure, before), one.flops, of)
+        for one in suggested
+    ]
+    enough = [one for one in found if one.saved >= excess]
+    best = min(enough, key=lambda one: one.flops, default=None)
+    best = best or max(found, key=lambda one: one.saved, default=None)
+    return best if best is not None and best.saved > 0 else None
 
 
 def limits_of(budget: Budget, gpu: str) -> tuple[Limit, ...]:

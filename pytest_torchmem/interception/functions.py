@@ -62,4 +62,6 @@ def _name_of(function: ast.expr) -> str:
         return ""
     whole = ast.unparse(function)
     dotted = all(part.isidentifier() for part in whole.split("."))
-    return whole if dotted and len(whole) <= _LONGEST else f".{function.attr}"
+    if not dotted:
+        return f".{function.attr}"
+    return whole if len(whole) <= _LONGEST else function.attr

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import Row, Total
-from pytest_torchmem.figures import title
+from pytest_torchmem.figures import END, RETAINED, label
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
 from pytest_torchmem.reports.layout import joined, width, wrapped
@@ -18,6 +18,9 @@ from pytest_torchmem.snapshots.compare import Change, main_change
 from pytest_torchmem.units import format_size
 
 MOST_ROWS = 10
+_MOMENTS = {RETAINED: "after the forward pass", END: "at the end of the step"}
+_WORTH = 100
+"""The part of the largest row that a row has to have where there is little room."""
 _SIZE = 11
 """Columns of a change."""
 _DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d+$)")
@@ -45,7 +48,9 @@ class Section:
         shown = [
             "\n".join(_two_lines(self._size(size), what, where)) for size, what, where in self.rows
         ]
-        number = min(most, len(shown))
+        largest = max((abs(size or 0) for size, *_ in self.rows), default=0)
+        worth = sum(size is None or abs(size) * _WORTH >= largest for size, *_ in self.rows)
+        number = min(most, len(shown) if lines is None else worth)
         head = wrapped(self.title)
         while lines is not None and number > 1:
             ends = (number < len(shown)) + bool(self.rest)
@@ -195,13 +200,18 @@ def _tensor(what: What) -> str:
 def section(diagnosis: Diagnosis) -> Section:
     """Return what came and what went at the moment, largest first, with the sum of the rest."""
     found = diagnosis.difference
-    head = f"What changed at the {title(found.moment)}" if found.moment else ""
+    head = f"What changed {at(found.moment)}" if found.moment else ""
     if not found.recorded:
         head += "; the snapshot, of an older version, has the modules alone"
         return Section(head, tuple(map(_total, found.totals)))
     return Section(
         head, rows_of(found.rows), found.rest, "in tensors too small to be in the snapshot"
     )
+
+
+def at(figure: str) -> str:
+    """Return the moment of a figure: "at the backward peak"."""
+    return _MOMENTS.get(figure, f"at the {label(figure)}")
 
 
 def rows_of(rows: Iterable[Row]) -> tuple[tuple[int | None, str, str], ...]:

@@ -23,14 +23,18 @@ _MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verd
 
 def comparison_table(changes: Mapping[str, Sequence[Change]], before: str = "snapshot") -> str:
     """Return figures then and now, with those marked that are beyond their tolerance; each name of
-    several has a line above its figures.
+    several has a line above its figures. Where there is no room, changes have no percentage.
     """
     rows = [
         (_MARKS.get(one.verdict, ""), label(one.figure), *format_step(one.before, one.now))
         for own in changes.values()
         for one in own
     ]
-    header, *lines = table(rows, ("", "", before, "now", "change")).split("\n")
+    headers = ("", "", before, "now", "change")
+    header, *lines = table(rows, headers).split("\n")
+    if len(header) > width():
+        narrow = [(*row[:4], row[4].partition(" (")[0]) for row in rows]
+        header, *lines = table(narrow, headers).split("\n")
     found = [header]
     for name, own in changes.items():
         found += [f"  {printable(name)}"] if len(changes) > 1 else []

@@ -328,10 +328,8 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
 
 def _alive(contents: Contents) -> Section:
     """Return what is alive at a peak that is too high, and how much of it is too much."""
-    figure = title(contents.figure)
-    head = f"What is alive at the {figure} of {format_size(contents.nbytes)}"
-    if contents.excess > 0:
-        head += f", of which {format_size(contents.excess)} would have to go"
+    head = f"Alive {growth.at(contents.figure)}: {format_size(contents.nbytes)}"
+    head += f", of which {format_size(contents.excess)} has to go" if contents.excess > 0 else ""
     rest = contents.nbytes - sum(row.change for row in contents.rows)
     why = "reserved by the allocator and in no tensor"
     return Section(head, growth.rows_of(contents.rows), rest, why, are_changes=False)
@@ -342,14 +340,11 @@ def _less(contents: Contents) -> Parts:
     less = contents.less
     if less is None:
         return []
-    cost = f" for {format_percent(less.flops, contents.flops)} FLOPs" if less.flops else ""
+    percent = format_percent(less.flops, less.of).lstrip("+") if less.of else ""
+    cost = f" for {percent} more FLOPs" if less.flops > 0 and percent else ""
     enough = "which is enough" if less.saved >= contents.excess else "which alone is not enough"
-    return [
-        wrapped(
-            f"To {less.change.partition(': ')[0]} saves {format_size(less.saved)}{cost}, {enough}; "
-            "torchmem advise tries other changes"
-        )
-    ]
+    what = f"What would help: {less.change.partition(': ')[0]}. It saves {format_size(less.saved)}"
+    return [wrapped(f"{what}{cost}, {enough}; torchmem advise tries more changes")]
 
 
 def _nothing_allocated(found: Finding, result: CheckResult) -> Told:

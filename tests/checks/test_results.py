@@ -31,7 +31,7 @@ KEY = Key("test_it", device="cpu")
 NEW = Finding(outcome=Outcome.NEW, fails=False)
 UPDATED = Finding(outcome=Outcome.UPDATED, fails=False)
 MISSING = Missing(file="__torchmem__/test_net.json")
-OVER = OverBudget(overruns=overruns((Limit("peak", 1, "1"),), {"peak": 2}), contents={})
+OVER = OverBudget(overruns=overruns((Limit("peak", 1, "1"),), {"peak": 2}))
 
 
 def grown(now: dict[str, int], before: dict[str, int]) -> Changed:
