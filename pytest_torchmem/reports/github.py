@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.printable import printable_lines
+from pytest_torchmem.reports.growth import line_of, why
 from pytest_torchmem.snapshots.location import PROPOSAL, relative
 
 if TYPE_CHECKING:
     from pytest_torchmem.reports.summary import Check
 
 
-def annotation(check: Check, root: Path) -> str:
-    """Return the workflow command that marks the line of a failed check.
-
-    GitHub wants paths from the top of the repository, which need not be pytest's root.
+def annotations(checks: Iterable[Check], root: Path) -> Iterator[str]:
+    """Yield the workflow commands that mark the lines which are to blame, or else those of tests;
+    what several checks have in common is marked once.
     """
-    path, line = check.location
-    checkout = os.environ.get("GITHUB_WORKSPACE")
-    if checkout:
-        path = relative(root / path, Path(checkout))
-    title = f"memory: {check.result.key.test}"
-    properties = f"file={_property(path)},line={line},title={_property(title)}"
-    advice = f"\n\n{check.advice}" if check.advice else ""
-    return f"::error {properties}::{_data(printable_lines(check.message + advice))}"
+    found: dict[tuple[str, int, str], list[Check]] = {}
+    for check in checks:
+        place, cause = _blamed(check, root) or (check.location, check.message)
+        found.setdefault((*place, cause), []).append(check)
+    for (path, line, _), sharing in found.items():
+        first, tests = sharing[0], dict.fromkeys(check.nodeid for check in sharing)
+        more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+        title = _property(f"memory: {first.nodeid}{more}")
+        text = "\n\n".join(part for part in (first.message, first.advice) if part)
+        file = _property(relative(root / path, _checkout(root)))
+        yield f"::error file={file},line={line},title={title}::{_data(printable_lines(text))}"
+
+
+def _blamed(check: Check, root: Path) -> tuple[tuple[str, int], str] | None:
+    """Return the program's line that made memory grow, if its file is in the repository, and why
+    it did.
+    """
+    snapshot = check.result.snapshot
+    if not check.result.failed or snapshot is None or snapshot.diagnosis is None:
+        return None
+    name, _, number = line_of(snapshot.diagnosis).rpartition(":")
+    path = Path.cwd() / name  # as it is shown
+    if not number.isdecimal() or not path.is_file():
+        return None
+    if relative(path, _checkout(root)).startswith(".."):
+        return None
+    return (str(path), int(number)), why(snapshot.diagnosis)
+
+
+def _checkout(root: Path) -> Path:
+    """Return the top of the repository, from which GitHub wants paths; it need not be ``root``."""
+    return Path(os.environ.get("GITHUB_WORKSPACE") or root)
 
 
 def apply_command(root: Path, proposal: Path) -> str:

@@ -91,6 +91,10 @@ def test_the_message_names_the_source_line_that_grew(project):
         ]
     )
     assert "The workload differs" not in result.stdout.str(), "inputs and parameters are the same"
+    result = project.run("--torchmem-github=always", "test_net.py")
+    result.stdout.fnmatch_lines(
+        ["::error file=net.py,line=14,title=memory%3A test_net.py%3A%3Atest_it::+*%0A*"]
+    )
 
 
 def test_shrinking_passes_and_is_offered(stored):
