@@ -239,7 +239,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[Difference]:
     """Return what differs; a check that the head could not evaluate is a failure."""
-    found = differences(base.entries, head.entries, parse_rules(tolerance, "--tolerance"))
+    rules = parse_rules(tolerance, "--tolerance")
+    found = differences(base.entries, head.entries, rules, head.told)
     unchecked = [
         Difference(f"{file}::{key.test}", key.name, key.where, Group.FAILED, note=why)
         for (file, key), why in head.unchecked.items()

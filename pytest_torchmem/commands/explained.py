@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.commands.saved import is_profile
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told, diagnose, grown_moment
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.reports.colours import coloured
@@ -46,7 +46,7 @@ def _explain(options: argparse.Namespace) -> int:
     pairs = list(_pairs(one, other))
     if not pairs:
         raise UsageError(f"nothing of {one.name} is in {other.name} too: no test, no profile")
-    texts = (_text(name, before, now, options.rows) for name, before, now in pairs)
+    texts = (_text(*pair, options.rows) for pair in pairs)
     told = [text for text in texts if text]
     same = len(pairs) - len(told)
     if same:
@@ -66,18 +66,20 @@ def _source(text: str | None) -> Source:
     return Source(str(path), {("", key): entry_of(key, profile)})
 
 
-def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry]]:
-    """Yield what is in both; where each has one entry alone, these are meant."""
+def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry, Told | None]]:
+    """Yield what is in both, with what the other's run said; where each has one entry alone, these
+    are meant.
+    """
     if len(one.entries) == len(other.entries) == 1:
-        (before,), (now,) = one.entries.values(), other.entries.values()
-        yield f"{one.name} -> {other.name}", before, now
+        (before,), ((at, now),) = one.entries.values(), other.entries.items()
+        yield f"{one.name} -> {other.name}", before, now, other.told.get(at)
         return
-    for (file, key), entry in one.entries.items():
-        if (file, key) in other.entries:
-            yield f"{file}::{key}", entry, other.entries[file, key]
+    for at, entry in one.entries.items():
+        if at in other.entries:
+            yield f"{at[0]}::{at[1]}", entry, other.entries[at], other.told.get(at)
 
 
-def _text(name: str, before: Entry, now: Entry, rows: int) -> str:
+def _text(name: str, before: Entry, now: Entry, told: Told | None, rows: int) -> str:
     """Return what is different, "" where nothing is."""
     comparison = compare(before, now, _EXACTLY)
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
@@ -85,7 +87,7 @@ def _text(name: str, before: Entry, now: Entry, rows: int) -> str:
     parts = [name, comparison_table({name: comparison.changes}, "before")]
     moment = _moment(comparison)
     if moment:
-        parts += _explained(diagnose(before, now, moment), rows)
+        parts += _explained(diagnose(before, now, moment, told=told), rows)
     return printable_lines("\n\n".join(part for part in parts if part))
 
 
@@ -97,7 +99,7 @@ def _moment(comparison: Comparison) -> str:
 
 
 def _explained(diagnosis: Diagnosis, rows: int) -> Iterator[str]:
-    if diagnosis.causes:
+    if diagnosis.causes or diagnosis.told:
         where = place(diagnosis)
         yield wrapped(why(diagnosis) + (f": {where}" if where else ""))
         yield from others(diagnosis.causes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
@@ -26,6 +26,20 @@ _OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPA
 """What operators make that the program has not called by themselves."""
 
 
+class Told(NamedTuple):
+    """What a run said of a growth: the figure, its bytes before and now, why, and where."""
+
+    moment: str
+    before: int
+    now: int
+    why: str
+    where: str
+
+    def is_of(self, found: MomentDifference) -> bool:
+        """Tell whether it is about this growth."""
+        return self[:3] == (found.moment, found.before, found.now)
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What grew at the moment that grew most, and why where it can be told."""
@@ -42,6 +56,8 @@ class Diagnosis:
     """By module, operator and line: the function of another name that the source calls there."""
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
+    told: Told | None = None
+    """What the run said of this very growth, which knew more than its report."""
 
     @property
     def leading_row(self) -> Row | None:
@@ -89,11 +105,12 @@ def diagnose(
     alive: Alive | None = None,
     profile: MemoryProfile | None = None,
     watched: Watched | None = None,
+    told: Told | None = None,
 ) -> Diagnosis:
     """Return what grew at ``moment`` and why.
 
     ``alive`` is everything that is alive now, where more is known than the entry keeps, and
-    ``profile`` what ran.
+    ``profile`` what ran; ``told`` is what a run said of its growth, if it is this one.
     """
     whole = alive or now.alive or Alive()
     before = _with_peak(before) if moment == PEAK else before
@@ -111,6 +128,7 @@ def diagnose(
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
+        told=told if told is not None and told.is_of(found) else None,
     )
     row = said.leading_row
     if row is None or row.what.role not in _OF_BACKWARD or not row.what.line:

@@ -38,7 +38,7 @@ from pytest_torchmem.plugin.processes import NOT_HERE, OtherProcesses
 from pytest_torchmem.reports.junit import properties
 from pytest_torchmem.reports.pages import write_page
 from pytest_torchmem.reports.summary import Check
-from pytest_torchmem.reports.text import advice, headlines, plain_message, together
+from pytest_torchmem.reports.text import MOST_LINES, advice, headlines, plain_message, together
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.targets.world import World
@@ -220,12 +220,14 @@ class Checker:
         if failures:
             last_line = self.first_line if self.in_body else ""
             raise MemoryCheckFailed(
-                self._together(failures), last_line, headlines(failures), failures
+                self._together(failures, last_line), last_line, headlines(failures), failures
             )
         return profiles
 
-    def _together(self, failures: Sequence[Check]) -> str:
-        return together(failures, self.context.told, verbose=self.context.settings.verbose)
+    def _together(self, failures: Sequence[Check], last_line: str) -> str:
+        most = MOST_LINES - 2 * bool(last_line)
+        verbose = self.context.settings.verbose
+        return together(failures, self.context.told, verbose=verbose, most=most)
 
     def one_failure(self, errors: Sequence[MemoryCheckFailed]) -> MemoryCheckFailed:
         """Return one failure for those of several processes, which are told of with it."""
@@ -237,7 +239,7 @@ class Checker:
         if not all(error.checks for error in errors):
             text = "\n\n".join(dict.fromkeys(error.msg for error in errors))
             return MemoryCheckFailed(text, headline=first.headline)
-        text = self._together(checks)
+        text = self._together(checks, first.last_line)
         found = MemoryCheckFailed(text, first.last_line, headlines(checks), checks)
         return found.with_traceback(first.__traceback__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told, diagnose, grown_moment
 from pytest_torchmem.reports.growth import leading_change
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, compare, main_change
 from pytest_torchmem.snapshots.format import Entry, Key
@@ -64,10 +65,16 @@ Entries = Mapping[tuple[str, Key], Entry]
 """Entries by test file, relative to the root, and key."""
 
 
-def differences(base: Entries, head: Entries, option: Level) -> list[Difference]:
+def differences(
+    base: Entries,
+    head: Entries,
+    option: Level,
+    told: Mapping[tuple[str, Key], Told] = MappingProxyType({}),
+) -> list[Difference]:
     """Return what differs between the entries of two revisions or reports, worst first.
 
     An entry's own tolerance, as the head has it, wins over ``option``, as it does in a test run.
+    ``told`` is what the head's run said.
     """
     found = []
     for file, key in sorted({**base, **head}):
@@ -87,7 +94,8 @@ def differences(base: Entries, head: Entries, option: Level) -> list[Difference]
         group = group_of(comparison)
         moment = grown_moment(comparison) if before.alive and now.alive else ""
         one = _one(where, key, group, comparison.changes, now.figures, "; ".join(notes))
-        why = diagnose(before, now, moment) if moment else None
+        known = told.get((file, key))
+        why = diagnose(before, now, moment, told=known) if moment else None
         found.append(replace(one, diagnosis=why))
     return in_order(found)
 

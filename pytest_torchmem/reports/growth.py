@@ -84,6 +84,8 @@ def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Ch
 
 def why(diagnosis: Diagnosis) -> str:
     """Return in one part of a sentence why memory grew, or else what is new."""
+    if diagnosis.told is not None:
+        return diagnosis.told.why
     if diagnosis.causes:
         cause, (operator, name) = diagnosis.causes[0], _function(diagnosis)
         said = operator if operator in cause.text else operator.removeprefix("aten::")
@@ -101,6 +103,8 @@ def place(diagnosis: Diagnosis) -> str:
     """Return who allocates what grew: operator, module and line, and of a library's module the
     program's line that calls it.
     """
+    if diagnosis.told is not None:
+        return diagnosis.told.where
     source, module, line = _allocated_by(diagnosis)
     caller = _caller(diagnosis, module, line)
     return joined(_inside(source, module), line, f"called in {caller}" if caller else "")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.reports import growth
 from pytest_torchmem.snapshots.alive_format import alive_to_plain
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
         "moment": found.moment,
         "before": found.before,
         "now": found.now,
+        "why": growth.why(diagnosis),
+        "where": growth.place(diagnosis),
         "causes": [plain_cause(cause) for cause in diagnosis.causes],
         "rows": [plain_row(row) for row in found.rows],
         "rest": found.rest,

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.diagnosis.diagnose import Told
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
 from pytest_torchmem.snapshots.alive_format import read_alive, read_facts
@@ -29,6 +30,8 @@ class Source:
     entries: dict[tuple[str, Key], Entry] = field(default_factory=dict)
     unchecked: dict[tuple[str, Key], str] = field(default_factory=dict)
     """Checks of a report that could not be evaluated, with the reason."""
+    told: dict[tuple[str, Key], Told] = field(default_factory=dict)
+    """What the run of a report said of checks that grew."""
     revision: bool = False
     """Whether it is a revision, whose files are named from the repository's root."""
     path: Path | None = None
@@ -179,6 +182,8 @@ def _report(name: str, data: dict[str, Any]) -> Source:
                     facts=read_facts(check.get("facts", {}), "facts"),
                 )
                 source.entries[where] = entry
+                if (told := _told(check.get("growth"))) is not None:
+                    source.told[where] = told
             elif check["failed"] or (key.device and not check["test_passed"]):
                 source.unchecked[where] = texts["message"].partition("\n")[0] or texts["outcome"]
     except SnapshotError as error:
@@ -186,6 +191,15 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{name} is not a complete report: {error!r} in its checks") from None
     return source
+
+
+def _told(growth: Any) -> Told | None:
+    """Return what the message of a check that grew said; older reports do not have it."""
+    texts = texts_of(growth or {}, ("moment", "why", "where"), (), "growth")
+    if not texts["why"]:
+        return None
+    before, now = (size(growth[name], f"growth: {name}") for name in ("before", "now"))
+    return Told(texts["moment"], before, now, texts["why"], texts["where"])
 
 
 def _number(check: dict[str, Any], name: str) -> int:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.snapshots.format import Key
 
 _MOST_SIZES = 5
-_MOST_LINES = 24
-"""Of a message, with an empty one at its end: 25 with the line that pytest shows below it."""
+MOST_LINES = 25
+"""Of a message that is not verbose."""
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
@@ -77,7 +77,7 @@ class Told:
 
 def message(result: CheckResult, *, verbose: bool = False) -> str:
     """Return what was found, "" for a check that found nothing to say."""
-    return _text(_told(result), (), verbose=verbose)
+    return _text(_told(result), (), MOST_LINES, verbose=verbose)
 
 
 def plain_message(result: CheckResult) -> str:
@@ -103,6 +103,7 @@ def together(
     said: dict[tuple[str, str], str] | None = None,
     *,
     verbose: bool = False,
+    most: int = MOST_LINES,
 ) -> str:
     """Return one message for all devices of a check, the worst first; what is the same for several
     comes once.
@@ -115,7 +116,7 @@ def together(
     if elsewhere and not verbose:
         heads = dict.fromkeys(one.first for one in told)
         return _shown([*heads, f"The same as in {elsewhere}", *what_to_do])
-    return _text(told, [*what_to_do], verbose=verbose)
+    return _text(told, [*what_to_do], most, verbose=verbose)
 
 
 def headlines(failures: Sequence[Check]) -> str:
@@ -126,15 +127,15 @@ def headlines(failures: Sequence[Check]) -> str:
     return printable("; ".join(texts).replace("\n", " "))
 
 
-def _text(told: Sequence[Told], advice: Iterable[str], *, verbose: bool) -> str:
-    """Return a message of what is told, which is short unless it is to be ``verbose``."""
+def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bool) -> str:
+    """Return a message of what is told, of the ``most`` lines unless it is to be ``verbose``."""
     heads, rows = _heads(told), next((one.rows for one in told if one.rows.rows), Section(""))
     sections = [*dict.fromkeys(part for one in told for part in one.sections)]
     figures = _figures(told, every=verbose)
     if verbose:
         shown = [_of_device(one, told).text(most=len(one.rows.rows)) for one in told]
         return _shown([*heads, *filter(None, shown), *sections, *figures, *advice])
-    left = _MOST_LINES - _lines([*heads, *sections, *advice, ""])
+    left = most - _lines([*heads, *sections, *advice])
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         figures = _figures(told[:1], every=False)  # the headlines have those of other devices
     left = max(left - _lines(figures), _FEWEST_LINES)
@@ -220,7 +221,10 @@ def _figures(told: Sequence[Told], *, every: bool) -> Parts:
     if not rules:
         return [rows]
     (rule, _), *others = sorted(rules.items(), key=lambda one: -len(one[1]))
-    also = "".join(f"; {', '.join(names)}: {other}" for other, names in others)
+    source = rule.partition(",")[1:]
+    also = "".join(
+        f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
+    )
     return [f"{wrapped(f'Figures beyond their tolerance of {rule}{also}')}\n{rows}"]
 
 

@@ -22,8 +22,7 @@ from pytest_torchmem.checks.watched import watched
 from pytest_torchmem.diagnosis.causes import RULES
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.profile.profile import MemoryProfile
-from pytest_torchmem.reports.growth import MOST_ROWS
-from pytest_torchmem.reports.text import message
+from pytest_torchmem.reports.text import MOST_LINES, message
 from pytest_torchmem.snapshots.alive import What, alive_of
 from pytest_torchmem.snapshots.compare import compare
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
@@ -69,6 +68,11 @@ def moved(what: What) -> What:
 
 
 def told(build: Callable[[bool], Step], device: str) -> tuple[str, Diagnosis]:
+    result, found = judged(build, device)
+    return message(result), found
+
+
+def judged(build: Callable[[bool], Step], device: str) -> tuple[CheckResult, Diagnosis]:
     key = Key("test_it", device=device, gpu="a100-80gb" if device == "cuda" else "")
     before = stored(entry_of(key, profile_of(build(False), device)))
     profile = profile_of(build(True), device)
@@ -83,7 +87,7 @@ def told(build: Callable[[bool], Step], device: str) -> tuple[str, Diagnosis]:
         found = diagnose(before, now, moment, alive, profile, seen)
     finding = Changed(outcome=Outcome.GREW, comparison=comparison, diagnosis=found)
     snapshot = SnapshotResult("file", now, comparison, before, found)
-    return message(CheckResult(key, (finding,), snapshot=snapshot)), found
+    return CheckResult(key, (finding,), snapshot=snapshot), found
 
 
 def told_or_of_newer_python(part: str, text: str) -> bool:
@@ -115,18 +119,23 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     assert sum(row.change for row in difference.rows) + difference.rest == difference.change
 
 
-def test_a_message_has_few_lines_before_its_tables_and_no_shape_on_two(
+def test_a_message_has_few_lines_unless_everything_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     planted = next(one for one in PLANTED if one.name == "no_checkpoints")
-    text, found = told(planted.build, "cuda")
-    lines = text.partition("\n\ncuda (a100-80gb)\n")[0].splitlines()
+    result, found = judged(planted.build, "cuda")
+    text = message(result)
+    lines = text.splitlines()
     print(text)
-    assert len(found.difference.rows) > MOST_ROWS
-    assert len(lines) <= 25
+    assert len(lines) <= MOST_LINES < len(found.difference.rows)
     assert max(map(len, lines)) <= 80 - len("E       ")
     assert all(line.count("[") == line.count("]") for line in lines)
+    assert "more rows" in text
+    assert "baseline" not in text
+    everything = message(result, verbose=True)
+    assert "more rows" not in everything
+    assert "baseline" in everything
 
 
 def test_another_torch_is_told_where_nothing_else_has_changed() -> None:

@@ -141,6 +141,34 @@ def test_reports_of_runs(light, monkeypatch, capsys):
     assert json.loads((light.path / "nothing.json").read_text())["checks"] == []
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not know what a line calls")
+def test_every_report_says_what_the_run_said(project, monkeypatch, capsys):
+    """The run saw the step: a report alone does not tell which function the program calls."""
+    project.pytester.makepyfile(
+        net="import os\nfrom torch import nn\nclass Net(nn.Linear):\n"
+        "    def forward(self, x):\n        x = super().forward(x)\n"
+        "        return x.double().sin() if os.environ.get('WIDTH') else x\n"
+    )
+    project.write(
+        test_net="from net import *\nimport torch\n"
+        "def test_it(torchmem):\n    torchmem.check(Net(8, 64), torch.zeros(4, 8), device='cpu')\n"
+    )
+    project.run("--torchmem-update", "--torchmem-json=base.json").assert_outcomes(passed=1)
+    project.width(1)
+    result = project.run("--torchmem-json=head.json", "--torchmem-markdown=run.md")
+    monkeypatch.chdir(project.path)
+    monkeypatch.setenv("COLUMNS", "400")
+    capsys.readouterr()
+    text = {"markdown": (project.path / "run.md").read_text()}
+    for command in ("compare", "explain", "compare --format=markdown"):
+        main([*shlex.split(command), "base.json", "head.json"])
+        text[command] = capsys.readouterr().out
+    said = ("float64 comes from x.double", "x.double (aten::_to_copy) in Net, net.py:6")
+    for one in said:
+        assert one in " ".join(line.removeprefix("E").strip() for line in result.outlines)
+        assert [name for name, found in text.items() if one not in found] == []
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_revisions_and_the_working_tree(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
