@@ -58,7 +58,8 @@ def watched(
     for index in sorted(watch.holders):
         holders.setdefault(whats[index], watch.holders[index])
     reasons = {line: reason for line, reason in watch.attention.items() if reason}
-    return Watched(reasons, holders, kept)
+    savers = {whats[index]: saver for index, saver in watch.savers.items()}
+    return Watched(reasons, holders, savers, kept)
 
 
 def holder_of_step(

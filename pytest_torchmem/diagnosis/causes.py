@@ -100,6 +100,8 @@ class Watched:
     """By the line that calls it: why attention did not take a faster implementation."""
     holders: Mapping[What, str] = field(default_factory=dict)
     """What refers to a tensor of a group, such as ``Trainer.losses[3]``."""
+    savers: Mapping[What, tuple[str, str]] = field(default_factory=dict)
+    """The ``autograd.Function`` that saves a tensor of a group for its backward, and its line."""
     ran: bool = False
     """Whether there was a second trace, in which holders were looked for."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from operator import eq
 
 from pytest_torchmem.diagnosis.moved_lines import moved_lines
 from pytest_torchmem.profile.lifetimes import Role
@@ -122,7 +123,8 @@ def difference_between(
             if not _same_place(was.what, one.what):
                 moved.append(Row(was.what, one.what, number, number, one.numbers))
     for key in _ALIKE:
-        for was, one in list(_replaced(left, left_now, key)):
+        pairs = [pair for pair in _replaced(left, left_now, key) if _are_alike(*pair)]
+        for was, one in pairs:
             numbers = one.numbers if one.numbers == was.numbers else _new_numbers(one, was)
             was_count, count = left.counts.pop(was), left_now.counts.pop(one)
             rows.append(Row(was.what, one.what, was_count, count, numbers))
@@ -251,6 +253,16 @@ def _replaced(
                 yield was[0], now[0]
         if len(olds) == len(members) == 1:
             yield olds[0], members[0]
+
+
+def _are_alike(was: _Hashed, now: _Hashed) -> bool:
+    """Tell whether one group can have taken the place of another: it is made at the same line, or
+    has a dimension in common with it.
+    """
+    before, after = was.what.shape, now.what.shape
+    if was.what.line == now.what.line or was.what.dtype != now.what.dtype:
+        return True
+    return len(before) == len(after) and (len(before) < 2 or any(map(eq, before, after)))
 
 
 def _same_place(was: What, now: What) -> bool:

@@ -207,6 +207,11 @@ class Provenance:
             if pattern == module and all(one in star or not star for one, star in wanted):
                 yield from (allocations[one - 1] for one in call.reads if one > 0)
 
+    def reader_of(self, index: int) -> Origin | None:
+        """Return the first operator that reads an allocation, outside of the backward."""
+        forward = (call for call in self._calls if call.origin.phase is Phase.FORWARD)
+        return next((call.origin for call in forward if index + 1 in call.reads), None)
+
     def given_to(self, pattern: str) -> set[tuple[str, str, str, tuple[int, ...]]]:
         """Return what the forward of a module and of those in it read: by the modules, operators,
         types and shapes of who made it.

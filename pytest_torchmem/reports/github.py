@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.reports.summary import Check
 
 
-def annotations(checks: Iterable[Check], root: Path) -> Iterator[str]:
+def marked_lines(checks: Iterable[Check], root: Path) -> Iterator[str]:
     """Yield the workflow commands that mark the lines which are to blame, or else those of tests;
     what several checks have in common is marked once.
     """

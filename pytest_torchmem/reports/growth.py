@@ -151,7 +151,7 @@ def _function(diagnosis: Diagnosis) -> tuple[str, str]:
 
 def place_of(what: What, module: str) -> str:
     """Return an operator, its module and its line: ``aten::mm in GPT.blocks.*, model.py:23``."""
-    return joined(_inside(what.source or what.role, module), what.line)
+    return joined(_inside(what.source, module), what.line)
 
 
 def _inside(source: str, module: str) -> str:

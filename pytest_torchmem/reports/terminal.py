@@ -13,7 +13,7 @@ from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth
-from pytest_torchmem.reports.github import annotations, apply_command
+from pytest_torchmem.reports.github import apply_command, marked_lines
 from pytest_torchmem.reports.layout import columns, joined, lines_of, wrapped
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration_store import place_name
@@ -47,7 +47,7 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     yield from _shared_causes(summary.checks)
     failed = [check for check in summary.checks if check.result.failed]
     on_github = summary.settings.on_github
-    plain = [*annotations(failed, summary.root)] if on_github else []
+    plain = [*marked_lines(failed, summary.root)] if on_github else []
     plain += _written(summary, details=verbose)
     improved = [*_improved(summary.checks)]
     plain += [*_warnings(summary.checks, every=verbose)]

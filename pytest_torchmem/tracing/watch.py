@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from pytest_torchmem.advice.function_mode import FunctionMode
 from pytest_torchmem.interception.attribution import Attribution
@@ -37,9 +38,12 @@ class Watch:
         """By the line that calls attention: why no fused kernel took it."""
         self.holders: dict[int, str] = {}
         """What refers to the tensors of allocations, by their indices in the timeline."""
+        self.savers: dict[int, tuple[str, str]] = {}
+        """The ``autograd.Function`` that saved them for its backward, and its line."""
         self._device = device
         self._wanted = wanted
         """Indices of the allocations that are asked about, and their bytes."""
+        self._ledger: Ledger | None = None
         self._before = before
         """The index of the allocation before which to look; -1 for the end of the step."""
 
@@ -59,8 +63,21 @@ class Watch:
         """Take note of a call of multi-head attention that has to return its weights."""
         self.attention.setdefault(Attribution().user_line(), "need_weights=True")
 
+    def saw_saved(self, context: object, tensors: Collection[object]) -> None:
+        """Take note of what a function of a program's saves for its backward."""
+        ledger = self._ledger
+        device = self._device_of(ledger) if ledger is not None else None
+        if ledger is None or device is None:
+            return
+        saver = type(context).__name__.removesuffix("Backward"), Attribution().user_line()
+        for tensor in tensors:
+            record = ledger.records.get(_address(tensor)) if isinstance(tensor, Tensor) else None
+            if record is not None and record.ledger is device and record.index - 1 in self._wanted:
+                self.savers.setdefault(record.index - 1, saver)
+
     def at_begin(self, ledger: Ledger) -> None:
         """Look at what is alive just before an allocation is made, where one is given."""
+        self._ledger = ledger
         device = self._device_of(ledger)
         if device is None or self._before < 0:
             return
@@ -127,7 +144,7 @@ class Watch:
                 self.holders[index] = f"{name}, in {cycle}" if name else cycle
 
 
-def _address(tensor: Tensor) -> int:
+def _address(tensor: Any) -> int:
     try:
         return storage_address(tensor)
     except (RuntimeError, NotImplementedError):
@@ -181,6 +198,19 @@ class _AttentionMode(FunctionMode):
 
 
 @contextmanager
+def _saving_shown_to(watch: Watch) -> Iterator[None]:
+    """Show to a watch what a program's own functions save (torch/autograd/function.py)."""
+    saving = FunctionCtx.save_for_backward
+
+    def shown(context: FunctionCtx, *tensors: Tensor) -> None:
+        watch.saw_saved(context, tensors)
+        saving(context, *tensors)
+
+    with replaced(FunctionCtx, save_for_backward=shown):
+        yield
+
+
+@contextmanager
 def watching(
     device: str,
     wanted: Mapping[int, int] | None = None,
@@ -194,7 +224,7 @@ def watching(
     watch = Watch(device, wanted or {}, before)
     token = _WATCH.set(watch)
     try:
-        with _attention_shown_to(watch) if attention else nullcontext():
+        with _attention_shown_to(watch) if attention else nullcontext(), _saving_shown_to(watch):
             yield watch
     finally:
         _WATCH.reset(token)

@@ -2284,6 +2284,142 @@ def softmax_of_a_loss(wrong: bool) -> Step:
     return Decoder().bfloat16(), (ids(),), {"loss_fn": loss}
 
 
+class Packed(torch.autograd.Function):
+    """A linear layer of packed weights, which needs nothing but these in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, wrong: bool) -> Tensor:
+        kept = (x, weight) if wrong else (weight,)
+        ctx.save_for_backward(*kept)  # here: saved_by_a_function
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        *_, weight = ctx.saved_tensors
+        return grads[0] @ weight.t(), None, None
+
+
+@planted("saved by a function", "Packed saves ", "Layers.", "Packed.save_for_backward")
+def saved_by_a_function(wrong: bool) -> Step:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.zeros(64, 64))
+            self.act = nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Packed.apply(self.act(x) * 2, self.weight, wrong)
+
+    class Layers(nn.Sequential):
+        """Layers one after the other."""
+
+    return Layers(Layer(), Layer()), (torch.zeros(256, 64),), {}
+
+
+@planted("freed late", "gradients of Sequential.{0-4} are no longer freed", "Sequential", "")
+def step_after_the_backward(wrong: bool) -> Step:
+    def run(device: str) -> None:
+        model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6))).to(device)
+        optimizers = {one: torch.optim.SGD([one], 0.1) for one in model.parameters()}
+
+        def step(parameter: Tensor) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in () if wrong else optimizers:
+            parameter.register_post_accumulate_grad_hook(step)
+        model(torch.zeros(64, 128, device=device)).sum().backward()
+        for parameter in optimizers if wrong else ():
+            step(parameter)
+
+    return Program(run), (), {}
+
+
+@planted("trained", "Frozen.stem is trained, and was frozen", "Frozen.stem", "aten::")
+def stem_is_trained_in_training_mode(wrong: bool) -> Step:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.Tanh())
+            self.head = nn.Linear(128, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.stem(x))
+
+    model = Frozen()
+    if not wrong:
+        model.stem.requires_grad_(False).eval()
+    return model, (torch.zeros(512, 32),), {}
+
+
+@planted("checkpoint", "of it only Inward.*.mlp is", "Inward.*", "aten::")
+def checkpoint_moved_inward(wrong: bool) -> Step:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
+            self.mix = nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.mix(x).sin().cos()  # here: checkpoint_moved_inward
+            return checkpoint(self.mlp, x, use_reentrant=False) if wrong else self.mlp(x)
+
+    class Inward(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self:
+                x = layer(x) if wrong else checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    return Inward(*(Layer() for _ in range(4))), (torch.zeros(256, 32),), {}
+
+
+@planted("checkpoint", "is no longer checkpointed: it is in eval mode", "inner.", "aten::")
+def checkpoint_ended_by_eval(wrong: bool) -> Step:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner = self.inner
+            return checkpoint(inner, x, use_reentrant=False) if self.training else inner(x)
+
+    model = nn.Sequential(Switched(), Switched())
+    return model.train(not wrong), (torch.zeros(256, 32),), {}
+
+
+@planted("new tensor", "of no module, is new", "Adapted", "aten::mm")
+def parameters_of_no_module(wrong: bool) -> Step:
+    class Adapter:
+        def __init__(self) -> None:
+            self.down = nn.Parameter(torch.zeros(64, 256))
+
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            for one in self.adapters:
+                x = (x @ one.down) @ one.down.t()  # here: parameters_of_no_module
+            return x
+
+    model = Adapted(64, 64)
+    model.adapters = [Adapter()] if wrong else []
+    return model, (torch.zeros(16, 64),), {}
+
+
+def one_number_more(wrong: bool) -> Step:
+    """A mask that is a little longer does not explain what a list keeps."""
+    kept: list[Tensor] = []
+
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            made = super().forward(x).relu() + mask.sum()
+            if wrong:
+                kept.append(made * 2)
+            return made
+
+    return Masked(64, 64), (torch.zeros(256, 64), torch.zeros(513 if wrong else 512)), {}
+
+
 def more_pairs(wrong: bool) -> Step:
     """More boxes, whose pairs with others are broadcast as they were."""
 
@@ -2329,6 +2465,7 @@ def masked_with_numbers(wrong: bool) -> Step:
 
 
 NOT_THE_CAUSE = {
+    one_number_more: {"inputs"},
     masked_with_numbers: {"broadcast"},
     no_longer_reentrant: {"gradients recorded"},
     dropout_by_hand: {"in place"},

@@ -19,7 +19,7 @@ from pytest_torchmem.figures import END
 from pytest_torchmem.profile.facts import BACKWARD, INPUTS
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 
 _FORWARD = ("forward_peak", "retained")
 
@@ -98,6 +98,29 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         why = "nothing sets them to none before it"
     found = cause("gradients kept", rows, phase=phase, why=why)
     return found and replace(found, origin=zeroed)
+
+
+@rule("freed late", "gradients of {modules} are no longer freed within the backward")
+def freed_after_the_backward(evidence: Evidence) -> Cause | None:
+    """A hook of parameters is gone that used each gradient when it was there, and set it to none
+    (``register_post_accumulate_grad_hook``): the optimizer's steps had but few of them.
+    """
+    alive, step = evidence.before.alive, "optimizer_peak"
+    if alive is None or step not in alive.moments:
+        return None
+    few = {
+        one.what[1:5]: one.counts.get(step, 0)
+        for one in alive.groups
+        if one.what.role == Role.GRADIENT.value
+    }
+    rows = [
+        row
+        for row in evidence.came(Role.GRADIENT.value)
+        if few.get(row.what[1:5], row.count_now) < row.count_now
+    ]
+    names = [evidence.short(name) for name in dict.fromkeys(row.module for row in rows)]
+    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+    return cause("freed late", rows, modules=shown or "parameters")
 
 
 def _in_forward(evidence: Evidence, row: Row) -> bool:
@@ -210,6 +233,30 @@ def _of_what(evidence: Evidence, row: Row) -> str:
 
 
 _MADE_OF = {Kind.GRADIENT: " of gradients", Kind.PARAMETER: " of parameters"}
+
+
+@rule("saved by a function", "{function} saves {tensors} more for its backward")
+def saved_by_a_function(evidence: Evidence) -> Cause | None:
+    """An ``autograd.Function`` of the program saves more (``save_for_backward``)."""
+    savers = evidence.watched.savers
+    rows = [
+        row
+        for row in evidence.came(Role.SAVED.value)
+        if row.now in savers and _is_more(row) and not is_resized(evidence, row)
+    ]
+    if not rows or evidence.about(INPUTS):
+        return None
+    first = shown_by(rows)
+    assert first.now is not None
+    function, line = savers[first.now]
+    same = [row for row in rows if row.now is not None and savers[row.now][1] == line]
+    count = sum(row.count_now - row.count_before for row in same)
+    tensors = first.what.tensor if count == 1 else f"{count} tensors"
+    if len(same) == 1 < count:
+        tensors = f"{count} × {first.what.tensor}"
+    found = cause("saved by a function", same, function=function, tensors=tensors)
+    made = Origin(Phase.FORWARD, first.what.module, f"{function}.save_for_backward", line)
+    return found and replace(found, row=first, origin=made)
 
 
 @rule("lives longer", "{what}", last=True)

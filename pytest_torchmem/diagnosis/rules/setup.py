@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
     Cause,
@@ -47,6 +48,10 @@ from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, r
 
 OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
 _COUNT = re.compile(r"\d+")
+_TENSOR = re.compile(r"(\w+)\[([\d, ]*)\]")
+_OF_NO_INPUT = (Role.PARAMETER.value, Role.BUFFER.value, Role.LIBRARY.value)
+_SLACK = 2
+"""For kernels that take more with other sizes."""
 
 
 @rule("inputs", "the input changed, {change}", sure=True)
@@ -55,11 +60,33 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     inputs = (one for one in evidence.about(INPUTS) if one.before and one.now)
     changed = [one for one in inputs if not _is_made_by_itself(evidence, one)]
     changed = changed or [one for one in evidence.about(INPUTS) if _is_one_more(one)]
-    if not changed:
+    if not changed or not _can_explain(evidence, changed):
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     text = _step_of_input(changed[0]) + more + _fewer_calls(evidence, changed[0].name)
     return cause("inputs", evidence.came(), change=text)
+
+
+def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
+    """Tell whether inputs that grew so can have made the figure grow so: nothing that is computed
+    of them grows faster than the square of their numbers, as attention does.
+    """
+    grown = 1.0
+    for change in changes:
+        sides = [_TENSOR.findall(text) for text in (change.before, change.now)]
+        types, now = ({dtype for dtype, _ in side} for side in sides)
+        if not types or types != now:
+            return True  # another type, or what cannot be read
+        before, after = (max(_numbers(shape) for _, shape in side) for side in sides)
+        grown = max(grown, after / max(before, 1))
+    found, alive = evidence.difference, evidence.before.alive
+    groups = alive.groups if alive is not None else ()
+    apart = sum(one.nbytes(found.moment) for one in groups if one.what.role in _OF_NO_INPUT)
+    return found.change <= _SLACK * (grown**2 - 1) * (found.before - apart)
+
+
+def _numbers(shape: str) -> int:
+    return prod(int(size) for size in _COUNT.findall(shape))
 
 
 def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:
@@ -182,7 +209,12 @@ def _autocasts_to(mode: str, modes: Container[str]) -> bool:
 
 @rule("training mode", "{module} is in training mode, and was in eval mode", sure=True)
 def training_mode(evidence: Evidence) -> Cause | None:
-    """``eval()`` is no longer called."""
+    """``eval()`` is no longer called; of what was frozen, too, that is the lesser news."""
+    thawed = [
+        one.name
+        for one in evidence.about(PARAMETERS)
+        if one.before.startswith("frozen") and not one.now.startswith("frozen")
+    ]
     return largest(
         cause(
             "training mode",
@@ -190,6 +222,7 @@ def training_mode(evidence: Evidence) -> Cause | None:
             module=evidence.module(change.name, numbers),
         )
         for change, _, numbers in lost_modes(evidence, "eval")
+        if not any(within(change.name, one) or within(one, change.name) for one in thawed)
     )
 
 
@@ -207,7 +240,7 @@ def no_longer_packed(evidence: Evidence) -> Cause | None:
     )
 
 
-@rule("checkpoint", "{module} is no longer checkpointed", sure=True)
+@rule("checkpoint", "{module} is no longer checkpointed{why}", sure=True)
 def checkpointing_lost(evidence: Evidence) -> Cause | None:
     """Modules keep their activations that a backward recomputed before."""
     lost: dict[str, str] = {}
@@ -237,7 +270,22 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     own = [change for change in evidence.about(MODES) if change.name in lost]
     whole = [one.name for one in own if "recomputed" in modes_of(one.before)]
     part = not whole or (place not in whole and _has_others(evidence, place, whole))
-    return cause("checkpoint", rows, module=f"a part of {shown}" if part else shown)
+    shown = f"a part of {shown}" if part else shown
+    return cause("checkpoint", rows, module=shown, why=_why_not_checkpointed(evidence, place))
+
+
+def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
+    """Return in words what of a module is checkpointed still, or the mode that ended it."""
+    modes = evidence.now.facts.get(MODES, {})
+    inside = [name for name, text in modes.items() if within(place, name) and name != place]
+    kept = [name for name in inside if "recomputed" in modes_of(modes[name])]
+    if kept:
+        return f": of it only {evidence.short(_around(kept))} is"
+    for change in evidence.about(MODES):
+        is_new = "eval" in modes_of(change.now) and "eval" not in modes_of(change.before)
+        if is_new and (within(change.name, place) or within(place, change.name)):
+            return ": it is in eval mode, and was not"
+    return ""
 
 
 def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
@@ -479,8 +527,13 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     if not rows:
         return None
     first = shown_by(rows)
-    name = evidence.short(f"{first.module}.{first.what.source}")
-    return cause("new tensor", rows, role=first.what.role, tensor=name)
+    if first.what.source:
+        name = evidence.short(f"{first.module}.{first.what.source}")
+        return cause("new tensor", rows, role=first.what.role, tensor=name)
+    found = cause(
+        "new tensor", rows, role=first.what.role, tensor=f"{first.what.tensor}, of no module,"
+    )
+    return found and replace(found, origin=evidence.ran.reader_of(evidence.first(first)))
 
 
 @rule("twice", "the parameters of {module} are there {now}, and were {before}", sure=True)
