@@ -104,6 +104,11 @@ class CheckedTest:
     on_comparison: Callable[[Entry, Entry, Comparison], Comparison]
     """Called with a snapshot's entry, the new one and their comparison, which it may replace."""
 
+    @property
+    def name(self) -> str:
+        """The file, relative to the root, and the id within it."""
+        return f"{self.relative(self.module)}::{self.id}"
+
     def relative(self, path: Path) -> str:
         """Return ``path`` relative to the root, with ``/``."""
         return relative(path, self.root)
