@@ -53,6 +53,7 @@ def plain_timeline(timeline: Timeline) -> dict[str, Any]:
         "shapes": [list(shape) for shape in shapes.values()],
         "events": list(timeline.events),
         "phases": [[position, phase.value] for position, phase in timeline.phases],
+        "calls": list(timeline.calls),
         "texts": texts.values(),
     }
 
@@ -85,7 +86,10 @@ def read_timeline(plain: Any) -> Timeline:
     positions = [position for position, _ in phases]
     if positions != sorted(positions) or not set(positions) <= set(range(len(events) + 1)):
         raise ValueError("its phases are not in order")
-    return Timeline(allocations, events, phases)
+    calls = tuple(_integers(plain.get("calls", [])))
+    if sorted(calls) != list(calls) or not set(calls) <= set(range(len(events) + 1)):
+        raise ValueError("its calls are not in order")
+    return Timeline(allocations, events, phases, calls)
 
 
 def _check(events: Sequence[int], made: int) -> None:
