@@ -401,8 +401,8 @@ def _leaks(found: Leaks, result: CheckResult) -> Parts | Told:
         return [
             f"not checked: growth={found.allowed} needs at least {FEWEST} steps, and this run made "
             f"{steps.steps} ({steps.counted}). A step ends with an optimizer's step, a backward or "
-            "another call of the same module. Loop in the test, or let the check repeat a function: "
-            "torchmem.check(fn, steps=4)"
+            "another call of the same module. Loop in the test, or let the check repeat a function "
+            "with torchmem.check(fn, steps=4)"
         ]
     diagnosis = Diagnosis(steps.difference)
     place = growth.place(diagnosis)
