@@ -319,7 +319,8 @@ class MemoryProfile(ComputedLater):
             if content[:2] == _GZIP:
                 content = gzip.decompress(content)
             with without_collections():
-                return cls._of_plain(_checked(json.loads(content)))
+                plain = json.loads(content, parse_constant=_refused)
+                return cls._of_plain(_checked(plain))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         except (EOFError, OSError, RecursionError) as error:
@@ -327,16 +328,15 @@ class MemoryProfile(ComputedLater):
         raise UsageError(f"{path} is not a profile saved by pytest-torchmem ({reason:.200})")
 
     def _plain(self) -> dict[str, Any]:
-        from pytest_torchmem.profile.formats.saved import plain_timeline
+        from pytest_torchmem.profile.formats.saved import escaped, plain_timeline
 
         plain = {name: getattr(self, name) for name in _TEXTS + _FIGURES + _RANK}
         lists = {name: list(getattr(self, name)) for name in _LISTS}
+        facts = {topic: dict(known) for topic, known in self.facts.items()}
         peaks = {name: asdict(found) for name, found in self.allocator_peaks().items()}
         return {
-            **plain,
-            **lists,
+            **escaped({**plain, **lists, "facts": facts}),
             "allocator_peaks": peaks,
-            "facts": {topic: dict(known) for topic, known in self.facts.items()},
             "timeline": plain_timeline(self.timeline),
             "others": [other._plain() for other in self.others],
         }
@@ -344,24 +344,19 @@ class MemoryProfile(ComputedLater):
     @classmethod
     def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
         from pytest_torchmem.allocator.recorded import Peaks
-        from pytest_torchmem.profile.formats.saved import read_timeline
+        from pytest_torchmem.profile.formats.saved import check_plain, read_timeline
 
+        check_plain(plain)
         timeline = read_timeline(plain["timeline"])
         peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
-        if not all(isinstance(values[name], str | None) for name in _TEXTS):
-            raise TypeError("a text of it is none")
         found = figures_of(timeline)
         if any(values[name] != found[name] for name in found):
             raise ValueError("its figures are not those of its timeline")
-        lists: dict[str, Any] = {name: tuple(map(str, plain[name])) for name in _LISTS}
-        facts = {
-            str(topic): {str(name): str(value) for name, value in known.items()}
-            for topic, known in plain["facts"].items()
-        }
+        lists: dict[str, Any] = {name: tuple(plain[name]) for name in _LISTS}
         others = tuple(map(cls._of_plain, plain["others"]))
-        replay = (lambda: MappingProxyType(peaks)) if peaks else None
-        return cls(**values, **lists, facts=facts, timeline=timeline, replay=replay, others=others)
+        values |= lists | {"facts": plain["facts"], "timeline": timeline, "others": others}
+        return cls(**values, replay=(lambda: MappingProxyType(peaks)) if peaks else None)
 
     def to_html(
         self,
@@ -443,12 +438,16 @@ _LISTS = ("warnings", "unknown_workspaces", "calibrated_workspaces", "library_wo
 _RANK = ("world_size", "rank")
 
 
+def _refused(number: str) -> Any:
+    raise ValueError(f"{number} is no size")
+
+
 def _checked(plain: Any) -> Any:
     """Return what a file holds. Raises ``ValueError`` for what ``save`` does not write."""
     kind = plain.get("kind", "unknown") if isinstance(plain, dict) else "unknown"
     if kind != SAVED:
         raise ValueError(f"it is of kind {kind!r:.60}")
-    if plain["schema"] != SCHEMA:
+    if plain["schema"] != SCHEMA or plain["schema"] is True:
         raise ValueError(f"its schema is {plain['schema']!r:.20}, and this version reads {SCHEMA}")
     return plain
 
