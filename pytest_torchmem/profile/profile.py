@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.operator_calls import OperatorCall
@@ -58,8 +58,8 @@ class MemoryProfile(ComputedLater):
 
     ``baseline`` is alive before the forward (parameters, buffers, inputs), ``retained`` at the end
     of the forward, and ``end`` at the end of the step. The peak of a phase that did not run is
-    ``None``. ``reserved_peak`` is the peak of the bytes that the caching allocator reserves (cuda
-    only); a trace computes it when it is first read.
+    ``None``. ``allocated_peak`` and ``reserved_peak`` are the peaks of the caching allocator's
+    blocks and segments (cuda only); a trace computes them when they are first read.
     """
 
     device: str
@@ -72,6 +72,7 @@ class MemoryProfile(ComputedLater):
     peak: int
     retained: int | None
     end: int
+    allocated_peak: int | None = None
     reserved_peak: int | None = None
     torch_version: str = ""
     workload: str = ""
@@ -125,13 +126,14 @@ class MemoryProfile(ComputedLater):
     rank: int | None = None
     """Which of them this one is."""
     _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What ``facts``, ``functions``, ``calls`` and ``reserved_peak`` are computed by, until they
-    are read."""
+    """What ``facts``, ``functions``, ``calls`` and the allocator's peaks are computed by, until
+    they are read."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:
-            object.__setattr__(self, "reserved_peak", Later(partial(_reserved, self.replay)))
-        self._put_off("facts", "functions", "calls", "reserved_peak")
+            for name, counts in ALLOCATOR_PEAKS.items():
+                object.__setattr__(self, name, Later(partial(_replayed, self.replay, counts)))
+        self._put_off("facts", "functions", "calls", *ALLOCATOR_PEAKS)
 
     if not TYPE_CHECKING:
 
@@ -433,7 +435,7 @@ class MemoryProfile(ComputedLater):
 SAVED, SCHEMA = "pytest-torchmem profile", 1
 _GZIP = b"\x1f\x8b"
 _TEXTS = ("device", "gpu", "host", "torch_version", "workload", "values")
-_FIGURES = tuple(name for name in FIGURES if name != "reserved_peak")
+_FIGURES = tuple(name for name in FIGURES if name not in ALLOCATOR_PEAKS)
 _LISTS = ("warnings", "unknown_workspaces", "calibrated_workspaces", "library_workspaces")
 _RANK = ("world_size", "rank")
 
@@ -472,8 +474,8 @@ def drawn(profile: MemoryProfile) -> dict[str, Any]:
     return {"plan": profile.plan(), "table": table}
 
 
-def _reserved(replay: Callable[[], Mapping[str, Peaks]]) -> int:
-    return replay()["peak"].reserved
+def _replayed(replay: Callable[[], Mapping[str, Peaks]], counts: str) -> Any:
+    return getattr(replay()["peak"], counts)
 
 
 def figures_of(timeline: Timeline) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verd
 
 
 def comparison_table(comparison: Comparison, *, tolerant: bool = True) -> str:
-    """Return every figure of a comparison, with those marked that are beyond their tolerance.
+    """Return the figures of a comparison, with those marked that are beyond their tolerance.
 
     Where there is no tolerance, and no snapshot, it is not ``tolerant``.
     """
@@ -33,7 +33,7 @@ def comparison_table(comparison: Comparison, *, tolerant: bool = True) -> str:
             *format_step(change.before, change.now),
             f"±{format_size(change.allowed)}" if change.rule and tolerant else "",
         )
-        for change in comparison.changes
+        for change in comparison.told
     ]
     headers = ("", "", "snapshot" if tolerant else "before", "now", "change", "allowed")
     shown = table(rows, headers)

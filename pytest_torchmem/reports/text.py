@@ -217,7 +217,7 @@ def _changed(found: Changed, result: CheckResult) -> Parts | Told:
     if worst:
         parts.insert(0, f"{f'measured on {on}, ' if on else ''}{_step(worst, verb)}")
     parts.insert(1, comparison_table(comparison))
-    return [*parts, *_tolerances(worst, verb), *_circumstances(comparison, result.trace)]
+    return [*parts, *_tolerances(comparison), *_circumstances(comparison, result.trace)]
 
 
 def _grew(found: Changed, result: CheckResult) -> Told:
@@ -235,7 +235,7 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     missing = _not_run(comparison.having(Verdict.NOT_RUN), "")
     parts = ["\n".join(filter(None, (wrapped(headline, first=True), wrapped(place)))), *also]
     parts += [growth.section(diagnosis), *missing, *circumstances]
-    details = [f"{where}\n{comparison_table(comparison)}", *_tolerances(worst, "grew")]
+    details = [f"{where}\n{comparison_table(comparison)}", *_tolerances(comparison)]
     said, shown = [*filter(None, parts)], found.diagnosis
     return Told(said, details, headline, (why, place), size, diagnosis=shown)
 
@@ -247,10 +247,11 @@ def _not_run(missing: Sequence[Change], measured: str) -> Parts:
     ]
 
 
-def _tolerances(worst: Sequence[Change], verb: str) -> Parts:
+def _tolerances(comparison: Comparison) -> Parts:
     by_rule: dict[str, list[str]] = {}
-    for change in worst if verb == "grew" else ():
-        by_rule.setdefault(change.rule, []).append(label(change.figure))
+    for change in comparison.told:
+        if change.verdict is Verdict.GREW:
+            by_rule.setdefault(change.rule, []).append(label(change.figure))
     if not by_rule:
         return []
     lines = (wrapped(f"  {', '.join(names)}: {rule}", "    ") for rule, names in by_rule.items())

@@ -82,7 +82,7 @@ STEPS: dict[str, Callable[[], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW], ids=["plain", "AdamW"])
-def test_requested_and_reserved_bytes_are_the_traced_ones(name: str, optimizer: Any) -> None:
+def test_what_the_allocator_counts_is_the_traced(name: str, optimizer: Any) -> None:
     model, *inputs = STEPS[name]()
     measured = torchmem.measure(model, *inputs, device="cuda", optimizer=optimizer)
     traced = torchmem.trace(
