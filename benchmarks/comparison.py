@@ -25,6 +25,8 @@ class Status(str, Enum):
     EXACT = "exact"
     CLOSE = "within 64 bytes"
     DIFFERENT = "different"
+    NOT_JUDGED = "not judged"
+    """Something that the stand-in for a GPU cannot tell decides what was measured."""
     UNSUPPORTED = "unsupported"
     CRASHED = "crashed"
     SKIPPED = "skipped"

@@ -1,39 +1,51 @@
-"""Trace torch's own operator and module samples on fake cuda; no GPU is needed.
+"""Trace torch's own operator and module samples on fake cuda, and measure them where torch can.
+
+No GPU is needed: torch's own CUDA code measures them under the stand-in.
 
 python -m benchmarks.conformance_cuda                       a dozen samples of each operator
 python -m benchmarks.conformance_cuda -k 'conv|lstm'        operators whose name matches
 python -m benchmarks.conformance_cuda --gpu t4 --shard 1/4  another GPU, a quarter of the units
 python -m benchmarks.conformance_cuda --suites zoo          the models of the zoo
+torchmem stand-in --gpu t4 -- python -m benchmarks.conformance_cuda --gpu t4      measured as well
+    --record tests/stand_in/recorded.json                   and written down for a test
 
-A sample counts as completed when its forward and backward are traced to the end. Where a trace
-fails, the step is run for real on the CPU: one that fails there as well is skipped, as is one of
-an operator that torch has no kernel of for CUDA.
+A sample counts as completed when its forward and backward are traced to the end, and, where torch
+finds a GPU, when all its figures, requested and reserved bytes, are those that were measured. Where
+a trace fails, the step is run for real: one that fails there as well is skipped, as is one of an
+operator that torch has no kernel of for CUDA.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
 from tabulate import tabulate
 
 import pytest_torchmem as torchmem
 from benchmarks.comparison import Comparison, Status, describe
 from benchmarks.conformance import report
 from benchmarks.conformance import samples as conformance
-from benchmarks.conformance.samples import DTYPES, LAYOUTS, units
+from benchmarks.conformance.samples import DTYPES, LAYOUTS, USUAL_DTYPES, units
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Unit
 from benchmarks.isolation.supervisor import Limits, Supervisor
 from benchmarks.zoo import models as zoo
+from pytest_torchmem.checks.gpu import find_parting
+from pytest_torchmem.measurement.device import cuda_device
 
 SUITES = ("op", "module", "zoo")
 _FAILED = (Status.UNSUPPORTED, Status.CRASHED)
+_JUDGED = (Status.EXACT, Status.DIFFERENT)
 
 
 def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str) -> Comparison:
@@ -41,10 +53,11 @@ def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str
     announce()  # what crashes here is the trace's fault
     start = time.perf_counter()
     options = {**sample.options, **sample.kwargs}
-    found = _traced(case, sample, options, gpu)
+    trace = _confirmed if torch.cuda.is_available() else _traced
+    found = trace(case, sample, options, gpu)
     if found.error.startswith(NothingToDifferentiate.__name__):
         options["backward"] = False
-        found = _traced(case, sample, options, gpu)
+        found = trace(case, sample, options, gpu)
     if found.error.startswith("NotImplementedError: Could not run"):
         found = Comparison(case, Status.SKIPPED, error=found.error)
     if found.status is Status.UNSUPPORTED:
@@ -58,6 +71,7 @@ def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str
         case,
         found.status,
         found.traced,
+        found.measured,
         error=found.error,
         causes=found.causes,
         seconds=round(time.perf_counter() - start, 4),
@@ -73,6 +87,27 @@ def _traced(case: str, sample: Sample, options: dict[str, Any], gpu: str) -> Com
     made = Counter(allocation.origin.operator for allocation in profile.timeline.allocations)
     operators = tuple(f"{count} {name}" for name, count in sorted(made.items()))
     return Comparison(case, Status.EXACT, profile.figures(), causes=operators)
+
+
+def _confirmed(case: str, sample: Sample, options: dict[str, Any], gpu: str) -> Comparison:
+    """Trace a sample beside what torch's CUDA code takes for it."""
+    device = cuda_device()
+    device.take_untold()
+    try:
+        measured = torchmem.measure(sample.target, *sample.args, device="cuda", **options)
+    except Exception as error:
+        return Comparison(case, Status.SKIPPED, error=describe(error))
+    untold = device.take_untold()
+    try:
+        traced = torchmem.trace(sample.target, *sample.args, device="cuda", gpu=gpu, **options)
+    except Exception as error:
+        figures, why = measured.figures(), describe(error)
+        return Comparison(case, Status.UNSUPPORTED, {}, figures, error=why)
+    found = Comparison(case, Status.EXACT, traced.figures(), measured.figures())
+    if found.traced == found.measured:
+        return found
+    causes = (*untold, str(find_parting(traced, measured)))
+    return replace(found, status=Status.NOT_JUDGED if untold else Status.DIFFERENT, causes=causes)
 
 
 def found_units(options: argparse.Namespace) -> list[Unit]:
@@ -104,7 +139,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept.sort(key=lambda comparison: comparison.case)
     if options.output:
         report.write(options.output, kept)
+    if options.record:
+        record(options.record, kept, options.gpu)
     return _print(kept, options.gpu)
+
+
+def record(path: Path, kept: Sequence[Comparison], gpu: str) -> None:
+    """Write down what was measured of samples, and by what, for a test to compare traces with."""
+    judged = {one.case: one.measured for one in kept if one.status in _JUDGED}
+    cudnn = cuda_device().cudnn()
+    about = {"gpu": gpu, "torch": torch.__version__, "cudnn": cudnn, "date": str(date.today())}
+    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(judged[case])}" for case in judged)
+    path.write_text(f'{{"about": {json.dumps(about)},\n"cases": {{\n{lines}\n}}}}\n')
 
 
 def _print(kept: Sequence[Comparison], gpu: str) -> int:
@@ -113,6 +159,8 @@ def _print(kept: Sequence[Comparison], gpu: str) -> int:
     traced = len(kept) - counts[Status.SKIPPED]
     rows = [
         ("completed", counts[Status.EXACT]),
+        ("different from what was measured", counts[Status.DIFFERENT]),
+        ("not judged: by values or sizes that nobody told", counts[Status.NOT_JUDGED]),
         ("unsupported", counts[Status.UNSUPPORTED]),
         ("crashed or hung", counts[Status.CRASHED]),
         ("skipped: the real step fails", counts[Status.SKIPPED]),
@@ -121,7 +169,16 @@ def _print(kept: Sequence[Comparison], gpu: str) -> int:
     print(tabulate(rows, headers=("samples", "count")))
     print(f"unsupported: {failed / max(1, traced):.2%} of {traced}")
     print(report.errors_table(kept, _FAILED))
-    return int(failed * 100 > traced)
+    different = [one for one in kept if one.status is Status.DIFFERENT]
+    found = [(one.case, _differences(one), "; ".join(one.causes)) for one in different]
+    print(tabulate(found, headers=("different", "traced - measured", "first apart at")))
+    return int((failed + len(different)) * 100 > traced)
+
+
+def _differences(found: Comparison) -> str:
+    names = {**found.traced, **found.measured}
+    apart = {name: found.traced.get(name, 0) - found.measured.get(name, 0) for name in names}
+    return ", ".join(f"{name} {size:+,}" for name, size in apart.items() if size)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,13 +190,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", default="a100-80gb")
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=["op", "module"], choices=SUITES)
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", default=list(USUAL_DTYPES), choices=list(DTYPES))
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS[:1], choices=LAYOUTS)
     parser.add_argument("--shard", default="1/1", help="this part of so many, such as 2/4")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="torch threads per process")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for one sample")
     parser.add_argument("--output", type=Path, help="JSON file for every sample")
+    parser.add_argument("--record", type=Path, help="JSON file for what was measured")
     return parser
 
 

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pytest_torchmem as torchmem
 from benchmarks.comparison import Comparison, Status, describe
 from benchmarks.conformance import report
-from benchmarks.conformance.samples import DTYPES
+from benchmarks.conformance.samples import DTYPES, USUAL_DTYPES
 from benchmarks.conformance_cuda import SUITES, found_units, samples
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample
 from benchmarks.isolation.supervisor import Limits, Supervisor
@@ -333,7 +333,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda", FAKE_TENSORS))
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=["op", "module"], choices=SUITES)
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", default=list(USUAL_DTYPES), choices=list(DTYPES))
     parser.add_argument("--layouts", nargs="+", default=["contiguous"])
     parser.add_argument("--shard", default="1/1", help="this part of so many, such as 2/4")
     parser.add_argument("--processes", type=int, default=2)

@@ -21,6 +21,13 @@ class Figure(NamedTuple):
     """What messages call it, where that is not its name."""
     tolerance: str = ""
     """The built-in tolerance, where it is not the default."""
+    counts: str = "requested"
+    """Which bytes: those that tensors ask for, or what the caching allocator counts for them."""
+
+
+# A block keeps what is left of its segment below 1 MiB, and most segments are of 20 MiB: for a byte
+# more, another one may be taken.
+_OF_ALLOCATOR = f"{DEFAULT_TOLERANCE}+20MiB"
 
 
 _TABLE = (
@@ -31,8 +38,8 @@ _TABLE = (
     Figure("peak", "peak"),
     Figure("retained", "retained", "forward pass", "memory retained after the forward pass"),
     Figure("end", "end", title="memory alive at the end of the step"),
-    # Memory is reserved in segments, most of them of 20 MiB: a byte more can take another one.
-    Figure("reserved_peak", "reserved", tolerance=f"{DEFAULT_TOLERANCE}+20MiB"),
+    Figure("allocated_peak", "allocated", tolerance=_OF_ALLOCATOR, counts="allocated"),
+    Figure("reserved_peak", "reserved", tolerance=_OF_ALLOCATOR, counts="reserved"),
 )
 _BY_NAME = {figure.name: figure for figure in _TABLE}
 
@@ -44,11 +51,14 @@ JUDGED = tuple(SELECTORS.values())
 """The figures that may not grow."""
 MEASURED = tuple(name for name in FIGURES if name.endswith("peak"))
 """The figures that a real GPU gives as well."""
+ALLOCATOR_PEAKS = {figure.name: figure.counts for figure in _TABLE if figure.counts != "requested"}
+"""The figures of cuda alone, which the caching allocator counts, and what it calls them."""
+ALLOCATED = "allocated_peak"
 RESERVED = "reserved_peak"
 PEAK = "peak"
 RETAINED = "retained"
 END = "end"
-PEAKS = tuple(name for name in MEASURED if name != RESERVED)
+PEAKS = tuple(name for name in MEASURED if name not in ALLOCATOR_PEAKS)
 """The figures that are explained by module and operator."""
 PHASE_PEAKS = tuple(name for name in PEAKS if _BY_NAME[name].phase)
 """The peaks of single phases, of which the overall peak is one."""

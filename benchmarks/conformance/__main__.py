@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.comparison import Comparison, Status, error_table
 from benchmarks.conformance import report
-from benchmarks.conformance.samples import DTYPES, LAYOUTS, samples, shard, units
+from benchmarks.conformance.samples import DTYPES, LAYOUTS, USUAL_DTYPES, samples, shard, units
 from benchmarks.isolation.supervisor import Limits, Supervisor
 
 
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=["op", "module"])
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", default=list(USUAL_DTYPES), choices=list(DTYPES))
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=LAYOUTS)
     parser.add_argument("--variants", nargs="+", default=["function"], help="function, inplace")
     parser.add_argument("--shard", default="1/1", help="this part of so many, such as 2/4")

@@ -14,7 +14,13 @@ import torch
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample
 from pytest_torchmem.step.trees import tensors_in
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "complex64": torch.complex64,
+}
+USUAL_DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("contiguous", "channels_last")
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -39,7 +45,7 @@ class Unit:
 def units(
     pattern: str = "",
     suites: Sequence[str] = ("op", "module"),
-    dtypes: Sequence[str] = tuple(DTYPES),
+    dtypes: Sequence[str] = USUAL_DTYPES,
     layouts: Sequence[str] = LAYOUTS,
     variants: Sequence[str] = ("function",),
 ) -> list[Unit]:

@@ -101,7 +101,14 @@ class DeviceCheck:
         measure = self.request.measure
         if not self.key.gpu or measure == "never":
             return None
-        return measuring.run_for_real(self.target, measure == "require", profile, self.key.gpu)
+        required, confirmations = measure == "require", self.context.confirmations
+
+        def run() -> RealRun | None:
+            return measuring.run_for_real(self.target, required, profile, self.key.gpu)
+
+        if confirmations is None:
+            return run()
+        return confirmations.of(self.request.test.name, self.key, profile, run)
 
     def _calibrate(self) -> CalibrationResult | None:
         """In an update, measure workspaces on this machine's GPU."""

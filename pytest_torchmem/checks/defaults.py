@@ -7,7 +7,7 @@ from inspect import Parameter, Signature
 MARKER = "memory_budget"
 SELECTED_BY = "torchmem"
 """The marker that every memory test gets, for ``-m torchmem``."""
-LIMITS = ("peak", "forward", "backward", "optimizer", "retained")
+LIMITS = ("peak", "forward", "backward", "optimizer", "retained", "allocated", "reserved")
 _OTHERS = (
     *LIMITS[1:],
     "device",
@@ -34,5 +34,7 @@ DEFAULT_GPU = "a100-80gb"
 DEFAULT_MEASURE_TOLERANCE = "5%"
 UPDATE_MODES = ("new", "changed", "obsolete")
 MEASURE_MODES = ("auto", "never", "require")
+STAND_IN = "stand-in"
+"""Measures every check of a run in processes of their own, without a GPU; not of one test."""
 VALUES_MODES = ("auto", "real", "none")
 GITHUB_MODES = ("auto", "always", "never")

@@ -1,4 +1,4 @@
-"""A check on cuda, run on the real GPU of this machine too: is the trace right, and did it grow?
+"""A check on cuda, run for real too: is the trace right, and did the GPU's figures grow?
 
 Nothing here asks CUDA anything before a check has decided to measure: ``--torchmem-measure=never``
 does not even import what would.
@@ -7,14 +7,16 @@ does not even import what would.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.checks.request import Target
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.figures import MEASURED, PEAKS
+from pytest_torchmem.profile.timeline import Allocation, Phase
 from pytest_torchmem.snapshots.alive import contents_of
 from pytest_torchmem.snapshots.compare import Comparison, compare
 from pytest_torchmem.snapshots.format import Entry, Measured
@@ -23,14 +25,37 @@ from pytest_torchmem.units import format_size
 if TYPE_CHECKING:
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.profile.timeline import Allocation
     from pytest_torchmem.snapshots.tolerance import Level, Tolerance
     from pytest_torchmem.targets.gpus import Gpu
 
 
+class Parting(NamedTuple):
+    """The first request or release of memory at which a trace and a measurement differ.
+
+    Bytes are negative for a release, and 0 on the side that has no more of them.
+    """
+
+    traced: int
+    measured: int
+    operator: str
+    """What the trace was at; "" where it had come to its end."""
+    line: str
+
+    def __str__(self) -> str:
+        at = " ".join(word for word in (self.operator, self.line) if word)
+        sides = (self.traced, "traced"), (self.measured, "measured")
+        return ", ".join(f"{_action(nbytes)} {side}" for nbytes, side in sides) + (at and f": {at}")
+
+
+def _action(nbytes: int) -> str:
+    if not nbytes:
+        return "nothing more"
+    return f"{'a request' if nbytes > 0 else 'a release'} of {abs(nbytes):,} B"
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The same step run on the real GPU of this machine, beside a trace for that GPU."""
+    """The same step run for real, beside a trace for that GPU."""
 
     gpu: str
     """The GPU's name in the catalogue, or of its own where the catalogue does not have it."""
@@ -41,6 +66,12 @@ class Measurement:
     """What a trace for that GPU gives."""
     not_measured: str = ""
     """Why the step was not run there, such as that it does not fit."""
+    on_stand_in: bool = False
+    """Torch's own CUDA code counted, without a GPU."""
+    parting: Parting | None = None
+    """Where the two began to differ, if their figures do."""
+    untold: tuple[str, ...] = ()
+    """What the stand-in could not tell: "values", and functions by which libraries tell sizes."""
     comparison: Comparison | None = None
     """How the figures stand to the snapshot; ``None`` where that GPU is not in it."""
 
@@ -50,8 +81,24 @@ class Measurement:
         both = [name for name in PEAKS if name in self.figures and name in self.estimate]
         return sorted(both, key=lambda name: -abs(self.estimate[name] - self.figures[name]))
 
+    @property
+    def place(self) -> str:
+        """Where the step was run, for people."""
+        return f"{self.gpu} (stand-in)" if self.on_stand_in else self.gpu
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether everything that was measured is as traced, to the byte."""
+        both = self.figures.keys() & self.estimate.keys()
+        return bool(both) and all(self.figures[name] == self.estimate[name] for name in both)
+
     def off(self, most: Tolerance) -> list[str]:
-        """Return the peaks of which trace and measurement differ by more than ``most``."""
+        """Return the peaks of which trace and measurement differ by more than ``most``.
+
+        What the stand-in could not tell may be why, so that nothing can be said there.
+        """
+        if self.untold:
+            return []
         return [
             name
             for name in self.apart
@@ -63,7 +110,7 @@ class Measurement:
     ) -> Comparison | None:
         """Return how the figures stand to what a snapshot's entry ``before`` has of that GPU."""
         then = before.measured.get(self.gpu) if before is not None else None
-        if before is None or then is None or not self.figures:
+        if before is None or then is None or not self.figures or self.on_stand_in:
             return None
         return compare(
             Entry(now.key, then.torch, before.workload, then.figures),
@@ -86,9 +133,9 @@ class RealRun:
 
     @property
     def entry(self) -> dict[str, Measured]:
-        """What a snapshot's entry holds of it: nothing where nothing was measured."""
+        """What a snapshot's entry holds of it: nothing where no GPU measured anything."""
         found = self.measurement
-        if not found.figures:
+        if not found.figures or found.on_stand_in:
             return {}
         return {found.gpu: Measured(found.torch, measured_figures(found.figures))}
 
@@ -121,8 +168,8 @@ def run_for_real(
     gpu = device.gpu()
     estimate = fitting_trace(target, device, gpu, traced if gpu.name == traced_for else None)
     if isinstance(estimate, str):
-        return _not_measured(gpu, estimate)
-    return _measured(target, gpu, estimate, required)
+        return not_measured(gpu.name, estimate)
+    return _measured(target, device, gpu, estimate, required)
 
 
 def fitting_trace(
@@ -169,21 +216,75 @@ def _no_room(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
     )
 
 
-def _measured(target: Target, gpu: Gpu, estimate: MemoryProfile, required: bool) -> RealRun:
+def _measured(
+    target: Target, device: Device, gpu: Gpu, estimate: MemoryProfile, required: bool
+) -> RealRun:
     __tracebackhide__ = True
+    device.take_untold()
     try:
         profile = target.measure()
     except (DeviceMemoryError, UsageError) as error:
         if required and isinstance(error, UsageError):
             raise
-        return _not_measured(gpu, str(error))
+        return not_measured(gpu.name, str(error))
+    except Exception as error:
+        if not device.is_stand_in:
+            raise
+        first = str(error).partition("\n")[0]
+        why = f"without a kernel's values, the step ended in {type(error).__name__}: {first}"
+        return not_measured(gpu.name, why, on_stand_in=True)
     torch = profile.torch_version.partition("+")[0]
-    measurement = Measurement(gpu.name, torch, dict(profile.figures()), dict(estimate.figures()))
+    measurement = Measurement(
+        gpu.name,
+        torch,
+        dict(profile.figures()),
+        dict(estimate.figures()),
+        on_stand_in=device.is_stand_in,
+        untold=device.take_untold(),
+    )
+    if not measurement.confirmed:
+        measurement = replace(measurement, parting=find_parting(estimate, profile))
     return RealRun(measurement, *_apart(profile, estimate), estimate.unknown_workspaces)
 
 
-def _not_measured(gpu: Gpu, reason: str) -> RealRun:
-    return RealRun(Measurement(gpu.name, not_measured=reason))
+def not_measured(gpu: str, reason: str, on_stand_in: bool = False) -> RealRun:
+    """Return a run that came to nothing, and why."""
+    return RealRun(Measurement(gpu, not_measured=reason, on_stand_in=on_stand_in))
+
+
+def find_parting(traced: MemoryProfile, measured: MemoryProfile) -> Parting | None:
+    """Return where requests and releases differ first, from the forward on; ``None`` if nowhere."""
+    for ours, theirs in zip_longest(_requests(traced), _requests(measured)):
+        if ours is None or theirs is None or ours[0] != theirs[0]:
+            at = ours[1].origin if ours is not None else None
+            return Parting(
+                ours[0] if ours is not None else 0,
+                theirs[0] if theirs is not None else 0,
+                at.operator if at is not None else "",
+                at.line if at is not None else "",
+            )
+    return None
+
+
+def _requests(profile: MemoryProfile) -> Iterator[tuple[int, Allocation]]:
+    """Yield what was requested and, with negative bytes, released, from the forward on.
+
+    Of releases without a request between them the order is nobody's, and they leave the same free
+    memory: autocast keeps its casts in a table of addresses (autocast_mode.cpp,
+    ``get_cached_casts``).
+    """
+    timeline = profile.timeline
+    start = next((event for event, phase in timeline.phases if phase is Phase.FORWARD), 0)
+    for released, events in groupby(timeline.events[start:], lambda event: event < 0):
+        found = [timeline.allocations[abs(event) - 1] for event in events]
+        if released:
+            found.sort(key=lambda allocation: -allocation.nbytes)
+        for allocation in filter(_is_real, found):
+            yield -allocation.nbytes if released else allocation.nbytes, allocation
+
+
+def _is_real(allocation: Allocation) -> bool:
+    return bool(allocation.nbytes)  # the allocator does not hear of empty tensors
 
 
 def _apart(

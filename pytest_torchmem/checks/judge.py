@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
+from pytest_torchmem.checks.confirmations import Confirmations
 from pytest_torchmem.checks.findings import (
     AboveCap,
     Changed,
@@ -64,6 +65,8 @@ class Context:
     calibrations: Calibrations
     told: dict[tuple[str, str], str] = field(default_factory=dict)
     """The test that told a cause and its place in full; others refer to it."""
+    confirmations: Confirmations | None = None
+    """What was measured beside this run, with the stand-in."""
 
     def stored(self, path: Path) -> StoredSnapshot:
         """Return a snapshot file as it was when this process first asked for it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.request import Budget, Limit
 from pytest_torchmem.diagnosis.difference import Row, difference_between
-from pytest_torchmem.figures import PEAK, RESERVED
+from pytest_torchmem.figures import ALLOCATOR_PEAKS, PEAK, RESERVED
 from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import format_size
@@ -90,8 +90,13 @@ def _less(profile: MemoryProfile, figure: str, excess: int) -> Less | None:
 
 
 def limits_of(budget: Budget, gpu: str) -> tuple[Limit, ...]:
-    """Return the limits of ``budget``; a GPU that is named alone limits what is reserved on it."""
-    if budget.limits or budget.gpu is None or not gpu:
+    """Return the limits of ``budget`` on ``gpu``, or on the CPU, which has no caching allocator.
+
+    A GPU that is named alone limits what is reserved on it.
+    """
+    if not gpu:
+        return tuple(one for one in budget.limits if one.figure not in ALLOCATOR_PEAKS)
+    if budget.limits or budget.gpu is None:
         return budget.limits
     room = _room(gpu)
     return (Limit(RESERVED, room, f"{format_size(room)} (what {gpu} has for tensors)"),)
@@ -105,7 +110,7 @@ def overruns(limits: tuple[Limit, ...], figures: Mapping[str, int]) -> list[Over
     found = []
     for limit in limits:
         value = figures.get(limit.figure)
-        if value is None and limit.figure == RESERVED:
+        if value is None and limit.figure in ALLOCATOR_PEAKS:
             value = figures.get("peak")
         if value is None or value > limit.nbytes:
             found.append(Overrun(limit, value))

@@ -17,7 +17,7 @@ from pytest_torchmem.checks.settings import (
     parse_values,
 )
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.figures import SELECTORS
+from pytest_torchmem.figures import ALLOCATOR_PEAKS, SELECTORS
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.snapshots.tolerance import Level, Tolerance, parse_rules, parse_tolerance
 from pytest_torchmem.targets.gpus import find_gpu
@@ -69,6 +69,19 @@ class Budget:
         """Whether there is a limit to keep to; a GPU named alone means "fits on it"."""
         return bool(self.limits or self.bounds or self.growth) or self.gpu is not None
 
+    @property
+    def of_cuda(self) -> tuple[str, ...]:
+        """What of it can be checked on cuda alone, as it is written."""
+        peaks = (limit for limit in self.limits if limit.figure in ALLOCATOR_PEAKS)
+        limits = (f"{peak.figure.removesuffix('_peak')}={peak.text!r}" for peak in peaks)
+        return (*((f"gpu={self.gpu!r}",) if self.gpu else ()), *limits)
+
+    @property
+    def of_any_device(self) -> bool:
+        """Whether something of it can be checked on the CPU too."""
+        limits = [limit for limit in self.limits if limit.figure not in ALLOCATOR_PEAKS]
+        return bool(limits or self.tolerance or self.bounds or self.growth)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -105,6 +118,11 @@ class CheckedTest:
     """Called with every trace, and the name of the check."""
     on_comparison: Callable[[Entry, Entry, Comparison], Comparison]
     """Called with a snapshot's entry, the new one and their comparison, which it may replace."""
+
+    @property
+    def name(self) -> str:
+        """The file, relative to the root, and the id within it."""
+        return f"{self.relative(self.module)}::{self.id}"
 
     def relative(self, path: Path) -> str:
         """Return ``path`` relative to the root, with ``/``."""
@@ -159,7 +177,7 @@ def make_request(
         raise UsageError(f"check(name={name!r}): expected one line without control characters")
     if device is not None:
         devices: tuple[str, ...] | None = parse_devices(device, "check(device=)")
-    elif budget.devices is None and (gpu is not None or budget.gpu is not None):
+    elif budget.devices is None and (gpu is not None or budget.of_cuda):
         devices = ("cuda",)
     else:
         devices = budget.devices
@@ -230,15 +248,15 @@ def _refuse_contradictions(
         if None not in (asked_for, written) and asked_for != written:
             said = f"the marker {MARKER} says {name}={written}"
             raise UsageError(f"check({name}={asked_for!r}): {said}: {here}")
-    asked = budget.gpu if gpu is None else gpu
-    if asked is not None and devices is not None and "cuda" not in devices:
+    asked = budget.of_cuda if gpu is None else (f"gpu={gpu!r}", *budget.of_cuda)
+    if asked and devices is not None and "cuda" not in devices:
         raise UsageError(
-            f"gpu={asked!r} is checked on cuda alone, and device='cpu' leaves cuda out. Leave out "
+            f"{asked[0]} is checked on cuda alone, and device='cpu' leaves cuda out. Leave out "
             "one of them"
         )
-    if budget.gpu and "cpu" in (devices or ()) and not budget.limits and not budget.tolerance:
+    if budget.of_cuda and "cpu" in (devices or ()) and not budget.of_any_device:
         raise UsageError(
-            f"{MARKER}(gpu={budget.gpu!r}) says what must fit on that GPU, and nothing about the "
+            f"{MARKER}({budget.of_cuda[0]}) says what must fit on a GPU, and nothing about the "
             'cpu. Give it a limit, such as "2 GiB", or leave out the device'
         )
 

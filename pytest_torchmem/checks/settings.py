@@ -28,7 +28,7 @@ class Settings:
     narrowed: bool
     """Devices or GPU were named on the command line: the others' entries are not obsolete."""
     measure: str
-    """When checks on cuda run on a real GPU too: one of ``MEASURE_MODES``."""
+    """When checks on cuda run on a real GPU too: one of ``MEASURE_MODES``, or ``STAND_IN``."""
     measure_tolerance: Tolerance
     """By how much a trace may differ from a measurement on a real GPU."""
     option_tolerance: Level

@@ -84,7 +84,7 @@ def _text(name: str, before: Entry, now: Entry, told: Told | None, rows: int) ->
     comparison = compare(before, now, _EXACTLY)
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""
-    parts = [name, comparison_table({name: comparison.changes}, "before")]
+    parts = [name, comparison_table({name: comparison.told}, "before")]
     moment = _moment(comparison)
     if moment:
         parts += _explained(diagnose(before, now, moment, told=told), rows)

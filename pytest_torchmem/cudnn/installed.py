@@ -73,7 +73,7 @@ def find_installed() -> Installed | str:
         return found
     if named:
         return f"{VARIABLE}={named}: there is no {_LIBRARY} of a known version in it"
-    return "cuDNN is not installed (pip install 'pytest-torchmem[cudnn]')"
+    return "cuDNN is not installed (docs/cudnn.md; pip install nvidia-cudnn-cu13 has it alone)"
 
 
 def version_text(version: Version) -> str:

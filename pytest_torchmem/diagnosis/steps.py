@@ -1,13 +1,15 @@
 """What is alive at the end of a step and was not before it: memory that grows from step to step.
 
 A step ends where the forward of the next begins, so that gradients which are set to none in between
-do not count. The first one makes what later ones need, such as an optimizer's state.
+do not count. Where no module's forward tells steps apart, it ends with an optimizer's step, without
+one with a backward, and without that where the same module is called again. The first step makes
+what later ones need, such as an optimizer's state.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, difference_between
@@ -28,6 +30,8 @@ class StepGrowth:
 
     steps: int
     """How many steps there were."""
+    counted: str = ""
+    """What they were told apart by, such as "steps of an optimizer"."""
     grown: tuple[int, ...] = ()
     """In bytes, step by step."""
     difference: MomentDifference | None = None
@@ -46,27 +50,55 @@ class StepGrowth:
 def step_growth(profile: MemoryProfile) -> StepGrowth:
     """Return by how much memory grows between the steps of a profile."""
     timeline = profile.timeline
-    starts = starts_of_steps(timeline)
-    if len(starts) < FEWEST:
-        return StepGrowth(len(starts))
+    steps, counted, ends = ends_of_steps(timeline)
+    if steps < FEWEST:
+        return StepGrowth(steps, counted)
     live = [0, *timeline.live_bytes()]
-    ends = [live[start] for start in starts[1:]]
-    grown = tuple(now - before for before, now in pairwise(ends))
+    grown = _kept([live[end] for end in ends])
     worst = max(range(len(grown)), key=lambda index: grown[index])
-    before, now = (
-        alive_at(profile, {_MOMENT: starts[1 + worst + index]}, by_step=False) for index in (0, 1)
-    )
-    begin, end = starts[1 + worst], starts[2 + worst]
+    begin, end = ends[worst : worst + 2]
+    before, now = (alive_at(profile, {_MOMENT: at}, by_step=False) for at in (begin, end))
     made = {event: None for event in timeline.events[begin:end] if event > 0}
     for event in timeline.events[begin:end]:
         made.pop(-event, None)
     return StepGrowth(
-        len(starts),
+        steps,
+        counted,
         grown,
         difference_between(before, now, _MOMENT),
         tuple(event - 1 for event in made),
         end,
     )
+
+
+def _kept(live: list[int]) -> tuple[int, ...]:
+    """Return by how much memory grew from each end of a step to the next, and never shrank again.
+
+    Steps may take turns, as those of a generator and a discriminator do.
+    """
+    least = list(accumulate(reversed(live), min))[::-1]
+    kept = tuple(now - before for before, now in pairwise(least))
+    return kept[:-1] if len(kept) > 2 else kept
+
+
+def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:
+    """Return how many steps there are, what tells them apart, and where they end.
+
+    Where the forward of the next step tells, the last one has no end.
+    """
+    starts = starts_of_steps(timeline)
+    found = [(len(starts), "forwards", starts[1:])]
+    for phase, name in (
+        (Phase.OPTIMIZER, "steps of an optimizer"),
+        (Phase.BACKWARD, "backwards"),
+    ):
+        stops = [stop for _, stop, one in timeline.spans() if one is phase]
+        # What is last goes on to the end of the program, where everything is freed.
+        found.append((len(stops), name, [stop for stop in stops if stop < len(timeline.events)]))
+    calls = list(timeline.calls)
+    found.append((len(calls), "calls of a module", calls[1:]))
+    enough = [one for one in found if one[0] >= FEWEST]
+    return enough[0] if enough else max(found, key=lambda one: one[0])
 
 
 def starts_of_steps(timeline: Timeline) -> list[int]:

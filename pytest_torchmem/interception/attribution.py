@@ -132,6 +132,8 @@ class Attribution:
         """The thread that made the node that ran last; its others run beside it."""
         self.per_thread = {"_places": partial(_places_of_new_thread, self._all_places)}
         self.outermost_calls = 0
+        self.outermost_module = 0
+        """The ``id`` of the module that was called last of those that no other module calls."""
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
@@ -357,6 +359,7 @@ class Attribution:
     def _path(self, calls: list[_Call], module: nn.Module) -> str:
         if not calls:
             self.outermost_calls += 1
+            self.outermost_module = id(module)
             root, name = module, self._path_before(module)
         else:
             name, task, root, _ = calls[0]

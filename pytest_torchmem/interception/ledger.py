@@ -7,6 +7,7 @@ from it afterwards.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -45,6 +46,8 @@ class DeviceLedger:
         """How many there were so far; the index of the last one."""
         self.events: list[int] = []
         self.phases: list[tuple[int, Phase]] = []
+        self.module_calls: list[tuple[int, int]] = []
+        """Where a module was called that no other one calls, and its ``id``."""
         self.earlier: list[int] = []
         """Events of storages that were there before the trace and were met in its course."""
         self.calls: list[_Noted] | None = []
@@ -153,6 +156,7 @@ class DeviceLedger:
         self.earlier.clear()
         self.calls = None
         self.events[:] = live
+        self.module_calls.clear()
         del self.phases[:-1]
         self.phases[:] = [(0, phase) for _, phase in self.phases]
 
@@ -169,7 +173,8 @@ class DeviceLedger:
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
         allocations = tuple(self.entries.values())
-        return Timeline(allocations, (*self.earlier, *self.events), self._phases())
+        events = (*self.earlier, *self.events)
+        return Timeline(allocations, events, self._phases(), self._repeated_calls())
 
     def finish(self) -> tuple[Timeline, Callable[[], tuple[OperatorCall, ...]]]:
         """Return the timeline of a trace that is over, and what returns the operators that ran,
@@ -181,7 +186,7 @@ class DeviceLedger:
         allocations = tuple(self.entries.values())
         self.entries = cast(dict[int, Allocation], allocations)  # by the same numbers
         events = (*self.earlier, *self.events)
-        return Timeline(allocations, events, self._phases()), calls
+        return Timeline(allocations, events, self._phases(), self._repeated_calls()), calls
 
     def _phases(self) -> tuple[tuple[int, Phase], ...]:
         shift = len(self.earlier)
@@ -189,6 +194,12 @@ class DeviceLedger:
             (start + shift if position else 0, phase)
             for position, (start, phase) in enumerate(self.phases)
         )
+
+    def _repeated_calls(self) -> tuple[int, ...]:
+        """Return where the module was called that was called most often, if it was repeatedly."""
+        counts, shift = Counter(module for _, module in self.module_calls), len(self.earlier)
+        module, number = max(counts.items(), key=lambda item: item[1], default=(0, 0))
+        return tuple(at + shift for at, who in self.module_calls if number > 1 and who == module)
 
 
 def _operator_calls(calls: list[Any], shift: int) -> tuple[OperatorCall, ...]:
@@ -259,6 +270,11 @@ class Ledger:
         self.phase = phase
         for ledger in self.devices.values():
             ledger.phases.append((len(ledger.events), phase))
+
+    def note_call(self, module: int) -> None:
+        """Take note that a module begins, by its ``id``, which no other module calls."""
+        for ledger in self.devices.values():
+            ledger.module_calls.append((len(ledger.events), module))
 
     def begin_step(self) -> None:
         """Begin the same phase again on every device, since another step begins."""

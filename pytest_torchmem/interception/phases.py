@@ -44,6 +44,7 @@ class Phases:
             if calls != self._calls:
                 self._calls = calls
                 self._step.module_called()
+                self._ledger.note_call(self._attribution.outermost_module)
             self._enter()
         return self._ledger.phase
 

@@ -174,6 +174,7 @@ def _profile(
         peak=max(requested.values()),
         retained=max(meter.ends(REQUESTED, Phase.FORWARD), default=None),
         end=meter.end(REQUESTED),
+        allocated_peak=max(meter.peaks(ALLOCATED).values()),
         reserved_peak=max(meter.peaks(RESERVED).values()),
         torch_version=torch.__version__,
         warnings=tuple(warnings),

@@ -7,6 +7,9 @@ of the rest makes a CUDA context.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,6 +27,8 @@ from pytest_torchmem.tracing.lock import a_fake_gpu_is_seen
 
 _HISTORY = 4_000_000
 """Requests and releases kept; what one step makes is three to four orders below."""
+_SIZE = re.compile("Size|Nnz|Estimation|MakePlan")
+"""In the names of library functions that tell how much memory their library takes."""
 _MEMORY_SPREAD = 0.06
 """What a driver keeps for itself of a GPU's memory, and the data sheet counts."""
 
@@ -66,6 +71,24 @@ class Device:
                 found.max_threads_per_multi_processor,
             )
         )
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether torch's CUDA code runs on the stand-in, where kernels compute nothing."""
+        return "STAND_IN_NAME" in os.environ
+
+    def take_untold(self) -> tuple[str, ...]:
+        """Return what the stand-in could not tell since this was last asked.
+
+        That is "values" where the program read some of the GPU's, and the names of functions by
+        which libraries tell sizes (notes.c).
+        """
+        if not self.is_stand_in:
+            return ()
+        text = ctypes.create_string_buffer(1 << 18)
+        ctypes.CDLL(None).stand_in_take_notes(text, len(text))
+        names = (line.split()[0] for line in text.value.decode().splitlines())
+        return tuple(name for name in names if name == "values" or _SIZE.search(name))
 
     def cudnn(self) -> str:
         """Return cuDNN's version, such as "9.19.0"; "" for a torch without it."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE
+from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
 from pytest_torchmem.plugin.assertion_rewriting import (
     leave_this_package_alone,
     stop_leaving_alone,
@@ -23,6 +25,7 @@ from pytest_torchmem.plugin.seen import SeenFile
 from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
+    from pytest_torchmem.checks.confirmations import Confirmations
     from pytest_torchmem.checks.judge import Context
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.plugin.checker import Checker
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 _NAME = "torchmem-run"
 _CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
 _REPORTED = "torchmem_reported"
+_CONFIRMED = "torchmem_confirmed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -113,6 +117,9 @@ class _RunHooks:
         self._worker_died = False
         self._standing: StandingGpus | None = None
         self._others: OtherProcesses | None = None
+        self._confirmations: Confirmations | None = None
+        self._serves = False
+        """This process measures for another one, with the stand-in."""
         self._shown: list[tuple[str, dict[str, bool]]] = []
         """The lines at the end of the run, and how they are marked."""
         self._lost: list[str] = []
@@ -122,6 +129,8 @@ class _RunHooks:
             self.settings()  # what cannot be understood ends the run before it begins
             if self.settings().fake_cuda:
                 self._stand_for_suite()
+            if self.settings().measure == STAND_IN:
+                self._find_confirmations()
 
     def settings(self) -> Settings:
         """What options and ini file say, read when first asked for."""
@@ -159,6 +168,34 @@ class _RunHooks:
         self.config.pluginmanager.register(StandingHooks(self._standing))
         self.config.pluginmanager.register(RankHooks(self._standing, self.checker))
 
+    def _find_confirmations(self) -> None:
+        """Let checks find what was measured with the stand-in, or be measured in this process."""
+        from pytest_torchmem.checks.confirmations import Confirmations
+        from pytest_torchmem.plugin.stand_in import ServingHooks, served_confirmations
+
+        served = served_confirmations()
+        if served is not None:
+            self._confirmations, self._serves = served, True
+            self._settings = replace(self.settings(), update=frozenset())
+            self.config.pluginmanager.register(ServingHooks(self.config, served))
+        elif self.is_worker:
+            directory = self.config.workerinput[_CONFIRMED]  # type: ignore[attr-defined]
+            self._confirmations = Confirmations(Path(directory))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Measure with the stand-in, before workers begin."""
+        asked = self._settings is not None and self._settings.measure == STAND_IN
+        if not asked or self._confirmations is not None or self.config.option.collectonly:
+            return
+        from pytest_torchmem.errors import UsageError
+        from pytest_torchmem.plugin.stand_in import measure_beside
+
+        try:
+            self._confirmations = measure_beside(self.config, self.settings().gpu)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
+
     def registrations(self) -> Registrations:
         """What plugins add to the profiler for this run."""
         if self._registrations is None:
@@ -191,7 +228,12 @@ class _RunHooks:
             from pytest_torchmem.plugin.processes import OtherProcesses
 
             if self._context is None:
-                self._context = Context(self.settings(), {}, Calibrations(self.settings()))
+                self._context = Context(
+                    self.settings(),
+                    {},
+                    Calibrations(self.settings()),
+                    confirmations=self._confirmations,
+                )
             if self._others is None:
                 self._others = OtherProcesses()
             item.stash[_CHECKER] = Checker(
@@ -357,6 +399,8 @@ class _RunHooks:
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a worker whether somebody here reads the report."""
         node.workerinput[_REPORTED] = self._reports_everything()
+        if self._confirmations is not None:
+            node.workerinput[_CONFIRMED] = str(self._confirmations.directory)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -372,7 +416,7 @@ class _RunHooks:
         """Write what is to be written, where there was anything to check."""
         if self.is_worker:
             self.config.workeroutput["torchmem_lost"] = self._lost  # type: ignore[attr-defined]
-        if self.is_worker or self.config.option.collectonly:
+        if self.is_worker or self._serves or self.config.option.collectonly:
             return
         try:
             self._conclude(session)

@@ -64,7 +64,8 @@ _OPTIONS = (
     ),
     _Option(
         "measure",
-        "run cuda checks on a real GPU too: auto (default: if there is one), never, require",
+        "run cuda checks for real too: auto (default: if there is a GPU), never, require, or "
+        "stand-in: torch's own CUDA code, without a GPU",
         "WHEN",
     ),
     _Option(

@@ -15,6 +15,7 @@ from pytest_torchmem.checks.defaults import (
     GITHUB_MODES,
     MEASURE_MODES,
     SELECTED_BY,
+    STAND_IN,
     UPDATE_MODES,
     VALUES_MODES,
 )
@@ -22,7 +23,6 @@ from pytest_torchmem.checks.settings import (
     Settings,
     parse_choice,
     parse_devices,
-    parse_measure,
     parse_values,
 )
 from pytest_torchmem.errors import UsageError
@@ -124,12 +124,12 @@ def _ranks(written: str, world_size: int | None) -> tuple[int, ...]:
 
 
 def _measure(when: str, fake_cuda: str) -> str:
-    if fake_cuda and when == "require":
+    if fake_cuda and when in ("require", STAND_IN):
         raise UsageError(
-            "torchmem_measure: require a real GPU, or run on a fake one (torchmem_fake_cuda), not "
-            "both"
+            f"torchmem_measure: {when} needs torch's own CUDA code, and torchmem_fake_cuda puts a "
+            "fake GPU in its place: leave out one of them"
         )
-    when = parse_measure(when or MEASURE_MODES[0], "torchmem_measure")
+    when = parse_choice(when or MEASURE_MODES[0], (*MEASURE_MODES, STAND_IN), "torchmem_measure")
     return "never" if fake_cuda else when
 
 

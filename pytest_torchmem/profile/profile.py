@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.operator_calls import OperatorCall
@@ -58,8 +58,8 @@ class MemoryProfile(ComputedLater):
 
     ``baseline`` is alive before the forward (parameters, buffers, inputs), ``retained`` at the end
     of the forward, and ``end`` at the end of the step. The peak of a phase that did not run is
-    ``None``. ``reserved_peak`` is the peak of the bytes that the caching allocator reserves (cuda
-    only); a trace computes it when it is first read.
+    ``None``. ``allocated_peak`` and ``reserved_peak`` are the peaks of the caching allocator's
+    blocks and segments (cuda only); a trace computes them when they are first read.
     """
 
     device: str
@@ -72,6 +72,7 @@ class MemoryProfile(ComputedLater):
     peak: int
     retained: int | None
     end: int
+    allocated_peak: int | None = None
     reserved_peak: int | None = None
     torch_version: str = ""
     workload: str = ""
@@ -125,13 +126,14 @@ class MemoryProfile(ComputedLater):
     rank: int | None = None
     """Which of them this one is."""
     _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What ``facts``, ``functions``, ``calls`` and ``reserved_peak`` are computed by, until they
-    are read."""
+    """What ``facts``, ``functions``, ``calls`` and the allocator's peaks are computed by, until
+    they are read."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:
-            object.__setattr__(self, "reserved_peak", Later(partial(_reserved, self.replay)))
-        self._put_off("facts", "functions", "calls", "reserved_peak")
+            for name, counts in ALLOCATOR_PEAKS.items():
+                object.__setattr__(self, name, Later(partial(_replayed, self.replay, counts)))
+        self._put_off("facts", "functions", "calls", *ALLOCATOR_PEAKS)
 
     if not TYPE_CHECKING:
 
@@ -319,7 +321,8 @@ class MemoryProfile(ComputedLater):
             if content[:2] == _GZIP:
                 content = gzip.decompress(content)
             with without_collections():
-                return cls._of_plain(_checked(json.loads(content)))
+                plain = json.loads(content, parse_constant=_refused)
+                return cls._of_plain(_checked(plain))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         except (EOFError, OSError, RecursionError) as error:
@@ -327,16 +330,15 @@ class MemoryProfile(ComputedLater):
         raise UsageError(f"{path} is not a profile saved by pytest-torchmem ({reason:.200})")
 
     def _plain(self) -> dict[str, Any]:
-        from pytest_torchmem.profile.formats.saved import plain_timeline
+        from pytest_torchmem.profile.formats.saved import escaped, plain_timeline
 
         plain = {name: getattr(self, name) for name in _TEXTS + _FIGURES + _RANK}
         lists = {name: list(getattr(self, name)) for name in _LISTS}
+        facts = {topic: dict(known) for topic, known in self.facts.items()}
         peaks = {name: asdict(found) for name, found in self.allocator_peaks().items()}
         return {
-            **plain,
-            **lists,
+            **escaped({**plain, **lists, "facts": facts}),
             "allocator_peaks": peaks,
-            "facts": {topic: dict(known) for topic, known in self.facts.items()},
             "timeline": plain_timeline(self.timeline),
             "others": [other._plain() for other in self.others],
         }
@@ -344,24 +346,19 @@ class MemoryProfile(ComputedLater):
     @classmethod
     def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
         from pytest_torchmem.allocator.recorded import Peaks
-        from pytest_torchmem.profile.formats.saved import read_timeline
+        from pytest_torchmem.profile.formats.saved import check_plain, read_timeline
 
+        check_plain(plain)
         timeline = read_timeline(plain["timeline"])
         peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
-        if not all(isinstance(values[name], str | None) for name in _TEXTS):
-            raise TypeError("a text of it is none")
         found = figures_of(timeline)
         if any(values[name] != found[name] for name in found):
             raise ValueError("its figures are not those of its timeline")
-        lists: dict[str, Any] = {name: tuple(map(str, plain[name])) for name in _LISTS}
-        facts = {
-            str(topic): {str(name): str(value) for name, value in known.items()}
-            for topic, known in plain["facts"].items()
-        }
+        lists: dict[str, Any] = {name: tuple(plain[name]) for name in _LISTS}
         others = tuple(map(cls._of_plain, plain["others"]))
-        replay = (lambda: MappingProxyType(peaks)) if peaks else None
-        return cls(**values, **lists, facts=facts, timeline=timeline, replay=replay, others=others)
+        values |= lists | {"facts": plain["facts"], "timeline": timeline, "others": others}
+        return cls(**values, replay=(lambda: MappingProxyType(peaks)) if peaks else None)
 
     def to_html(
         self,
@@ -438,9 +435,13 @@ class MemoryProfile(ComputedLater):
 SAVED, SCHEMA = "pytest-torchmem profile", 1
 _GZIP = b"\x1f\x8b"
 _TEXTS = ("device", "gpu", "host", "torch_version", "workload", "values")
-_FIGURES = tuple(name for name in FIGURES if name != "reserved_peak")
+_FIGURES = tuple(name for name in FIGURES if name not in ALLOCATOR_PEAKS)
 _LISTS = ("warnings", "unknown_workspaces", "calibrated_workspaces", "library_workspaces")
 _RANK = ("world_size", "rank")
+
+
+def _refused(number: str) -> Any:
+    raise ValueError(f"{number} is no size")
 
 
 def _checked(plain: Any) -> Any:
@@ -448,7 +449,7 @@ def _checked(plain: Any) -> Any:
     kind = plain.get("kind", "unknown") if isinstance(plain, dict) else "unknown"
     if kind != SAVED:
         raise ValueError(f"it is of kind {kind!r:.60}")
-    if plain["schema"] != SCHEMA:
+    if plain["schema"] != SCHEMA or plain["schema"] is True:
         raise ValueError(f"its schema is {plain['schema']!r:.20}, and this version reads {SCHEMA}")
     return plain
 
@@ -473,8 +474,8 @@ def drawn(profile: MemoryProfile) -> dict[str, Any]:
     return {"plan": profile.plan(), "table": table}
 
 
-def _reserved(replay: Callable[[], Mapping[str, Peaks]]) -> int:
-    return replay()["peak"].reserved
+def _replayed(replay: Callable[[], Mapping[str, Peaks]], counts: str) -> Any:
+    return getattr(replay()["peak"], counts)
 
 
 def figures_of(timeline: Timeline) -> dict[str, Any]:

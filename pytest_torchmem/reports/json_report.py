@@ -162,4 +162,8 @@ def _measurement(found: Measurement | None) -> dict[str, Any] | None:
         "estimate": found.estimate,
         "changes": plain_changes(found.comparison.changes if found.comparison is not None else ()),
         "not_measured": found.not_measured,
+        "on_stand_in": found.on_stand_in,
+        "confirmed": found.confirmed,
+        "parting": found.parting._asdict() if found.parting is not None else None,
+        "untold": list(found.untold),
     }

@@ -162,7 +162,9 @@ def _rows(check: Check) -> Iterable[tuple[str, ...]]:
     yield (name, check.device, *sizes, _change(result), _result(check))
     if measured is not None and measured.figures:
         sizes = (format_size(measured.figures.get(peak)) for peak in peaks)
-        yield (name, f"{measured.gpu}, measured", *sizes, _estimate(measured), "measured")
+        came_to = "not judged" if measured.untold else "measured"
+        came_to = "confirmed" if measured.confirmed else came_to
+        yield (name, f"{measured.place}, measured", *sizes, _estimate(measured), came_to)
 
 
 def _estimate(found: Measurement) -> str:
@@ -365,6 +367,17 @@ def _not_measured(checks: Iterable[Check]) -> Iterable[str]:
         measured = check.result.measurement
         if measured is not None and measured.not_measured:
             yield f"not measured: {check.nodeid}: {measured.not_measured}"
+        elif measured is not None and not measured.confirmed and measured.on_stand_in:
+            yield f"not confirmed: {check.nodeid}: {_why_not_confirmed(measured)}"
+
+
+def _why_not_confirmed(found: Measurement) -> str:
+    sizes = ", ".join(name for name in found.untold if name != "values")
+    parts = [f"first apart at {found.parting}"] if found.parting is not None else []
+    parts += [f"a library that is not there tells a size: {sizes}"] if sizes else []
+    if "values" in found.untold:
+        parts += ["the step reads values that no kernel has computed"]
+    return "; ".join(parts)
 
 
 def _obsolete(summary: Summary) -> Iterable[str]:

@@ -252,8 +252,8 @@ def _changed(found: Changed, result: CheckResult) -> Told:
     ]
     first, *others = parts
     others += _circumstances(comparison, result.trace)
-    every = (*changed, *missing, *unjudged)
-    return Told(first, others, changes=every, all_changes=comparison.changes)
+    every = [one for one in comparison.told if one in (*changed, *missing, *unjudged)]
+    return Told(first, others, changes=every, all_changes=comparison.told)
 
 
 def _grew(found: Changed, result: CheckResult) -> Told:
@@ -273,8 +273,8 @@ def _grew(found: Changed, result: CheckResult) -> Told:
         "\n".join(filter(None, (headline, wrapped(place), *also))),
         [*_not_run(comparison.having(Verdict.NOT_RUN), ""), *map(wrapped, circumstances)],
         growth.section(diagnosis),
-        worst,
-        comparison.changes,
+        [one for one in comparison.told if one in worst],
+        comparison.told,
         (why, place),
         size,
         _short(change, why, growth.line_of(diagnosis)),
@@ -448,7 +448,9 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
     if steps.difference is None:
         return Told(
             f"not checked: growth={found.allowed} needs at least {FEWEST} steps, and this run made "
-            f"{steps.steps}. Run more in the test, or pass steps="
+            f"{steps.steps} ({steps.counted}). A step ends with an optimizer's step, a backward or "
+            "another call of the same module. Loop in the test, or let the check repeat a function "
+            "with torchmem.check(fn, steps=4)"
         )
     diagnosis = Diagnosis(steps.difference)
     place, number = growth.place(diagnosis), growth.signed(steps.most)

@@ -6,10 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pytest_torchmem.figures import FIGURES, JUDGED, PHASE_PEAKS, RESERVED, phase_of
+from pytest_torchmem.figures import (
+    ALLOCATED,
+    ALLOCATOR_PEAKS,
+    FIGURES,
+    JUDGED,
+    PEAK,
+    PHASE_PEAKS,
+    phase_of,
+)
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.snapshots.format import Entry
-from pytest_torchmem.snapshots.tolerance import Level, Rule, Tolerance, find_rule, parse_rules
+from pytest_torchmem.snapshots.tolerance import (
+    BUILT_IN,
+    Level,
+    Rule,
+    Tolerance,
+    find_rule,
+    parse_rules,
+)
 
 
 class Verdict(str, Enum):
@@ -63,8 +78,23 @@ class Comparison:
 
     @property
     def unjudged(self) -> tuple[Change, ...]:
-        """The figures that are to be judged and that the snapshot does not have."""
-        return tuple(change for change in self.having(Verdict.NEW) if change.figure in JUDGED)
+        """The figures that are to be judged and that the snapshot does not have.
+
+        The allocated peak may be missing: older ones were written without it.
+        """
+        judged = {*JUDGED} - {ALLOCATED}
+        return tuple(change for change in self.having(Verdict.NEW) if change.figure in judged)
+
+    @property
+    def told(self) -> tuple[Change, ...]:
+        """The changes that a person has to see.
+
+        The allocated peak is the requested one with every size rounded up, and is left out unless
+        it alone is beyond its tolerance.
+        """
+        peak = next((change.verdict for change in self.changes if change.figure == PEAK), None)
+        alone = {Verdict.GREW, Verdict.SHRANK} - {peak}
+        return tuple(c for c in self.changes if c.figure != ALLOCATED or c.verdict in alone)
 
     @property
     def torch_changed(self) -> bool:
@@ -83,6 +113,10 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
                 # The overall peak is that of a phase, whose own rule is then meant for it as well.
                 rule = find_rule(levels, device, _highest_phase(now.figures))
             values = before.figures.get(name), now.figures.get(name)
+            if name == ALLOCATED and rule.figure is None:
+                # What is allowed of the sizes themselves may be less than rounding them up adds.
+                rules = rule, find_rule([BUILT_IN], device, name)
+                rule = max(rules, key=lambda one: one.tolerance.allowance(values[0] or 0))
             changes.append(_judge(name, *values, rule, _of_libraries(before, name)))
     return Comparison(
         changes=tuple(changes),
@@ -105,8 +139,9 @@ def beyond(comparison: Comparison, most: Tolerance) -> tuple[Change, ...]:
     """Return the changes that grew by more than ``most``."""
     return tuple(
         change
-        for change in comparison.having(Verdict.GREW, Verdict.WITHIN)
-        if change.before is not None
+        for change in comparison.told
+        if change.verdict in (Verdict.GREW, Verdict.WITHIN)
+        and change.before is not None
         and change.now is not None
         and change.now - change.before > most.allowance(change.before)
     )
@@ -115,11 +150,12 @@ def beyond(comparison: Comparison, most: Tolerance) -> tuple[Change, ...]:
 def main_change(changes: Sequence[Change]) -> Change | None:
     """Return the change that stands for all: the largest of a judged figure, else the peak's.
 
-    The reserved peak follows the others by whole segments, so it stands for them only alone.
+    Those of the allocator follow the others by whole blocks and segments, so they stand for them
+    only alone.
     """
     changed = [change for change in changes if change.figure in JUDGED and _size(change) > 0]
-    requested = [change for change in changed if change.figure != RESERVED]
-    peaks = [change for change in changes if change.figure == "peak"]
+    requested = [change for change in changed if change.figure not in ALLOCATOR_PEAKS]
+    peaks = [change for change in changes if change.figure == PEAK]
     return max(requested or changed or peaks or changes[:1], key=_size, default=None)
 
 
@@ -139,7 +175,7 @@ def _of_libraries(entry: Entry, figure: str) -> int:
     What a relative tolerance is taken of is the model's own memory.
     """
     alive = entry.alive
-    if alive is None or figure == RESERVED:
+    if alive is None or figure in ALLOCATOR_PEAKS:
         return 0
     if figure == "peak" and figure not in alive.moments:
         figure = _highest_phase(entry.figures)

@@ -46,7 +46,7 @@ def stand_in_environment(
         "THREADS": gpu.threads_per_multiprocessor,
         "MEMORY": gpu.memory,
         "CONTEXT": gpu.context,
-        "DEVICES": max(1, min(devices, _MOST_DEVICES)),
+        "DEVICES": max(0, min(devices, _MOST_DEVICES)),
         "BINARY": architecture,
         "BLOCK_SHARED": properties["maxSharedMemoryPerBlockOptin"],
         "BLOCKS": properties["maxCtasPerSM"],

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "cuda")
 CUDNN_SOURCES = ("auto", "stored")
 _NOT_STORED = (
-    "no answer is stored; pytest --torchmem-update stores them where pytest-torchmem[cudnn] is "
-    "installed"
+    "no answer is stored; pytest --torchmem-update stores them where the extra cudnn of "
+    "pytest-torchmem is installed (docs/cudnn.md)"
 )
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
 
@@ -115,7 +115,7 @@ def trace(
     ``calibration`` has workspaces that were measured on GPUs because they cannot be computed
     (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
     ``cudnn`` says who tells what cuDNN takes for itself: ``"auto"`` asks the cuDNN that is
-    installed (``pytest-torchmem[cudnn]``, or a CUDA build of torch; docs/cudnn.md), and takes the
+    installed (the extra ``cudnn``, or a CUDA build of torch; docs/cudnn.md), and takes the
     answers that are stored in ``calibration`` if there is none; ``"stored"`` takes those alone.
 
     ``values`` says which values of tensors are computed beside the trace, on the CPU. ``"real"``

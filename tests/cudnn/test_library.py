@@ -109,7 +109,7 @@ def test_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (found.version, found.folders[0]) == ((9, 20, 1), root / "lib")
     monkeypatch.setenv("TORCHMEM_CUDNN", "")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "elsewhere")])
-    assert "pip install 'pytest-torchmem[cudnn]'" in str(find_installed())
+    assert "pip install nvidia-cudnn-cu13" in str(find_installed())
     monkeypatch.setattr(sys, "platform", "win32")
     assert "on Linux alone" in str(find_installed())
 

@@ -266,7 +266,7 @@ def test_the_profile_and_the_program_are_told_the_same() -> None:
         profile = trace(program, device="cuda", **options)
         peaks = profile.allocator_peaks()
         assert profile.reserved_peak == told["max_memory_reserved"] == peaks["peak"].reserved
-        assert told["max_memory_allocated"] == peaks["peak"].allocated
+        assert profile.allocated_peak == told["max_memory_allocated"] == peaks["peak"].allocated
         for name in ("forward_peak", "backward_peak", "peak"):
             assert peaks[name].requested == getattr(profile, name)
             assert peaks[name].requested <= peaks[name].allocated <= peaks[name].reserved
@@ -322,12 +322,14 @@ def test_every_gpu_runs_out_below_its_memory() -> None:
 
 def test_a_profile_can_be_pickled() -> None:
     profile = trace(Net(), torch.randn(4, 1000), device="cuda")
+    assert {"allocated_peak", "reserved_peak"} <= profile._later.keys()  # not replayed yet
     copied = pickle.loads(pickle.dumps(profile))
     assert copied == profile
+    assert copied.figures() == profile.figures()
     assert copied.reserved_peak == profile.reserved_peak is not None
 
 
 def test_cpu_has_no_allocator() -> None:
     profile = trace(Net(), torch.randn(4, 1000), device="cpu")
-    assert profile.reserved_peak is None
+    assert profile.reserved_peak is profile.allocated_peak is None
     assert profile.allocator_peaks() == {}

@@ -30,6 +30,7 @@ class StandIn:
     """
 
     out_of_memory: type[BaseException] = torch.OutOfMemoryError
+    is_stand_in = False
 
     def __init__(self, gpu: Gpu | str = "a100-80gb", why_not: str = "") -> None:
         self.torch_device = torch.device("cpu")
@@ -55,6 +56,9 @@ class StandIn:
         self._known: dict[int, Any] = {}
         self._foreign: dict[int, Any] = {}
         """What is on the CPU in earnest: an operator was given it, and none had made it."""
+
+    def take_untold(self) -> tuple[str, ...]:
+        return ()
 
     def why_not(self) -> str:
         self.calls.append("why_not")

@@ -57,6 +57,7 @@ def test_the_figures_are_those_of_the_cpu_allocator(
     on_cpu = torchmem.measure(Products(), torch.randn(100_000), **options)
     cpu, cuda = on_cpu.figures(), on_gpu.figures()
     assert cuda.pop("reserved_peak") % (2 * 1024**2) == 0
+    assert cuda.pop("allocated_peak") % 512 == 0
     # The sum on the CPU takes a row of partial sums per thread, which no operator returns.
     assert cuda.keys() == cpu.keys()
     assert all(abs(cuda[name] - cpu[name]) <= 64 * FLOAT for name in cpu)
@@ -77,6 +78,7 @@ def test_blocks_and_segments_have_peaks_of_their_own(gpu: StandIn) -> None:
     profile = measured(Many())
     assert profile.baseline == 10 * FLOAT
     assert profile.allocated["forward_peak"] >= 11 * 512
+    assert profile.allocated["peak"] == profile.allocated_peak
     assert profile.allocated["peak"] % 512 == 0
     assert profile.reserved["peak"] == profile.reserved_peak == 2 * 1024**2
     assert profile.allocated.keys() == {"forward_peak", "backward_peak", "peak"}

@@ -296,6 +296,7 @@ def test_nothing_to_compare_is_not_green(tmp_path, monkeypatch, capsys):
         ({"peak": (5, 5), "forward_peak": (4, 4)}, "peak"),
         ({"peak": (5, 6), "reserved_peak": (100, 120)}, "peak"),
         ({"peak": (5, 5), "reserved_peak": (100, 120)}, "reserved_peak"),
+        ({"peak": (5, 6), "allocated_peak": (100, 120)}, "peak"),
         ({"forward_peak": (5, 9), "peak": (9, 10), "end": (1, 100)}, "end"),
         ({"forward_peak": (5, 9), "peak": (9, 10), "baseline": (1, 100)}, "forward_peak"),
     ],

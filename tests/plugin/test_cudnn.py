@@ -140,15 +140,13 @@ def test_an_answer_that_is_missing_is_told(
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     run(project, "--torchmem-update")
-    there_is(monkeypatch, "cuDNN is not installed (pip install 'pytest-torchmem[cudnn]')")
+    there_is(monkeypatch, "cuDNN is not installed (the extra cudnn)")
     project.write(test_net=TEST.replace("image()", "image(48)"))
     result, check = run(project)
     result.assert_outcomes(failed=1)  # the image is larger
     assert check["unknown_workspaces"] == [FORWARD, BACKWARD]
     (warning,) = check["warnings"]
-    assert warning.endswith(
-        "cuDNN was not asked: cuDNN is not installed (pip install 'pytest-torchmem[cudnn]')"
-    )
+    assert warning.endswith("cuDNN was not asked: cuDNN is not installed (the extra cudnn)")
 
 
 def test_another_cudnn_is_told_like_another_torch(

@@ -88,6 +88,36 @@ def test_what_fits_says_how_much_is_left(pytester: pytest.Pytester) -> None:
     assert record["headroom"] == room - record["figures"]["reserved_peak"] > 0
 
 
+def test_what_the_allocator_counts_has_limits(pytester: pytest.Pytester) -> None:
+    body = (
+        "def three():\n"
+        '    return [torch.empty(1, device="cuda") for _ in range(3)]\n'
+        "@pytest.mark.memory_budget({}=1535)\n"
+        "def test_it(torchmem):\n    torchmem.check(three)\n"
+    )
+    run(pytester, body.format("peak=1535, device='cuda', retained"))[0].assert_outcomes(passed=1)
+    for name, needed in (("allocated", "1.50 KiB"), ("reserved", "2.00 MiB")):
+        result, checks = run(pytester, body.format(name))
+        result.assert_outcomes(failed=1)
+        assert [check["device"] for check in checks] == ["cuda"]
+        assert checks[0]["message"].startswith(f"{needed} {name} peak exceeds the budget of 1.50")
+
+
+def test_a_snapshot_from_before_a_figure_was_judged_passes(pytester: pytest.Pytester) -> None:
+    body = f"def test_it(torchmem):\n    torchmem.check(net(), {ENOUGH}, device='cuda')\n"
+    run(pytester, body, "--torchmem-update")
+    (file,) = (pytester.path / "__torchmem__").glob("*.json")
+    text = file.read_text()
+    file.write_text("".join(one for one in text.splitlines(True) if "allocated_peak" not in one))
+    result, checks = run(pytester, body)
+    result.assert_outcomes(passed=1)
+    verdicts = {one["figure"]: one["verdict"] for one in checks[0]["snapshot"]["changes"]}
+    assert verdicts.pop("allocated_peak") == "new"
+    assert set(verdicts.values()) == {"same", "shown"}
+    run(pytester, body, "--torchmem-update")
+    assert file.read_text() == text
+
+
 def test_a_program_that_tries_again_fits(pytester: pytest.Pytester) -> None:
     body = (
         '@pytest.mark.memory_budget(gpu="t4")\n'

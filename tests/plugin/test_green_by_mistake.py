@@ -36,6 +36,8 @@ def budgets(light):
         ("'1 GiB', device='cuda'", "device='cpu'", "check(device='cpu'): the marker*'cuda'*"),
         ("'1 GiB', device='cpu'", "gpu='t4'", "gpu='t4' is checked on cuda alone*"),
         ("'1 GiB', gpu='t4'", "gpu='h100'", "check(gpu='h100'): the marker*says gpu='t4'*"),
+        ("allocated='1 GiB', device='cpu'", "", "allocated='1 GiB' is checked on cuda alone*"),
+        ("reserved='1 GiB', device='cpu,cuda'", "", "*(reserved='1 GiB')*nothing about the cpu*"),
         ("'1 GiB', gpus=2", "gpus=1", "check(gpus=1): the marker*says gpus=2*"),
         ("'1 GiB', device='cpu,cuda'", "device='cpu'", "not checked on cuda: the marker*"),
     ],
@@ -55,6 +57,7 @@ def test_what_contradicts_itself_fails(budgets, marker, check, message):
         ("'1 GiB', gpu='t4', device='cpu,cuda'", ["gpu='T4'"]),
         ("'1 GiB', device='cpu,cuda'", ["device='cpu', name='a'", "device='cuda', name='b'"]),
         ("gpu='t4'", ["device='cuda'"]),
+        ("'1 GiB', allocated=1000, device='cpu,cuda'", [""]),
     ],
 )
 def test_what_goes_together_passes(budgets, marker, checks):

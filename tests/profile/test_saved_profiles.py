@@ -70,7 +70,23 @@ def damaged(plain: dict[str, Any], chance: random.Random) -> bytes:
             break
         place = place[key]
     place[key] = chance.choice(
-        [None, -1, 10**400, 1.5, float("nan"), "", "forward", [], [[]], {}, True, "\udc80"]
+        [
+            *[
+                None,
+                -1,
+                10**400,
+                1.5,
+                float("nan"),
+                float("inf"),
+                "",
+                "forward",
+                [],
+                [[]],
+                {},
+                True,
+            ],
+            *["\udc80", "\x1b[2J", ["\x1b[2J"], {"\x1b[2J": "\x9b"}, "</script><script>alert(1)"],
+        ]
     )
     return json.dumps(plain).encode("utf-8", "surrogatepass")
 
@@ -78,7 +94,9 @@ def damaged(plain: dict[str, Any], chance: random.Random) -> bytes:
 def test_a_damaged_file_is_refused_or_read(
     profile: MemoryProfile, tmp_path: Path, chance: random.Random
 ) -> None:
-    """Never another error, and never figures that are not those of the timeline."""
+    """Never another error, never figures that are not those of the timeline, and nothing that a
+    terminal or a browser would run.
+    """
     file = tmp_path / "profile.json"
     profile.save(file)
     plain = file.read_text()
@@ -88,6 +106,9 @@ def test_a_damaged_file_is_refused_or_read(
             loaded = MemoryProfile.load(file)
             live = loaded.timeline.live_bytes()
             assert loaded.peak == max(live, default=0)
+            shown = loaded.table() + str(loaded) + loaded.to_csv() + loaded.to_trace_events()
+            assert "\x1b" not in shown
+            assert "<script>alert" not in loaded.to_html()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "1e999", "[" * 100_000, '{"kind": 1}'])

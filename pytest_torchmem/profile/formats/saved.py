@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import starmap
+from types import NoneType
 from typing import Any, TypeVar
 
+from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.profile.timeline import (
     Allocation,
     Confidence,
@@ -31,6 +35,62 @@ class _Numbered:
         return list(self.numbers)
 
 
+_NUMBER = (int, NoneType)
+_TEXT = (str, NoneType)
+_PLAIN: dict[str, Any] = {
+    "device": re.compile(r"(cpu|cuda)(:\d+)?"),
+    **dict.fromkeys(("gpu", "host", "torch_version", "workload", "values"), _TEXT),
+    **dict.fromkeys((*FIGURES, "world_size", "rank"), _NUMBER),
+    "warnings": [str],
+    "unknown_workspaces": [str],
+    "calibrated_workspaces": [str],
+    "library_workspaces": [str],
+    "allocator_peaks": {str: {str: int}},
+    "facts": {str: {str: str}},
+    "others": [dict],
+}
+"""What a saved profile holds beside its timeline, by name; ``str`` stands for any name."""
+
+
+def check_plain(plain: Any, spec: Any = _PLAIN, where: str = "it") -> None:
+    """Raise ``ValueError`` for what ``save`` does not write: other types, negative numbers, text
+    that would move a terminal's cursor.
+    """
+    kind: Any = spec
+    if isinstance(spec, tuple):
+        kind = type(plain) if type(plain) in spec else spec[0]
+    elif not isinstance(spec, type):
+        kind = str if isinstance(spec, re.Pattern) else type(spec)
+    if (
+        type(plain) is not kind
+        or (kind is int and plain < 0)
+        or (kind is str and escaped(plain) != plain)
+        or (isinstance(spec, re.Pattern) and not spec.fullmatch(plain))
+    ):
+        raise ValueError(f"{where} is {plain!r:.40}")
+    if isinstance(spec, list):
+        for number, value in enumerate(plain):
+            check_plain(value, spec[0], f"{where}[{number}]")
+    elif isinstance(spec, dict) and str in spec:
+        for name, value in plain.items():
+            check_plain(name, str, f"a name in {where}")
+            check_plain(value, spec[str], f"{where}[{name!r:.40}]")
+    elif isinstance(spec, dict):
+        for name in spec.keys() & plain.keys():
+            check_plain(plain[name], spec[name], str(name))
+
+
+def escaped(plain: Any) -> Any:
+    """Return JSON types with every text as ``printable_lines`` has it."""
+    if isinstance(plain, str):
+        return printable_lines(plain)
+    if isinstance(plain, list):
+        return list(map(escaped, plain))
+    if isinstance(plain, dict):
+        return {escaped(name): escaped(value) for name, value in plain.items()}
+    return plain
+
+
 def plain_timeline(timeline: Timeline) -> dict[str, Any]:
     """Return a timeline as JSON types; ``read_timeline`` reads it."""
     origins, shapes, texts = _Numbered(), _Numbered(), _Numbered()
@@ -53,7 +113,8 @@ def plain_timeline(timeline: Timeline) -> dict[str, Any]:
         "shapes": [list(shape) for shape in shapes.values()],
         "events": list(timeline.events),
         "phases": [[position, phase.value] for position, phase in timeline.phases],
-        "texts": texts.values(),
+        "calls": list(timeline.calls),
+        "texts": escaped(texts.values()),
     }
 
 
@@ -62,8 +123,9 @@ def read_timeline(plain: Any) -> Timeline:
 
     Raises ``ValueError``, ``TypeError``, ``KeyError`` or ``IndexError`` for anything else.
     """
-    texts = [_as(str, text) for text in plain["texts"]]
-    shapes = [tuple(_as(int, size) for size in shape) for shape in plain["shapes"]]
+    check_plain(plain["texts"], [str], "a text")
+    check_plain(plain["shapes"], [[int]], "a shape")
+    texts, shapes = plain["texts"], [tuple(shape) for shape in plain["shapes"]]
     origins = [
         Origin(Phase(texts[phase]), texts[module], texts[operator], texts[line], again == 1)
         for phase, module, operator, line, again in plain["origins"]
@@ -78,6 +140,8 @@ def read_timeline(plain: Any) -> Timeline:
     }
     columns: dict[str, list[Any]] = {name: _integers(plain[name]) for name in Allocation._fields}
     columns |= {name: _looked_up(columns[name], *found) for name, found in read.items()}
+    if min(columns["nbytes"], default=0) < 0:
+        raise ValueError("a size of it is negative")
     allocations = tuple(starmap(Allocation, zip(*columns.values(), strict=True)))
     events = tuple(_integers(plain["events"]))
     _check(events, len(allocations))
@@ -85,7 +149,10 @@ def read_timeline(plain: Any) -> Timeline:
     positions = [position for position, _ in phases]
     if positions != sorted(positions) or not set(positions) <= set(range(len(events) + 1)):
         raise ValueError("its phases are not in order")
-    return Timeline(allocations, events, phases)
+    calls = tuple(_integers(plain.get("calls", [])))
+    if sorted(calls) != list(calls) or not set(calls) <= set(range(len(events) + 1)):
+        raise ValueError("its calls are not in order")
+    return Timeline(allocations, events, phases, calls)
 
 
 def _check(events: Sequence[int], made: int) -> None:
