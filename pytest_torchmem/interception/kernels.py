@@ -329,13 +329,22 @@ class Kernels:
         plan.tells_values = may_be_assumed(spec, tensors, result)
         plan.is_plain = spec.is_plain and not plan.on_host
 
-    def _body(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
-        """Return what runs an operator as the sequence of others that it is; None for a leaf."""
+    def _body(
+        self, spec: OperatorSpec, device: str, outputs: Any = None
+    ) -> Callable[..., Any] | None:
+        """Return what runs an operator as the sequence of others that it is; None for a leaf.
+
+        One whose outputs' shape depends on data is shown ``outputs`` of the shape that they have.
+        """
         decomposition = spec.on(device).decomposition
         if decomposition is not None:
             machine = self._target.machine(device)
             return lambda *args, **kwargs: decomposition(
-                args, kwargs, machine=machine, call=GivenCall(args, kwargs, spec.overload)
+                args,
+                kwargs,
+                machine=machine,
+                call=GivenCall(args, kwargs, spec.overload),
+                outputs=outputs,
             )
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)
@@ -376,7 +385,7 @@ class Kernels:
         """Run an operator whose outputs' shape depends on data, which has to be known."""
         __tracebackhide__ = True
         spec, where = call.operator, device.device.type
-        body = self._body(spec, where)
+        body = None if spec.on(where).decomposition else self._body(spec, where)
         if body is not None:
             return self._run_body(body, call, device, frame)[0]
         self._parts.values.refuse_captured(call)
@@ -388,12 +397,17 @@ class Kernels:
         start = len(device.events)
         self._decompositions.by_values = True
         plan, real = plan_from_values(call, values, where)
-        result = self._with_host_outputs(call, plan, real, device, origin)
         # Where the outputs' values decide what a kernel takes, they are known here.
-        made = result if real is None else real
-        workspace = workspace_of(self._target, where, spec, made, call.args, call.kwargs)
-        if workspace is not None:
-            self._decompositions.take(workspace, device, origin)
+        shown = plan.on_meta(call.tensors) if real is None else real
+        body = self._body(spec, where, outputs=shown)
+        if body is not None:
+            result = self._decompositions.run(body, call, device)[0]
+            values.forget(argument_tensors(result))  # of anything
+        else:
+            result = self._with_host_outputs(call, plan, real, device, origin)
+            workspace = workspace_of(self._target, where, spec, shown, call.args, call.kwargs)
+            if workspace is not None:
+                self._decompositions.take(workspace, device, origin)
         values.note_outputs(call, result, real)
         work = CallWork(spec, call.args, call.kwargs, result)
         self._log.note(call.tensors, call.records, work, device, origin, start)

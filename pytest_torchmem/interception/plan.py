@@ -139,6 +139,17 @@ class Plan:
             and not self.steps
         )
 
+    def on_meta(self, tensors: list[Tensor]) -> Any:
+        """Return the outputs without memory; ``tensors`` are the operator's arguments in order."""
+
+        def shown(output: Output | Same) -> Tensor:
+            if isinstance(output, Same):
+                return tensors[output.position]
+            shape, stride = output.shape, output.stride
+            return torch.empty_strided(shape, stride, dtype=output.dtype, device="meta")
+
+        return replace_leaves(self.outputs, (Output, Same), shown)
+
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.
 

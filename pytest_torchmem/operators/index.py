@@ -309,7 +309,7 @@ NAMES = {
         log_softmax.int softmax.int
     """,
     "sorting.distinct": """
-        _unique _unique2 isin isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor
+        _unique _unique2 isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor
         unique_consecutive unique_dim unique_dim_consecutive
     """,
     "sorting.order": """

@@ -12,9 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
-from pytest_torchmem.operators.sorting.order import sort_bytes
 from pytest_torchmem.operators.without_workspace import takes_nothing
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Confidence
@@ -140,17 +138,12 @@ def test_a_selection_along_a_dimension_is_made_from_a_dense_copy() -> None:
 
 
 def test_more_than_4096_of_the_largest_are_sorted_beside_those_that_were_found() -> None:
-    x = meta(16, 50_000)
-    outputs = (meta(16, 4097), meta(16, 4097, dtype=LONG))
-    number = 16 * 4097
-    pairs = (8 * number, 8 * number, 4 * number)
-    assert sort_bytes(A100, outputs[0], -1) == (*pairs, cub.radix_sort_pairs(A100, number, 4, 8))
-    sorting = sum(sort_bytes(A100, outputs[0], -1))
-    assert sum(found("topk", outputs, x, 4097).requests) == 16 * 4097 * (4 + 8) + sorting
-    # Of each of 16 * 49 blocks 256 counts of 2 bytes and two numbers; of each row its state.
-    blocks = 16 * 49
-    own = blocks * (256 * 2 + 8) + 16 * (4 + 4 + 4 + 8) + 2 * cub.scan(blocks)
-    assert sum(found("topk", outputs, x, 4097, sorted=False).requests) == own
+    outputs = (meta(50, 5000), meta(50, 5000, dtype=LONG))
+    requests = taken("topk", outputs, meta(50, 20_000), 5000)
+    assert taken("topk", outputs, meta(50, 20_000), 5000, sorted=False) == requests[:18]
+    pairs = (2_000_000, 2_000_000, 1_000_000, 3_092_991, -3_092_991, -1_000_000, 70_143, -70_143)
+    sorting = (2_000_000, 1_000_000, *pairs, -2_000_000, -2_000_000, 2_000_000)
+    assert requests[18:] == sorting
 
 
 def test_boundaries_of_another_type_are_converted() -> None:
@@ -221,18 +214,6 @@ def test_the_gradients_of_distances_are_made_for_every_pair() -> None:
     points = meta(100, 3)
     assert taken("_pdist_forward", meta(4950), points, 2.0) == ()
     assert taken("_pdist_backward", points, meta(4950), points, 2.0, meta(4950))[0] == 99 * 1200
-
-
-def test_few_elements_are_compared_and_many_are_sorted() -> None:
-    """10 * 4096 ** 0.145 is 33.4: up to that many are compared."""
-    elements, mask = meta(4096, dtype=LONG), meta(4096, dtype=torch.bool)
-    assert taken("isin", mask, elements, meta(32, dtype=LONG)) == (32 * 4096, 4096)
-    assert taken("isin", mask, elements, 3) == ()
-    sorted_ = found("isin", mask, elements, meta(33, dtype=LONG))
-    assert sorted_.confidence is Confidence.BOUNDED
-    number = 8 * (4096 + 33)
-    sort = cub.radix_sort_pairs(A100, 4096 + 33, 8, 8)
-    assert sorted_.requests == (8 * 4096, 8 * 4096, 8 * 33, *[number] * 4, sort)
 
 
 # -- images ----------------------------------------------------------------------------------------

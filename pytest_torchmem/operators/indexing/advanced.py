@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.masks import nonzero_bytes
-from pytest_torchmem.operators.indexing.scatter import sort_of_indices
+from pytest_torchmem.operators.indexing.masks import nonzero_requests
+from pytest_torchmem.operators.indexing.scatter import linear_index, sort_of_indices
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
@@ -69,13 +69,13 @@ def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Ten
 @get.workspace("cuda")
 def dense_indices_or_positions(
     machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
-) -> Workspace | tuple[int, ...]:
+) -> tuple[int, ...]:
     """Indices of different strides are made dense, masks turned to positions; ``AdvancedIndex``."""
     masks = [found for found in indices if found is not None and found.dtype in _MASKS]
     if not masks:
         return _dense_indices([found for found in indices if found is not None])
     kept = _unindexed(input, indices)
-    return bounded(*_positions(machine, masks, outputs.numel() // kept if kept else 0))
+    return _positions(machine, masks, outputs.numel() // kept if kept else 0)
 
 
 @put.workspace("cuda")
@@ -85,6 +85,7 @@ def indices_and_sort(
     indices: Sequence[Tensor | None],
     values: Tensor,
     accumulate: bool = False,
+    unsafe: bool = False,
 ) -> Workspace | tuple[int, ...]:
     """Sums go through a sort of the indices; ``index_put_with_sort_kernel``.
 
@@ -95,15 +96,22 @@ def indices_and_sort(
     plain = [found for found in given if found.dtype not in _MASKS]
     kept = _unindexed(input, indices)
     number = _number(plain) if plain else (values.numel() // kept if kept else 0)
-    positions = _positions(machine, masks, number) if masks else ()
+    positions = _positions(machine, masks, number)
     if not (accumulate or prefers_deterministic()):
         requests = (*positions, *_dense_indices(plain))
         return bounded(*requests) if masks else requests
     moved = dense_bytes(input) if _are_apart(indices) else 0
-    copies = (contiguous_copy(input), moved, _values(values, number * kept))
-    rows = input.numel() // kept if kept else 0
+    found = [torch.empty((number,), dtype=torch.int64, device="meta") for _ in masks]
+    widened = [dense_bytes(index, torch.int64) for index in plain if index.dtype == torch.int32]
+    copies = (_values(values, number * kept), moved)
+    leading = 0 if moved else [index is None for index in indices].index(False)
+    rows = math.prod(input.shape[:leading]) * input.numel() // kept if kept else 0
     bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
-    return bounded(*positions, *copies, *sort_of_indices(machine, number, bits))
+    sort = sort_of_indices(machine, number, bits) if number * kept else ()
+    linear = linear_index(machine, [*plain, *found], checked=not unsafe)
+    linear = (*widened, *linear, *(-nbytes for nbytes in widened))
+    requests = (*positions, contiguous_copy(input), *linear, *copies, *sort)
+    return bounded(*requests) if masks else requests
 
 
 def _are_apart(indices: Sequence[Tensor | None]) -> bool:
@@ -156,5 +164,8 @@ def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
 
 def _positions(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...]:
     """What masks take as positions: ``nonzero`` of each, one after the other."""
-    positions = tuple(number * max(1, mask.dim()) * _LONG for mask in masks)
-    return (*positions, max(nonzero_bytes(gpu, mask) for mask in masks))
+    requests: tuple[int, ...] = ()
+    for mask in masks:
+        positions = number * max(1, mask.dim()) * _LONG
+        requests += (positions, *passing(*nonzero_requests(gpu, mask)))
+    return requests

@@ -16,12 +16,11 @@ from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cpu_buffers import GRAIN, sum_workspace
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
 _LONG = 8
-_BLOCKS_OF_THREAD = 16
 _ELEMENTS_OF_BLOCK = 512 * 16
 """What a block of ``nonzero_static`` looks at in one round."""
 
@@ -55,11 +54,11 @@ def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
     return tensor.shape == shape and tensor.is_contiguous()
 
 
-def nonzero_bytes(gpu: Gpu, input: Tensor) -> int:
-    """Return at most what ``nonzero`` takes beyond its result: a dense copy, a count and CUB's."""
-    blocks = gpu.multiprocessors * _BLOCKS_OF_THREAD
+def nonzero_requests(gpu: Gpu, input: Tensor) -> tuple[int, ...]:
+    """Return what ``nonzero`` takes beyond its result: a dense copy, a count and CUB's."""
     number = input.numel()
-    return contiguous_copy(input) + 4 + max(cub.reduce(blocks, 4), cub.select(number))
+    positions = passing(cub.flagged(gpu, number)) if input.dim() else ()
+    return (contiguous_copy(input), 4, *passing(cub.reduce(gpu, number, 4)), *positions)
 
 
 @operator("aten::nonzero").at_most()
@@ -74,10 +73,16 @@ def every_element(input: Tensor, mask: Tensor) -> Tensor:
     return input.new_empty(math.prod(torch.broadcast_shapes(input.shape, mask.shape)))
 
 
-@operator("aten::nonzero").workspace("cuda")
-def nonzero(machine: Gpu, input: Tensor) -> Workspace:
-    """A count, then CUB; a limit. Nonzero.cu, ``nonzero_cuda_out_impl``."""
-    return bounded(nonzero_bytes(machine, input))
+@operator("aten::nonzero").decomposition("cuda")
+def counted_then_found(machine: Gpu, outputs: Tensor, input: Tensor) -> Tensor:
+    """One dimension's positions after the other's; Nonzero.cu, ``nonzero_cuda_out_impl``."""
+    dense, count = input.contiguous(), cub.scratch(4)
+    cub.scratch(cub.reduce(machine, input.numel(), 4))
+    positions = torch.empty(outputs.shape[::-1], dtype=torch.int64)
+    if input.dim():
+        cub.scratch(cub.flagged(machine, input.numel()))
+    del count, dense
+    return positions.t()
 
 
 static = operator("aten::nonzero_static")
@@ -114,21 +119,23 @@ def counts_of_blocks(machine: Gpu, input: Tensor, size: int) -> tuple[int, ...]:
 
 
 @selected.workspace("cuda")
-def positions_of_mask(machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor) -> Workspace:
-    """The positions of the mask; a limit. IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
+def positions_of_mask(
+    machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor
+) -> tuple[int, ...]:
+    """The positions of the mask; IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     whole = mask.expand(shape)
     positions = outputs.numel() * max(1, len(shape)) * _LONG
-    return bounded(positions, nonzero_bytes(machine, whole))
+    return (positions, *nonzero_requests(machine, whole))
 
 
 scattered.workspace("cpu")(copied(source=CONTIGUOUS))
 
 
 @scattered.workspace("cuda")
-def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> Workspace:
-    """A prefix sum of the mask; a limit. IndexKernel.cpp, ``masked_scatter__cuda``."""
+def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int, ...]:
+    """A prefix sum of the mask; IndexKernel.cpp, ``masked_scatter__cuda``."""
     number = input.numel()
     whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
     copies = (contiguous_copy(whole), contiguous_copy(source), contiguous_copy(input))
-    return bounded(*copies, number * _LONG, cub.scan(number))
+    return (*copies, number * _LONG, cub.scan(number, _LONG))

@@ -67,7 +67,8 @@ def sort_where_deterministic(machine: Gpu, index: Tensor, source: Tensor) -> Wor
     if not prefers_deterministic():
         return 0
     product = dense_bytes(source)
-    return bounded(product, product, *sort_of_indices(machine, index.numel()))
+    each = index.numel() * 8
+    return bounded(product, product, each, *sort_of_indices(machine, index.numel()))
 
 
 @operator("aten::index_copy", "aten::index_copy_").workspace("cuda")
@@ -75,7 +76,8 @@ def index_copy(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
     """Exactly nothing; deterministic through an ``index_put``. ``index_copy_out``."""
     if not prefers_deterministic() or not index.numel():
         return 0
-    return bounded(contiguous_copy(source), *sort_of_indices(machine, index.numel()))
+    each = index.numel() * 8
+    return bounded(contiguous_copy(source), each, *sort_of_indices(machine, index.numel()))
 
 
 @operator("aten::index_reduce_").decomposition("cpu")

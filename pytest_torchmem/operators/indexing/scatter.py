@@ -6,13 +6,16 @@ ScatterGatherKernel.cu takes nothing, unless algorithms have to be deterministic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.extremes import pair_of_values
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
@@ -178,7 +181,7 @@ def _scattered(gpu: Gpu, input: Tensor, index: Tensor, source: Tensor) -> Worksp
     if not prefers_deterministic() or not number:
         return 0
     each = number * _INDEX
-    sorting = sort_of_indices(gpu, number)
+    sorting = (each, *sort_of_indices(gpu, number))
     if input.dim() <= 1:
         return bounded(contiguous_copy(source), *sorting)
     dense = contiguous_copy(source.as_strided(index.shape, source.stride()))
@@ -190,9 +193,26 @@ def _scattered(gpu: Gpu, input: Tensor, index: Tensor, source: Tensor) -> Worksp
 _LONG = 8
 
 
-def sort_of_indices(gpu: Gpu, number: int, bits: int | None = None) -> tuple[int, ...]:
-    """Return what is alive while indices are sorted: the linear index, the sorted ones, where they
-    stood, their range, and the sort by so many bits; Indexing.cu, ``index_put_with_sort_kernel``.
+def linear_index(gpu: Gpu, indices: Sequence[Tensor], *, checked: bool) -> tuple[int, ...]:
+    """Return what one index made of several takes: their extremes are looked at where they are
+    ``checked``, then each is wrapped and multiplied; Indexing.cu, ``computeLinearIndex``.
     """
-    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG, bits)
-    return (*[number * _LONG] * 4, sort)
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    whole = torch.empty(shape, dtype=torch.int64, device="meta")
+    product = (dense_bytes(whole), dense_bytes(whole), -dense_bytes(whole))
+    requests: tuple[int, ...] = ()
+    for position, index in enumerate(indices):
+        if checked:
+            copy = contiguous_copy(index.expand(shape).to(torch.int64))
+            found = passing(copy, *pair_of_values(gpu, whole))
+            requests += passing(_LONG, _LONG, *found, *passing(1), *passing(1))
+        requests += passing(*product) if position else product
+    return requests
+
+
+def sort_of_indices(gpu: Gpu, number: int, bits: int | None = None) -> tuple[int, ...]:
+    """Return what sorting indices takes: the sorted ones, where they stood, their range, and the
+    sort by so many bits; Indexing.cu, ``index_put_with_sort_kernel``.
+    """
+    sort = cub.radix_sort(gpu, number, _LONG, _LONG, bits)
+    return (*[number * _LONG] * 3, sort)
