@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.reduction.extremes import largest_or_smallest
+from pytest_torchmem.operators.reduction.extremes import pair_of_values
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
@@ -163,8 +163,8 @@ def bounds_and_counts(
     counts = () if out is None else (bins * input.element_size(),)
     if min != max or not input.numel():
         return counts
-    extreme = (input.element_size(), *passing(*largest_or_smallest(machine, input)))
-    return (*counts, *extreme, *extreme)
+    extremes = (input.element_size(), input.element_size(), *pair_of_values(machine, input))
+    return (*passing(*extremes), *counts)
 
 
 @counted.decomposition("cuda")
@@ -176,7 +176,7 @@ def bincount(outputs: Tensor, self: Tensor, weights: Tensor | None = None) -> Te
         return torch.empty(outputs.shape, dtype=outputs.dtype)
     if weights is not None and weights.dtype not in (torch.float32, torch.float64):
         weights = weights.to(torch.float64)
-    least, most = self.min(), self.max()
+    least, most = torch.aminmax(self)
     counts = torch.empty(outputs.shape, dtype=outputs.dtype)
     del least, most
     return counts

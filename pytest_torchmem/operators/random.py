@@ -107,19 +107,23 @@ def check_of_number(outputs: Tensor) -> int:
     return outputs.element_size()
 
 
-@operator("aten::multinomial").decomposition()
+@operator("aten::multinomial", "aten::multinomial.out").decomposition()
 def multinomial(
-    machine: Gpu | Host, self: Tensor, num_samples: int, replacement: bool = False
+    machine: Gpu | Host,
+    self: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """native/Distributions.cpp, multinomial_out: checks, and a race of exponential variables; with
     replacement (native/cpu/MultinomialKernel.cpp) the cumulated distribution of a row, of 16 bits
     in float, on CUDA (cuda/MultinomialKernel.cu) of all rows, from normalized copies.
     """
     shape = (*self.shape[:-1], num_samples)
-    result = torch.empty(shape, dtype=torch.int64)
+    result = torch.empty(shape, dtype=torch.int64) if out is None else out.resize_(shape)
     if replacement and num_samples > 1:
         if isinstance(machine, Gpu):
-            given, normalized = torch.empty_like(self), torch.empty_like(self)
+            given, normalized = self.new_empty(self.shape), self.new_empty(self.shape)
             cumulated = torch.cumsum(normalized, -1)
             del cumulated, normalized, given
             return result

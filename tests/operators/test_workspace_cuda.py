@@ -315,11 +315,76 @@ def test_deterministic_algorithms_take_another_path() -> None:
     assert taken(body, "aten::index_add_") == []
     torch.use_deterministic_algorithms(True)
     try:
-        longs = [2 * 8000, 2 * 8000, 8000, 8000, 8000, 8000]
-        assert taken(body, "aten::index_add_") == [*longs, 1]  # and CUB sorts in one tile
+        checked = [8, 8, 1, 1]
+        longs = [8000] * 5  # and CUB sorts in one tile, a range that is filled with a number first
+        assert taken(body, "aten::index_add_") == [2 * 8000, *checked, *longs, 8, 1]
     finally:
         torch.use_deterministic_algorithms(False)
     assert taken(body, "aten::index_add_") == []
+
+
+# -- in the order of their kernels -----------------------------------------------------------------
+
+LONG = torch.int64
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype, device="cuda")
+
+
+def embeddings() -> None:
+    gradient, indices = zeros(5000, 8), zeros(5000, dtype=LONG)
+    torch.ops.aten.embedding_dense_backward(gradient, indices, 100, -1, False)
+
+
+IN_ORDER: list[tuple[Callable[[], object], str]] = [
+    (
+        embeddings,
+        """160000 40000 40000 40000 40000 4607 -4607 -40000 3200 40000 8 40000 1279 -1279 -40000
+        800 800 1279 -1279 8 4800 4800 -4800 -4800 -8 -800 -800 -8 -40000 -40000 -40000""",
+    ),
+    (
+        lambda: torch.unique(zeros(20_000), return_inverse=True, return_counts=True),
+        """80000 80000 160000 160000 255999 -255999 -160000 160000 160000 1023 -1023 -160000 80000
+        8 160000 1279 -1279 -8 -160000 -80000""",
+    ),
+    (
+        lambda: zeros(20_000).median(),
+        "80000 80000 160000 160000 255999 -255999 -160000 -160000 1 4 -1 -80000",
+    ),
+    (lambda: zeros(20_000).nonzero(), "80000 4 17663 -17663 1023 -1023 -4"),
+    (
+        lambda: torch.segment_reduce(
+            zeros(10, 3), "sum", lengths=zeros(4, dtype=LONG), unsafe=True
+        ),
+        "120 32 48 8 40 -8 1279 -1279 -40",
+    ),
+    (
+        lambda: torch.bincount(zeros(1000, dtype=LONG), zeros(1000, dtype=LONG)),
+        "8000 8000 8000 8 8 8 -8 -8 -8000",
+    ),
+    (
+        lambda: zeros(3, 5000).sort(),
+        """60000 60000 120000 120000 120000 60000 194047 -194047 -60000 6655 -6655 -120000
+        -120000""",
+    ),
+]
+"""What torch 2.13.0's code for CUDA 13.0 asks an A100 for, without a GPU, while the operator runs."""
+
+
+@pytest.mark.parametrize(("body", "requests"), IN_ORDER)
+def test_requests_come_in_the_order_of_the_kernels(
+    body: Callable[[], object], requests: str
+) -> None:
+    timeline = trace(body, device="cuda", gpu="a100").timeline
+    asked = [timeline.allocations[abs(event) - 1].nbytes for event in timeline.events]
+    signed = [
+        size if event > 0 else -size
+        for event, size in zip(timeline.events, asked, strict=True)
+        if size
+    ]
+    expected = [int(one) for one in requests.split()]
+    assert signed[: len(expected)] == expected
 
 
 # -- unknown ---------------------------------------------------------------------------------------

@@ -346,9 +346,9 @@ def test_histograms_look_for_their_bounds() -> None:
     """SummaryOps.cu: a range that is given, as by counts of experts, takes nothing."""
     x = meta(64)
     assert found("histc", meta(8), x, 8, 0, 7).is_nothing
-    assert found("histc", meta(8), x, 8).requests == (4, 4)
+    assert found("histc", meta(8), x, 8).requests == (4, 4, -4, -4)
     across = found("histc", meta(8), meta(8, 8).t(), 8)
-    assert across.requests == (4, 256, -256) * 2
+    assert across.requests == (4, 4, 256, -256, -4, -4)
 
 
 def test_margin_losses_sum_the_losses_of_samples() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing.masks import nonzero_requests
-from pytest_torchmem.operators.indexing.scatter import linear_index, sort_of_indices
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.extremes import pair_of_values
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
@@ -100,18 +101,61 @@ def indices_and_sort(
     if not (accumulate or prefers_deterministic()):
         requests = (*positions, *_dense_indices(plain))
         return bounded(*requests) if masks else requests
-    moved = dense_bytes(input) if _are_apart(indices) else 0
-    found = [torch.empty((number,), dtype=torch.int64, device="meta") for _ in masks]
-    widened = [dense_bytes(index, torch.int64) for index in plain if index.dtype == torch.int32]
-    copies = (_values(values, number * kept), moved)
-    leading = 0 if moved else [index is None for index in indices].index(False)
-    rows = math.prod(input.shape[:leading]) * input.numel() // kept if kept else 0
-    bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
-    sort = sort_of_indices(machine, number, bits) if number * kept else ()
-    linear = linear_index(machine, [*plain, *found], checked=not unsafe)
-    linear = (*widened, *linear, *(-nbytes for nbytes in widened))
-    requests = (*positions, contiguous_copy(input), *linear, *copies, *sort)
+    found: list[Tensor | None] = []
+    for index in indices:
+        wide = max(1, index.dim()) if index is not None and index.dtype in _MASKS else 0
+        stand_ins = (torch.empty((number,), dtype=torch.int64, device="meta"),) * wide
+        found += stand_ins or (index,)
+    requests = (*positions, *put_in_order(machine, input, found, values, checked=not unsafe))
     return bounded(*requests) if masks else requests
+
+
+def put_in_order(
+    gpu: Gpu,
+    input: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    *,
+    checked: bool = True,
+) -> tuple[int, ...]:
+    """Return what is taken where equal indices are written in their order: one index made of
+    several, values for each, and the sort; Indexing.cu, ``index_put_with_sort_kernel``.
+    """
+    given = [index for index in indices if index is not None]
+    number, kept = _number(given), _unindexed(input, indices)
+    widened = [dense_bytes(index, torch.int64) for index in given if index.dtype == torch.int32]
+    linear = (*widened, *_linear_index(gpu, given, checked), *(-nbytes for nbytes in widened))
+    moved = dense_bytes(input) if _are_apart(indices) else 0
+    copies = (_values(values, number * kept), moved)
+    if not number * kept:
+        return (contiguous_copy(input), *linear, *copies)
+    leading = 0 if moved else [index is None for index in indices].index(False)
+    rows = math.prod(input.shape[:leading]) * input.numel() // kept
+    bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
+    sort = cub.radix_sort(gpu, number, _LONG, _LONG, bits)
+    in_order = (number * _LONG, number * _LONG, *range_of(number), sort)
+    return (contiguous_copy(input), *linear, *copies, *in_order)
+
+
+def range_of(number: int) -> tuple[int, ...]:
+    """Return what a range takes, which deterministic algorithms fill with a number first."""
+    return (number * _LONG, *(passing(_LONG) if prefers_deterministic() else ()))
+
+
+def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[int, ...]:
+    """The extremes of each are looked at, then it is wrapped and multiplied; Indexing.cu,
+    ``computeLinearIndex``.
+    """
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    whole = torch.empty(shape, dtype=torch.int64, device="meta")
+    product = (dense_bytes(whole), dense_bytes(whole), -dense_bytes(whole))
+    requests: tuple[int, ...] = ()
+    for position, index in enumerate(indices):
+        if checked:
+            found = passing(*pair_of_values(gpu, index.expand(shape).to(torch.int64)))
+            requests += passing(_LONG, _LONG, *found, *passing(1), *passing(1))
+        requests += passing(*product) if position else product
+    return requests
 
 
 def _are_apart(indices: Sequence[Tensor | None]) -> bool:

@@ -55,10 +55,13 @@ def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
 
 
 def nonzero_requests(gpu: Gpu, input: Tensor) -> tuple[int, ...]:
-    """Return what ``nonzero`` takes beyond its result: a dense copy, a count and CUB's."""
+    """Return what ``nonzero`` of a mask takes beyond its result: a dense copy, a count and CUB's.
+
+    A mask without a dimension is given one (``expandTensors``).
+    """
     number = input.numel()
-    positions = passing(cub.flagged(gpu, number)) if input.dim() else ()
-    return (contiguous_copy(input), 4, *passing(cub.reduce(gpu, number, 4)), *positions)
+    counted, found = passing(cub.reduce(gpu, number, 4)), passing(cub.flagged(gpu, number))
+    return (contiguous_copy(input), 4, *counted, *found)
 
 
 @operator("aten::nonzero").at_most()
@@ -73,16 +76,20 @@ def every_element(input: Tensor, mask: Tensor) -> Tensor:
     return input.new_empty(math.prod(torch.broadcast_shapes(input.shape, mask.shape)))
 
 
-@operator("aten::nonzero").decomposition("cuda")
-def counted_then_found(machine: Gpu, outputs: Tensor, input: Tensor) -> Tensor:
+@operator("aten::nonzero", "aten::nonzero.out").decomposition("cuda")
+def counted_then_found(
+    machine: Gpu, outputs: Tensor, input: Tensor, out: Tensor | None = None
+) -> Tensor:
     """One dimension's positions after the other's; Nonzero.cu, ``nonzero_cuda_out_impl``."""
     dense, count = input.contiguous(), cub.scratch(4)
     cub.scratch(cub.reduce(machine, input.numel(), 4))
-    positions = torch.empty(outputs.shape[::-1], dtype=torch.int64)
+    shape = outputs.shape
+    positions = torch.empty(shape[::-1], dtype=torch.int64).t() if out is None else out
+    positions.resize_(shape)
     if input.dim():
         cub.scratch(cub.flagged(machine, input.numel()))
     del count, dense
-    return positions.t()
+    return positions
 
 
 static = operator("aten::nonzero_static")
@@ -137,5 +144,5 @@ def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int
     """A prefix sum of the mask; IndexKernel.cpp, ``masked_scatter__cuda``."""
     number = input.numel()
     whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
-    copies = (contiguous_copy(whole), contiguous_copy(source), contiguous_copy(input))
-    return (*copies, number * _LONG, cub.scan(number, _LONG))
+    summed = (number * _LONG, contiguous_copy(whole), *passing(cub.scan(number, _LONG)))
+    return (*summed, contiguous_copy(source))

@@ -83,7 +83,8 @@ def prefix_sum(machine: Gpu, repeats: Tensor, output_size: int | None = None) ->
     ``repeat_interleave_common``.
     """
     number = repeats.numel()
-    sums = (number * _LONG, *passing(converted(repeats, torch.int64), cub.scan(number, _LONG)))
+    copy = converted(repeats, torch.int64) or contiguous_copy(repeats)
+    sums = (number * _LONG, *passing(copy, cub.scan(number, _LONG)))
     if output_size is not None:
         return (contiguous_copy(repeats), *sums)
     signs = torch.empty((number,), dtype=torch.bool, device="meta")

@@ -195,9 +195,10 @@ def run_lengths(number: int) -> int:
     return temporaries((ceil_div(number, _RUN_TILE) + _PADDING) * _PAIR)
 
 
-def merge_sort(number: int) -> int:
-    """Return what sorting positions by a function takes; dispatch_merge_sort.cuh."""
-    return temporaries(number * _OFFSET, (ceil_div(number, _MERGE_TILE) + 1) * _WORD)
+def merge_sort(number: int, pairs: bool = False) -> int:
+    """Return what sorting 64-bit keys by a function takes; dispatch_merge_sort.cuh."""
+    keys, starts = number * _OFFSET, (ceil_div(number, _MERGE_TILE) + 1) * _WORD
+    return temporaries(keys, keys if pairs else 0, starts)
 
 
 def running_sum(gpu: Gpu, number: int) -> int:

@@ -68,9 +68,11 @@ def largest_or_smallest(machine: Gpu, input: Tensor, dim: int | None = None) -> 
 @pair.workspace("cuda")
 @pair_by_one_kernel.workspace("cuda")
 def pair_of_values(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
-    """A pair of the input's type; ReduceAMinMaxKernel.cu."""
+    """A pair of the input's type, of all elements from a dense copy; ReduceAMinMaxKernel.cu."""
     own = input.element_size()
-    return reduced(machine, input.shape, input.stride(), dim, input.dtype, own, 2 * own, 4)
+    copy = contiguous_copy(input) if dim is None else 0
+    strides = dense_strides(input.shape) if dim is None else input.stride()
+    return (copy, *reduced(machine, input.shape, strides, dim, input.dtype, own, 2 * own, 4))
 
 
 @pair_by_one_kernel.meta()

@@ -275,14 +275,20 @@ def _distinct(elements: Tensor, with_places: bool, gpu: Gpu | None) -> tuple[Ten
     return values, places
 
 
-@operator("aten::isin.Tensor_Tensor").decomposition()
+@operator("aten::isin.Tensor_Tensor", "aten::isin.Tensor_Tensor_out").decomposition()
 def compared_or_sorted(
-    machine: Gpu | Host, elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False
+    machine: Gpu | Host,
+    elements: Tensor,
+    test_elements: Tensor,
+    *,
+    assume_unique: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """native/TensorCompare.cpp, isin_Tensor_Tensor_out: few are compared one by one, on CUDA
     (cuda/TensorCompare.cpp) at once, many are sorted together.
     """
-    result = torch.empty(elements.shape, dtype=torch.bool)
+    result = torch.empty((0,), dtype=torch.bool) if out is None else out
+    result.resize_(elements.shape)
     if test_elements.numel() < int(10.0 * elements.numel() ** 0.145) or not elements.numel():
         if isinstance(machine, Gpu) and elements.numel():
             same = elements.unsqueeze(-1) == test_elements.reshape(-1)

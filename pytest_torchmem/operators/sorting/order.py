@@ -19,6 +19,7 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     is_dense,
     transpose_scratch,
+    type_of_number,
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
@@ -191,9 +192,8 @@ def middle_number(input: Tensor) -> Tensor:
 def _middle_of_all(input: Tensor, *, skips_nan: bool) -> Tensor:
     if not input.numel():
         return torch.empty((), dtype=input.dtype)
-    flat = input.contiguous().view(-1)
-    in_order = flat.sort()[0]
-    if not skips_nan or not input.dtype.is_floating_point:
+    in_order = input.contiguous().view(-1).sort()[0]
+    if not skips_nan:
         of_last = torch.isnan(in_order[-1])
         result = torch.empty((), dtype=input.dtype)
         del of_last
@@ -242,10 +242,14 @@ def searchsorted(
     boundaries: Tensor | None = None,
     sorter: Tensor | None = None,
 ) -> tuple[int, ...]:
-    """Dense copies, and the one of a lesser type in that of the other; exact,
+    """Dense copies, and the one of a lesser type in that of the other, as is a number in a tensor;
     native/BucketizationUtils.h, ``searchsorted_maybe_trim_input_tensors``.
     """
     given = [found for found in (sorted_sequence, input, boundaries) if isinstance(found, Tensor)]
+    if not isinstance(input, Tensor):
+        number, dtype = type_of_number(input), given[0].dtype
+        cast = [dtype.itemsize] if number != dtype else []
+        return (number.itemsize, *map(contiguous_copy, (*given, sorter)), *cast)
     common = torch.result_type(*given) if len(given) > 1 else given[0].dtype
     cast = [dense_bytes(found, common) for found in given if found.dtype != common]
     return (*map(contiguous_copy, (*given, sorter)), *cast)
