@@ -322,7 +322,8 @@ class Kernels:
         spec, args, tensors = call.operator, call.args, call.tensors
         plan.numbers = numbers = numbers_of(spec, args, tensors, device)
         given, where = with_types(args, numbers), device.device.type
-        plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        if where not in spec.record.takes_first:
+            plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
         plan.work = CallWork(spec, args, call.kwargs, result)
         plan.broadcast = broadcast_of(spec.overload, tensors, plan)
         plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)

@@ -16,6 +16,7 @@ from pytest_torchmem.interception.plan import (
     Plan,
     Same,
     Step,
+    Temporary,
     plan_on_meta,
     plan_pointwise,
     remembered_plans,
@@ -23,8 +24,8 @@ from pytest_torchmem.interception.plan import (
 from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.overlay import generation
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace import environment_settings
-from pytest_torchmem.operators.workspace_of import library_output
+from pytest_torchmem.operators.workspace import Workspace, environment_settings
+from pytest_torchmem.operators.workspace_of import library_output, workspace_of
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatch.overrides import overrides, torch_function_enabled
 from pytest_torchmem.torch_private.state.settings import host_settings, kernel_settings
@@ -112,6 +113,10 @@ class Plans:
         on_host = () if captured else on_device.host_outputs
         plan.on_host = frozenset(plan.outputs[at].slot for at in on_host)
         plan.steps = _in_order(on_device.order, plan)
+        if device.type in spec.record.takes_first:
+            shown = plan.on_meta(call.tensors)
+            taken = workspace_of(self._target, device.type, spec, shown, call.args, call.kwargs)
+            plan.steps = () if taken is None else _taken_first(taken, plan)
         sized = library_output(self._target, spec, call.args, call.kwargs)
         if sized is not None:
             plan.resize(*sized)
@@ -143,6 +148,20 @@ def _in_order(order: Sequence[int], plan: Plan) -> tuple[Step, ...]:
     if any(type(output) is not Output or plan.slots[output.slot] < 0 for output in outputs):
         return ()
     return tuple(outputs)
+
+
+def _taken_first(taken: Workspace, plan: Plan) -> tuple[Step, ...]:
+    """Return the steps of a plan whose kernel makes its output with what it takes there already."""
+    steps: list[Step] = []
+    alive: list[Temporary] = []
+    for number, nbytes in enumerate(taken.requests, start=1):
+        if nbytes > 0:
+            alive.append(Temporary(number, nbytes, (), "", "", taken.confidence))
+            steps.append(alive[-1])
+            continue
+        last = max(at for at, temporary in enumerate(alive) if temporary.nbytes == -nbytes)
+        steps.append(-alive.pop(last).number)
+    return (*steps, plan.outputs, *(-temporary.number for temporary in reversed(alive)))
 
 
 class SubclassAsked(Exception):

@@ -144,7 +144,8 @@ NAMES = {
         index_put_
     """,
     "indexing.masks": """
-        masked_scatter masked_scatter_ masked_select nonzero nonzero.out nonzero_static
+        masked_scatter masked_scatter_ masked_select masked_select.out nonzero nonzero.out
+        nonzero_static
     """,
     "indexing.rearrange": """
         narrow_copy repeat_interleave repeat_interleave.Tensor roll tril tril_ triu triu_

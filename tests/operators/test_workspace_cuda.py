@@ -354,6 +354,14 @@ IN_ORDER: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: zeros(20_000).nonzero(), "80000 4 17663 -17663 1023 -1023 -4"),
     (
+        lambda: zeros(20_000)[zeros(20_000, dtype=torch.bool)],
+        "80000 20000 4 17663 -17663 1023 -1023 -4",
+    ),
+    (
+        lambda: zeros(5, 300, 2)[zeros(5, 1, dtype=LONG), zeros(1, 300, dtype=LONG)],
+        "12000 40 2400 12000 12000 12000 -12000 -12000",
+    ),
+    (
         lambda: torch.segment_reduce(
             zeros(10, 3), "sum", lengths=zeros(4, dtype=LONG), unsafe=True
         ),
@@ -369,7 +377,7 @@ IN_ORDER: list[tuple[Callable[[], object], str]] = [
         -120000""",
     ),
 ]
-"""What torch 2.13.0's code for CUDA 13.0 asks an A100 for, without a GPU, while the operator runs."""
+"""What torch 2.13.0's code for CUDA 13.0 asks an A100 for, without a GPU, in an operator."""
 
 
 @pytest.mark.parametrize(("body", "requests"), IN_ORDER)

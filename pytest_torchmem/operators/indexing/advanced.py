@@ -25,6 +25,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 get = operator("aten::index")
 put = operator("aten::_index_put_impl_")
+operator(*aten("index.Tensor _unsafe_index.Tensor"), takes_first=frozenset({"cuda"}))
 operator(
     *aten(
         "index.Tensor _unsafe_index.Tensor index_put_ index_put _unsafe_index_put _index_put_impl_"
@@ -95,19 +96,29 @@ def indices_and_sort(
     given = [found for found in indices if found is not None]
     masks = [found for found in given if found.dtype in _MASKS]
     plain = [found for found in given if found.dtype not in _MASKS]
-    kept = _unindexed(input, indices)
-    number = _number(plain) if plain else (values.numel() // kept if kept else 0)
-    positions = _positions(machine, masks, number)
+    number = _number(plain) if plain else _rows(input, indices, values)
+    requests = _positions(machine, masks, number)
+    certain = number != 1 or not masks  # one value may be for any number of positions
     if not (accumulate or prefers_deterministic()):
-        requests = (*positions, *_dense_indices(plain))
-        return bounded(*requests) if masks else requests
+        requests += _dense_indices(plain)
+        return requests if certain else bounded(*requests)
     found: list[Tensor | None] = []
     for index in indices:
         wide = max(1, index.dim()) if index is not None and index.dtype in _MASKS else 0
         stand_ins = (torch.empty((number,), dtype=torch.int64, device="meta"),) * wide
         found += stand_ins or (index,)
-    requests = (*positions, *put_in_order(machine, input, found, values, checked=not unsafe))
-    return bounded(*requests) if masks else requests
+    requests += put_in_order(machine, input, found, values, checked=not unsafe)
+    return requests if certain else bounded(*requests)
+
+
+def _rows(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
+    """How many positions masks have, as far as what is written says so."""
+    behind = input.dim() - sum(
+        max(1, index.dim()) if index is not None and index.dtype in _MASKS else 1
+        for index in indices
+    )
+    behind += len(indices) - 1 - max(at for at, index in enumerate(indices) if index is not None)
+    return values.shape[-behind - 1] if values.dim() > behind else 1
 
 
 def put_in_order(

@@ -80,16 +80,21 @@ def every_element(input: Tensor, mask: Tensor) -> Tensor:
 def counted_then_found(
     machine: Gpu, outputs: Tensor, input: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """One dimension's positions after the other's; Nonzero.cu, ``nonzero_cuda_out_impl``."""
+    """A count, and then positions; Nonzero.cu, ``nonzero_cuda_out_impl``."""
+    return _found(machine, input, len(outputs), out)
+
+
+def _found(gpu: Gpu, input: Tensor, number: int, out: Tensor | None = None) -> Tensor:
+    """One dimension's positions after the other's."""
     dense, count = input.contiguous(), cub.scratch(4)
-    cub.scratch(cub.reduce(machine, input.numel(), 4))
-    shape = outputs.shape
-    positions = torch.empty(shape[::-1], dtype=torch.int64).t() if out is None else out
-    positions.resize_(shape)
+    cub.scratch(cub.reduce(gpu, input.numel(), 4))
+    if out is None:
+        out = torch.empty((input.dim(), number), dtype=torch.int64).t()
+    out.resize_((number, input.dim()))
     if input.dim():
-        cub.scratch(cub.flagged(machine, input.numel()))
+        cub.scratch(cub.flagged(gpu, input.numel()))
     del count, dense
-    return positions
+    return out
 
 
 static = operator("aten::nonzero_static")
@@ -125,15 +130,16 @@ def counts_of_blocks(machine: Gpu, input: Tensor, size: int) -> tuple[int, ...]:
     return contiguous_copy(input), 4 * blocks, _LONG * blocks
 
 
-@selected.workspace("cuda")
+@operator("aten::masked_select", "aten::masked_select.out").decomposition("cuda")
 def positions_of_mask(
-    machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor
-) -> tuple[int, ...]:
+    machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor, out: Tensor | None = None
+) -> Tensor:
     """The positions of the mask; IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
-    shape = torch.broadcast_shapes(input.shape, mask.shape)
-    whole = mask.expand(shape)
-    positions = outputs.numel() * max(1, len(shape)) * _LONG
-    return (positions, *nonzero_requests(machine, whole))
+    whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
+    positions = _found(machine, whole if whole.dim() else whole.reshape(1), outputs.numel())
+    result = input.new_empty(outputs.shape) if out is None else out.resize_(outputs.shape)
+    del positions
+    return result
 
 
 scattered.workspace("cpu")(copied(source=CONTIGUOUS))
