@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.masks import nonzero_requests
+from pytest_torchmem.operators.indexing.masks import positions_of
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.extremes import pair_of_values
 from pytest_torchmem.operators.registry import aten, operator
@@ -107,7 +108,8 @@ def indices_and_sort(
         wide = max(1, index.dim()) if index is not None and index.dtype in _MASKS else 0
         stand_ins = (torch.empty((number,), dtype=torch.int64, device="meta"),) * wide
         found += stand_ins or (index,)
-    requests += put_in_order(machine, input, found, values, checked=not unsafe)
+    owned = [number * max(1, mask.dim()) * _LONG for mask in masks]
+    requests += put_in_order(machine, input, found, values, checked=not unsafe, owned=owned)
     return requests if certain else bounded(*requests)
 
 
@@ -128,14 +130,18 @@ def put_in_order(
     values: Tensor,
     *,
     checked: bool = True,
+    owned: Sequence[int] = (),
 ) -> tuple[int, ...]:
     """Return what is taken where equal indices are written in their order: one index made of
     several, values for each, and the sort; Indexing.cu, ``index_put_with_sort_kernel``.
+
+    Indices that are ``owned``, bytes that were taken before, are given back after the first.
     """
     given = [index for index in indices if index is not None]
     number, kept = _number(given), _unindexed(input, indices)
     widened = [dense_bytes(index, torch.int64) for index in given if index.dtype == torch.int32]
-    linear = (*widened, *_linear_index(gpu, given, checked), *(-nbytes for nbytes in widened))
+    given_back = (-nbytes for nbytes in (*widened, *owned))
+    linear = (*widened, *_linear_index(gpu, given, checked), *given_back)
     moved = dense_bytes(input) if _are_apart(indices) else 0
     copies = (_values(values, number * kept), moved)
     if not number * kept:
@@ -219,8 +225,4 @@ def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
 
 def _positions(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...]:
     """What masks take as positions: ``nonzero`` of each, one after the other."""
-    requests: tuple[int, ...] = ()
-    for mask in masks:
-        positions = number * max(1, mask.dim()) * _LONG
-        requests += (positions, *passing(*nonzero_requests(gpu, mask)))
-    return requests
+    return tuple(chain(*(positions_of(gpu, mask, number) for mask in masks)))

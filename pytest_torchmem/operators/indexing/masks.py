@@ -54,14 +54,15 @@ def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
     return tensor.shape == shape and tensor.is_contiguous()
 
 
-def nonzero_requests(gpu: Gpu, input: Tensor) -> tuple[int, ...]:
-    """Return what ``nonzero`` of a mask takes beyond its result: a dense copy, a count and CUB's.
+def positions_of(gpu: Gpu, mask: Tensor, number: int) -> tuple[int, ...]:
+    """Return what turning a mask to ``number`` positions takes, which are alive then: a dense copy,
+    a count and CUB's.
 
     A mask without a dimension is given one (``expandTensors``).
     """
-    number = input.numel()
-    counted, found = passing(cub.reduce(gpu, number, 4)), passing(cub.flagged(gpu, number))
-    return (contiguous_copy(input), 4, *counted, *found)
+    copy, elements = contiguous_copy(mask), mask.numel()
+    counted, found = passing(cub.reduce(gpu, elements, 4)), passing(cub.flagged(gpu, elements))
+    return (copy, 4, *counted, number * max(1, mask.dim()) * _LONG, *found, -4, -copy)
 
 
 @operator("aten::nonzero").at_most()
