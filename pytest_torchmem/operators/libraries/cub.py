@@ -47,6 +47,7 @@ _DISTINCT_TILES = {
 }
 _DISTINCT_KEYS_TILES = {4: (7168, 7168, 704, 2816, 704), 8: (4928, 4928, 320, 1344, 320)}
 _SCAN_BY_KEY_TILES = {4: (4480, 4032, 2304, 3840, 2304), 8: (5888, 2464, 2304, 2240, 2304)}
+"""Elements of a tile, by the size of what is looked at: since sm100, sm90, sm86 and sm80, before."""
 _SHORT_KEYS = {(1, 8): (384, 18), (2, 8): (512, 23), (1, 0): (512, 19), (2, 0): (512, 19)}
 """tuning_radix_sort.cuh, ``sm90_small_key_tuning``: threads and items by sizes of key and value."""
 
