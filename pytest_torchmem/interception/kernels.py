@@ -339,13 +339,9 @@ class Kernels:
         """
         decomposition = spec.on(device).decomposition
         if decomposition is not None:
-            machine = self._target.machine(device)
+            given = {"machine": self._target.machine(device), "outputs": outputs}
             return lambda *args, **kwargs: decomposition(
-                args,
-                kwargs,
-                machine=machine,
-                call=GivenCall(args, kwargs, spec.overload),
-                outputs=outputs,
+                args, kwargs, call=GivenCall(args, kwargs, spec.overload), **given
             )
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)
@@ -403,7 +399,7 @@ class Kernels:
         body = self._body(spec, where, outputs=shown)
         if body is not None:
             result = self._decompositions.run(body, call, device)[0]
-            values.forget(argument_tensors(result))  # of anything
+            values.forget(argument_tensors(result))  # a body computes other values
         else:
             result = self._with_host_outputs(call, plan, real, device, origin)
             workspace = workspace_of(self._target, where, spec, shown, call.args, call.kwargs)

@@ -16,7 +16,6 @@ from pytest_torchmem.interception.plan import (
     Plan,
     Same,
     Step,
-    Temporary,
     plan_on_meta,
     plan_pointwise,
     remembered_plans,
@@ -24,7 +23,7 @@ from pytest_torchmem.interception.plan import (
 from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.overlay import generation
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace import Workspace, environment_settings
+from pytest_torchmem.operators.workspace import environment_settings
 from pytest_torchmem.operators.workspace_of import library_output, workspace_of
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatch.overrides import overrides, torch_function_enabled
@@ -116,7 +115,8 @@ class Plans:
         if device.type in spec.record.takes_first:
             shown = plan.on_meta(call.tensors)
             taken = workspace_of(self._target, device.type, spec, shown, call.args, call.kwargs)
-            plan.steps = () if taken is None else _taken_first(taken, plan)
+            if taken is not None:
+                plan.take_first(taken)
         sized = library_output(self._target, spec, call.args, call.kwargs)
         if sized is not None:
             plan.resize(*sized)
@@ -148,20 +148,6 @@ def _in_order(order: Sequence[int], plan: Plan) -> tuple[Step, ...]:
     if any(type(output) is not Output or plan.slots[output.slot] < 0 for output in outputs):
         return ()
     return tuple(outputs)
-
-
-def _taken_first(taken: Workspace, plan: Plan) -> tuple[Step, ...]:
-    """Return the steps of a plan whose kernel makes its output with what it takes there already."""
-    steps: list[Step] = []
-    alive: list[Temporary] = []
-    for number, nbytes in enumerate(taken.requests, start=1):
-        if nbytes > 0:
-            alive.append(Temporary(number, nbytes, (), "", "", taken.confidence))
-            steps.append(alive[-1])
-            continue
-        last = max(at for at, temporary in enumerate(alive) if temporary.nbytes == -nbytes)
-        steps.append(-alive.pop(last).number)
-    return (*steps, plan.outputs, *(-temporary.number for temporary in reversed(alive)))
 
 
 class SubclassAsked(Exception):

@@ -15,11 +15,6 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.targets.gpus import Gpu
 
-_GENERATIONS = ((10, 0), (9, 0), (8, 6), (8, 0))
-"""The capabilities from which a column of a table of tiles is taken; the last is for those before.
-
-util_device.cuh, ``ChainedPolicy``.
-"""
 _DIGITS = 256
 _ALIGNMENT = 256
 _OFFSET = 8
@@ -32,24 +27,23 @@ _SUBSCRIPTION = 5
 _PADDING = 32
 _SPINE = 512 * 11
 _RUN_TILE = 128 * 6
-
 _MERGE_TILE = 256 * 8
 _THRUST_TILE = 64 * 5
 
-_SUM_TILES = (4576, 2688, 896, 3168, 896)
-_FLAGGED_TILES = (3520, 4224, 640, 2304, 640)
-_COUNT_TILES = (3072, 3072, 1920, 3840, 1920)
+# Elements of a tile: tuned for sm100, sm90 and sm80, and not; by the size of what is looked at.
+_SUM_TILES = (4576, 2688, 3168, 896)
+_COUNT_TILES = (3072, 3072, 3840, 1920)
+_FLAGGED_TILES = (3520, 4224, 2304, 640)
 _DISTINCT_TILES = {
-    1: (8448, 5632, 1280, 19840, 1280),
-    2: (5632, 5632, 1280, 8064, 1280),
-    4: (5760, 6528, 1280, 4608, 1280),
-    8: (4224, 4224, 640, 1920, 640),
+    1: (8448, 5632, 19840, 1280),
+    2: (5632, 5632, 8064, 1280),
+    4: (5760, 6528, 4608, 1280),
+    8: (4224, 4224, 1920, 640),
 }
-_DISTINCT_KEYS_TILES = {4: (7168, 7168, 704, 2816, 704), 8: (4928, 4928, 320, 1344, 320)}
-_SCAN_BY_KEY_TILES = {4: (4480, 4032, 2304, 3840, 2304), 8: (5888, 2464, 2304, 2240, 2304)}
-"""Elements of a tile, by the size of what is looked at: since sm100, sm90, sm86 and sm80, before."""
+_DISTINCT_KEYS_TILES = {4: (7168, 7168, 2816, 704), 8: (4928, 4928, 1344, 320)}
+_SCAN_BY_KEY_TILES = {4: (4480, 4032, 3840, 2304), 8: (5888, 2464, 2240, 2304)}
 _SHORT_KEYS = {(1, 8): (384, 18), (2, 8): (512, 23), (1, 0): (512, 19), (2, 0): (512, 19)}
-"""tuning_radix_sort.cuh, ``sm90_small_key_tuning``: threads and items by sizes of key and value."""
+"""Threads and items by sizes of key and value; ``sm90_small_key_tuning``."""
 
 
 def scratch(nbytes: int) -> Tensor:
@@ -182,7 +176,7 @@ def flagged(gpu: Gpu, number: int) -> int:
 
 def distinct(gpu: Gpu, number: int, size: int, primitive: bool = True) -> int:
     """Return what picking elements that differ from the last takes; dispatch_select_if.cuh."""
-    tiles = _DISTINCT_TILES[size] if primitive else _DISTINCT_TILES[size][-1:] * 5
+    tiles = _DISTINCT_TILES[size] if primitive else _DISTINCT_TILES[size][-1:] * 4
     return temporaries(_states(_tiles(gpu, number, tiles), 8))
 
 
@@ -211,7 +205,7 @@ def distinct_rows(gpu: Gpu, number: int, counted: bool) -> int:
     """Return what picking positions of rows that differ takes; thrust/system/cuda/detail, unique.h
     and unique_by_key.h.
     """
-    sizes = _DISTINCT_KEYS_TILES[8] if counted else (_THRUST_TILE,) * 5
+    sizes = _DISTINCT_KEYS_TILES[8] if counted else (_THRUST_TILE,) * 4
     return temporaries(temporaries(_states(_tiles(gpu, number, sizes), 8)), _OFFSET)
 
 
@@ -235,5 +229,9 @@ def reduce(gpu: Gpu, number: int, size: int) -> int:
 
 
 def _tiles(gpu: Gpu, number: int, sizes: tuple[int, ...]) -> int:
-    column = sum(gpu.capability < generation for generation in _GENERATIONS)
-    return ceil_div(number, sizes[column])
+    """Return how many tiles there are of the ``sizes`` of four generations; util_device.cuh,
+    ``ChainedPolicy``: sm86 has a policy of its own, which is not tuned, as those before sm80.
+    """
+    major, minor = gpu.capability
+    tuned = major > 8 or (major == 8 and minor < 6)
+    return ceil_div(number, sizes[max(0, 10 - major) if tuned else -1])
