@@ -597,8 +597,14 @@ def test_rows_that_are_made_shorter_are_looked_for() -> None:
 
 
 def test_a_long_slice_is_sorted_in_a_copy_to_find_its_mode() -> None:
-    long = found("mode", (meta(4), meta(4)), meta(4, 5000))
-    assert long.requests[0] == 4 * 5000 * 4
+    """The sort is what torch 2.13.0's CUDA code asks an A100 for, without a GPU."""
+    n, outputs = 1_000_000, (meta(2), meta(2))
+    long = found("mode", outputs, meta(2, n))
+    each = (8 * n, 12_342_527, -12_342_527, -8 * n)
+    assert long == Workspace((2 * n * 4, *each, *each), BOUNDED)
+    truths = found("mode", outputs, meta(2, 20_000, dtype=torch.bool))
+    each = (34_823, -34_823, 69_391, -69_391)
+    assert truths == Workspace((40_000, *each, *each))
     across = found("mode", (meta(4), meta(4)), meta(5000, 4), 0)
     assert across.requests[0] == 4 * 5000 * 4
     assert found("mode", (meta(4), meta(4)), meta(4, 2000)).requests in ((), (0,))

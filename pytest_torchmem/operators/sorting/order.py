@@ -22,8 +22,9 @@ from pytest_torchmem.operators.geometry import (
     type_of_number,
 )
 from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.cuda_buffers import HALVES
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
-from pytest_torchmem.operators.workspace import passing
+from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
@@ -210,9 +211,10 @@ def _middle_of_all(input: Tensor, *, skips_nan: bool) -> Tensor:
 
 
 @operator("aten::mode").workspace("cuda")
-def mode(machine: Gpu, input: Tensor, dim: int = -1) -> tuple[int, ...]:
-    """A dense copy with the dimension last; long slices are sorted, always in a copy, and their
-    runs counted, in less. Of booleans those that are true are counted.
+def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, ...]:
+    """A dense copy with the dimension last; long slices are sorted one by one, always in a copy,
+    and their runs counted: at most as many as there are elements. Of booleans those that are true
+    are counted. Thrust merges numbers of 16 bits of c10's, in less than their runs take.
 
     TensorModeKernel.cpp, ``mode_kernel_impl``; TensorModeKernel.cu, ``ModeImpl``.
     """
@@ -223,12 +225,14 @@ def mode(machine: Gpu, input: Tensor, dim: int = -1) -> tuple[int, ...]:
     copy = max(copy, contiguous_copy(input))
     if size <= 2048:
         return (copy,)
-    copy = copy or dense_bytes(input)
+    copy, slices = copy or dense_bytes(input), input.numel() // size
+    found = cub.reduce(machine, size, 2 * _LONG) + 2 * _LONG
     if input.dtype is torch.bool:
         count = cub.reduce(machine, size, _LONG) + _LONG
-        found = cub.reduce(machine, size, 2 * _LONG) + 2 * _LONG
-        return (copy, *passing(count), *passing(found))
-    return (copy, size * _LONG, cub.sort_in_place(machine, size, element, _LONG))
+        return (copy, *(passing(count) + passing(found)) * slices)
+    sort = cub.sort_in_place(machine, size, element, _LONG) if input.dtype not in HALVES else 0
+    runs = size * (element + _LONG) + found
+    return bounded(copy, *passing(size * _LONG, max(sort, runs)) * slices)
 
 
 search.workspace("cpu")(copied(sorted_sequence=CONTIGUOUS, self=CONTIGUOUS))
