@@ -44,7 +44,7 @@ def beside_first_tensor(call: CompositeCall) -> Any:
 
 @operator("aten::one_hot").path("cuda")
 def unchecked(call: CompositeCall, input: Tensor, num_classes: int = -1) -> Any:
-    """Only the CPU looks whether classes are in range; native/Onehot.cpp."""
+    """Zeros, and ones scattered to them: only the CPU looks at the range; native/Onehot.cpp."""
     if not input.numel() or input.dtype is not torch.int64:
         return call()
     classes = int(input.max()) + 1 if num_classes == -1 else num_classes

@@ -125,7 +125,7 @@ class OperatorRecord:
     """Positions of the outputs in the order in which the kernel makes them, if that is another one:
     it decides which blocks the caching allocator gives them."""
     takes_first: frozenset[str] = frozenset()
-    """Devices where the kernel takes what it takes before it makes its outputs."""
+    """Devices where the kernel takes its workspace before it makes its outputs."""
     takes_nothing: frozenset[str] = frozenset()
     """Devices where the kernel takes nothing beyond its outputs."""
     kernel_on: frozenset[str] = frozenset()

@@ -55,7 +55,7 @@ def sums_of_equal_indices(
     num_weights: int,
     scale_grad_by_freq: bool,
 ) -> Tensor:
-    """Of up to 3,072 indices added up at once, else sorted; ``embedding_dense_backward_cuda``."""
+    """Sums of up to 3,072 indices at once, of more by a sort; ``embedding_dense_backward_cuda``."""
     indices, gradients = indices.contiguous(), grad_output.contiguous()
     if indices.numel() <= _FEW and not scale_grad_by_freq:
         return gradients.new_empty((num_weights, gradients.shape[-1]))

@@ -30,7 +30,7 @@ _RUN_TILE = 128 * 6
 _MERGE_TILE = 256 * 8
 _THRUST_TILE = 64 * 5
 
-# Elements of a tile: tuned for sm100, sm90 and sm80, and not; by the size of what is looked at.
+# Elements of a tile, as tuned for sm100, sm90 and sm80, and for others; by the size of an element.
 _SUM_TILES = (4576, 2688, 3168, 896)
 _COUNT_TILES = (3072, 3072, 3840, 1920)
 _FLAGGED_TILES = (3520, 4224, 2304, 640)

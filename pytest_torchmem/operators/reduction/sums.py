@@ -79,7 +79,7 @@ def mask_as_numbers(input: Tensor, dim: object = None) -> int:
 
 @operator("aten::count_nonzero", "aten::count_nonzero.dim_IntList").decomposition("cuda")
 def mask_and_sum(self: Tensor, dim: Any = None) -> Tensor:
-    """A mask, and its sum."""
+    """A mask, and its sum; native/TensorAdvancedIndexing.cpp, count_nonzero_cuda."""
     mask = self if self.dtype is torch.bool else self != 0
     return mask.sum(dim)
 
@@ -122,7 +122,7 @@ def gradient_of_segments(
     lengths: Tensor | None = None,
     offsets: Tensor | None = None,
 ) -> Tensor:
-    """_segment_reduce_backward_kernel."""
+    """Dense copies, and the bounds; SegmentReduce.cu, _segment_reduce_backward_kernel."""
     given = lengths if lengths is not None else offsets
     assert given is not None
     dense = [one.contiguous() for one in (grad, output, data, given)]

@@ -114,7 +114,7 @@ def sorted_and_picked(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Sorted, with their positions for an inverse; UniqueCub.cu."""
+    """Sorted elements, with their positions for an inverse; UniqueCub.cu."""
     number, size = input.numel(), input.element_size()
     if not number:
         return _empty(outputs)
@@ -138,7 +138,7 @@ def sorted_and_picked(
 def _truths(
     gpu: Gpu, outputs: Sequence[Tensor], input: Tensor, return_inverse: bool
 ) -> tuple[Tensor, ...]:
-    """Those that are true are counted; ``UniqueCub<bool>``."""
+    """A count of those that are true; UniqueCub.cu, ``UniqueCub<bool>``."""
     count = cub.scratch(_COUNT)
     cub.scratch(cub.reduce(gpu, input.numel(), _COUNT))
     made = input.new_empty((_TRUTHS,))
@@ -163,7 +163,7 @@ def picked_in_their_order(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Not sorted; UniqueCub.cu. Along a dimension slices are."""
+    """Elements in their order, or slices of a dimension; UniqueCub.cu."""
     asked = return_inverse, return_counts
     if dim is not None:
         return _slices(machine, outputs, input, dim, *asked, in_order=True)
@@ -212,7 +212,7 @@ def sorted_slices(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Their positions are sorted, by comparing the slices; Unique.cu."""
+    """Slices by their positions, which are sorted; Unique.cu."""
     return _slices(machine, outputs, input, dim, return_inverse, return_counts, in_order=False)
 
 
@@ -225,7 +225,7 @@ def slices_in_their_order(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Not sorted; Unique.cu."""
+    """Slices in their order; Unique.cu."""
     return _slices(machine, outputs, input, dim, return_inverse, return_counts, in_order=True)
 
 
