@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -162,6 +163,8 @@ class Kernels:
         if kwargs and kwargs.get("generator") is not None:
             check_generator(kwargs["generator"], device.device)
         self._phases.find()
+        if spec.masks and device.device != _CPU:
+            call = self._with_indices_on_gpu(call, device)
         if self._quantized.are_there and self._quantized.among(tensors):
             return self._quantized.run(call, device, frame)
         if spec.holds:
@@ -185,6 +188,35 @@ class Kernels:
             flattened = [flat for one in lists if (flat := flattened_like(one)) is not None]
         self._run_planned(call, key, device, frame)
         return with_work(spec.overload, args, tensors, flattened, waits=on_gpu)
+
+    def _with_indices_on_gpu(self, call: Call, device: DeviceLedger) -> Call:
+        """Return a call whose indices are copies on the GPU where they are on the host;
+        native/TensorAdvancedIndexing.cpp, make_info. Sums begin with them where they are
+        (native/cuda/Indexing.cu, computeLinearIndex).
+        """
+        __tracebackhide__ = True
+        on_host = {
+            id(tensor)
+            for tensor, record in zip(call.tensors, call.records, strict=True)
+            if record.ledger.device == _CPU and tensor.dtype in (torch.int64, torch.int32)
+        }
+        if not on_host or True in call.args[3:4]:
+            return call
+        indices = []
+        for index in call.args[1]:
+            if id(index) in on_host:
+                with (
+                    self._decompositions.within(call.operator.name),
+                    self._interceptor.placing_on(device.device),
+                    self._interceptor.intercepting(),
+                ):
+                    index = torch.ops.aten._to_copy.default(index)
+                    index = index.long()
+            indices.append(index)
+        args = (call.args[0], indices, *call.args[2:])
+        tensors = argument_tensors((args, call.kwargs))
+        records = [self._ledger.records[storage_address(tensor)] for tensor in tensors]
+        return replace(call, args=args, tensors=tensors, records=records)
 
     def _run_on_lazy(
         self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]

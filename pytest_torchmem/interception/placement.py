@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import opcode
+from collections.abc import Callable
 from operator import attrgetter
+from types import FrameType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -18,6 +22,11 @@ from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
+_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR")
+#: The same from Python 3.14 on, as an argument of ``BINARY_OP``.
+_BY_NUMBER = {
+    number for number, (name, _) in enumerate(getattr(opcode, "_nb_ops", ())) if "SUBSCR" in name
+}
 _ledger = attrgetter("ledger")
 #: How torch begins (``compute_types`` in ATen/TensorIterator.cpp).
 ON_TWO_DEVICES = "Expected all tensors to be on the same device"
@@ -36,7 +45,13 @@ class Placement:
         self._last: DeviceLedger | None = None
         self.nested: DeviceLedger | None = None
         """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
-        self.per_thread = {"_last": lambda: None, "nested": lambda: None}
+        self._of_lists: list[StorageRecord] = []
+        """Indices that C++ has made of lists (``x[[0, 2]]``), until the index is taken."""
+        self.per_thread: dict[str, Callable[[], Any]] = {
+            "_last": lambda: None,
+            "nested": lambda: None,
+            "_of_lists": list,
+        }
         self.guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
@@ -95,6 +110,16 @@ class Placement:
         """Take note of where the tensors of a composite operator are, which is about to run."""
         self._last = device
 
+    def note_lifted(self, tensor: Tensor, frame: FrameType) -> None:
+        """Remember what C++ has made of a list in brackets: an index, beside what it indexes.
+
+        torch/csrc/autograd/python_variable_indexing.cpp, ``sequenceToVariable``.
+        """
+        code, at = frame.f_code.co_code, frame.f_lasti
+        operation = dis.opname[code[at]]
+        if operation in _SUBSCRIPTS or (operation == "BINARY_OP" and code[at + 1] in _BY_NUMBER):
+            self._of_lists.append(self._ledger.records[storage_address(tensor)])
+
     def run_on_host(self) -> None:
         """Take note of an operator that ran on real tensors of the host."""
         self._last = self._ledger.on(_CPU)
@@ -108,9 +133,11 @@ class Placement:
         """Return the device that all tensors of a call are on, or go with."""
         __tracebackhide__ = True
         if call.operator.record.across_devices:
-            if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``)
+            if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``, ``x[[0]]``)
+                of_lists, self._of_lists = self._of_lists, []
                 for record in call.records[1:]:
-                    if record.ledger is not device and self._is_guess(record):
+                    made = self._is_guess(record) or any(record is one for one in of_lists)
+                    if record.ledger is not device and made:
                         self._ledger.move(record, device)
             _check_across(call)
             return device
