@@ -58,7 +58,7 @@ from pytest_torchmem.operators.overlap import check_apart, check_written_once, k
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.operators.workspace import Buffer, as_workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
@@ -312,7 +312,7 @@ class Kernels:
         of_torch = call.operator.on(device.device.type).decomposition is None
         ahead = self._parts.values.ahead_of_body(call, of_torch=of_torch)
         with self._log.body() as inner:
-            result, plan = self._decompositions.run(body, call, device)
+            result, plan = self._decompositions.run(body, call, device, origin)
         work = CallWork(call.operator, call.args, call.kwargs, result)
         work.of_body(tuple(inner))
         if plan is not None:
@@ -371,9 +371,14 @@ class Kernels:
         """
         decomposition = spec.on(device).decomposition
         if decomposition is not None:
+            take = self._decompositions.take_within
             given = {"machine": self._target.machine(device), "outputs": outputs}
             return lambda *args, **kwargs: decomposition(
-                args, kwargs, call=GivenCall(args, kwargs, spec.overload), **given
+                args,
+                kwargs,
+                call=GivenCall(args, kwargs, spec.overload),
+                take=lambda found: take(as_workspace(found, spec.name)),
+                **given,
             )
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)
@@ -430,7 +435,7 @@ class Kernels:
         shown = plan.on_meta(call.tensors) if real is None else real
         body = self._body(spec, where, outputs=shown)
         if body is not None:
-            result = self._decompositions.run(body, call, device)[0]
+            result = self._decompositions.run(body, call, device, origin)[0]
             values.forget(argument_tensors(result))  # a body computes other values
         else:
             result = self._with_host_outputs(call, plan, real, device, origin)

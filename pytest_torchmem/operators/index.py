@@ -156,6 +156,11 @@ NAMES = {
     "indexing.scatter": """
         gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_
     """,
+    "linear_algebra.cusolver": """
+        _cholesky_solve_helper _linalg_eigh _linalg_svd cholesky cholesky_inverse geqrf
+        linalg_cholesky_ex linalg_householder_product linalg_ldl_solve linalg_lu_factor_ex
+        linalg_lu_solve linalg_qr linalg_solve_triangular ormqr triangular_solve
+    """,
     "linear_algebra.distance": """
         _cdist_backward _cdist_forward _pdist_backward
     """,

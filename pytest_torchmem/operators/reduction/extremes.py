@@ -107,8 +107,12 @@ def as_booleans(machine: Host, outputs: Tensor, input: Tensor) -> int:
 
 @truth.workspace("cuda")
 def in_type_of_input(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
-    """Without a copy, in the input's type; ReduceLogicKernel.cu, ``get_allany_iter``."""
+    """Without a copy, in the input's type; ReduceLogicKernel.cu, ``get_allany_iter``. One element
+    is converted to a boolean; native/ReduceOps.cpp, allany_impl.
+    """
     own = input.element_size()
+    if input.numel() == 1:
+        return (0 if input.dtype is torch.bool else torch.bool.itemsize,)
     return reduced(machine, input.shape, input.stride(), dim, input.dtype, 1, own, 4)
 
 
