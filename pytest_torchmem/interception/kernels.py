@@ -311,7 +311,7 @@ class Kernels:
         start, origin = len(device.events), self._origin(call.operator, frame)
         of_torch = call.operator.on(device.device.type).decomposition is None
         ahead = self._parts.values.ahead_of_body(call, of_torch=of_torch)
-        with self._log.body() as inner:
+        with self._log.body() as inner, self._placement.within_body(of_torch):
             result, plan = self._decompositions.run(body, call, device, origin)
         work = CallWork(call.operator, call.args, call.kwargs, result)
         work.of_body(tuple(inner))

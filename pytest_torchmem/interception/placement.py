@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dis
 import opcode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from types import FrameType
 from typing import Any, cast
@@ -45,12 +46,15 @@ class Placement:
         self._last: DeviceLedger | None = None
         self.nested: DeviceLedger | None = None
         """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
+        self._in_cpp = False
+        """Whether the body that is running is C++'s."""
         self._of_lists: list[StorageRecord] = []
         """Indices that C++ has made of lists (``x[[0, 2]]``), until the index is taken."""
         self.per_thread: dict[str, Callable[[], Any]] = {
             "_last": lambda: None,
             "nested": lambda: None,
             "_of_lists": list,
+            "_in_cpp": bool,
         }
         self.guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
@@ -72,6 +76,8 @@ class Placement:
         if asked is not None and asked.type == "meta":
             return None
         if target is not None:
+            if self._in_cpp and asked is None and self._is_beside_host(call):
+                return self._ledger.on(_CPU)
             return self._ledger.on(target)
         if asked is not None and asked.type != "cpu":
             named = self._target.normalise(asked)
@@ -90,6 +96,23 @@ class Placement:
             device = self._shared(call, device)
         self._last = device
         return device
+
+    @contextmanager
+    def within_body(self, in_cpp: bool) -> Iterator[None]:
+        """Let an operator's body be run: ``in_cpp``, what it makes without naming a device, and of
+        that alone, is on the host (the index that ``repeat`` makes with ``at::arange``).
+        """
+        before, self._in_cpp = self._in_cpp, in_cpp
+        try:
+            yield
+        finally:
+            self._in_cpp = before
+
+    def _is_beside_host(self, call: Call) -> bool:
+        """Return whether all of a call's tensors are on the host, or it has none and makes one."""
+        if not call.records:
+            return call.operator.takes_device
+        return all(record.ledger.device == _CPU for record in call.records)
 
     def beside_no_tensor(self, kwargs: dict[str, Any]) -> DeviceLedger:
         """Return where that is made which C++ asks the CPU for, in a call without tensors."""

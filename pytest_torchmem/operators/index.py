@@ -243,7 +243,8 @@ NAMES = {
     """,
     "random": """
         _dirichlet_grad _philox_normal _philox_uniform _sample_dirichlet _standard_gamma_grad
-        binomial dropout multinomial multinomial.out native_dropout native_dropout_backward
+        bernoulli_.Tensor binomial dropout multinomial multinomial.out native_dropout
+        native_dropout_backward
         normal.Tensor_Tensor normal.Tensor_Tensor_out normal.Tensor_float normal.Tensor_float_out
         normal.float_Tensor normal.float_Tensor_out randperm
     """,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.elementwise import like_first, like_operands
+from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
 from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import dense_bytes, lying_alike
 from pytest_torchmem.operators.libraries import cub
@@ -79,6 +79,12 @@ def mask_as_numbers(input: Tensor) -> int:
 def scaled_mask(grad_output: Tensor, mask: Tensor) -> int:
     """The mask as numbers, then scaled; native/Dropout.cpp, native_dropout_backward."""
     return mask.numel() * grad_output.element_size() + _SCALAR + grad_output.element_size()
+
+
+@operator("aten::bernoulli_.Tensor").workspace("cuda")
+def probabilities(input: Tensor, p: Tensor) -> int:
+    """Probabilities in float, or as the output in double; native/cuda/Bernoulli.cu."""
+    return converted(p, torch.float64 if input.dtype is torch.float64 else torch.float32)
 
 
 @operator("aten::normal.Tensor_float", "aten::normal.Tensor_float_out").workspace()

@@ -16,6 +16,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
     ceil_div,
+    contiguous_copy,
     dense_bytes,
     is_channels_last,
     laid_out,
@@ -280,7 +281,7 @@ def with_update_backward_workspace_on_cuda(
 ) -> Workspace | tuple[int, ...]:
     """The one of cuDNN or ATen's own, as the forward was; ``_new_batch_norm_backward_cuda``."""
     if reserve.numel() or cudnn_takes(input):
-        return unknown()
+        return unknown(contiguous_copy(grad_out, suggested_format(input)))
     return backward_workspace_on_cuda(grad_out, input, save_var, update, output_mask)
 
 

@@ -175,7 +175,13 @@ def vector_norm_on_cuda(
     dim: Dims = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[int, ...]:
-    """ReduceNormKernel.cu, ``norm_kernel_cuda_impl``, which reads 16-bit input as it is."""
+    """ReduceNormKernel.cu, ``norm_kernel_cuda_impl``, which reads 16-bit input as it is. Of single
+    elements absolute values are taken; linalg_vector_norm_out.
+    """
+    dims = (dim,) if isinstance(dim, int) else dim or range(input.dim())
+    if input.numel() and all(input.shape[at] == 1 for at in dims):
+        kept = dtype or input.dtype
+        return (converted(input, kept), dense_bytes(input, kept) if kept.is_complex else 0)
     reads = None if input.dtype in HALVES else dtype
     return copied_and_reduced(machine, outputs, input, dim, reads)
 
