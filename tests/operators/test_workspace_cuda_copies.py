@@ -466,8 +466,18 @@ def test_folded_columns_keep_the_storage_of_the_columns() -> None:
         (lambda x: 2.0**x, torch.ones(100), 808),
         (lambda x: x @ x.mT, torch.ones(5, 10, dtype=torch.complex64).conj(), 8_520_680),
         (lambda x: x.norm(2, dim=1), torch.ones(5, 1, dtype=torch.complex64), 100),
+        (lambda x: x.norm(2, 0), torch.ones(()), 8),
     ],
-    ids=["repeat", "tile", "group norm", "bernoulli", "pow", "conjugate", "norm"],
+    ids=[
+        "repeat",
+        "tile",
+        "group norm",
+        "bernoulli",
+        "pow",
+        "conjugate",
+        "norm",
+        "norm of a number",
+    ],
 )
 def test_forward_peaks(program: Callable[[Tensor], Tensor], x: Tensor, forward: int) -> None:
     model = program if isinstance(program, nn.Module) else nn.Module()

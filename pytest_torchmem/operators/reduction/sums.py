@@ -179,7 +179,7 @@ def vector_norm_on_cuda(
     elements absolute values are taken; linalg_vector_norm_out.
     """
     dims = (dim,) if isinstance(dim, int) else dim or range(input.dim())
-    if input.numel() and all(input.shape[at] == 1 for at in dims):
+    if input.dim() == 0 or (input.numel() and all(input.shape[at] == 1 for at in dims)):
         kept = dtype or input.dtype
         return (converted(input, kept), dense_bytes(input, kept) if kept.is_complex else 0)
     reads = None if input.dtype in HALVES else dtype
