@@ -36,7 +36,7 @@ from pytest_torchmem.torch_private.tensors.storages import (
     hollow_storage,
     storage_address,
 )
-from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, view_base
+from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, read_as, view_base
 
 _CPU = torch.device("cpu")
 
@@ -360,14 +360,14 @@ class Conversion:
                     memory = bytes_of(known.untyped_storage()).clone()
                 else:
                     memory = zeros(nbytes)
-                    _read_as(tensor, output.on(memory.untyped_storage())).copy_(known)
+                    read_as(tensor, output.on(memory.untyped_storage())).copy_(known)
         storage = hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)
         entry = Allocation(nbytes, kind, origin, output.shape, dtype_name(output.dtype), label)
         record = self._ledger.book(storage, entry, self._ledger.on(device), memory=memory)
         if kept:
             self._contents.show(record)
-        return _read_as(tensor, output.on(storage))
+        return read_as(tensor, output.on(storage))
 
     def _values_of(self, tensor: Tensor) -> Tensor | None:
         """Return a tensor with the values of one that the program came with, if they are known."""
@@ -380,14 +380,6 @@ class Conversion:
             return None if content is None else Output.of(tensor).on(content.untyped_storage())
         on_host = tensor.device.type == "cpu" and has_memory(tensor.untyped_storage())
         return tensor if on_host else None
-
-
-def _read_as(tensor: Tensor, other: Tensor) -> Tensor:
-    """Return another tensor with its elements conjugated and negated when they are read, as those
-    of ``tensor`` are.
-    """
-    other = torch.conj(other) if tensor.is_conj() else other
-    return torch._neg_view(other) if tensor.is_neg() else other
 
 
 def _as_before(entry: Allocation, kind: Kind, label: str = "", module: str = "") -> Allocation:

@@ -313,8 +313,11 @@ class Ledger:
         return record
 
     def move(self, record: StorageRecord, ledger: DeviceLedger) -> None:
-        """Book a storage on another device than it was thought to be made on."""
-        index = ledger.add(record.ledger.entries[record.index - 1])
+        """Book a storage on another device than it was thought to be made on, where it shares the
+        memory of no array.
+        """
+        entry = record.ledger.entries[record.index - 1]
+        index = ledger.add(entry._replace(nbytes=entry.nbytes or cast(Any, record()).nbytes()))
         record.ledger.remove(record.index)
         record.index, record.ledger = index, ledger
 

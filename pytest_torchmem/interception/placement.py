@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dis
-import opcode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from types import FrameType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -23,11 +20,6 @@ from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
-_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR")
-#: The same from Python 3.14 on, as an argument of ``BINARY_OP``.
-_BY_NUMBER = {
-    number for number, (name, _) in enumerate(getattr(opcode, "_nb_ops", ())) if "SUBSCR" in name
-}
 _ledger = attrgetter("ledger")
 #: How torch begins (``compute_types`` in ATen/TensorIterator.cpp).
 ON_TWO_DEVICES = "Expected all tensors to be on the same device"
@@ -48,12 +40,9 @@ class Placement:
         """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
         self._in_cpp = False
         """Whether the body that is running is C++'s."""
-        self._of_lists: list[StorageRecord] = []
-        """Indices that C++ has made of lists (``x[[0, 2]]``), until the index is taken."""
         self.per_thread: dict[str, Callable[[], Any]] = {
             "_last": lambda: None,
             "nested": lambda: None,
-            "_of_lists": list,
             "_in_cpp": bool,
         }
         self.guessed: dict[int, int] = {}
@@ -133,16 +122,6 @@ class Placement:
         """Take note of where the tensors of a composite operator are, which is about to run."""
         self._last = device
 
-    def note_lifted(self, tensor: Tensor, frame: FrameType) -> None:
-        """Remember what C++ has made of a list in brackets: an index, beside what it indexes.
-
-        torch/csrc/autograd/python_variable_indexing.cpp, ``sequenceToVariable``.
-        """
-        code, at = frame.f_code.co_code, frame.f_lasti
-        operation = dis.opname[code[at]]
-        if operation in _SUBSCRIPTS or (operation == "BINARY_OP" and code[at + 1] in _BY_NUMBER):
-            self._of_lists.append(self._ledger.records[storage_address(tensor)])
-
     def run_on_host(self) -> None:
         """Take note of an operator that ran on real tensors of the host."""
         self._last = self._ledger.on(_CPU)
@@ -157,10 +136,8 @@ class Placement:
         __tracebackhide__ = True
         if call.operator.record.across_devices:
             if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``, ``x[[0]]``)
-                of_lists, self._of_lists = self._of_lists, []
                 for record in call.records[1:]:
-                    made = self._is_guess(record) or any(record is one for one in of_lists)
-                    if record.ledger is not device and made:
+                    if record.ledger is not device and self._is_guess(record):
                         self._ledger.move(record, device)
             _check_across(call)
             return device
@@ -186,9 +163,15 @@ class Placement:
         if call.records and not self.guessed:
             return
         if all(self._is_guess(record) for record in call.records):
-            for tensor in argument_tensors(result):
-                record = self._ledger.records[storage_address(tensor)]
-                self.guessed[record.address] = record.index
+            self.guess(result)
+
+    def guess(self, result: Any) -> None:
+        """Remember tensors whose device nothing said, or C++ alone knows: of an index that it makes
+        of a list (torch/csrc/autograd/python_variable_indexing.cpp, ``sequenceToVariable``).
+        """
+        for tensor in argument_tensors(result):
+            record = self._ledger.records[storage_address(tensor)]
+            self.guessed[record.address] = record.index
 
     def cut(self) -> None:
         """Forget guesses about what is gone."""

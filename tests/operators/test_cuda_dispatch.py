@@ -255,10 +255,11 @@ def test_an_inverse_transform_along_a_middle_dimension_copies_twice() -> None:
     ("program", "forward", "retained"),
     [
         (lambda x: x[[1, 2, 3]], 41232, 41232),
+        (lambda x: x[torch.tensor([1, 2, 3]).numpy()], 41232, 41232),
         (lambda x: x[torch.tensor([1, 2, 3])], 41224, 41208),
         (lambda x: x[torch.tensor([1, 2], dtype=torch.int32)], 40816, 40808),
     ],
-    ids=["list", "on the host", "int32"],
+    ids=["list", "array", "on the host", "int32"],
 )
 def test_an_index_goes_to_the_gpu(
     program: Callable[[torch.Tensor], torch.Tensor], forward: int, retained: int
