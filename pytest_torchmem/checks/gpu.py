@@ -88,9 +88,12 @@ class Measurement:
 
     @property
     def confirmed(self) -> bool:
-        """Whether everything that was measured is as traced, to the byte."""
+        """Whether everything that was measured is as traced, to the byte, and no library that is not
+        there would have taken more.
+        """
         both = self.figures.keys() & self.estimate.keys()
-        return bool(both) and all(self.figures[name] == self.estimate[name] for name in both)
+        alike = bool(both) and all(self.figures[name] == self.estimate[name] for name in both)
+        return alike and not set(self.untold) - {"values"}
 
     def off(self, most: Tolerance) -> list[str]:
         """Return the peaks of which trace and measurement differ by more than ``most``.
