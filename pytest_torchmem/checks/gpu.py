@@ -88,8 +88,8 @@ class Measurement:
 
     @property
     def confirmed(self) -> bool:
-        """Whether everything that was measured is as traced, to the byte, and no library that is not
-        there would have taken more.
+        """Whether what was measured is as traced, to the byte, and no library that is not there
+        would have taken more.
         """
         both = self.figures.keys() & self.estimate.keys()
         alike = bool(both) and all(self.figures[name] == self.estimate[name] for name in both)
