@@ -244,9 +244,8 @@ NAMES = {
     "random": """
         _dirichlet_grad _philox_normal _philox_uniform _sample_dirichlet _standard_gamma_grad
         bernoulli_.Tensor binomial dropout multinomial multinomial.out native_dropout
-        native_dropout_backward
-        normal.Tensor_Tensor normal.Tensor_Tensor_out normal.Tensor_float normal.Tensor_float_out
-        normal.float_Tensor normal.float_Tensor_out randperm
+        native_dropout_backward normal.Tensor_Tensor normal.Tensor_Tensor_out normal.Tensor_float
+        normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out randperm
     """,
     "recurrent.cells": """
         _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell gru_cell lstm_cell
