@@ -98,9 +98,12 @@ class Placement:
             self._in_cpp = before
 
     def _is_beside_host(self, call: Call) -> bool:
-        """Return whether all of a call's tensors are on the host, or it has none and makes one."""
-        if not call.records:
-            return call.operator.takes_device
+        """Return whether all of a call's tensors are on the host, or it has none and makes one.
+
+        What is made like a tensor goes where the body's own call is sent (``randn_like(device=)``).
+        """
+        if not call.records or call.operator.takes_device:
+            return not call.records and call.operator.takes_device
         return all(record.ledger.device == _CPU for record in call.records)
 
     def beside_no_tensor(self, kwargs: dict[str, Any]) -> DeviceLedger:
