@@ -6,6 +6,7 @@ files, from which the run that was asked for takes them.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -93,9 +94,12 @@ class Confirmations:
                 serving.end(test, why)
         return len(begun)
 
-    def last_sign(self) -> float:
-        """Return when anything was written here last, as seconds since the epoch."""
-        return max(path.stat().st_mtime for path in (self.directory, *self.directory.iterdir()))
+    def last_sign(self, since: float) -> float:
+        """Return when a test was last at anything since then, as seconds since the epoch; infinite
+        before the first one.
+        """
+        signs = (path.stat().st_mtime for path in self.directory.glob("[tw]*-*"))
+        return max((sign for sign in signs if sign >= since), default=math.inf)
 
     def _path(self, kind: str, *parts: str) -> Path:
         return self.directory / f"{kind}-{sha256(repr(parts).encode()).hexdigest()[:24]}"

@@ -88,9 +88,12 @@ class Measurement:
 
     @property
     def confirmed(self) -> bool:
-        """Whether everything that was measured is as traced, to the byte."""
+        """Whether what was measured is as traced, to the byte, and no library that is not there
+        would have taken more.
+        """
         both = self.figures.keys() & self.estimate.keys()
-        return bool(both) and all(self.figures[name] == self.estimate[name] for name in both)
+        alike = bool(both) and all(self.figures[name] == self.estimate[name] for name in both)
+        return alike and not set(self.untold) - {"values"}
 
     def off(self, most: Tolerance) -> list[str]:
         """Return the peaks of which trace and measurement differ by more than ``most``.
@@ -275,16 +278,14 @@ def _requests(profile: MemoryProfile) -> Iterator[tuple[int, Allocation]]:
     """
     timeline = profile.timeline
     start = next((event for event, phase in timeline.phases if phase is Phase.FORWARD), 0)
-    for released, events in groupby(timeline.events[start:], lambda event: event < 0):
-        found = [timeline.allocations[abs(event) - 1] for event in events]
+    both = ((event < 0, timeline.allocations[abs(event) - 1]) for event in timeline.events[start:])
+    real = (one for one in both if one[1].nbytes)  # the allocator does not hear of empty tensors
+    for released, events in groupby(real, lambda one: one[0]):
+        found = [allocation for _, allocation in events]
         if released:
             found.sort(key=lambda allocation: -allocation.nbytes)
-        for allocation in filter(_is_real, found):
+        for allocation in found:
             yield -allocation.nbytes if released else allocation.nbytes, allocation
-
-
-def _is_real(allocation: Allocation) -> bool:
-    return bool(allocation.nbytes)  # the allocator does not hear of empty tensors
 
 
 def _apart(

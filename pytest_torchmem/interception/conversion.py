@@ -36,7 +36,7 @@ from pytest_torchmem.torch_private.tensors.storages import (
     hollow_storage,
     storage_address,
 )
-from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, view_base
+from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, read_as, view_base
 
 _CPU = torch.device("cpu")
 
@@ -360,14 +360,14 @@ class Conversion:
                     memory = bytes_of(known.untyped_storage()).clone()
                 else:
                     memory = zeros(nbytes)
-                    output.on(memory.untyped_storage()).copy_(known)
+                    read_as(tensor, output.on(memory.untyped_storage())).copy_(known)
         storage = hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)
         entry = Allocation(nbytes, kind, origin, output.shape, dtype_name(output.dtype), label)
         record = self._ledger.book(storage, entry, self._ledger.on(device), memory=memory)
         if kept:
             self._contents.show(record)
-        return output.on(storage)
+        return read_as(tensor, output.on(storage))
 
     def _values_of(self, tensor: Tensor) -> Tensor | None:
         """Return a tensor with the values of one that the program came with, if they are known."""

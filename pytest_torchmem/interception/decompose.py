@@ -37,6 +37,8 @@ class Decompositions:
         self._numbers = numbers
         self._asked: list[Workspace] = []
         """What kernels of the body that is running take and no formula gives."""
+        self._within: tuple[DeviceLedger, Origin] | None = None
+        """Where the body that is running is, and what its operators' origin is."""
         self.by_values = False
         """Whether values have decided a shape in the body that is running."""
         self.running = ""
@@ -63,8 +65,13 @@ class Decompositions:
         if self.running and (workspace.unknown or workspace.questions):
             self._asked.append(workspace)
 
+    def take_within(self, workspace: Workspace) -> None:
+        """Write down what a library takes in the course of the body that is running."""
+        assert self._within is not None
+        self.take(workspace, *self._within)
+
     def run(
-        self, body: Callable[..., Any], call: Call, device: DeviceLedger
+        self, body: Callable[..., Any], call: Call, device: DeviceLedger, origin: Origin
     ) -> tuple[Any, Plan | None]:
         """Run the operators that one is made of once; its plan repeats what they asked for.
 
@@ -82,6 +89,7 @@ class Decompositions:
         asked, position, earlier = device.asked, len(device.events), len(device.asked)
         outer_asked, self._asked = self._asked, []
         outer_by_values, self.by_values = self.by_values, False
+        outer, self._within = self._within, (device, origin)
         interceptor = self._interceptor
         try:
             with (
@@ -93,6 +101,7 @@ class Decompositions:
             self._numbers.settle()
         finally:
             inner, self._asked = joined(self._asked), outer_asked
+            self._within = outer
             by_values, self.by_values = self.by_values, self.by_values or outer_by_values
             if outermost:
                 device.asked = None

@@ -279,7 +279,10 @@ class Interceptor:
             if nowhere().touched():  # where no tensor has memory: C++ made this one of such data
                 nowhere().forget()
                 raise parts.values.unknown("a tensor is made of tensors of unknown values")
-            return parts.conversion.lift(args[0], self.placed_on or _CPU, sys._getframe(2))
+            lifted = parts.conversion.lift(args[0], self.placed_on or _CPU, sys._getframe(2))
+            if self.placed_on is None and parts.target.gpu is not None:
+                parts.placement.guess(lifted)
+            return lifted
         return self.kernels.resize(spec, args, kwargs)
 
     def _begins_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -57,7 +58,7 @@ from pytest_torchmem.operators.overlap import check_apart, check_written_once, k
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.operators.workspace import Buffer, as_workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
@@ -162,6 +163,8 @@ class Kernels:
         if kwargs and kwargs.get("generator") is not None:
             check_generator(kwargs["generator"], device.device)
         self._phases.find()
+        if spec.masks and device.device != _CPU:
+            call = self._with_indices_on_gpu(call, device)
         if self._quantized.are_there and self._quantized.among(tensors):
             return self._quantized.run(call, device, frame)
         if spec.holds:
@@ -185,6 +188,35 @@ class Kernels:
             flattened = [flat for one in lists if (flat := flattened_like(one)) is not None]
         self._run_planned(call, key, device, frame)
         return with_work(spec.overload, args, tensors, flattened, waits=on_gpu)
+
+    def _with_indices_on_gpu(self, call: Call, device: DeviceLedger) -> Call:
+        """Return a call whose indices are copies on the GPU where they are on the host;
+        native/TensorAdvancedIndexing.cpp, make_info. Sums begin with them where they are
+        (native/cuda/Indexing.cu, computeLinearIndex).
+        """
+        __tracebackhide__ = True
+        on_host = {
+            id(tensor)
+            for tensor, record in zip(call.tensors, call.records, strict=True)
+            if record.ledger.device == _CPU and tensor.dtype in (torch.int64, torch.int32)
+        }
+        if not on_host or True in call.args[3:4]:
+            return call
+        indices = []
+        for index in call.args[1]:
+            if id(index) in on_host:
+                with (
+                    self._decompositions.within(call.operator.name),
+                    self._interceptor.placing_on(device.device),
+                    self._interceptor.intercepting(),
+                ):
+                    index = torch.ops.aten._to_copy.default(index)
+                    index = index.long()
+            indices.append(index)
+        args = (call.args[0], indices, *call.args[2:])
+        tensors = argument_tensors((args, call.kwargs))
+        records = [self._ledger.records[storage_address(tensor)] for tensor in tensors]
+        return replace(call, args=args, tensors=tensors, records=records)
 
     def _run_on_lazy(
         self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -279,8 +311,8 @@ class Kernels:
         start, origin = len(device.events), self._origin(call.operator, frame)
         of_torch = call.operator.on(device.device.type).decomposition is None
         ahead = self._parts.values.ahead_of_body(call, of_torch=of_torch)
-        with self._log.body() as inner:
-            result, plan = self._decompositions.run(body, call, device)
+        with self._log.body() as inner, self._placement.within_body(of_torch):
+            result, plan = self._decompositions.run(body, call, device, origin)
         work = CallWork(call.operator, call.args, call.kwargs, result)
         work.of_body(tuple(inner))
         if plan is not None:
@@ -322,20 +354,31 @@ class Kernels:
         spec, args, tensors = call.operator, call.args, call.tensors
         plan.numbers = numbers = numbers_of(spec, args, tensors, device)
         given, where = with_types(args, numbers), device.device.type
-        plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        if where not in spec.record.takes_first:
+            plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
         plan.work = CallWork(spec, args, call.kwargs, result)
         plan.broadcast = broadcast_of(spec.overload, tensors, plan)
         plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
         plan.tells_values = may_be_assumed(spec, tensors, result)
         plan.is_plain = spec.is_plain and not plan.on_host
 
-    def _body(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
-        """Return what runs an operator as the sequence of others that it is; None for a leaf."""
+    def _body(
+        self, spec: OperatorSpec, device: str, outputs: Any = None
+    ) -> Callable[..., Any] | None:
+        """Return what runs an operator as the sequence of others that it is; None for a leaf.
+
+        One whose outputs' shape depends on data is shown ``outputs`` of the shape that they have.
+        """
         decomposition = spec.on(device).decomposition
         if decomposition is not None:
-            machine = self._target.machine(device)
+            take = self._decompositions.take_within
+            given = {"machine": self._target.machine(device), "outputs": outputs}
             return lambda *args, **kwargs: decomposition(
-                args, kwargs, machine=machine, call=GivenCall(args, kwargs, spec.overload)
+                args,
+                kwargs,
+                call=GivenCall(args, kwargs, spec.overload),
+                take=lambda found: take(as_workspace(found, spec.name)),
+                **given,
             )
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)
@@ -376,7 +419,7 @@ class Kernels:
         """Run an operator whose outputs' shape depends on data, which has to be known."""
         __tracebackhide__ = True
         spec, where = call.operator, device.device.type
-        body = self._body(spec, where)
+        body = None if spec.on(where).decomposition else self._body(spec, where)
         if body is not None:
             return self._run_body(body, call, device, frame)[0]
         self._parts.values.refuse_captured(call)
@@ -388,12 +431,17 @@ class Kernels:
         start = len(device.events)
         self._decompositions.by_values = True
         plan, real = plan_from_values(call, values, where)
-        result = self._with_host_outputs(call, plan, real, device, origin)
         # Where the outputs' values decide what a kernel takes, they are known here.
-        made = result if real is None else real
-        workspace = workspace_of(self._target, where, spec, made, call.args, call.kwargs)
-        if workspace is not None:
-            self._decompositions.take(workspace, device, origin)
+        shown = plan.on_meta(call.tensors) if real is None else real
+        body = self._body(spec, where, outputs=shown)
+        if body is not None:
+            result = self._decompositions.run(body, call, device, origin)[0]
+            values.forget(argument_tensors(result))  # a body computes other values
+        else:
+            result = self._with_host_outputs(call, plan, real, device, origin)
+            workspace = workspace_of(self._target, where, spec, shown, call.args, call.kwargs)
+            if workspace is not None:
+                self._decompositions.take(workspace, device, origin)
         values.note_outputs(call, result, real)
         work = CallWork(spec, call.args, call.kwargs, result)
         self._log.note(call.tensors, call.records, work, device, origin, start)

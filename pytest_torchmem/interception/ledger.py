@@ -313,8 +313,11 @@ class Ledger:
         return record
 
     def move(self, record: StorageRecord, ledger: DeviceLedger) -> None:
-        """Book a storage on another device than it was thought to be made on."""
-        index = ledger.add(record.ledger.entries[record.index - 1])
+        """Book a storage on another device than it was thought to be made on, where it shares the
+        memory of no array.
+        """
+        entry = record.ledger.entries[record.index - 1]
+        index = ledger.add(entry._replace(nbytes=entry.nbytes or cast(Any, record()).nbytes()))
         record.ledger.remove(record.index)
         record.index, record.ledger = index, ledger
 
@@ -353,15 +356,22 @@ class Ledger:
         origin: Origin,
         confidence: Confidence = Confidence.EXACT,
     ) -> Iterator[None]:
-        """Write down bytes that a kernel takes and gives back before it returns."""
-        indices: list[int] = []
+        """Write down bytes that a kernel takes and gives back before it returns.
+
+        A negative request gives the last one of its size back.
+        """
+        alive: list[tuple[int, int]] = []
         try:
             for nbytes in requests:
+                if nbytes < 0:
+                    last = max(at for at, (size, _) in enumerate(alive) if size == -nbytes)
+                    ledger.remove(alive.pop(last)[1])
+                    continue
                 entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", "", confidence)
-                indices.append(ledger.add(entry))
+                alive.append((nbytes, ledger.add(entry)))
             yield
         finally:  # the device may have no memory for the second of two
-            for index in reversed(indices):  # C++ destroys what was made last first
+            for _, index in reversed(alive):  # C++ destroys what was made last first
                 ledger.remove(index)
 
     def keep(self, buffer: Buffer, in_engine: bool, ledger: DeviceLedger, origin: Origin) -> None:

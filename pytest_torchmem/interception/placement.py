@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -36,7 +38,13 @@ class Placement:
         self._last: DeviceLedger | None = None
         self.nested: DeviceLedger | None = None
         """Where values of a nested tensor are while its kernel runs; its sizes are the host's."""
-        self.per_thread = {"_last": lambda: None, "nested": lambda: None}
+        self._in_cpp = False
+        """Whether the body that is running is C++'s."""
+        self.per_thread: dict[str, Callable[[], Any]] = {
+            "_last": lambda: None,
+            "nested": lambda: None,
+            "_in_cpp": bool,
+        }
         self.guessed: dict[int, int] = {}
         """Storages that C++ asked for without saying beside which tensor: a device guessed."""
 
@@ -57,6 +65,8 @@ class Placement:
         if asked is not None and asked.type == "meta":
             return None
         if target is not None:
+            if self._in_cpp and asked is None and self._is_beside_host(call):
+                return self._ledger.on(_CPU)
             return self._ledger.on(target)
         if asked is not None and asked.type != "cpu":
             named = self._target.normalise(asked)
@@ -75,6 +85,26 @@ class Placement:
             device = self._shared(call, device)
         self._last = device
         return device
+
+    @contextmanager
+    def within_body(self, in_cpp: bool) -> Iterator[None]:
+        """Let an operator's body be run: ``in_cpp``, what it makes without naming a device, and of
+        that alone, is on the host (the index that ``repeat`` makes with ``at::arange``).
+        """
+        before, self._in_cpp = self._in_cpp, in_cpp
+        try:
+            yield
+        finally:
+            self._in_cpp = before
+
+    def _is_beside_host(self, call: Call) -> bool:
+        """Return whether all of a call's tensors are on the host, or it has none and makes one.
+
+        What is made like a tensor goes where the body's own call is sent (``randn_like(device=)``).
+        """
+        if not call.records or call.operator.takes_device:
+            return not call.records and call.operator.takes_device
+        return all(record.ledger.device == _CPU for record in call.records)
 
     def beside_no_tensor(self, kwargs: dict[str, Any]) -> DeviceLedger:
         """Return where that is made which C++ asks the CPU for, in a call without tensors."""
@@ -108,7 +138,7 @@ class Placement:
         """Return the device that all tensors of a call are on, or go with."""
         __tracebackhide__ = True
         if call.operator.record.across_devices:
-            if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``)
+            if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``, ``x[[0]]``)
                 for record in call.records[1:]:
                     if record.ledger is not device and self._is_guess(record):
                         self._ledger.move(record, device)
@@ -136,9 +166,15 @@ class Placement:
         if call.records and not self.guessed:
             return
         if all(self._is_guess(record) for record in call.records):
-            for tensor in argument_tensors(result):
-                record = self._ledger.records[storage_address(tensor)]
-                self.guessed[record.address] = record.index
+            self.guess(result)
+
+    def guess(self, result: Any) -> None:
+        """Remember tensors whose device nothing said, or C++ alone knows: of an index that it makes
+        of a list (torch/csrc/autograd/python_variable_indexing.cpp, ``sequenceToVariable``).
+        """
+        for tensor in argument_tensors(result):
+            record = self._ledger.records[storage_address(tensor)]
+            self.guessed[record.address] = record.index
 
     def cut(self) -> None:
         """Forget guesses about what is gone."""

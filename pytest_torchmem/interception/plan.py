@@ -20,7 +20,12 @@ from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
+from pytest_torchmem.step.trees import (
+    argument_leaves,
+    argument_tensors,
+    replace_leaves,
+    replace_tensors,
+)
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.meta import OnlyCpp, run_on_meta
@@ -138,6 +143,31 @@ class Plan:
             and self.slots[0] >= 0
             and not self.steps
         )
+
+    def on_meta(self, tensors: list[Tensor]) -> Any:
+        """Return the outputs without memory; ``tensors`` are the operator's arguments in order."""
+
+        def shown(output: Output | Same) -> Tensor:
+            if isinstance(output, Same):
+                return tensors[output.position]
+            shape, stride = output.shape, output.stride
+            return torch.empty_strided(shape, stride, dtype=output.dtype, device="meta")
+
+        return replace_leaves(self.outputs, (Output, Same), shown)
+
+    def take_first(self, workspace: Workspace) -> None:
+        """Let the kernel make its outputs when what it takes is there, and give that back then."""
+        steps: list[Step] = []
+        alive: list[Temporary] = []
+        for number, nbytes in enumerate(workspace.requests, start=1):
+            if nbytes > 0:
+                alive.append(Temporary(number, nbytes, (), "", "", workspace.confidence))
+                steps.append(alive[-1])
+            else:
+                last = max(at for at, one in enumerate(alive) if one.nbytes == -nbytes)
+                steps.append(-alive.pop(last).number)
+        outputs = self.steps or argument_leaves(self.outputs, (Output,))
+        self.steps = (*steps, *outputs, *(-one.number for one in reversed(alive)))
 
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.

@@ -24,7 +24,7 @@ from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.overlay import generation
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import environment_settings
-from pytest_torchmem.operators.workspace_of import library_output
+from pytest_torchmem.operators.workspace_of import library_output, workspace_of
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatch.overrides import overrides, torch_function_enabled
 from pytest_torchmem.torch_private.state.settings import host_settings, kernel_settings
@@ -112,6 +112,11 @@ class Plans:
         on_host = () if captured else on_device.host_outputs
         plan.on_host = frozenset(plan.outputs[at].slot for at in on_host)
         plan.steps = _in_order(on_device.order, plan)
+        if device.type in spec.record.takes_first:
+            shown = plan.on_meta(call.tensors)
+            taken = workspace_of(self._target, device.type, spec, shown, call.args, call.kwargs)
+            if taken is not None:
+                plan.take_first(taken)
         sized = library_output(self._target, spec, call.args, call.kwargs)
         if sized is not None:
             plan.resize(*sized)

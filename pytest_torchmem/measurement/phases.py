@@ -76,8 +76,10 @@ class PhaseMeter:
     def peaks(self, counter: str) -> dict[Phase, int]:
         """Return the peak of every phase that ran, as a trace's timeline has it."""
         peaks: dict[Phase, int] = {}
-        for span in self._counting():
-            peaks[span.phase] = max(peaks.get(span.phase, 0), span.peaks[counter])
+        for span in self.spans:
+            asks = span.requests or span.phase is not Phase.BACKWARD
+            phase = span.phase if asks else Phase.BETWEEN  # as Timeline.course
+            peaks[phase] = max(peaks.get(phase, 0), span.peaks[counter])
         return peaks
 
     def ends(self, counter: str, phase: Phase) -> list[int]:
@@ -90,13 +92,7 @@ class PhaseMeter:
 
     def boundaries(self) -> list[tuple[int, Phase]]:
         """Return how many requests and releases came before each phase."""
-        return [(span.events, span.phase) for span in self._counting()]
-
-    def _counting(self) -> Iterator[Span]:
-        """Leave out a backward that only made views: a trace sees nothing of it either."""
-        for span in self.spans:
-            if span.phase is not Phase.BACKWARD or span.requests:
-                yield span
+        return [(span.events, span.phase) for span in self.spans]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 #: Parameters that are no arguments of the operator: what a trace hands over besides, and all the
 #: arguments that were given, for what is the same for operators of other schemas: those with a
 #: position, the tensors among them, or all by name.
-BESIDES = frozenset({"machine", "outputs", "call", "nested", "known", "cudnn"})
+BESIDES = frozenset({"machine", "outputs", "call", "nested", "known", "cudnn", "take"})
 WHOLES = frozenset({"operands", "tensors", "arguments"})
 _EMPTY = inspect.Parameter.empty
 _MISSING: Any = object()

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.registry import aten, operator
 
@@ -27,7 +30,7 @@ from pytest_torchmem.operators.registry import aten, operator
     # native/Dropout.cpp (make_feature_noise): results, and what they are picked by.
     *aten("""
         combinations feature_alpha_dropout feature_alpha_dropout_ feature_dropout feature_dropout_
-        linalg_matrix_power linalg_vander one_hot pad_sequence vander
+        linalg_matrix_power linalg_vander pad_sequence vander
     """),
     # native/SpectralOps.cpp: windows.
     *aten("istft stft stft.center"),
@@ -37,3 +40,12 @@ from pytest_torchmem.operators.registry import aten, operator
 def beside_first_tensor(call: CompositeCall) -> Any:
     """As on the CPU."""
     return call()
+
+
+@operator("aten::one_hot").path("cuda")
+def unchecked(call: CompositeCall, input: Tensor, num_classes: int = -1) -> Any:
+    """Zeros, and ones scattered to them: only the CPU looks at the range; native/Onehot.cpp."""
+    if not input.numel() or input.dtype is not torch.int64:
+        return call()
+    classes = int(input.max()) + 1 if num_classes == -1 else num_classes
+    return input.new_zeros((*input.shape, classes)).scatter_(-1, input.unsqueeze(-1), 1)

@@ -166,6 +166,12 @@ def power(outputs: Tensor, input: Operand, exponent: Operand) -> int:
     return converted(input, outputs.dtype) + converted(exponent, outputs.dtype)
 
 
+@operator("aten::pow.Scalar").workspace("cuda")
+def base_on_gpu(input: complex) -> int:
+    """The base in a tensor on the GPU, unless it is 1; native/Pow.cpp, pow_Scalar_out."""
+    return 0 if input == 1 else type_of_number(input).itemsize
+
+
 @operator("aten::abs", "aten::angle").workspace()
 def complex_to_real(input: Tensor) -> int:
     """The complex result before its real part is taken; native/UnaryOps.cpp,

@@ -14,8 +14,8 @@ from pytest_torchmem.operators.index import NAMES
 PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
-        "activations answers checks checks_of_values composites elementwise factories foreach "
-        "fourier fourier_in_half histograms quantization random softmax windows "
+        "activations answers checks checks_of_values composites derivatives elementwise factories "
+        "foreach fourier fourier_in_half histograms quantization random softmax windows "
         "without_workspace"
     ),
     "attention": (
@@ -26,7 +26,7 @@ _MODULES = {
     "distributed": "lists",
     "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows scatter",
-    "linear_algebra": "distance lapack lu matrix_exp work",
+    "linear_algebra": "cusolver distance lapack lu matrix_exp work",
     "losses": "ctc elementwise likelihood",
     "matmul": "low_precision products wider_products",
     "nested": "conversion",

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.reduction.extremes import largest_or_smallest
+from pytest_torchmem.operators.reduction.extremes import pair_of_values
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -156,19 +157,29 @@ def bounds_and_counts(
     max: float = 0,
     out: Tensor | None = None,
 ) -> tuple[int, ...]:
-    """The least element, and then the greatest, where no range is given; counts, which are copied
-    to where they shall go; SummaryOps.cu, _histc_cuda_template.
+    """The least element and the greatest, where no range is given; counts, which are copied to
+    where they shall go; SummaryOps.cu, _histc_cuda_template.
     """
     counts = () if out is None else (bins * input.element_size(),)
     if min != max or not input.numel():
         return counts
-    return (*counts, input.element_size(), *largest_or_smallest(machine, input))
+    extremes = (input.element_size(), input.element_size(), *pair_of_values(machine, input))
+    return (*passing(*extremes), *counts)
 
 
-@counted.workspace("cuda")
-def bincount(weights: Tensor | None = None) -> tuple[int, ...]:
-    """Counts in ``int64`` or a result in float; exact, SummaryOps.cu."""
-    return (dense_bytes(weights),)
+@counted.decomposition("cuda")
+def bincount(outputs: Tensor, self: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The extremes, and weights that are not of floating point in double; SummaryOps.cu,
+    _bincount_cuda_template.
+    """
+    if not self.numel():
+        return torch.empty(outputs.shape, dtype=outputs.dtype)
+    if weights is not None and weights.dtype not in (torch.float32, torch.float64):
+        weights = weights.to(torch.float64)
+    least, most = torch.aminmax(self)
+    counts = torch.empty(outputs.shape, dtype=outputs.dtype)
+    del least, most
+    return counts
 
 
 @counted.workspace("cpu")

@@ -144,7 +144,8 @@ NAMES = {
         index_put_
     """,
     "indexing.masks": """
-        masked_scatter masked_scatter_ masked_select nonzero nonzero_static
+        masked_scatter masked_scatter_ masked_select masked_select.out nonzero nonzero.out
+        nonzero_static
     """,
     "indexing.rearrange": """
         narrow_copy repeat_interleave repeat_interleave.Tensor roll tril tril_ triu triu_
@@ -154,6 +155,11 @@ NAMES = {
     """,
     "indexing.scatter": """
         gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_
+    """,
+    "linear_algebra.cusolver": """
+        _cholesky_solve_helper _linalg_eigh _linalg_svd cholesky cholesky_inverse geqrf
+        linalg_cholesky_ex linalg_householder_product linalg_ldl_solve linalg_lu_factor_ex
+        linalg_lu_solve linalg_qr linalg_solve_triangular ormqr triangular_solve
     """,
     "linear_algebra.distance": """
         _cdist_backward _cdist_forward _pdist_backward
@@ -237,9 +243,9 @@ NAMES = {
     """,
     "random": """
         _dirichlet_grad _philox_normal _philox_uniform _sample_dirichlet _standard_gamma_grad
-        binomial dropout multinomial native_dropout native_dropout_backward normal.Tensor_Tensor
-        normal.Tensor_Tensor_out normal.Tensor_float normal.Tensor_float_out normal.float_Tensor
-        normal.float_Tensor_out randperm
+        bernoulli_.Tensor binomial dropout multinomial multinomial.out native_dropout
+        native_dropout_backward normal.Tensor_Tensor normal.Tensor_Tensor_out normal.Tensor_float
+        normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out randperm
     """,
     "recurrent.cells": """
         _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell gru_cell lstm_cell
@@ -267,8 +273,8 @@ NAMES = {
         any.dims argmax argmin equal max max.dim min min.dim
     """,
     "reduction.sums": """
-        _segment_reduce_backward amax amin count_nonzero linalg_vector_norm mean nansum norm prod
-        std std_mean sum trace var var_mean
+        _segment_reduce_backward amax amin count_nonzero count_nonzero.dim_IntList
+        linalg_vector_norm mean nansum norm prod segment_reduce std std_mean sum trace var var_mean
     """,
     "resampling.grid_sampler": """
         _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
@@ -309,8 +315,8 @@ NAMES = {
         log_softmax.int softmax.int
     """,
     "sorting.distinct": """
-        _unique _unique2 isin isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor
-        unique_consecutive unique_dim unique_dim_consecutive
+        _unique _unique2 isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor
+        isin.Tensor_Tensor_out unique_consecutive unique_dim unique_dim_consecutive
     """,
     "sorting.order": """
         bucketize kthvalue median mode nanmedian searchsorted sort sort.stable topk

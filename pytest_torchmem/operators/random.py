@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.elementwise import like_first, like_operands
+from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
 from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, lying_alike
+from pytest_torchmem.operators.geometry import dense_bytes, lying_alike
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cuda_buffers import reduced
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
 
 _LONG = 8
 
@@ -80,6 +81,12 @@ def scaled_mask(grad_output: Tensor, mask: Tensor) -> int:
     return mask.numel() * grad_output.element_size() + _SCALAR + grad_output.element_size()
 
 
+@operator("aten::bernoulli_.Tensor").workspace("cuda")
+def probabilities(input: Tensor, p: Tensor) -> int:
+    """Probabilities in float, or as the output in double; native/cuda/Bernoulli.cu."""
+    return converted(p, torch.float64 if input.dtype is torch.float64 else torch.float32)
+
+
 @operator("aten::normal.Tensor_float", "aten::normal.Tensor_float_out").workspace()
 def deviations(outputs: Tensor) -> int:
     """A tensor for the deviation, which is left empty; native/DistributionTemplates.h,
@@ -106,55 +113,56 @@ def check_of_number(outputs: Tensor) -> int:
     return outputs.element_size()
 
 
-@operator("aten::multinomial").decomposition("cpu")
-def multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+@operator("aten::multinomial", "aten::multinomial.out").decomposition()
+def multinomial(
+    machine: Gpu | Host,
+    self: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
     """native/Distributions.cpp, multinomial_out: checks, and a race of exponential variables; with
     replacement (native/cpu/MultinomialKernel.cpp) the cumulated distribution of a row, of 16 bits
-    in float.
+    in float, on CUDA (cuda/MultinomialKernel.cu) of all rows, from normalized copies.
     """
     shape = (*self.shape[:-1], num_samples)
-    result = torch.empty(shape, dtype=torch.int64)
+    result = torch.empty(shape, dtype=torch.int64) if out is None else out.resize_(shape)
     if replacement and num_samples > 1:
+        if isinstance(machine, Gpu):
+            given, normalized = self.new_empty(self.shape), self.new_empty(self.shape)
+            cumulated = torch.cumsum(normalized, -1)
+            del cumulated, normalized, given
+            return result
         dtype = torch.float32 if self.dtype.itemsize == 2 else self.dtype
         self.new_empty((self.shape[-1],), dtype=dtype)
         return result
     least, most = torch.aminmax(self)
     valid = (least >= 0) & (most < torch.inf)
-    impossible = self.sum(-1) == 0
+    total = self.sum(-1)
+    impossible = total == 0
     if self.dim() > 1:
         impossible = impossible.any()
+    del total
     torch.bitwise_not(impossible)
     race = torch.empty_like(self)
     if num_samples > 1:
         values = self.new_empty(shape)
+        if isinstance(machine, Gpu):
+            torch.topk(race, num_samples, -1, out=(values, result))
         del values
     del race, impossible, valid, least, most
     return result
 
 
-@operator("aten::multinomial").workspace("cuda")
-def race_or_cumulated(
-    machine: Gpu, input: Tensor, num_samples: int, replacement: bool = False
-) -> Workspace | tuple[int, ...]:
-    """Without replacement or of one sample: exponential numbers, and the largest of them.
-
-    native/Distributions.cpp, ``multinomial_out``; with replacement MultinomialKernel.cu.
-    """
-    whole = dense_bytes(input)
-    if num_samples == 1:
-        largest = reduced(machine, input.shape, input.stride(), -1, input.dtype, _LONG, 16, 4)
-        return (whole, *largest)
-    if not replacement:
-        values = num_samples * (input.numel() // max(1, input.shape[-1])) * input.element_size()
-        return bounded(whole, values, contiguous_copy(input))
-    return bounded(whole, whole, whole)
-
-
 @operator("aten::randperm").workspace("cuda")
-def randperm(machine: Gpu, outputs: Tensor, n: int) -> Workspace | int:
-    """Small ones come from the host; others are sorted by random keys. Randperm.cu."""
-    if n < 30_000:
-        return 0
-    keys, values = n * _LONG, n * outputs.element_size()
-    sort = cub.radix_sort_pairs(machine, n, _LONG, outputs.element_size())
-    return bounded(keys, keys, values, sort)
+def randperm(machine: Gpu, outputs: Tensor, n: int) -> tuple[int, ...]:
+    """The number in the type of the result; positions, and random keys that sort them, of as many
+    bits as make equal ones unlikely. Randperm.cu.
+    """
+    size = outputs.element_size()
+    if n < 1:
+        return passing(size)
+    bits = min(64, math.ceil(math.log2(n - (6.0 * n * n + 1) / (12 * math.log(0.9)))))
+    key = 4 if bits <= 32 else _LONG
+    sort = cub.radix_sort(machine, n, key, size, bits)
+    return (*passing(size), n * size, n * key, n * key, sort)

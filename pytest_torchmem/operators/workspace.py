@@ -11,8 +11,9 @@ Besides arguments of the operator it may take ``machine``, the ``Host`` or ``Gpu
 stands for, ``outputs``, what the operator returned, and ``cudnn``, which it can ask. Tensors have
 their geometry (``shape``, ``stride()``, ``dtype``, ``numel()``) and no data. A function returns the
 bytes at the kernel's own peak beyond what was live before it and its outputs: an ``int``, a tuple
-of the single requests that are alive together then, or a ``Workspace``, which can also say that the
-figure is a limit, that it is not known, and which buffers stay after the kernel has returned.
+of the single requests in their order, or a ``Workspace``, which can also say that the figure is a
+limit, that it is not known, and which buffers stay after the kernel has returned. What a kernel
+gives back before it makes more requests is there again with a minus (``passing``).
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What a kernel takes: ``requests`` in bytes, alive together, and buffers that stay.
+    """What a kernel takes: ``requests`` in bytes, in their order, and buffers that stay.
+
+    A negative one gives back the last of its size; what is not given back is alive to the end.
 
     Of a workspace whose size is ``UNKNOWN``, ``requests`` are the part that is known, and
     ``unknown`` names the operators, and so does ``calibrated`` of those whose size was measured.
@@ -80,6 +83,17 @@ _VARIABLES = (
 )
 
 
+def passing(*requests: int) -> tuple[int, ...]:
+    """Return ``requests`` that are given back before the next ones are made."""
+    alive: list[int] = []
+    for nbytes in filter(None, requests):
+        if nbytes > 0:
+            alive.append(nbytes)
+        else:
+            alive.remove(-nbytes)
+    return (*requests, *(-nbytes for nbytes in reversed(alive)))
+
+
 def bounded(*requests: int) -> Workspace:
     """Return a workspace of at most ``requests`` bytes."""
     return Workspace(requests, Confidence.BOUNDED)
@@ -103,9 +117,9 @@ def estimate(nbytes: int) -> Workspace:
 def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Workspace:
     """Return what a workspace function returned for ``operator`` in one form."""
     if isinstance(found, int):
-        found = (found,)
+        found = (max(0, found),)
     result = found if isinstance(found, Workspace) else Workspace(found)
-    requests = tuple(nbytes for nbytes in result.requests if nbytes > 0)
+    requests = tuple(filter(None, result.requests))
     names = (operator,) if result.confidence is Confidence.UNKNOWN else ()
     estimated = names if result.is_estimate else ()
     told = (operator,) if result.confidence is Confidence.LIBRARY else ()

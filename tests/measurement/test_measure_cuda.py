@@ -149,12 +149,17 @@ def test_a_callable_runs_once_and_a_module_is_warmed_up(gpu: StandIn) -> None:
     assert runs == [1, 2, 2]
 
 
-def test_a_backward_that_only_makes_views_is_none(gpu: StandIn) -> None:
-    def program() -> None:
+def test_a_backward_that_asks_for_nothing_is_none(gpu: StandIn) -> None:
+    def views() -> None:
         x = torch.ones(1000, requires_grad=True)
         torch.autograd.grad(x.view(10, 100), x, torch.ones(10, 100))
 
-    assert measured(program).backward_peak is None
+    def zeros_without_memory() -> None:
+        torch.ones(1000, requires_grad=True).sgn().backward(torch.ones(1000))
+
+    assert measured(views).backward_peak is None
+    assert torchmem.trace(views).backward_peak is None
+    assert torchmem.trace(zeros_without_memory).backward_peak is None
 
 
 def test_a_gpu_that_is_too_small_says_so_and_is_left_empty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,6 +251,41 @@ def test_an_inverse_transform_along_a_middle_dimension_copies_twice() -> None:
     assert profile.forward_peak == 24960
 
 
+@pytest.mark.parametrize(
+    ("program", "forward", "retained"),
+    [
+        (lambda x: x[[1, 2, 3]], 41232, 41232),
+        (lambda x: x[torch.tensor([1, 2, 3]).numpy()], 41232, 41232),
+        (lambda x: x[torch.tensor([1, 2, 3])], 41224, 41208),
+        (lambda x: x[torch.tensor([1, 2], dtype=torch.int32)], 40816, 40808),
+    ],
+    ids=["list", "array", "on the host", "int32"],
+)
+def test_an_index_goes_to_the_gpu(
+    program: Callable[[torch.Tensor], torch.Tensor], forward: int, retained: int
+) -> None:
+    """Made of a list it is there as long as it is, of a tensor until the operator is done; figures
+    of torch's CUDA code, as above.
+    """
+    model = nn.Module()
+    model.forward = program
+    x = torch.randn(100, 100, requires_grad=True)
+    profile = trace(model, x, device="cuda", gpu="a100-80gb")
+    assert (profile.forward_peak, profile.retained) == (forward, retained)
+
+
+def test_an_index_of_a_tensor_on_the_host_stays_there() -> None:
+    def body() -> None:
+        on_host, on_gpu = torch.ones(5, 5), torch.ones(5, 5, device="cuda")
+        on_gpu[[1, 2]] = 3.0
+        assert on_host[[0, 1]].device.type == "cpu"
+        index = torch.tensor([1, 2])
+        assert on_gpu[index].device.type == "cuda"
+        assert index.device.type == "cpu"
+
+    trace(body, device="cuda")
+
+
 def test_chunks_of_several_tensors_are_concatenated_by_one_kernel() -> None:
     model = nn.Module()
     model.forward = lambda *parts: torch._chunk_cat(parts, 0, 2)

@@ -73,11 +73,11 @@ def test_a_process_that_a_test_ends_is_followed_by_another(
 def test_a_test_that_does_not_end_is_ended(
     pytester: pytest.Pytester, without_stand_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stand_in, "_MOST_SECONDS", 8)
+    monkeypatch.setattr(stand_in, "_MOST_SECONDS", 2)
     line = "'TORCHMEM_STAND_IN_GPU' in os.environ and __import__('time').sleep(1000)"
     result = run(pytester, line)
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["not measured: *::test_it: the test takes more than 8 s*"])
+    result.stdout.fnmatch_lines(["not measured: *::test_it: the test takes more than 2 s*"])
 
 
 def test_a_process_that_cannot_begin_ends_the_run_with_its_last_line(

@@ -45,5 +45,7 @@ def test_what_is_live_at_a_peak_adds_up_to_it(timeline: Timeline) -> None:
 def test_every_phase_has_a_peak_not_under_what_it_began_with(timeline: Timeline) -> None:
     live = [0, *timeline.live_bytes()]
     peaks = timeline.peaks()
-    for start, phase in timeline.phases:
-        assert peaks[phase][0] >= live[start]
+    for (start, _, _), (phase, (peak, _), _) in zip(
+        timeline.spans(), timeline.course(), strict=True
+    ):
+        assert peaks[phase][0] >= peak >= live[start]

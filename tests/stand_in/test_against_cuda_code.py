@@ -116,6 +116,19 @@ class Applied(nn.Module):
         return self.function(x @ self.weight)
 
 
+class Cells(nn.Module):
+    """A recurrent layer whose cells run one by one."""
+
+    def __init__(self, inner: nn.RNNBase) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.backends.cudnn.flags(enabled=False):
+            y: torch.Tensor = self.inner(x.view(10, 50, 64))[0]
+        return y
+
+
 ORDERED: dict[str, Callable[[], nn.Module]] = {
     "autocast": lambda: Autocast(
         nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.LayerNorm(700), nn.Linear(700, 30))
@@ -123,6 +136,9 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
     "largest element": lambda: Applied(torch.Tensor.max),
     "absolute of complex": lambda: Applied(lambda x: torch.fft.rfft(x).abs()),
     "renorm": lambda: Applied(lambda x: x.renorm(2, 0, 1.0)),
+    "zeros without memory": lambda: Applied(torch.sgn),
+    "system of equations": lambda: Applied(lambda x: torch.linalg.solve(x[:64], x.mT)),
+    "cells of both directions": lambda: Cells(nn.GRU(64, 32, 2, bidirectional=True)),
 }
 
 
@@ -133,6 +149,7 @@ def test_requests_and_frees_come_in_the_same_order(name: str) -> None:
     traced = torchmem.trace(model, x, device="cuda", gpu="a100-80gb", memory="unlimited")
     assert len(measured.timeline.events) > 3
     assert find_parting(traced, measured) is None
+    assert traced.figures() == measured.figures()
 
 
 def test_a_trace_on_the_cpu_is_on_a_machine_without_cuda() -> None:

@@ -81,12 +81,12 @@ def test_a_figure_of_nothing_is_a_figure() -> None:
 
 
 def test_a_limit_is_replaced_too() -> None:
-    def sort() -> None:
-        cuda(5000, grad=False).sort()
+    def mode() -> None:
+        cuda(5000, grad=False).mode()
 
-    limit = trace(sort, device="cuda", gpu="a100")
+    limit = trace(mode, device="cuda", gpu="a100")
     assert "workspace, at most" in limit.table()
-    measured = answering_all(sort, WorkspaceSize(999))
+    measured = answering_all(mode, WorkspaceSize(999))
     assert measured.by_confidence() == {"calibrated": 999}
 
 

@@ -102,9 +102,7 @@ class DefaultType:
             return make(Tensor, *args, **kwargs)
         if self._kind is not None:
             return self._kind(*args)
-        if args and not isinstance(args[0], (Integral, torch.Size)):
-            return make(Tensor, *args)  # of data, which C++ reads on the host
-        # Of sizes: C++ asks for the host as it does beside any tensor that it takes to be there.
+        # C++ asks for the host as it does beside any tensor that it takes to be there.
         with SESSION.running.placing_on(_HOST):
             return make(Tensor, *args)
 

@@ -22,8 +22,9 @@ from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import SHARING, to_dlpack
 from pytest_torchmem.torch_private.tensors.storages import bytes_of
 
+_CPU = torch.device("cpu")
 _FROM_DATA = ("tensor", "as_tensor", "asarray")
-_FROM_MEMORY = ("from_dlpack", "from_file", "frombuffer")
+_FROM_MEMORY = ("from_dlpack", "from_file", "from_numpy", "frombuffer")
 """What lays a tensor on memory that is there, and stays shared with whoever has it."""
 _METHODS_FROM_DATA = ("new_tensor", "new")
 _ELEMENT_BY_ELEMENT = ("apply_", "map_", "map2_")
@@ -93,9 +94,10 @@ class _Data:
                 return original(*args, **kwargs)
             if args and isinstance(args[0], Tensor) and not kwargs:  # of from_dlpack
                 return args[0].detach()
-            made = original(*args, **kwargs)
-            known = self._made_into_capsule(made)
-            return torch.ops.aten.lift_fresh.default(made) if known is None else known.detach()
+            with self._trace.placing_on(_CPU):
+                made = original(*args, **kwargs)
+                known = self._made_into_capsule(made)
+                return torch.ops.aten.lift_fresh.default(made) if known is None else known.detach()
 
         return function
 

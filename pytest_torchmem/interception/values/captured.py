@@ -23,7 +23,7 @@ from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import negative_view
+from pytest_torchmem.torch_private.tensors.tensors import read_as
 
 _NUMBERS = itertools.count(-1, -1)
 
@@ -198,6 +198,4 @@ def _stand_in(tensor: Tensor) -> Tensor:
     elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = torch.empty(elements, dtype=tensor.dtype, device="meta")
     made = whole.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-    if tensor.is_conj():
-        made = made.conj()
-    return negative_view(made) if tensor.is_neg() else made
+    return read_as(tensor, made)

@@ -12,7 +12,7 @@ from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.values.memory import zeros
 from pytest_torchmem.torch_private.dispatch.modes import NoDispatchModes
 from pytest_torchmem.torch_private.tensors.storages import bytes_of, tensor_on
-from pytest_torchmem.torch_private.tensors.tensors import negative_view
+from pytest_torchmem.torch_private.tensors.tensors import read_as
 
 
 class Assumption(Enum):
@@ -106,9 +106,7 @@ class Contents:
         storage = whole.untyped_storage()
         offset = int(tensor.storage_offset())
         real = tensor_on(storage, tensor.dtype, tensor.shape, tensor.stride(), offset)
-        if tensor.is_conj():
-            real = real.conj()
-        return negative_view(real) if tensor.is_neg() else real
+        return read_as(tensor, real)
 
     def remember(self, record: Storage, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""

@@ -72,7 +72,7 @@ def concatenate(tensors: Sequence[Tensor], dim: int, num_chunks: int, out: Tenso
     "cuda"
 )
 def concatenated(call: GivenCall, tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
-    """The same where all are contiguous, and else the operators that it is made of."""
+    """One kernel where all are contiguous, else padded tensors that are concatenated."""
     if not all(one.is_contiguous() for one in tensors):
         made: Tensor = run_composite_explicit(call.overload, *call.args, **call.kwargs)
         return made

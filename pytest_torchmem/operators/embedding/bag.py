@@ -11,7 +11,6 @@ from torch import Tensor
 from pytest_torchmem.operators.embedding.rows import sorted_sums
 from pytest_torchmem.operators.geometry import contiguous_copy
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
@@ -244,26 +243,23 @@ def dense_backward_on_cpu(
     return result
 
 
-@_dense_backward.workspace("cuda")
+@_dense_backward.decomposition("cuda")
 def dense_backward_on_cuda(
     machine: Gpu,
-    outputs: Tensor,
     grad: Tensor,
     indices: Tensor,
     num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
-) -> Workspace | tuple[int, ...]:
+) -> Tensor:
     """Sorted as embeddings are; the maximum's is scattered.
 
     ``_embedding_bag_dense_backward_cuda``.
     """
-    copy = contiguous_copy(grad)
+    dense = grad.contiguous()
     if mode == _MAX or not indices.numel():
-        return (copy,)
-    return sorted_sums(
-        machine, outputs, indices, num_weights, grad.shape[-1], grad.dtype, scale_grad_by_freq, copy
-    )
+        return grad.new_empty((num_weights, grad.shape[1]))
+    return sorted_sums(machine, dense, indices, num_weights, scale_grad_by_freq, bags=True)
 
 
 @operator("aten::_embedding_bag_per_sample_weights_backward").decomposition("cpu")

@@ -1,7 +1,6 @@
 """Gradients of embeddings: on CUDA indices are sorted, and gradients of equal ones summed in parts.
 
-native/Embedding.cpp, native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. The buffers of the
-sums are exact; where the sort needs more than they do, its temporary storage makes it a limit.
+native/Embedding.cpp, native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from pytest_torchmem.operators.geometry import (
     round_up,
 )
 from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.cuda_buffers import HALVES
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.sorting.order import sort_bytes
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.sorting.order import sort_requests
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 
 _FEW = 3072
@@ -36,85 +36,70 @@ _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 
 
 @_renorm.workspace("cuda")
-def distinct_indices(machine: Gpu, indices: Tensor) -> Workspace:
-    """Indices sorted, then the distinct ones, their count and CUB's; a limit. Embedding.cu,
+def distinct_indices(machine: Gpu, indices: Tensor) -> tuple[int, ...]:
+    """Indices sorted, then the distinct ones and their count; Embedding.cu,
     ``embedding_renorm_cuda_``.
     """
-    number = indices.numel()
-    in_order, positions = dense_bytes(indices), number * _LONG
-    sorting = positions + sum(sort_bytes(machine, indices, -1))
-    distinct = number * indices.element_size() + _LONG + cub.select(number)
-    return bounded(in_order, max(sorting, distinct))
+    number, each = indices.numel(), dense_bytes(indices)
+    flat = torch.empty((number,), dtype=indices.dtype, device="meta")
+    sorting = passing(number * _LONG, *sort_requests(machine, flat, 0))
+    distinct = cub.distinct(machine, number, indices.element_size())
+    return (contiguous_copy(indices), each, each, *sorting, each, _LONG, distinct)
 
 
-@_backward.workspace("cuda")
+@_backward.decomposition("cuda")
 def sums_of_equal_indices(
     machine: Gpu,
-    outputs: Tensor,
     grad_output: Tensor,
     indices: Tensor,
     num_weights: int,
     scale_grad_by_freq: bool,
-) -> Workspace | tuple[int, ...]:
-    """Nothing for up to 3,072 indices, else sorted; ``embedding_dense_backward_cuda``."""
-    copy = contiguous_copy(grad_output)
+) -> Tensor:
+    """Sums of up to 3,072 indices at once, of more by a sort; ``embedding_dense_backward_cuda``."""
+    indices, gradients = indices.contiguous(), grad_output.contiguous()
     if indices.numel() <= _FEW and not scale_grad_by_freq:
-        return (copy, contiguous_copy(indices))
-    width = grad_output.shape[-1]
-    found = sorted_sums(
-        machine, outputs, indices, num_weights, width, grad_output.dtype, scale_grad_by_freq, copy
-    )
-    if _may_add_atomically(machine, indices.numel(), num_weights, width):
-        return bounded(*found.requests)
-    return found
-
-
-def _may_add_atomically(gpu: Gpu, number: int, weights: int, width: int) -> bool:
-    """Whether a newer kernel adds the parts of few embeddings up in place, and takes less.
-
-    ``embedding_backward_cuda_kernel``, ``use_fused_kernel``; not in every version of torch.
-    """
-    segments = min(number, weights)
-    warped = round_up(width, 32)
-    grid = ceil_div(segments * warped, min(warped, _BLOCK))
-    parts = number // _ROWS_PER_THREAD + segments
-    return grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid
+        return gradients.new_empty((num_weights, gradients.shape[-1]))
+    return sorted_sums(machine, gradients, indices, num_weights, scale_grad_by_freq, bags=False)
 
 
 def sorted_sums(
-    gpu: Gpu,
-    output: Tensor,
-    indices: Tensor,
-    weights: int,
-    width: int,
-    dtype: torch.dtype,
-    by_frequency: bool,
-    copy: int,
-) -> Workspace:
-    """Return what sorting and summing takes beside a ``copy`` of the gradients."""
-    number, size = indices.numel(), indices.element_size()
+    gpu: Gpu, gradients: Tensor, indices: Tensor, weights: int, by_frequency: bool, *, bags: bool
+) -> Tensor:
+    """Return the gradient of ``weights`` rows: indices are sorted, and parts of equal ones summed.
+
+    EmbeddingBackwardKernel.cu, ``embedding_backward_cuda_kernel``.
+    """
+    number, size, width = indices.numel(), indices.element_size(), gradients.shape[-1]
+    in_order, positions = torch.empty_like(indices), torch.empty_like(indices)
+    places = torch.empty_like(indices)
+    cub.scratch(cub.radix_sort(gpu, number, size, size, weights.bit_length()))
+    del places
+    counts = torch.empty_like(indices) if by_frequency else None
+    for _ in range(2 if by_frequency else 0):
+        cub.scratch(cub.scan_by_key(gpu, number, size))
+    result = gradients.new_empty((weights, width))
     segments = min(number, weights)
+    beginnings, number_of_segments = cub.scratch(number * size), cub.scratch(_LONG)
+    keys = cub.scratch(number * size)
+    cub.scratch(cub.distinct_keys(gpu, number, size))
+    del keys
+    parts_of_segments, first_parts = cub.scratch(segments * size), cub.scratch(segments * size)
+    cub.scratch(cub.scan(segments, size))
+    number_of_parts = cub.scratch(_LONG)
     parts = number // _ROWS_PER_THREAD + segments
-    each = number * size
-    counts = each if by_frequency else 0
-    sums = parts * width * accumulation_type(dtype).itemsize
-    summing = (
-        copy,
-        each,  # sorted indices
-        each,  # where they stood
-        counts,
-        each,  # segment_offsets
-        segments * size,  # partials_per_segment
-        segments * size,  # partials_per_segment_offset
-        parts * size,  # partial_segment_offset
-        _LONG,
-        _LONG,
-        sums,  # grad_weight_per_segment
-    )
-    # The result is made after the sort: what stands in its place then is the sort's.
-    sorting = (copy, each, each, each, cub.radix_sort_pairs(gpu, number, size, size))
-    own = dense_bytes(output)
-    unique = sum(summing[:5]) + each + cub.select(number)
-    if max(sum(sorting) - own, unique) <= sum(summing):
-        return Workspace(summing)
-    return bounded(max(sum(sorting) - own, unique))
+    beginnings_of_parts, segments_of_parts, summed = cub.scratch(parts * size), None, parts
+    if not bags and _adds_atomically(gpu, segments, parts, width):
+        segments_of_parts = cub.scratch(parts * size)
+        summed = segments if gradients.dtype in HALVES else 0
+    sums = gradients.new_empty((summed, width), dtype=accumulation_type(gradients.dtype))
+    del sums, segments_of_parts, beginnings_of_parts, number_of_parts, first_parts
+    del parts_of_segments
+    del number_of_segments, beginnings, counts, positions, in_order
+    return result
+
+
+def _adds_atomically(gpu: Gpu, segments: int, parts: int, width: int) -> bool:
+    """Whether the parts of few embeddings are added up in place; ``use_fused_kernel``."""
+    warped = round_up(width, 32)
+    grid = ceil_div(segments * warped, min(warped, _BLOCK))
+    return grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid

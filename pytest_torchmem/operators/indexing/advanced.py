@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.masks import nonzero_bytes
-from pytest_torchmem.operators.indexing.scatter import sort_of_indices
+from pytest_torchmem.operators.indexing.masks import positions_of
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.extremes import pair_of_values
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
@@ -24,6 +26,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 get = operator("aten::index")
 put = operator("aten::_index_put_impl_")
+operator(*aten("index.Tensor _unsafe_index.Tensor"), takes_first=frozenset({"cuda"}))
 operator(
     *aten(
         "index.Tensor _unsafe_index.Tensor index_put_ index_put _unsafe_index_put _index_put_impl_"
@@ -69,13 +72,13 @@ def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Ten
 @get.workspace("cuda")
 def dense_indices_or_positions(
     machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
-) -> Workspace | tuple[int, ...]:
+) -> tuple[int, ...]:
     """Indices of different strides are made dense, masks turned to positions; ``AdvancedIndex``."""
     masks = [found for found in indices if found is not None and found.dtype in _MASKS]
     if not masks:
         return _dense_indices([found for found in indices if found is not None])
     kept = _unindexed(input, indices)
-    return bounded(*_positions(machine, masks, outputs.numel() // kept if kept else 0))
+    return _positions(machine, masks, outputs.numel() // kept if kept else 0)
 
 
 @put.workspace("cuda")
@@ -85,6 +88,7 @@ def indices_and_sort(
     indices: Sequence[Tensor | None],
     values: Tensor,
     accumulate: bool = False,
+    unsafe: bool = False,
 ) -> Workspace | tuple[int, ...]:
     """Sums go through a sort of the indices; ``index_put_with_sort_kernel``.
 
@@ -93,17 +97,82 @@ def indices_and_sort(
     given = [found for found in indices if found is not None]
     masks = [found for found in given if found.dtype in _MASKS]
     plain = [found for found in given if found.dtype not in _MASKS]
-    kept = _unindexed(input, indices)
-    number = _number(plain) if plain else (values.numel() // kept if kept else 0)
-    positions = _positions(machine, masks, number) if masks else ()
+    number = _number(plain) if plain else _rows(input, indices, values)
+    requests = _positions(machine, masks, number)
+    certain = number != 1 or not masks  # one value may be for any number of positions
     if not (accumulate or prefers_deterministic()):
-        requests = (*positions, *_dense_indices(plain))
-        return bounded(*requests) if masks else requests
+        requests += _dense_indices(plain)
+        return requests if certain else bounded(*requests)
+    found: list[Tensor | None] = []
+    for index in indices:
+        wide = max(1, index.dim()) if index is not None and index.dtype in _MASKS else 0
+        stand_ins = (torch.empty((number,), dtype=torch.int64, device="meta"),) * wide
+        found += stand_ins or (index,)
+    owned = [number * max(1, mask.dim()) * _LONG for mask in masks]
+    requests += put_in_order(machine, input, found, values, checked=not unsafe, owned=owned)
+    return requests if certain else bounded(*requests)
+
+
+def _rows(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
+    """How many positions masks have, as far as what is written says so."""
+    behind = input.dim() - sum(
+        max(1, index.dim()) if index is not None and index.dtype in _MASKS else 1
+        for index in indices
+    )
+    behind += len(indices) - 1 - max(at for at, index in enumerate(indices) if index is not None)
+    return values.shape[-behind - 1] if values.dim() > behind else 1
+
+
+def put_in_order(
+    gpu: Gpu,
+    input: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    *,
+    checked: bool = True,
+    owned: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Return what is taken where equal indices are written in their order: one index made of
+    several, values for each, and the sort; Indexing.cu, ``index_put_with_sort_kernel``.
+
+    Indices that are ``owned``, bytes that were taken before, are given back after the first.
+    """
+    given = [index for index in indices if index is not None]
+    number, kept = _number(given), _unindexed(input, indices)
+    widened = [dense_bytes(index, torch.int64) for index in given if index.dtype == torch.int32]
+    given_back = (-nbytes for nbytes in (*widened, *owned))
+    linear = (*widened, *_linear_index(gpu, given, checked), *given_back)
     moved = dense_bytes(input) if _are_apart(indices) else 0
-    copies = (contiguous_copy(input), moved, _values(values, number * kept))
-    rows = input.numel() // kept if kept else 0
+    copies = (_values(values, number * kept), moved)
+    if not number * kept:
+        return (contiguous_copy(input), *linear, *copies)
+    leading = 0 if moved else [index is None for index in indices].index(False)
+    rows = math.prod(input.shape[:leading]) * input.numel() // kept
     bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
-    return bounded(*positions, *copies, *sort_of_indices(machine, number, bits))
+    sort = cub.radix_sort(gpu, number, _LONG, _LONG, bits)
+    in_order = (number * _LONG, number * _LONG, *range_of(number), sort)
+    return (contiguous_copy(input), *linear, *copies, *in_order)
+
+
+def range_of(number: int) -> tuple[int, ...]:
+    """Return what a range takes, which deterministic algorithms fill with a number first."""
+    return (number * _LONG, *(passing(_LONG) if prefers_deterministic() else ()))
+
+
+def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[int, ...]:
+    """The extremes of each are looked at, then it is wrapped and multiplied; Indexing.cu,
+    ``computeLinearIndex``.
+    """
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    whole = torch.empty(shape, dtype=torch.int64, device="meta")
+    product = (dense_bytes(whole), dense_bytes(whole), -dense_bytes(whole))
+    requests: tuple[int, ...] = ()
+    for position, index in enumerate(indices):
+        if checked:
+            found = passing(*pair_of_values(gpu, index.expand(shape).to(torch.int64)))
+            requests += passing(_LONG, _LONG, *found, *passing(1), *passing(1))
+        requests += passing(*product) if position else product
+    return requests
 
 
 def _are_apart(indices: Sequence[Tensor | None]) -> bool:
@@ -156,5 +225,4 @@ def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
 
 def _positions(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...]:
     """What masks take as positions: ``nonzero`` of each, one after the other."""
-    positions = tuple(number * max(1, mask.dim()) * _LONG for mask in masks)
-    return (*positions, max(nonzero_bytes(gpu, mask) for mask in masks))
+    return tuple(chain(*(positions_of(gpu, mask, number) for mask in masks)))

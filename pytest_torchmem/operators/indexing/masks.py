@@ -16,12 +16,11 @@ from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cpu_buffers import GRAIN, sum_workspace
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
 _LONG = 8
-_BLOCKS_OF_THREAD = 16
 _ELEMENTS_OF_BLOCK = 512 * 16
 """What a block of ``nonzero_static`` looks at in one round."""
 
@@ -55,11 +54,15 @@ def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
     return tensor.shape == shape and tensor.is_contiguous()
 
 
-def nonzero_bytes(gpu: Gpu, input: Tensor) -> int:
-    """Return at most what ``nonzero`` takes beyond its result: a dense copy, a count and CUB's."""
-    blocks = gpu.multiprocessors * _BLOCKS_OF_THREAD
-    number = input.numel()
-    return contiguous_copy(input) + 4 + max(cub.reduce(blocks, 4), cub.select(number))
+def positions_of(gpu: Gpu, mask: Tensor, number: int) -> tuple[int, ...]:
+    """Return what turning a mask to ``number`` positions takes, which are alive then: a dense copy,
+    a count and CUB's.
+
+    A mask without a dimension is given one (``expandTensors``).
+    """
+    copy, elements = contiguous_copy(mask), mask.numel()
+    counted, found = passing(cub.reduce(gpu, elements, 4)), passing(cub.flagged(gpu, elements))
+    return (copy, 4, *counted, number * max(1, mask.dim()) * _LONG, *found, -4, -copy)
 
 
 @operator("aten::nonzero").at_most()
@@ -74,10 +77,25 @@ def every_element(input: Tensor, mask: Tensor) -> Tensor:
     return input.new_empty(math.prod(torch.broadcast_shapes(input.shape, mask.shape)))
 
 
-@operator("aten::nonzero").workspace("cuda")
-def nonzero(machine: Gpu, input: Tensor) -> Workspace:
-    """A count, then CUB; a limit. Nonzero.cu, ``nonzero_cuda_out_impl``."""
-    return bounded(nonzero_bytes(machine, input))
+@operator("aten::nonzero", "aten::nonzero.out").decomposition("cuda")
+def counted_then_found(
+    machine: Gpu, outputs: Tensor, input: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """A count, and then positions; Nonzero.cu, ``nonzero_cuda_out_impl``."""
+    return _found(machine, input, len(outputs), out)
+
+
+def _found(gpu: Gpu, input: Tensor, number: int, out: Tensor | None = None) -> Tensor:
+    """One dimension's positions after the other's."""
+    dense, count = input.contiguous(), cub.scratch(4)
+    cub.scratch(cub.reduce(gpu, input.numel(), 4))
+    if out is None:
+        out = torch.empty((input.dim(), number), dtype=torch.int64).t()
+    out.resize_((number, input.dim()))
+    if input.dim():
+        cub.scratch(cub.flagged(gpu, input.numel()))
+    del count, dense
+    return out
 
 
 static = operator("aten::nonzero_static")
@@ -113,22 +131,25 @@ def counts_of_blocks(machine: Gpu, input: Tensor, size: int) -> tuple[int, ...]:
     return contiguous_copy(input), 4 * blocks, _LONG * blocks
 
 
-@selected.workspace("cuda")
-def positions_of_mask(machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor) -> Workspace:
-    """The positions of the mask; a limit. IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
-    shape = torch.broadcast_shapes(input.shape, mask.shape)
-    whole = mask.expand(shape)
-    positions = outputs.numel() * max(1, len(shape)) * _LONG
-    return bounded(positions, nonzero_bytes(machine, whole))
+@operator("aten::masked_select", "aten::masked_select.out").decomposition("cuda")
+def positions_of_mask(
+    machine: Gpu, outputs: Tensor, input: Tensor, mask: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """The positions of the mask; IndexKernel.cpp, ``masked_select_out_cuda_impl``."""
+    whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
+    positions = _found(machine, whole if whole.dim() else whole.reshape(1), outputs.numel())
+    result = input.new_empty(outputs.shape) if out is None else out.resize_(outputs.shape)
+    del positions
+    return result
 
 
 scattered.workspace("cpu")(copied(source=CONTIGUOUS))
 
 
 @scattered.workspace("cuda")
-def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> Workspace:
-    """A prefix sum of the mask; a limit. IndexKernel.cpp, ``masked_scatter__cuda``."""
+def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int, ...]:
+    """A prefix sum of the mask; IndexKernel.cpp, ``masked_scatter__cuda``."""
     number = input.numel()
     whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
-    copies = (contiguous_copy(whole), contiguous_copy(source), contiguous_copy(input))
-    return bounded(*copies, number * _LONG, cub.scan(number))
+    summed = (number * _LONG, contiguous_copy(whole), *passing(cub.scan(number, _LONG)))
+    return (*summed, contiguous_copy(source))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.extremes import in_type_of_input
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded, unknown
+from pytest_torchmem.operators.workspace import Workspace, passing, unknown
+from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
 
@@ -74,8 +78,14 @@ def sums_of_counts(repeats: Tensor) -> int:
 
 
 @repeat_interleave.workspace("cuda")
-def prefix_sum(repeats: Tensor) -> Workspace | int:
-    """A prefix sum of the counts; a limit. native/Repeat.h, ``repeat_interleave_common``."""
+def prefix_sum(machine: Gpu, repeats: Tensor, output_size: int | None = None) -> tuple[int, ...]:
+    """A prefix sum of the counts, and whether one is negative; native/Repeat.h,
+    ``repeat_interleave_common``.
+    """
     number = repeats.numel()
-    copies = contiguous_copy(repeats)
-    return bounded(copies, number * _LONG, cub.scan(number))
+    copy = converted(repeats, torch.int64) or contiguous_copy(repeats)
+    sums = (number * _LONG, *passing(copy, cub.scan(number, _LONG)))
+    if output_size is not None:
+        return (contiguous_copy(repeats), *sums)
+    signs = torch.empty((number,), dtype=torch.bool, device="meta")
+    return (contiguous_copy(repeats), *sums, number, 1, *in_type_of_input(machine, signs))

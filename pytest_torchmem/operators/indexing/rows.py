@@ -12,9 +12,10 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.scatter import mean_counts, rows_of_sums, sort_of_indices
+from pytest_torchmem.operators.indexing.advanced import put_in_order
+from pytest_torchmem.operators.indexing.scatter import mean_counts, rows_of_sums
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
@@ -60,22 +61,30 @@ def as_scattered(
 
 
 @adding.workspace("cuda")
-def sort_where_deterministic(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
-    """Atomic additions, exactly nothing; deterministic through a sort. Indexing.cu,
+def sort_where_deterministic(
+    machine: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor
+) -> tuple[int, ...]:
+    """Atomic additions, nothing; deterministic through a product and a sort. Indexing.cu,
     ``index_add_cuda_impl``.
     """
     if not prefers_deterministic():
-        return 0
-    product = dense_bytes(source)
-    return bounded(product, product, *sort_of_indices(machine, index.numel()))
+        return ()
+    return (dense_bytes(source), *_put_along(machine, input, dim, index, source))
 
 
 @operator("aten::index_copy", "aten::index_copy_").workspace("cuda")
-def index_copy(machine: Gpu, index: Tensor, source: Tensor) -> Workspace | int:
-    """Exactly nothing; deterministic through an ``index_put``. ``index_copy_out``."""
+def index_copy(
+    machine: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor
+) -> tuple[int, ...]:
+    """Nothing; deterministic through an ``index_put``. ``index_copy_out``."""
     if not prefers_deterministic() or not index.numel():
-        return 0
-    return bounded(contiguous_copy(source), *sort_of_indices(machine, index.numel()))
+        return ()
+    return _put_along(machine, input, dim, index, source)
+
+
+def _put_along(gpu: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, ...]:
+    before = [None] * (dim % max(1, input.dim()))
+    return put_in_order(gpu, input, [*before, index], source.movedim(dim, len(before)))
 
 
 @operator("aten::index_reduce_").decomposition("cpu")
@@ -111,5 +120,5 @@ def mean_on_cuda(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
     """
     if reduce != "mean":
         return ()
-    counts, ones, mask = mean_counts(input, source)
-    return (counts, max(ones, mask))
+    ones, counts, mask = mean_counts(input, source)
+    return (counts, *passing(ones), mask)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.geometry import dense_bytes
+from pytest_torchmem.operators.indexing.advanced import put_in_order, range_of
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
@@ -127,72 +127,62 @@ def counts_of_mean(
 def put_where_deterministic(
     machine: Gpu,
     input: Tensor,
+    dim: int,
     index: Tensor,
     src: Tensor | None = None,
     reduce: str | None = None,
-) -> Workspace | int:
-    """Exactly nothing; deterministic through an ``index_put``. ``scatter_impl``."""
+) -> tuple[int, ...]:
+    """Nothing; deterministic through an ``index_put``. ``scatter_impl``."""
     if src is None or reduce not in (None, "add"):
-        return 0
-    return _scattered(machine, input, index, src)
+        return ()
+    return _scattered(machine, input, dim, index, src)
 
 
 @adding.workspace("cuda")
 def sort_where_deterministic(
-    machine: Gpu, input: Tensor, index: Tensor, src: Tensor
-) -> Workspace | int:
-    """Atomic additions, exactly nothing; deterministic through a sort.
+    machine: Gpu, input: Tensor, dim: int, index: Tensor, src: Tensor
+) -> tuple[int, ...]:
+    """Atomic additions, nothing; deterministic through a sort.
 
     ``scatter_add``.
     """
-    return _scattered(machine, input, index, src)
+    return _scattered(machine, input, dim, index, src)
 
 
 @reducing.workspace("cuda")
 def counts_or_sort(
-    machine: Gpu, input: Tensor, index: Tensor, src: Tensor, reduce: str
-) -> Workspace | tuple[int, ...]:
-    """Exactly nothing; a mean counts what it adds up. ``scatter_reduce_two``."""
+    machine: Gpu, input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
+) -> tuple[int, ...]:
+    """Nothing, or deterministic a sort; a mean counts what it adds up. ``scatter_reduce_two``."""
     sums = reduce in ("sum", "mean")
-    found = _scattered(machine, input, index, src) if sums else 0
-    counts = mean_counts(input, src) if reduce == "mean" else ()
-    if isinstance(found, Workspace):  # the counts are added up in the same way, in place of a mask
-        return bounded(*counts[:2], *found.requests)
-    return counts
+    found = passing(*_scattered(machine, input, dim, index, src)) if sums else ()
+    if reduce != "mean":
+        return found
+    ones, counts, mask = mean_counts(input, src)
+    counted = passing(*_scattered(machine, input, dim, index, src))
+    return (*found, ones, counts, *counted, mask)
 
 
 def mean_counts(input: Tensor, source: Tensor) -> tuple[int, int, int]:
-    """Return what a mean counts in: counts as large as the result, ones as large as the source, and
+    """Return what a mean counts in: ones as large as the source, counts as large as the result, and
     where a count is zero.
     """
-    return (dense_bytes(input), dense_bytes(source), input.numel())
+    return (dense_bytes(source), dense_bytes(input), input.numel())
 
 
-def _scattered(gpu: Gpu, input: Tensor, index: Tensor, source: Tensor) -> Workspace | int:
-    """What deterministic algorithms take; ``_scatter_via_index_put``.
-
-    Coordinates of every element, their product with the strides, and the sum of it: its result
-    indexes the flattened input.
+def _scattered(gpu: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, ...]:
+    """What deterministic algorithms take: ranges for the other dimensions, and an ``index_put``;
+    ``_scatter_via_index_put``.
     """
-    number = index.numel()
-    if not prefers_deterministic() or not number:
-        return 0
-    each = number * _INDEX
-    sorting = sort_of_indices(gpu, number)
-    if input.dim() <= 1:
-        return bounded(contiguous_copy(source), *sorting)
-    dense = contiguous_copy(source.as_strided(index.shape, source.stride()))
-    coordinates = each * input.dim()
-    flattened = (coordinates, each, dense)
-    return bounded(*max((*flattened, *sorting), (coordinates, coordinates, each), key=sum))
-
-
-_LONG = 8
-
-
-def sort_of_indices(gpu: Gpu, number: int, bits: int | None = None) -> tuple[int, ...]:
-    """Return what is alive while indices are sorted: the linear index, the sorted ones, where they
-    stood, their range, and the sort by so many bits; Indexing.cu, ``index_put_with_sort_kernel``.
-    """
-    sort = cub.radix_sort_pairs(gpu, number, _LONG, _LONG, bits)
-    return (*[number * _LONG] * 4, sort)
+    if not prefers_deterministic() or not index.numel():
+        return ()
+    ranges: list[int] = []
+    indices = [index] * max(1, input.dim())
+    for axis in range(input.dim()):
+        if axis != dim % input.dim():
+            shape = [1] * input.dim()
+            shape[axis] = index.shape[axis]
+            indices[axis] = torch.empty(shape, dtype=torch.int64, device="meta")
+            ranges += range_of(index.shape[axis])
+    values = source.as_strided(index.shape, source.stride())
+    return (*ranges, *put_in_order(gpu, input, indices, values))

@@ -6,57 +6,30 @@ It is given matrices with their columns first, work arrays, and room for its ans
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.libraries.lapack import Lapack
+from pytest_torchmem.operators.linear_algebra.cusolver import least_squares
+from pytest_torchmem.operators.linear_algebra.matrices import (
+    any_error,
+    batch_count,
+    column_major_clone,
+    column_major_copy,
+    copied_triangle,
+    empty_column_major,
+    infos_of,
+    is_column_major,
+    work_array,
+)
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.structured import empty_as, meta_result, outputs
+from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-
-
-def empty_column_major(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Make matrices of the same shape with their columns first."""
-    memory_format = torch.contiguous_format
-    return torch.empty_like(matrices.mT, dtype=dtype, memory_format=memory_format).mT
-
-
-def column_major_clone(matrices: Tensor) -> Tensor:
-    """``cloneBatchedColumnMajor``; native/LinearAlgebraUtils.h."""
-    return matrices.mT.clone(memory_format=torch.contiguous_format).mT
-
-
-def column_major_copy(matrices: Tensor) -> Tensor:
-    """``copyBatchedColumnMajor``: the same, and not by blocks of a transposed copy."""
-    return empty_column_major(matrices).copy_(matrices)
-
-
-def is_column_major(matrices: Tensor) -> bool:
-    """Whether matrices are dense with their columns first."""
-    return matrices.mT.is_contiguous()
-
-
-def work_array(like: Tensor, elements: int) -> Tensor:
-    """A work array of the type of the matrices."""
-    return like.new_empty((elements,))
-
-
-def batch_count(matrices: Tensor) -> int:
-    """How many matrices there are."""
-    return matrices.shape[:-2].numel()
-
-
-def infos_of(matrices: Tensor) -> Tensor:
-    """What LAPACK says of every matrix of a batch."""
-    return torch.zeros((max(1, batch_count(matrices)),), dtype=torch.int32)
-
-
-def any_error(info: Tensor) -> None:
-    """_linalg_check_errors: ``info.any()``."""
-    torch.any(info)
-
 
 _geqrf = operator("aten::geqrf")
 
@@ -221,14 +194,7 @@ def linalg_svd(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return U, S, Vh
 
 
-@operator("aten::linalg_solve_triangular").workspace("cpu")
-def solve_triangular(input: Tensor, B: Tensor) -> int:
-    """A copy of a triangle that is broadcast, or dense in neither order;
-    linalg_solve_triangular_out.
-    """
-    triangle = input.expand(*torch.broadcast_shapes(input.shape[:-2], B.shape[:-2]), -1, -1)
-    dense = triangle.is_contiguous() or triangle.mT.is_contiguous()
-    return 0 if dense else dense_bytes(triangle)
+operator("aten::linalg_solve_triangular").workspace("cpu")(copied_triangle)
 
 
 @operator("aten::cholesky").workspace("cpu")
@@ -256,14 +222,20 @@ def cholesky_solve(self: Tensor, A: Tensor) -> Tensor:
 
 
 # Registered for every backend, and reading and writing data all the same.
-@operator("aten::linalg_lstsq", kind=Kind.LEAF).decomposition("cpu")
+@operator("aten::linalg_lstsq", kind=Kind.LEAF).decomposition()
 def linalg_lstsq(
-    machine: Host, self: Tensor, b: Tensor, *, driver: str | None = None
+    machine: Host | Gpu,
+    take: Callable[[Workspace], None],
+    self: Tensor,
+    b: Tensor,
+    *,
+    driver: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """linalg_lstsq_out, linalg_lstsq_out_info, apply_lstsq: the solution has room for the right
-    side; driver by driver, LAPACK's work.
+    """linalg_lstsq_out, linalg_lstsq_out_info: the solution has room for the right side; driver by
+    driver, LAPACK's work, or what CUDA has.
     """
-    driver = driver or "gelsy"
+    on_gpu = isinstance(machine, Gpu)
+    driver = driver or ("gels" if on_gpu else "gelsy")
     rows, columns = self.shape[-2:]
     vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
     sides = 1 if vector else b.shape[-1]
@@ -280,11 +252,15 @@ def linalg_lstsq(
     )
     copied = column_major_copy(self)
     if self.numel() and other.numel():
-        _least_squares_work(Lapack(machine, self.dtype), copied, sides, driver, batch)
+        if isinstance(machine, Gpu):
+            take(least_squares(machine, copied, batch))
+        else:
+            _least_squares_work(Lapack(machine, self.dtype), copied, sides, driver, batch)
     residuals = self.new_empty((0,), dtype=real)
     if rows > columns and driver != "gelsy":
-        solved = torch.all(infos == 0) if not with_rank else torch.all(rank == columns)
-        del solved
+        if not on_gpu:
+            solved = torch.all(infos == 0) if not with_rank else torch.all(rank == columns)
+            del solved
         raw = solution.narrow(-2, columns, rows - columns)
         residuals = (raw.mul_(raw.conj()).real if raw.is_complex() else raw.pow_(2)).sum(-2)
         del raw

@@ -4,32 +4,46 @@ native/LinearAlgebra.cpp.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.linear_algebra.lapack import (
+from pytest_torchmem.operators.linear_algebra import cusolver
+from pytest_torchmem.operators.linear_algebra.matrices import (
     any_error,
     column_major_clone,
     is_column_major,
 )
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.structured import empty_as, meta_result, outputs, proxy
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
 
+_Take = Callable[[Any], None]
 _aten: Any = torch.ops.aten
 
 # Whether a factorisation succeeded decides nothing here.
 operator("aten::_linalg_check_errors", kind=Kind.PASS).decomposition()(any_error)
 
 
-def _lu_factor_out(LU: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+def _lu_factor(machine: Host | Gpu, take: _Take, LU: Tensor, pivot: bool = True) -> None:
+    """``lu_factor_stub``; LAPACK works in place."""
+    if isinstance(machine, Gpu):
+        take(cusolver.lu_factor(machine, LU, pivot))
+
+
+def _lu_factor_out(
+    machine: Host | Gpu, take: _Take, LU: Tensor, A: Tensor, pivot: bool
+) -> tuple[Tensor, Tensor]:
     """linalg_lu_factor_ex_out into ``LU``; pivots and infos come back."""
     geometry = meta_result(_aten.linalg_lu_factor_ex.default, A)
     written = proxy(LU, geometry[0])
     pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
     written.copy_(A)
+    _lu_factor(machine, take, written, pivot)
     if written is not LU:
         LU.copy_(written)
     return pivots, infos
@@ -51,7 +65,7 @@ def _unpack(LU: Tensor, L: Tensor, U: Tensor) -> None:
         torch.triu(LU, out=U)
 
 
-@operator("aten::lu_unpack").decomposition("cpu")
+@operator("aten::lu_unpack").decomposition()
 def lu_unpack(
     call: GivenCall, LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool, unpack_pivots: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,12 +78,14 @@ def lu_unpack(
     return P, L, U
 
 
-@operator("aten::linalg_lu").decomposition("cpu")
-def linalg_lu(call: GivenCall, A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+@operator("aten::linalg_lu").decomposition()
+def linalg_lu(
+    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor, *, pivot: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_lu_out): factors into the larger of L and U, unpacked in place."""
     P, L, U = outputs(call)
     LU = L if A.shape[-2] > A.shape[-1] else U
-    factored = _lu_factor_out(LU, A)
+    factored = _lu_factor_out(machine, take, LU, A, pivot)
     if pivot:
         _permutation(factored[0], A.shape[-2])
     del factored
@@ -80,29 +96,37 @@ def _determinant_of_permutation(pivots: Tensor) -> Tensor:
     """``lu_det_P``."""
     counted = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
     moved = counted != pivots
-    return moved.sum(-1, dtype=torch.int64).fmod_(2).mul_(-2).add_(1)
+    result = moved.sum(-1, dtype=torch.int64).fmod_(2).mul_(-2).add_(1)
+    del moved, counted
+    return result
 
 
 def infos_of_lu(A: Tensor) -> Tensor:
     return torch.empty(A.shape[:-2], dtype=torch.int32)
 
 
-@operator("aten::_linalg_det").decomposition("cpu")
-def linalg_det(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@operator("aten::_linalg_det").decomposition()
+def linalg_det(
+    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_det_out)."""
     result, LU, pivots = outputs(call)
     infos = infos_of_lu(A)
+    _lu_factor(machine, take, LU)
     product = torch.prod(LU.diagonal(0, -2, -1), -1)
     torch.mul(_determinant_of_permutation(pivots), product, out=result)
     del infos
     return result, LU, pivots
 
 
-@operator("aten::_linalg_slogdet").decomposition("cpu")
-def linalg_slogdet(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@operator("aten::_linalg_slogdet").decomposition()
+def linalg_slogdet(
+    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_slogdet_out)."""
     sign, logarithm, LU, pivots = outputs(call)
     infos = infos_of_lu(A)
+    _lu_factor(machine, take, LU)
     diagonal = LU.diagonal(0, -2, -1)
     permutation = _determinant_of_permutation(pivots)
     torch.mul(diagonal.sgn().prod(-1), permutation, out=sign)
@@ -112,12 +136,23 @@ def linalg_slogdet(call: GivenCall, A: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     return sign, logarithm, LU, pivots
 
 
-def _lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, result: Tensor, left: bool) -> None:
-    """linalg_lu_solve_out and lu_solve_kernel, which checks that pivots are rows."""
+def _lu_solve(
+    machine: Host | Gpu,
+    take: _Take,
+    LU: Tensor,
+    pivots: Tensor,
+    B: Tensor,
+    result: Tensor,
+    left: bool,
+) -> None:
+    """linalg_lu_solve_out and lu_solve_kernel, which on the CPU checks that pivots are rows."""
     if result.numel() == 0:
         return
     geometry = meta_result(_aten.linalg_lu_solve.default, LU, pivots, B, left=left)
     written = proxy(result, geometry)
+    if isinstance(machine, Gpu):
+        take(cusolver.lu_solve(machine, LU, pivots, B, left))
+        return
     pivots_ = pivots.contiguous()
     LU_ = LU if is_column_major(LU) else column_major_clone(LU)
     torch.all(pivots_ > 0)
@@ -127,39 +162,57 @@ def _lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, result: Tensor, left: bool)
 
 @operator("aten::linalg_lu_solve").decomposition("cpu")
 def linalg_lu_solve(
-    call: GivenCall, LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True
+    machine: Host,
+    take: _Take,
+    call: GivenCall,
+    LU: Tensor,
+    pivots: Tensor,
+    B: Tensor,
+    *,
+    left: bool = True,
 ) -> Tensor:
     """TORCH_IMPL_FUNC(linalg_lu_solve_out)."""
     result: Tensor = outputs(call)
-    _lu_solve(LU, pivots, B, result, left)
+    _lu_solve(machine, take, LU, pivots, B, result, left)
     return result
 
 
-@operator("aten::_linalg_solve_ex").decomposition("cpu")
+@operator("aten::_linalg_solve_ex").decomposition()
 def linalg_solve_ex(
-    call: GivenCall, A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
+    machine: Host | Gpu,
+    take: _Take,
+    call: GivenCall,
+    A: Tensor,
+    B: Tensor,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_solve_ex_out)."""
     result, LU, pivots, infos = outputs(call)
     LU.copy_(A.mT if A.is_contiguous() and not A.is_complex() else A)
+    if A.numel():
+        _lu_factor(machine, take, LU)
     if check_errors:
         any_error(infos)
     vector = result.dim() == A.dim() - 1
     columns = result.unsqueeze(-1) if vector else result
-    _lu_solve(LU, pivots, B.unsqueeze(-1) if vector else B, columns, left)
+    sides = B.unsqueeze(-1) if vector else B
+    _lu_solve(machine, take, LU, pivots, sides, columns, left)
     return result, LU, pivots, infos
 
 
-@operator("aten::linalg_inv_ex").decomposition("cpu")
+@operator("aten::linalg_inv_ex").decomposition()
 def linalg_inv_ex(
-    call: GivenCall, A: Tensor, *, check_errors: bool = False
+    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor, *, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_inv_ex_out): the identity solved for."""
     result, infos = outputs(call)
     _, LU, pivots, _ = meta_result(_aten._linalg_solve_ex.default, A, result)
     LU, pivots = empty_as(LU), empty_as(pivots)
-    _lu_solve(LU, pivots, result, result, True)
-    del LU, pivots
+    _lu_factor(machine, take, LU)
+    _lu_solve(machine, take, LU, pivots, result, result, True)
+    del pivots, LU
     if check_errors:
         any_error(infos)
     return result, infos

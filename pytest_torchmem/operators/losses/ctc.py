@@ -20,7 +20,7 @@ _MEAN, _SUM = 1, 2
 _LONGEST_CUDNN_TARGET = 255
 _LONG = 8
 
-_native = operator("aten::_ctc_loss")
+_native = operator("aten::_ctc_loss", order={"cuda": (1, 0)}, takes_first=frozenset({"cuda"}))
 _native_backward = operator("aten::_ctc_loss_backward")
 _native_backward.meta()(made_like(log_probs=CONTIGUOUS))
 _cudnn = operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths: the host's

@@ -16,6 +16,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
     ceil_div,
+    contiguous_copy,
     dense_bytes,
     is_channels_last,
     laid_out,
@@ -249,13 +250,14 @@ def backward_workspace_on_cpu(
 def backward_workspace_on_cuda(
     grad_out: Tensor,
     input: Tensor,
+    weight: Tensor | None,
     save_invstd: Tensor | None,
     train: bool,
     output_mask: Sequence[bool],
 ) -> tuple[int, ...]:
     """Channels last: sums of channels and of blocks, and the statistics that cuDNN does not save in
     evaluation; else what does not lie as (batch, channels, pixels) is copied;
-    ``batch_norm_backward_cuda``.
+    ``batch_norm_backward_cuda``. Of another gradient than channels last 1 stands for no weight.
     """
     reduces = train or output_mask[1] or output_mask[2]
     last = is_channels_innermost_on_cuda(input)
@@ -265,14 +267,17 @@ def backward_workspace_on_cuda(
     statistics = each if save_invstd is not None and not save_invstd.numel() else 0
     if not reduces:
         return (statistics,)
-    staged = staging(input, 2) if last and is_channels_innermost_on_cuda(grad_out) else ()
-    return (statistics, each, each, *staged)
+    if last and is_channels_innermost_on_cuda(grad_out):
+        return (statistics, each, each, *staging(input, 2))
+    one = accumulation_type(input.dtype).itemsize if weight is None and train else 0
+    return (statistics, each, each, one)
 
 
 @_with_update_backward.workspace("cuda")
 def with_update_backward_workspace_on_cuda(
     grad_out: Tensor,
     input: Tensor,
+    weight: Tensor | None,
     save_var: Tensor | None,
     update: bool,
     output_mask: Sequence[bool],
@@ -280,8 +285,8 @@ def with_update_backward_workspace_on_cuda(
 ) -> Workspace | tuple[int, ...]:
     """The one of cuDNN or ATen's own, as the forward was; ``_new_batch_norm_backward_cuda``."""
     if reserve.numel() or cudnn_takes(input):
-        return unknown()
-    return backward_workspace_on_cuda(grad_out, input, save_var, update, output_mask)
+        return unknown(contiguous_copy(grad_out, suggested_format(input)))
+    return backward_workspace_on_cuda(grad_out, input, weight, save_var, update, output_mask)
 
 
 def _pixels_copy(tensor: Tensor) -> int:

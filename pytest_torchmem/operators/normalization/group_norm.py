@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
     contiguous_copy,
@@ -102,16 +103,27 @@ def forward_on_cpu(
 
 @_forward.workspace("cuda")
 def forward_on_cuda(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
 ) -> tuple[int, ...]:
-    """A scale and a shift for every channel of every image where a channel has several pixels.
+    """Statistics in the type that they are added up in, and a scale and a shift for every channel
+    of every image where a channel has several pixels.
 
     Exact, group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
     """
-    copies = tuple(map(contiguous_copy, (input, weight, bias)))
+    dtype = accumulation_type(input.dtype)
+    copies = (
+        *map(contiguous_copy, (input, weight, bias)),
+        *(converted(statistic, dtype) for statistic in outputs[1:]),
+    )
     if HxW == 1 or (weight is None and bias is None):
         return copies
-    scale = N * C * accumulation_type(input.dtype).itemsize
+    scale = N * C * dtype.itemsize
     return (*copies, scale, scale)
 
 

@@ -72,7 +72,10 @@ def simple_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
 
     def cell(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
         total = functional.linear(hidden[0], weights.w_hh, weights.b_hh)
-        return (activation(total.add_(functional.linear(input, weights.w_ih, weights.b_ih))),)
+        from_input = functional.linear(input, weights.w_ih, weights.b_ih)
+        result = activation(total.add_(from_input))
+        del from_input, total  # in C++ both last to the end of the expression
+        return (result,)
 
     return cell
 

@@ -8,6 +8,7 @@ each step has its own, and LSTM and GRU cells are fused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,13 +38,15 @@ def run_layers(
     final: list[Hidden] = []
     for layer in range(layers):
         outputs = []
+        steps: Any = input.unbind(0) if batch_sizes is None else input
         for direction in range(directions):
             index = layer * directions + direction
             run = _over_steps if batch_sizes is None else _over_rows(batch_sizes)
-            output, hidden = run(cell, input, hiddens[index], weights[index], direction == 1)
+            output, hidden = run(cell, steps, hiddens[index], weights[index], direction == 1)
             outputs.append(output)
             final.append(hidden)
         input = torch.cat(outputs, -1) if settings.bidirectional else outputs[0]
+        del output, outputs, steps
         if settings.dropout and settings.train and layer < layers - 1:
             input = torch.dropout(input, settings.dropout, True)
     if batch_first:
@@ -63,10 +66,9 @@ def _gather(params: Sequence[Tensor], has_biases: bool, count: int) -> list[Weig
 
 
 def _over_steps(
-    cell: Cell, input: Tensor, hidden: Hidden, weights: Weights, reverse: bool
+    cell: Cell, steps: Sequence[Tensor], hidden: Hidden, weights: Weights, reverse: bool
 ) -> tuple[Tensor, Hidden]:
     """``FullLayer``, and the second half of ``FullBidirectionalLayer``."""
-    steps = input.unbind(0)
     outputs = []
     for step in reversed(steps) if reverse else steps:
         hidden = cell(step, hidden, weights)

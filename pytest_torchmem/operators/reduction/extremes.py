@@ -68,9 +68,11 @@ def largest_or_smallest(machine: Gpu, input: Tensor, dim: int | None = None) -> 
 @pair.workspace("cuda")
 @pair_by_one_kernel.workspace("cuda")
 def pair_of_values(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
-    """A pair of the input's type; ReduceAMinMaxKernel.cu."""
+    """A pair of the input's type, of all elements from a dense copy; ReduceAMinMaxKernel.cu."""
     own = input.element_size()
-    return reduced(machine, input.shape, input.stride(), dim, input.dtype, own, 2 * own, 4)
+    copy = contiguous_copy(input) if dim is None else 0
+    strides = dense_strides(input.shape) if dim is None else input.stride()
+    return (copy, *reduced(machine, input.shape, strides, dim, input.dtype, own, 2 * own, 4))
 
 
 @pair_by_one_kernel.meta()
@@ -105,8 +107,12 @@ def as_booleans(machine: Host, outputs: Tensor, input: Tensor) -> int:
 
 @truth.workspace("cuda")
 def in_type_of_input(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
-    """Without a copy, in the input's type; ReduceLogicKernel.cu, ``get_allany_iter``."""
+    """Without a copy, in the input's type; ReduceLogicKernel.cu, ``get_allany_iter``. One element
+    is converted to a boolean; native/ReduceOps.cpp, allany_impl.
+    """
     own = input.element_size()
+    if input.numel() == 1:
+        return (0 if input.dtype is torch.bool else torch.bool.itemsize,)
     return reduced(machine, input.shape, input.stride(), dim, input.dtype, 1, own, 4)
 
 

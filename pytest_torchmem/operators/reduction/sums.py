@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import Outputs, accumulation_type, dense_bytes
+from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.cpu_buffers import (
     SCALAR,
     mean_workspace,
@@ -21,7 +23,6 @@ from pytest_torchmem.operators.reduction.cuda_buffers import (
     HALVES,
     Dims,
     copied_and_reduced,
-    dense_strides,
     reduced,
     summed,
 )
@@ -76,11 +77,71 @@ def mask_as_numbers(input: Tensor, dim: object = None) -> int:
     return input.numel() * (torch.bool.itemsize + torch.int64.itemsize)
 
 
-@count_nonzero.workspace("cuda")
-def mask_and_sum(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
-    """A mask, the same as ``int64``, and its sum."""
-    buffers = reduced(machine, input.shape, dense_strides(input.shape), dim, torch.int64, 8)
-    return (input.numel(), dense_bytes(input, torch.int64), *buffers)
+@operator("aten::count_nonzero", "aten::count_nonzero.dim_IntList").decomposition("cuda")
+def mask_and_sum(self: Tensor, dim: Any = None) -> Tensor:
+    """A mask, and its sum; native/TensorAdvancedIndexing.cpp, count_nonzero_cuda."""
+    mask = self if self.dtype is torch.bool else self != 0
+    return mask.sum(dim)
+
+
+@operator("aten::segment_reduce").decomposition("cuda")
+def segments(
+    data: Tensor,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+) -> Tensor:
+    """Lengths are checked and added up, offsets subtracted; native/SegmentReduce.cpp,
+    segment_reduce_kernel, native/cuda/SegmentReduce.cu. Of a vector by CUB, which takes one byte.
+    """
+    if lengths is not None and not unsafe:
+        lengths.min()
+        total = lengths.sum(-1)
+        equal = total == 1
+        equal.all()
+        del equal, total
+    given = lengths if lengths is not None else offsets
+    assert given is not None
+    dense, bounds = data.contiguous(), given.contiguous()
+    shape = list(data.shape)
+    shape[axis] = given.shape[-1] - (lengths is None)
+    result = data.new_empty(shape)
+    other = _other_bounds(bounds, lengths is not None)
+    if data.dim() == 1:
+        cub.scratch(1)
+    del other, bounds, dense
+    return result
+
+
+@operator("aten::_segment_reduce_backward").decomposition("cuda")
+def gradient_of_segments(
+    grad: Tensor,
+    output: Tensor,
+    data: Tensor,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> Tensor:
+    """Dense copies, and the bounds; SegmentReduce.cu, _segment_reduce_backward_kernel."""
+    given = lengths if lengths is not None else offsets
+    assert given is not None
+    dense = [one.contiguous() for one in (grad, output, data, given)]
+    result = dense[0].new_empty(data.shape)
+    _other_bounds(dense[-1], lengths is not None)
+    return result
+
+
+def _other_bounds(bounds: Tensor, are_lengths: bool) -> Tensor:
+    """Where segments end, for lengths, from a zero on; lengths for where they end."""
+    *rows, number = bounds.shape
+    if not are_lengths:
+        return bounds.new_empty((*rows, number - 1))
+    zero = bounds.new_empty((*rows, 1))
+    ends = bounds.new_empty((*rows, number + 1))
+    del zero
+    if not rows:
+        cub.scratch(cub.scan(number, bounds.element_size()))
+    return ends
 
 
 operator("aten::_segment_reduce_backward").workspace("cpu")(  # native/SegmentReduce.cpp
@@ -114,7 +175,13 @@ def vector_norm_on_cuda(
     dim: Dims = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[int, ...]:
-    """ReduceNormKernel.cu, ``norm_kernel_cuda_impl``, which reads 16-bit input as it is."""
+    """ReduceNormKernel.cu, ``norm_kernel_cuda_impl``, which reads 16-bit input as it is. Of single
+    elements absolute values are taken; linalg_vector_norm_out.
+    """
+    dims = (dim,) if isinstance(dim, int) else dim or range(input.dim())
+    if input.dim() == 0 or (input.numel() and all(input.shape[at] == 1 for at in dims)):
+        kept = dtype or input.dtype
+        return (converted(input, kept), dense_bytes(input, kept) if kept.is_complex else 0)
     reads = None if input.dtype in HALVES else dtype
     return copied_and_reduced(machine, outputs, input, dim, reads)
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, output_bytes
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cuda_buffers import dense_strides, reduced
+from pytest_torchmem.operators.reduction.cuda_buffers import HALVES
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
 
 _LONG = 8
+_COUNT = 4
 _TRUTHS = 2
 
 sorted_elements = operator("aten::_unique", "aten::_unique2")
@@ -105,56 +106,168 @@ def as_rows(input: Tensor, dim: int | None = None) -> int:
     return contiguous_copy(input if dim is None else input.movedim(dim, 0))
 
 
-@sorted_elements.workspace("cuda")
-@consecutive.workspace("cuda")
-def sorted_copies(machine: Gpu, input: Tensor) -> Workspace:
-    """Sorted copies, positions and inverse; a limit. Unique.cu, ``unique_cuda_template``."""
-    number, element = input.numel(), input.element_size()
-    sort = cub.radix_sort_pairs(machine, number, element, _LONG)
-    positions = number * _LONG
-    values = number * element
-    return bounded(contiguous_copy(input), values, positions, positions, positions, sort)
-
-
-@slices.workspace("cuda")
-def sorted_rows(machine: Gpu, input: Tensor, dim: int) -> Workspace:
-    """The input as rows, positions and their sort; a limit. Unique.cu,
-    ``unique_dim_cuda_template``.
-    """
-    rows = input.shape[dim] if input.dim() else 1
-    positions = rows * _LONG
-    sort = cub.radix_sort_pairs(machine, rows, _LONG, _LONG)
-    copies = (dense_bytes(input), dense_bytes(input))
-    return bounded(*copies, positions, positions, positions, sort)
-
-
-@sorted_elements.storages("cuda")
-@consecutive.storages("cuda")
-def as_large_as_input(
-    outputs: Sequence[Tensor], input: Tensor, return_counts: bool = False, dim: int | None = None
+@sorted_elements.decomposition("cuda")
+def sorted_and_picked(
+    machine: Gpu,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Values, and counts where they are asked for, are made for as many as the input has elements
-    (of booleans two), and ``resize_`` keeps the storage. Along a dimension they are selected.
+    """Sorted elements, with their positions for an inverse; UniqueCub.cu."""
+    number, size = input.numel(), input.element_size()
+    if not number:
+        return _empty(outputs)
+    dense = input.contiguous()
+    if input.dtype is torch.bool:
+        return _truths(machine, outputs, dense, return_inverse)
+    in_order, positions = torch.empty_like(dense), None
+    if return_inverse:
+        places = dense.new_empty((number,), dtype=torch.int64)
+        positions = torch.empty_like(places)
+        cub.scratch(cub.radix_sort(machine, number, size, _LONG))
+        del places
+    else:
+        cub.scratch(cub.radix_sort(machine, number, size, single=input.dtype is torch.float32))
+    asked = return_inverse, return_counts
+    made = _picked(machine, outputs, in_order, *asked, torch.int64)
+    del positions, in_order
+    return made
 
-    UniqueCub.cu, ``compute_unique``.
-    """
-    values, places, *counts = outputs
+
+def _truths(
+    gpu: Gpu, outputs: Sequence[Tensor], input: Tensor, return_inverse: bool
+) -> tuple[Tensor, ...]:
+    """A count of those that are true; UniqueCub.cu, ``UniqueCub<bool>``."""
+    count = cub.scratch(_COUNT)
+    cub.scratch(cub.reduce(gpu, input.numel(), _COUNT))
+    made = input.new_empty((_TRUTHS,))
+    counts = input.new_empty((_TRUTHS,), dtype=torch.int64)
+    places = outputs[1].shape if return_inverse else (0,)
+    inverse = input.new_empty(places, dtype=torch.int64)
+    del count
+    found = outputs[0].numel()
+    return (made[:found], inverse, counts[: outputs[-1].numel()])[: len(outputs)]
+
+
+def _empty(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(made.shape, dtype=made.dtype) for made in outputs)
+
+
+@consecutive.decomposition("cuda")
+def picked_in_their_order(
+    machine: Gpu,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[Tensor, ...]:
+    """Elements in their order, or slices of a dimension; UniqueCub.cu."""
+    asked = return_inverse, return_counts
     if dim is not None:
-        return tuple(outputs)
-    elements = _TRUTHS if input.dtype is torch.bool else input.numel()
+        return _slices(machine, outputs, input, dim, *asked, in_order=True)
+    if not input.numel():
+        return _empty(outputs)
+    return _picked(machine, outputs, input.contiguous(), *asked, torch.int32)
+
+
+def _picked(
+    gpu: Gpu,
+    outputs: Sequence[Tensor],
+    in_order: Tensor,
+    return_inverse: bool,
+    return_counts: bool,
+    places: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Make the outputs, values and counts for as many as there are elements, whose storage
+    ``resize_`` keeps; UniqueCub.cu, ``compute_unique``.
+
+    CUB reads booleans as ``int`` (``wrap_input_iterator``), and knows no numbers of 16 bits of c10.
+    """
+    number, size, dtype = in_order.numel(), in_order.element_size(), in_order.dtype
+    inverse = in_order.new_empty(outputs[1].shape, dtype=torch.int64)
+    if return_inverse:
+        changes = in_order.new_empty((number,), dtype=places)
+        cub.scratch(cub.running_count(gpu, number))
+        del changes
+    values, length = in_order.new_empty((number,)), cub.scratch(_LONG)
+    counts = in_order.new_empty((number if return_counts else 0,), dtype=torch.int64)
     if return_counts:
-        counts = [_on_storage(counts[0], elements)]
-    return (_on_storage(values, elements), places, *counts)
+        cub.scratch(cub.run_lengths(number))
+    else:
+        size = _COUNT if dtype is torch.bool else size
+        cub.scratch(cub.distinct(gpu, number, size, dtype not in HALVES))
+    del length
+    found = values[: outputs[0].numel()], inverse, counts[: outputs[-1].numel()]
+    return found[: len(outputs)]
 
 
-def _on_storage(output: Tensor, elements: int) -> Tensor:
-    """Return ``output`` at the beginning of a storage for ``elements``."""
-    found = output.new_empty(max(elements, output.numel()))[: output.numel()]
-    return found.copy_(output)
+@slices.decomposition("cuda")
+def sorted_slices(
+    machine: Gpu,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    dim: int,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, ...]:
+    """Slices by their positions, which are sorted; Unique.cu."""
+    return _slices(machine, outputs, input, dim, return_inverse, return_counts, in_order=False)
 
 
-def _distinct(elements: Tensor, with_places: bool) -> tuple[Tensor, Tensor | None]:
+@operator("aten::unique_dim_consecutive").decomposition("cuda")
+def slices_in_their_order(
+    machine: Gpu,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    dim: int,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> tuple[Tensor, ...]:
+    """Slices in their order; Unique.cu."""
+    return _slices(machine, outputs, input, dim, return_inverse, return_counts, in_order=True)
+
+
+def _slices(
+    gpu: Gpu,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    dim: int,
+    return_inverse: bool,
+    return_counts: bool,
+    *,
+    in_order: bool,
+) -> tuple[Tensor, ...]:
+    """Unique.cu, ``unique_dim_cuda_template``: positions, picked by comparing slices."""
+    number = input.shape[dim] if input.dim() else 1
+    if not number:
+        return _empty(outputs)
+    rows = input.transpose(dim, 0).contiguous()
+    positions = torch.empty((number,), dtype=torch.int64)
+    if not in_order:
+        cub.scratch(cub.merge_sort(number))
+    changes = torch.empty_like(positions) if return_inverse else None
+    inverse = torch.empty((number if return_inverse else 0,), dtype=torch.int64)
+    if return_inverse:
+        cub.scratch(cub.temporaries(0))
+        cub.scratch(cub.running_sum(gpu, number))
+    del changes
+    beginnings = torch.empty((number + 1,), dtype=torch.int64) if return_counts else None
+    cub.scratch(cub.distinct_rows(gpu, number, return_counts))
+    counts = torch.empty(outputs[2].shape if return_counts else (0,), dtype=torch.int64)
+    del beginnings
+    found = input.index_select(dim, positions[: outputs[0].shape[dim] if input.dim() else 1])
+    del positions, rows
+    return found, inverse, counts
+
+
+def _distinct(elements: Tensor, with_places: bool, gpu: Gpu | None) -> tuple[Tensor, Tensor | None]:
     """``_unique`` of a vector in which nothing comes twice, which only values would tell."""
+    if gpu is not None:
+        shown = elements, elements if with_places else elements[:0]
+        made = sorted_and_picked(gpu, shown, elements, with_places)
+        return made[0], made[1] if with_places else None
     in_order = elements.sort()
     values = torch.empty_like(elements)
     places = torch.empty((elements.numel(),), dtype=torch.int64) if with_places else None
@@ -162,21 +275,31 @@ def _distinct(elements: Tensor, with_places: bool) -> tuple[Tensor, Tensor | Non
     return values, places
 
 
-@operator("aten::isin.Tensor_Tensor").decomposition("cpu")
+@operator("aten::isin.Tensor_Tensor", "aten::isin.Tensor_Tensor_out").decomposition()
 def compared_or_sorted(
-    elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False
+    machine: Gpu | Host,
+    elements: Tensor,
+    test_elements: Tensor,
+    *,
+    assume_unique: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """native/TensorCompare.cpp, isin_Tensor_Tensor_out: few are compared one by one, many are
-    sorted together.
+    """native/TensorCompare.cpp, isin_Tensor_Tensor_out: few are compared one by one, on CUDA
+    (cuda/TensorCompare.cpp) at once, many are sorted together.
     """
-    result = torch.empty(elements.shape, dtype=torch.bool)
+    result = torch.empty((0,), dtype=torch.bool) if out is None else out
+    result.resize_(elements.shape)
     if test_elements.numel() < int(10.0 * elements.numel() ** 0.145) or not elements.numel():
+        if isinstance(machine, Gpu) and elements.numel():
+            same = elements.unsqueeze(-1) == test_elements.reshape(-1)
+            result.copy_(same.any(-1))
         return result
     flat, tested = elements.reshape(-1), test_elements.reshape(-1)
     places = None
     if not assume_unique:
-        flat, places = _distinct(flat, True)
-        tested, _ = _distinct(tested, False)
+        gpu = machine if isinstance(machine, Gpu) else None
+        flat, places = _distinct(flat, True, gpu)
+        tested, _ = _distinct(tested, False, gpu)
     together = torch.cat([flat, tested])
     del flat, tested
     in_order = together.sort(stable=True)
@@ -187,29 +310,3 @@ def compared_or_sorted(
     if places is not None:
         result.copy_(found[places].view_as(result))
     return result
-
-
-@operator("aten::isin").workspace("cuda")
-def comparisons_or_sort(
-    machine: Gpu,
-    outputs: Tensor,
-    elements: Tensor | None = None,
-    test_elements: Tensor | None = None,
-    assume_unique: bool = False,
-) -> Workspace | tuple[int, ...]:
-    """Few are compared with every element, exactly; many are sorted together with them.
-
-    native/TensorCompare.cpp, ``isin_Tensor_Tensor_out``; cuda/TensorCompare.cpp.
-    """
-    if elements is None or test_elements is None or not outputs.numel():
-        return ()
-    number, others = elements.numel(), test_elements.numel()
-    if others < int(10 * number**0.145):
-        shape = (number, others)
-        strides = dense_strides(shape)
-        return (number * others, number, *reduced(machine, shape, strides, 1, torch.bool, 1, 1, 4))
-    both, size = number + others, elements.element_size()
-    order = 0 if assume_unique else number * _LONG
-    sort = cub.radix_sort_pairs(machine, both, size, _LONG)
-    copies = (both * size, both * size, both * _LONG)
-    return bounded(order, number * size, others * size, *copies, both * _LONG, sort)

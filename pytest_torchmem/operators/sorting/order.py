@@ -1,4 +1,4 @@
-"""Sorting, searching and order statistics; on CUDA limits wherever CUB takes part.
+"""Sorting, searching and order statistics.
 
 native/Sorting.cpp, native/cpu/SortingKernel.cpp; native/cuda/Sort.cpp, SortStable.cu,
 TensorTopK.cu, Sorting.cpp.
@@ -6,21 +6,25 @@ TensorTopK.cu, Sorting.cpp.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, dense_copy
 from pytest_torchmem.operators.geometry import (
-    Outputs,
     ceil_div,
     contiguous_copy,
     dense_bytes,
+    is_dense,
     transpose_scratch,
+    type_of_number,
 )
 from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.cuda_buffers import HALVES
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
@@ -28,6 +32,9 @@ _SMALL_SORT = 4096
 _LARGE_SEGMENT = 1_000_000
 _FEW_SEGMENTS = 128
 _MOST_AT_ONCE = 2**31 - 1
+_TOPK_BLOCK = 256
+_TOPK_RESIDENT = 65_536 // (40 * _TOPK_BLOCK)
+"""Blocks that a multiprocessor's registers are enough for; ``get_items_per_thread``."""
 _MULTIBLOCK = (
     (20, 20_000),
     (40, 10_000),
@@ -38,29 +45,43 @@ _MULTIBLOCK = (
 )
 
 
-def sort_bytes(gpu: Gpu, input: Tensor, dim: int) -> tuple[int, ...]:
-    """Return at most what sorting along ``dim`` takes beyond values and indices; nothing along up
-    to 4,096 elements.
+def sort_requests(
+    gpu: Gpu, input: Tensor, dim: int, outputs: Sequence[Tensor] = ()
+) -> tuple[int, ...]:
+    """Return what sorting along ``dim`` into ``outputs``, or into dense ones, takes beyond them.
 
+    Up to 4,096 elements are sorted in place, after a range of indices.
     Sort.cpp, ``sort_cuda_kernel``; SortStable.cu, ``launch_stable_sort_kernel``.
     """
-    if not input.dim() or not input.numel():
-        return ()
-    size = input.shape[dim]
+    size = input.shape[dim] if input.dim() and input.numel() else 0
     if size <= _SMALL_SORT:
-        return ()
+        return (size * _LONG,)
+    copies, strides = [0], input.stride()
+    if not is_dense(input) or input.stride(dim) != 1:
+        copies, strides = [dense_bytes(input)], _strides_with_last(input, dim)
+    copies += [dense_bytes(made) for made in outputs if made.stride() != strides]
     number, element = min(input.numel(), _MOST_AT_ONCE), input.element_size()
     segments = number // size
-    copies: tuple[int, ...] = ()
-    if input.stride(dim) != 1 or not input.is_contiguous():
-        copies = (dense_bytes(input), dense_bytes(input), input.numel() * _LONG)
     if segments == 1 or size >= _LARGE_SEGMENT:
-        return (*copies, size * _LONG, cub.radix_sort_pairs(gpu, size, element, _LONG))
-    if segments < _FEW_SEGMENTS:
-        pairs = number * _LONG
-        sort = cub.radix_sort_pairs(gpu, number, element, _LONG)
-        return (*copies, pairs, pairs, number * element, sort)
-    return (*copies, number * _LONG, cub.segmented_sort_pairs(number, element, _LONG))
+        sort = passing(cub.radix_sort(gpu, size, element, _LONG))
+        return (*copies, size * _LONG, *sort * segments)
+    if segments >= _FEW_SEGMENTS:
+        return (*copies, number * _LONG, cub.segmented_sort_pairs(number, element, _LONG))
+    by_value = passing(number * element, cub.radix_sort(gpu, number, element, _LONG))
+    by_segment = cub.radix_sort(gpu, number, _LONG, bits=(segments - 1).bit_length())
+    return (*copies, number * _LONG, number * _LONG, *by_value, by_segment)
+
+
+def _strides_with_last(input: Tensor, dim: int) -> tuple[int, ...]:
+    """Return dense strides in the order of the input's own, but for ``dim``, which comes last;
+    native/Sorting.cpp, ``infer_dense_strides_dim_last``.
+    """
+    own, dim = input.stride(), dim % input.dim()
+    outwards = sorted(range(input.dim()), key=lambda axis: (axis == dim, -own[axis]))
+    strides, size = [0] * input.dim(), 1
+    for axis in reversed(outwards):
+        strides[axis], size = size, size * input.shape[axis]
+    return tuple(strides)
 
 
 whole_sort = operator("aten::sort")
@@ -84,20 +105,11 @@ def row_of_keys(input: Tensor, dim: int = -1) -> int:
 
 
 @whole_sort.workspace("cuda")
-def sorted_by_kernel(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, ...]:
-    """As ``sort_bytes``; in place a range of the indices, exactly; Sort.cpp,
-    ``fillSliceWithIndex``.
-    """
-    size = input.shape[dim] if input.dim() and input.numel() else 0
-    if size <= _SMALL_SORT:
-        return (size * _LONG,)
-    return bounded(*sort_bytes(machine, input, dim))
-
-
-def _uses_sort(input: Tensor, dim: int) -> bool:
-    """``should_use_sort``, TensorTopK.cpp."""
-    size = input.shape[dim]
-    return input.dtype != torch.bool and input.numel() // size <= 10 and size >= 100_000
+def sorted_by_kernel(
+    machine: Gpu, outputs: tuple[Tensor, Tensor], input: Tensor, dim: int = -1
+) -> tuple[int, ...]:
+    """Sort.cpp, ``sort_cuda_kernel``."""
+    return sort_requests(machine, input, dim, outputs)
 
 
 @operator("aten::topk").workspace("cuda")
@@ -108,30 +120,37 @@ def topk(
     k: int,
     dim: int = -1,
     sorted: bool = True,
-) -> Workspace | tuple[int, ...]:
-    """A full sort of few long slices; several blocks a slice; or one, exactly without anything.
+) -> tuple[int, ...]:
+    """Several blocks for a long slice, then a sort of many that were found.
 
-    TensorTopK.cu, ``launch_gather_topk_kernel``, ``mbtopk::launch``.
+    TensorTopK.cpp, ``topk_out_cuda``; TensorTopK.cu, ``launch_gather_topk_kernel``.
     """
-    if not input.dim() or not input.numel():
+    if not input.dim() or not input.numel() or not k:
         return ()
     size = input.shape[dim]
     slices = input.numel() // size
-    if _uses_sort(input, dim):
-        whole = (dense_bytes(input), input.numel() * _LONG)
-        return bounded(*whole, *sort_bytes(machine, input, dim))
-    copy = contiguous_copy(input)
-    ordering: tuple[int, ...] = ()
-    if sorted and k > _SMALL_SORT:  # sorted values and indices beside those that were found
-        values, indices = map(dense_bytes, outputs)
-        ordering = (indices, values, max(indices, sum(sort_bytes(machine, outputs[0], dim))))
-    least = next((least for most, least in _MULTIBLOCK if slices <= most), 400)
-    if size < least:
-        return bounded(copy, *ordering) if ordering else (copy,)
-    blocks = slices * ceil_div(size, 4 * 256)
-    state = slices * (input.element_size() + 4 + 4 + 8) + blocks * (256 * 2 + 4 + 4)
-    own = state + 2 * cub.scan(blocks)
-    return bounded(copy, max(own, sum(ordering)))
+    found: tuple[int, ...] = (contiguous_copy(input),)
+    if size >= next((least for most, least in _MULTIBLOCK if slices <= most), 400):
+        found += passing(*_several_blocks(machine, slices, size, input.dtype))
+    if not sorted or k <= _SMALL_SORT:
+        return found
+    values, indices = outputs
+    sorting = passing(*sort_requests(machine, values, dim, outputs))
+    return (*found, dense_bytes(indices), dense_bytes(values), *sorting, dense_bytes(indices))
+
+
+def _several_blocks(gpu: Gpu, slices: int, size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """TensorTopK.cu, ``mbtopk::launch``: the value sought and what is known of it, twice, for each
+    slice, digits and counts of every block, and prefix sums of the counts.
+    """
+    threads = gpu.multiprocessors * _TOPK_RESIDENT * _TOPK_BLOCK
+    items = min(max(4, ceil_div(slices * size, threads)), 64)
+    blocks = slices * ceil_div(size, items * _TOPK_BLOCK)
+    known = 2 * slices * max(4, dtype.itemsize)
+    state = (slices * dtype.itemsize, 2 * slices * 4, known)
+    counts = (blocks * 256 * 2, slices * 256 * 4, blocks * 4, blocks * 4)
+    sums = passing(cub.scan_by_key(gpu, blocks, 4))
+    return (*state, *counts, *sums, *sums)
 
 
 @kth_value.workspace("cpu")
@@ -154,32 +173,66 @@ def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
 
 @kth_value.workspace("cuda")
 @medians.workspace("cuda")
-def selection(machine: Gpu, outputs: Outputs, input: Tensor) -> Workspace | tuple[int, ...]:
-    """Selected from a dense copy along a dimension; of all elements sorted. Sorting.cpp."""
-    if isinstance(outputs, Tensor) and input.numel():  # median of all elements
-        flat = input.reshape(-1) if input.is_contiguous() else input.contiguous().view(-1)
-        positions = input.numel() * _LONG
-        sort = sort_bytes(machine, flat, 0)
-        return bounded(contiguous_copy(input), dense_bytes(input), positions, *sort)
+def selection(input: Tensor) -> tuple[int, ...]:
+    """Selected from a dense copy along a dimension. Sorting.cpp."""
     return (contiguous_copy(input),)
+
+
+@operator("aten::median").decomposition("cuda")
+def middle(input: Tensor) -> Tensor:
+    """The middle one of all elements, sorted; Sorting.cpp, ``median_impl``."""
+    return _middle_of_all(input, skips_nan=False)
+
+
+@operator("aten::nanmedian").decomposition("cuda")
+def middle_number(input: Tensor) -> Tensor:
+    """The middle one of those that are numbers, whose count decides; ``median_impl``."""
+    return _middle_of_all(input, skips_nan=True)
+
+
+def _middle_of_all(input: Tensor, *, skips_nan: bool) -> Tensor:
+    if not input.numel():
+        return torch.empty((), dtype=input.dtype)
+    in_order = input.contiguous().view(-1).sort()[0]
+    if not skips_nan:
+        of_last = torch.isnan(in_order[-1])
+        result = torch.empty((), dtype=input.dtype)
+        del of_last
+        return result
+    missing = torch.isnan(in_order)
+    number = missing.sum()
+    others = in_order.numel() - 1 - number
+    half = others / 2
+    place = half.to(torch.int64)
+    del half, others, number, missing
+    result = torch.empty((), dtype=input.dtype)
+    del place
+    return result
 
 
 @operator("aten::mode").workspace("cuda")
 def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, ...]:
-    """A dense copy with the dimension last; long slices are sorted, always in a copy.
+    """A dense copy with the dimension last; long slices are sorted one by one, always in a copy,
+    and their runs counted: at most as many as there are elements. Of booleans those that are true
+    are counted. Thrust merges numbers of 16 bits of c10's, in less than their runs take.
 
     TensorModeKernel.cpp, ``mode_kernel_impl``; TensorModeKernel.cu, ``ModeImpl``.
     """
     if not input.dim() or not input.numel():
         return ()
-    size = input.shape[dim]
+    size, element = input.shape[dim], input.element_size()
     copy = dense_bytes(input.transpose(dim, -1)) if dim % input.dim() != input.dim() - 1 else 0
     copy = max(copy, contiguous_copy(input))
     if size <= 2048:
         return (copy,)
-    scratch = 2 * size * _LONG + size * input.element_size()
-    copy = copy or dense_bytes(input)
-    return bounded(copy, scratch, cub.radix_sort_pairs(machine, size, input.element_size(), _LONG))
+    copy, slices = copy or dense_bytes(input), input.numel() // size
+    found = cub.reduce(machine, size, 2 * _LONG) + 2 * _LONG
+    if input.dtype is torch.bool:
+        count = cub.reduce(machine, size, _LONG) + _LONG
+        return (copy, *(passing(count) + passing(found)) * slices)
+    sort = cub.sort_in_place(machine, size, element, _LONG) if input.dtype not in HALVES else 0
+    runs = size * (element + _LONG) + found
+    return bounded(copy, *passing(size * _LONG, max(sort, runs)) * slices)
 
 
 search.workspace("cpu")(copied(sorted_sequence=CONTIGUOUS, self=CONTIGUOUS))
@@ -193,10 +246,14 @@ def searchsorted(
     boundaries: Tensor | None = None,
     sorter: Tensor | None = None,
 ) -> tuple[int, ...]:
-    """Dense copies, and the one of a lesser type in that of the other; exact,
+    """Dense copies, and the one of a lesser type in that of the other, as is a number in a tensor;
     native/BucketizationUtils.h, ``searchsorted_maybe_trim_input_tensors``.
     """
     given = [found for found in (sorted_sequence, input, boundaries) if isinstance(found, Tensor)]
+    if not isinstance(input, Tensor):
+        number, dtype = type_of_number(input), given[0].dtype
+        cast = [dtype.itemsize] if number != dtype else []
+        return (number.itemsize, *map(contiguous_copy, (*given, sorter)), *cast)
     common = torch.result_type(*given) if len(given) > 1 else given[0].dtype
     cast = [dense_bytes(found, common) for found in given if found.dtype != common]
     return (*map(contiguous_copy, (*given, sorter)), *cast)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import Kind, aten, operator
 from pytest_torchmem.operators.sparse.parts import multiplied, sparse_of, unsupported_layout
 from pytest_torchmem.targets.gpus import Gpu
@@ -243,8 +244,10 @@ def coalesced(machine: Host | Gpu, known: Known, input: Tensor) -> Tensor:
         with outside_interception():
             distinct = torch.unique(real, dim=1)
             count = distinct.shape[1]
-    parts = _coalesced_on_gpu if isinstance(machine, Gpu) else _coalesced_on_host
-    indices, values = parts(input, count)
+    if isinstance(machine, Gpu):
+        indices, values = _coalesced_on_gpu(machine, input, count)
+    else:
+        indices, values = _coalesced_on_host(input, count)
     if distinct is not None:
         with outside_interception():
             whole = torch.zeros((distinct.shape[0], indices.shape[1]), dtype=indices.dtype)
@@ -261,12 +264,16 @@ def _coalesced_on_host(input: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return made
 
 
-def _coalesced_on_gpu(input: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _coalesced_on_gpu(gpu: Gpu, input: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """cuda/SparseCUDATensor.cu, coalesce_sparse_cuda: one number for each index, sorted."""
     indices, values = sparse_indices(input), sparse_values(input)
-    flat = _flattened(indices)
-    flat = flat.clone() if indices.shape[0] == 1 else flat
+    flat = indices.new_empty(indices.shape[1:])
     origins = torch.empty_like(flat), torch.empty_like(flat)
-    flat.sort(0)  # by thrust, in the same buffers as cub's
+    for nbytes in (
+        cub.merge_sort(flat.numel(), pairs=True),
+        cub.distinct_rows(gpu, flat.numel(), True),
+    ):
+        flat.new_empty((nbytes,), dtype=torch.uint8)
     made = values.new_empty((count, *values.shape[1:]))
     if indices.shape[0] == 1:
         return flat.unsqueeze(0), made

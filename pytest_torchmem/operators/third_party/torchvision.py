@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.masks import nonzero_bytes
+from pytest_torchmem.operators.indexing.masks import positions_of
 from pytest_torchmem.operators.registry import Operators, operator
 from pytest_torchmem.operators.sorting.order import row_of_keys
 from pytest_torchmem.operators.workspace import Workspace, bounded
@@ -82,7 +82,7 @@ def _boxes_on_cuda(machine: Gpu, outputs: Tensor, dets: Tensor) -> Workspace | i
         return 0
     overlaps = boxes * -(-boxes // _BITS) * _LONG
     keep = torch.empty((boxes,), dtype=torch.bool, device="meta")
-    selection = (outputs.numel() * _LONG, nonzero_bytes(machine, keep))
+    selection = positions_of(machine, keep, outputs.numel())
     return bounded(boxes * _LONG, dense_bytes(dets), overlaps, boxes, *selection)
 
 

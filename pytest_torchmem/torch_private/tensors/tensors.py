@@ -15,8 +15,7 @@ TensorBase: Any = private("torch._C.TensorBase")
 #: How many references hold the ``TensorImpl``, the Python object's own included.
 tensor_use_count: Callable[[Tensor], int] = private("torch.Tensor._use_count")
 is_view_of_another: Callable[[Tensor], bool] = private("torch.Tensor._is_view")
-#: A view of the opposite numbers, made so without an operator that computes.
-negative_view: Callable[[Tensor], Tensor] = private("torch._neg_view")
+_negative_view: Callable[[Tensor], Tensor] = private("torch._neg_view")
 view_base: Callable[[Tensor], Tensor | None] = private_attribute("torch.Tensor._base")
 #: Whether a subclass wraps tensors that ``__tensor_flatten__`` names.
 is_wrapper: Callable[[object], bool] = private(
@@ -65,6 +64,14 @@ MODULE_TABLES = (
     private_name("torch.nn.Module._backward_hooks"),
     private_name("torch.nn.Module._backward_pre_hooks"),
 )
+
+
+def read_as(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return a view of another tensor whose elements are conjugated and negated when they are read,
+    as those of ``tensor`` are.
+    """
+    other = other.conj() if tensor.is_conj() else other
+    return _negative_view(other) if tensor.is_neg() else other
 
 
 def has_dispatch(tensor: Tensor) -> bool:

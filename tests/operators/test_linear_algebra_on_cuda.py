@@ -1,0 +1,69 @@
+"""Linear algebra on fake cuda, against torch's CUDA code without a GPU (2.13.0+cu130, as an A100).
+
+What cuSOLVER asks for itself is not known, here or there, and counts as nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, linalg, nn
+
+from pytest_torchmem import trace
+
+Program = Callable[[Tensor, Tensor], Tensor]
+PROGRAMS: dict[str, tuple[Program, tuple[int, ...], tuple[int, ...], int, int]] = {
+    "triangle": (
+        lambda a, b: linalg.solve_triangular(a, b, upper=True),
+        (64, 64),
+        (64, 8),
+        8_540_168,
+        17_094_664,
+    ),
+    "factors": (lambda a, b: linalg.lu_factor(a)[0], (4, 64, 64), (1,), 8_651_828, 17_630_220),
+    "lu": (lambda a, b: linalg.lu(a)[2], (64, 32), (1,), 8_564_872, 17_092_620),
+    "solve": (linalg.solve, (16, 64, 64), (16, 64, 8), 9_113_920, 18_190_344),
+    "solve large": (linalg.solve, (4, 300, 300), (4, 300, 8), 11_541_296, 22_919_368),
+    "inverse": (lambda a, b: linalg.inv(a), (64, 64), (1,), 8_587_016, 17_121_292),
+    "determinant": (lambda a, b: linalg.slogdet(a)[1], (16, 64, 64), (1,), 9_057_860, 18_371_468),
+    "cholesky": (
+        lambda a, b: torch.cholesky_solve(b, a),
+        (4, 64, 64),
+        (4, 64, 8),
+        8_601_608,
+        17_326_088,
+    ),
+    "cholesky alone": (
+        lambda a, b: torch.cholesky_inverse(a),
+        (64, 64),
+        (1,),
+        65_544,
+        8_601_612,
+    ),
+    "least squares": (
+        lambda a, b: linalg.lstsq(a, b)[0],
+        (64, 32),
+        (64, 8),
+        8_540_308,
+        17_186_824,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_peaks(name: str) -> None:
+    program, first, second, forward, backward = PROGRAMS[name]
+    model = nn.Module()
+    model.forward = program
+    a, b = (torch.randn(shape, requires_grad=True) for shape in (first, second))
+    profile = trace(model, a, b, device="cuda", gpu="a100-80gb")
+    assert (profile.forward_peak, profile.backward_peak) == (forward, backward)
+
+
+def test_what_cusolver_takes_is_not_known() -> None:
+    def body() -> None:
+        linalg.lstsq(torch.ones(64, 32, device="cuda"), torch.ones(64, 8, device="cuda"))
+
+    assert trace(body, device="cuda").unknown_workspaces == ("aten::linalg_lstsq",)
