@@ -213,7 +213,7 @@ def test_two_profiles_are_explained(
     assert main(["explain", "before.json", "after.json.gz"]) == 0
     out = capsys.readouterr().out
     assert "before.json -> after.json.gz" in out
-    assert "float32[512, 64] (was float32[256, 64])" in out
+    assert "float32[512, 64] (was [256, 64])" in out
     assert "Net.wide" in out
     assert "snapshot" not in out
     assert "allowed" not in out
@@ -222,7 +222,7 @@ def test_two_profiles_are_explained(
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert main(["explain", "after.json.gz", "before.json"]) == 0
     out = capsys.readouterr().out
-    assert "float32[256, 64] (was float32[512, 64])" in out
+    assert "float32[256, 64] (was [512, 64])" in out
     assert "\033[32m-64.00 KiB\033[0m" in out
     assert main(["explain", "before.json", "before.json"]) == 0
     assert capsys.readouterr().out == "1 check is the same\n"
