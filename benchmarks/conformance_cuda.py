@@ -7,7 +7,6 @@ python -m benchmarks.conformance_cuda -k 'conv|lstm'        operators whose name
 python -m benchmarks.conformance_cuda --gpu t4 --shard 1/4  another GPU, a quarter of the units
 python -m benchmarks.conformance_cuda --suites zoo          the models of the zoo
 torchmem stand-in --gpu t4 -- python -m benchmarks.conformance_cuda --gpu t4      measured as well
-    --record tests/stand_in/recorded.json                   and written down for a test
 
 A sample counts as completed when its forward and backward are traced to the end, and, where torch
 finds a GPU, when all its figures, requested and reserved bytes, are those that were measured. Where
@@ -19,13 +18,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +42,6 @@ from pytest_torchmem.measurement.device import cuda_device
 
 SUITES = ("op", "module", "zoo")
 _FAILED = (Status.UNSUPPORTED, Status.CRASHED)
-_JUDGED = (Status.EXACT, Status.DIFFERENT)
 
 
 def run_sample(case: str, sample: Sample, announce: Callable[[], None], gpu: str) -> Comparison:
@@ -139,18 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept.sort(key=lambda comparison: comparison.case)
     if options.output:
         report.write(options.output, kept)
-    if options.record:
-        record(options.record, kept, options.gpu)
     return _print(kept, options.gpu)
-
-
-def record(path: Path, kept: Sequence[Comparison], gpu: str) -> None:
-    """Write down what was measured of samples, and by what, for a test to compare traces with."""
-    judged = {one.case: one.measured for one in kept if one.status in _JUDGED}
-    cudnn = cuda_device().cudnn()
-    about = {"gpu": gpu, "torch": torch.__version__, "cudnn": cudnn, "date": str(date.today())}
-    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(judged[case])}" for case in judged)
-    path.write_text(f'{{"about": {json.dumps(about)},\n"cases": {{\n{lines}\n}}}}\n')
 
 
 def _print(kept: Sequence[Comparison], gpu: str) -> int:
@@ -197,7 +182,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="torch threads per process")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for one sample")
     parser.add_argument("--output", type=Path, help="JSON file for every sample")
-    parser.add_argument("--record", type=Path, help="JSON file for what was measured")
     return parser
 
 

@@ -95,7 +95,7 @@ def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:
         stops = [stop for _, stop, one in timeline.spans() if one is phase]
         # What is last goes on to the end of the program, where everything is freed.
         found.append((len(stops), name, [stop for stop in stops if stop < len(timeline.events)]))
-    calls = list(timeline.calls)
+    calls = list(timeline.module_calls)
     found.append((len(calls), "calls of a module", calls[1:]))
     enough = [one for one in found if one[0] >= FEWEST]
     return enough[0] if enough else max(found, key=lambda one: one[0])

@@ -102,9 +102,9 @@ class Placement:
 
         What is made like a tensor goes where the body's own call is sent (``randn_like(device=)``).
         """
-        if not call.records or call.operator.takes_device:
-            return not call.records and call.operator.takes_device
-        return all(record.ledger.device == _CPU for record in call.records)
+        if call.operator.takes_device:
+            return not call.records
+        return bool(call.records) and all(record.ledger.device == _CPU for record in call.records)
 
     def beside_no_tensor(self, kwargs: dict[str, Any]) -> DeviceLedger:
         """Return where that is made which C++ asks the CPU for, in a call without tensors."""

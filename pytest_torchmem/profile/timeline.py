@@ -95,14 +95,14 @@ class Timeline:
     ``events`` holds ``index + 1`` where ``allocations[index]`` was made and ``-(index + 1)`` where
     it was freed. ``phases`` holds ``(position in events, phase)`` for every change of phase, in
     order; the first begins at 0. A forward follows another where a step without backward begins.
-    ``calls`` holds the positions where the module was called that the program itself, and no other
-    module, called most often: empty unless it did repeatedly.
+    ``module_calls`` holds the positions of the calls of one module: the one that the program itself
+    called most often, if it did so repeatedly.
     """
 
     allocations: tuple[Allocation, ...] = ()
     events: tuple[int, ...] = ()
     phases: tuple[tuple[int, Phase], ...] = ()
-    calls: tuple[int, ...] = ()
+    module_calls: tuple[int, ...] = ()
 
     def peaks(self) -> dict[Phase, tuple[int, int]]:
         """Return for each phase that ran its peak in bytes and the events' count when reached.

@@ -106,7 +106,8 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     device = random.Random(f"{chance.random()} {planted.name}").choice(planted.devices)
     print(device)
     monkeypatch.setenv("COLUMNS", "400")
-    text, found = told(planted.build, device)
+    result, found = judged(planted.build, device)
+    text = message(result)
     first, second = text.splitlines()[:2]
     print(text)
     assert first.startswith("+")
@@ -117,6 +118,8 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     assert second.endswith(planted.line)
     difference = found.difference
     assert sum(row.change for row in difference.rows) + difference.rest == difference.change
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(message(result).splitlines()) <= MOST_LINES
 
 
 def test_a_message_has_few_lines_unless_everything_is_asked_for(

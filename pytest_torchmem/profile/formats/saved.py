@@ -113,7 +113,7 @@ def plain_timeline(timeline: Timeline) -> dict[str, Any]:
         "shapes": [list(shape) for shape in shapes.values()],
         "events": list(timeline.events),
         "phases": [[position, phase.value] for position, phase in timeline.phases],
-        "calls": list(timeline.calls),
+        "module_calls": list(timeline.module_calls),
         "texts": escaped(texts.values()),
     }
 
@@ -149,9 +149,9 @@ def read_timeline(plain: Any) -> Timeline:
     positions = [position for position, _ in phases]
     if positions != sorted(positions) or not set(positions) <= set(range(len(events) + 1)):
         raise ValueError("its phases are not in order")
-    calls = tuple(_integers(plain.get("calls", [])))
+    calls = tuple(_integers(plain.get("module_calls", [])))
     if sorted(calls) != list(calls) or not set(calls) <= set(range(len(events) + 1)):
-        raise ValueError("its calls are not in order")
+        raise ValueError("its calls of a module are not in order")
     return Timeline(allocations, events, phases, calls)
 
 
