@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_torchmem.errors import TorchmemError
-    from pytest_torchmem.graphs.advise import advise
-    from pytest_torchmem.graphs.largest import largest
-    from pytest_torchmem.graphs.liveness import graph_profile
-    from pytest_torchmem.graphs.nodes import node_table
+    from pytest_torchmem.graphs.fitting import advise, largest
+    from pytest_torchmem.graphs.liveness import graph_profile, node_table
     from pytest_torchmem.graphs.scaling import scaling
     from pytest_torchmem.measurement import measure
     from pytest_torchmem.measurement.calibrate import calibrate
     from pytest_torchmem.operators.custom_operators import OperatorModel
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.snapshots.calibration_store import read_calibration, write_calibration
+    from pytest_torchmem.snapshots.calibration import read_calibration, write_calibration
     from pytest_torchmem.targets.calibration import Calibration
     from pytest_torchmem.targets.gpus import Gpu
     from pytest_torchmem.tracing.trace import trace
@@ -53,16 +51,16 @@ _HOMES = {
     "MemoryProfile": "pytest_torchmem.profile.profile",
     "OperatorModel": "pytest_torchmem.operators.custom_operators",
     "TorchmemError": "pytest_torchmem.errors",
-    "advise": "pytest_torchmem.graphs.advise",
+    "advise": "pytest_torchmem.graphs.fitting",
     "calibrate": "pytest_torchmem.measurement.calibrate",
     "graph_profile": "pytest_torchmem.graphs.liveness",
-    "largest": "pytest_torchmem.graphs.largest",
+    "largest": "pytest_torchmem.graphs.fitting",
     "measure": "pytest_torchmem.measurement",
-    "node_table": "pytest_torchmem.graphs.nodes",
+    "node_table": "pytest_torchmem.graphs.liveness",
     "scaling": "pytest_torchmem.graphs.scaling",
-    "read_calibration": "pytest_torchmem.snapshots.calibration_store",
+    "read_calibration": "pytest_torchmem.snapshots.calibration",
     "trace": "pytest_torchmem.tracing.trace",
-    "write_calibration": "pytest_torchmem.snapshots.calibration_store",
+    "write_calibration": "pytest_torchmem.snapshots.calibration",
 }
 
 

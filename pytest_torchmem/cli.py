@@ -12,16 +12,13 @@ from typing import Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.commands import explained, files, history, stand_in, traced
-from pytest_torchmem.commands.ending import prepare_streams, status_of
-from pytest_torchmem.commands.functions import load_function
-from pytest_torchmem.commands.progress import elapsed
-from pytest_torchmem.commands.saved import is_profile, print_profile
+from pytest_torchmem.commands.arguments import is_profile, load_function, print_profile
+from pytest_torchmem.commands.console import elapsed, prepare_streams, status_of
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
-from pytest_torchmem.reports.colours import coloured
 from pytest_torchmem.reports.difference import (
     Difference,
     Group,
@@ -31,10 +28,10 @@ from pytest_torchmem.reports.difference import (
     in_order,
 )
 from pytest_torchmem.reports.json_report import plain_cause, plain_changes
-from pytest_torchmem.reports.layout import columns, wrapped
+from pytest_torchmem.reports.layout import coloured, columns, wrapped
 from pytest_torchmem.reports.markdown import render, verdict
 from pytest_torchmem.reports.sources import Source, load_sources
-from pytest_torchmem.snapshots.calibration_store import (
+from pytest_torchmem.snapshots.calibration import (
     StoredCalibration,
     place_name,
     read_calibration_file,

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.cli import main
-from pytest_torchmem.commands import progress
+from pytest_torchmem.commands import console
 from pytest_torchmem.profile.profile import MemoryProfile
+from pytest_torchmem.snapshots.compare import entry_of
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Key, Snapshot, dump
-from pytest_torchmem.snapshots.profiles import entry_of
 
 STEP = """
 import torch
@@ -95,8 +95,8 @@ def test_a_terminal_shows_for_how_long_a_trace_takes(monkeypatch: pytest.MonkeyP
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress, "_PATIENCE", 0.01)
-    with progress.elapsed("tracing train.py:step on cuda"):
+    monkeypatch.setattr(console, "_PATIENCE", 0.01)
+    with console.elapsed("tracing train.py:step on cuda"):
         time.sleep(0.2)
     first, *_, last = terminal.getvalue().lstrip("\r").split("\r")
     assert first == "tracing train.py:step on cuda: 0 s"

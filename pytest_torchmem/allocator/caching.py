@@ -10,12 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection
 
-from pytest_torchmem.allocator.blocks import Block, Pool
+from pytest_torchmem.allocator.blocks import Block, Pool, PoolId, PrivatePools
 from pytest_torchmem.allocator.expandable import ExpandableSegments
 from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions
-from pytest_torchmem.allocator.private import PoolId, PrivatePools
-from pytest_torchmem.allocator.reserved import ROUND_LARGE, ReservedMemory
-from pytest_torchmem.allocator.statistics import PoolStatistics
+from pytest_torchmem.allocator.statistics import ROUND_LARGE, PoolStatistics, ReservedMemory
 
 MIN_BLOCK = 512
 _NO_DIVISIONS = DEFAULTS.roundup_power2_divisions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pytest_torchmem.allocator.blocks import Block, Expandable, Pool
 from pytest_torchmem.allocator.options import MIB
-from pytest_torchmem.allocator.reserved import ReservedMemory
+from pytest_torchmem.allocator.statistics import ReservedMemory
 
 _SMALL_PAGE = 2 * MIB
 #: Addresses for a device that never runs out.

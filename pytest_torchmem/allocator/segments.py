@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_torchmem.allocator.blocks import Block
+from pytest_torchmem.allocator.blocks import Block, PoolId
 from pytest_torchmem.allocator.caching import CachingAllocator
-from pytest_torchmem.allocator.private import PoolId
 
 
 def segments(

@@ -15,7 +15,7 @@ from pytest_torchmem.checks.gpu import fitting_trace
 from pytest_torchmem.checks.request import Target
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
-from pytest_torchmem.snapshots.calibration_store import (
+from pytest_torchmem.snapshots.calibration import (
     CalibrationPlan,
     StoredCalibration,
     merged,

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.checks.growth import Bound
 from pytest_torchmem.checks.limits import Contents, Overrun
+from pytest_torchmem.checks.request import Bound
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.steps import StepGrowth
 from pytest_torchmem.snapshots.compare import Change, Comparison

@@ -22,14 +22,7 @@ from pytest_torchmem.checks.findings import (
     OverBudget,
 )
 from pytest_torchmem.checks.gpu import Measurement, RealRun
-from pytest_torchmem.checks.limits import (
-    Contents,
-    Overrun,
-    contents,
-    headroom,
-    limits_of,
-    overruns,
-)
+from pytest_torchmem.checks.limits import Contents, Overrun, contents, headroom, limits_of, overruns
 from pytest_torchmem.checks.request import Limit, Request
 from pytest_torchmem.checks.result import (
     ACCEPTED,
@@ -44,10 +37,9 @@ from pytest_torchmem.diagnosis.steps import FEWEST, StepGrowth, step_growth
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.snapshots.changes import moves, renames
-from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, with_entry
+from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, entry_of, with_entry
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import orphans_in, snapshot_path
-from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 if TYPE_CHECKING:

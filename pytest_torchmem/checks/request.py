@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.defaults import ARGUMENTS, LIMITS, MARKER, SIGNATURE
-from pytest_torchmem.checks.growth import Bound, parse_bounds
 from pytest_torchmem.checks.settings import (
     Settings,
     parse_devices,
@@ -33,6 +33,50 @@ if TYPE_CHECKING:
     from pytest_torchmem.snapshots.format import Entry
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
+
+
+POWERS = {"constant": 0, "linear": 1, "quadratic": 2, "cubic": 3}
+_BOUND = re.compile(r"\s*(\w+)\s+in\s+([A-Za-z_]\w*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The highest power of one size that a peak may grow with."""
+
+    size: str
+    power: int
+
+    @property
+    def word(self) -> str:
+        """Return the power in a word."""
+        return word_of(self.power)
+
+
+def word_of(power: int) -> str:
+    """Return a power in a word: ``"quadratic"``."""
+    return next((word for word, known in POWERS.items() if known == power), f"of power {power}")
+
+
+def parse_bounds(value: object, source: str) -> tuple[Bound, ...]:
+    """Return the bounds that a text names: ``"linear in sequence, linear in batch"``.
+
+    Raises ``UsageError`` with ``source`` for anything else.
+    """
+    if not isinstance(value, str):
+        raise UsageError(f"{source}: {value!r}: {_EXPECTED}")
+    found = []
+    for part in re.split(r",|\band\b", value):
+        match = _BOUND.fullmatch(part)
+        if match is None or match[1].lower() not in POWERS:
+            raise UsageError(f"{source}: {value!r}: {_EXPECTED}")
+        found.append(Bound(match[2], POWERS[match[1].lower()]))
+    return tuple(found)
+
+
+_EXPECTED = (
+    f"expected one of {', '.join(POWERS)} and a size, such as 'linear in sequence' or "
+    "'linear in batch and quadratic in sequence'"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.commands.saved import is_profile
+from pytest_torchmem.commands.arguments import is_profile
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told, diagnose, grown_moment
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import printable_lines
-from pytest_torchmem.reports.colours import coloured
 from pytest_torchmem.reports.growth import others, place, section, why
-from pytest_torchmem.reports.layout import wrapped
+from pytest_torchmem.reports.layout import coloured, comparison_table, wrapped
 from pytest_torchmem.reports.sources import Source, aligned, load_source
-from pytest_torchmem.reports.tables import comparison_table
 from pytest_torchmem.snapshots.alive import MOMENTS
-from pytest_torchmem.snapshots.compare import Comparison, Verdict, compare
+from pytest_torchmem.snapshots.compare import Comparison, Verdict, compare, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key
-from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.tolerance import parse_rules
 
 _EXACTLY = (parse_rules("0", "torchmem explain"),)

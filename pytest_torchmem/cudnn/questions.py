@@ -1,4 +1,4 @@
-"""What cuDNN is asked: the same text in a file of answers, on disk and in the process that asks.
+"""Questions to cuDNN and its answers: the same text in files and between processes.
 
 A question names no GPU and no version; these stand beside it where answers are kept. Its tensors
 are those that ATen hands to cuDNN, with the strides that cuDNN sees::
@@ -175,3 +175,31 @@ def without_free_strides(
 
 def _list(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """A plan of cuDNN: what it takes, in bytes, and which engine it is of."""
+
+    workspace: int
+    engine: int
+    notes: tuple[str, ...] = ()
+    """cuDNN's numerical notes, such as ``"tensor core"``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Plans in cuDNN's order, the one that runs first; all of them only of a benchmark.
+
+    Without plans cuDNN has no engine for the question, or did not survive it; ``why`` says so.
+    """
+
+    plans: tuple[ExecutionPlan, ...] = ()
+    why: str = ""
+    is_failure: bool = False
+    """Whether cuDNN could not be asked, or did not survive it, so that nothing is known."""
+
+    @property
+    def workspace(self) -> int | None:
+        """The bytes that the allocator is asked for: of a benchmark, those of the largest."""
+        return max((plan.workspace for plan in self.plans), default=None)

@@ -12,9 +12,8 @@ import os
 import sys
 from typing import IO, Any
 
-from pytest_torchmem.cudnn.attention import Frontend
 from pytest_torchmem.cudnn.backend import Backend
-from pytest_torchmem.cudnn.plans import answer
+from pytest_torchmem.cudnn.plans import Frontend, answer
 
 
 def main(path: str, frontend: str = "") -> None:

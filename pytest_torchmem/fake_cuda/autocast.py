@@ -31,7 +31,7 @@ from pytest_torchmem.torch_private.dispatch.autocast import (
 from pytest_torchmem.torch_private.dispatch.dispatcher import overload_of
 from pytest_torchmem.torch_private.dispatch.operators import find_operator, schema
 from pytest_torchmem.torch_private.patching.patches import replaced
-from pytest_torchmem.torch_private.state.autocast import own_keys_are_no_autocast
+from pytest_torchmem.torch_private.state.settings import own_keys_are_no_autocast
 from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another
 
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16)

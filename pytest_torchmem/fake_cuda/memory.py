@@ -12,10 +12,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from pytest_torchmem.allocator.blocks import Block
+from pytest_torchmem.allocator.blocks import Block, PoolId
 from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT, CachingAllocator, OutOfMemory
 from pytest_torchmem.allocator.options import AllocatorOptions
-from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.allocator.recorded import Peaks, RunningPeaks
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.profile.garbage import without_collections

@@ -55,8 +55,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_view,
 )
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.tensors.nowhere import nowhere
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.storages import nowhere, storage_address
 
 _CPU = torch.device("cpu")
 _LEAF = Kind.LEAF

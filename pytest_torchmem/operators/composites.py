@@ -2,6 +2,8 @@
 
 C++ makes them beside their first tensor, which it takes to be on the CPU: a path that changes
 nothing tells the trace which device that is.
+
+What a program or C++ asks of tensors: values, checks, and answers from geometry and settings.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import Kind, aten, operator
 
 
 @operator(
@@ -49,3 +51,19 @@ def unchecked(call: CompositeCall, input: Tensor, num_classes: int = -1) -> Any:
         return call()
     classes = int(input.max()) + 1 if num_classes == -1 else num_classes
     return input.new_zeros((*input.shape, classes)).scatter_(-1, input.unsqueeze(-1), 1)
+
+
+operator("aten::_local_scalar_dense", kind=Kind.SCALAR)
+# Asked by C++ composites; no data is read.
+operator(
+    *aten("""
+        _assert_tensor_metadata _debug_has_internal_overlap _has_same_storage_numel
+        _use_cudnn_ctc_loss _version is_pinned is_same_size is_set_to sym_numel sym_size.int
+        sym_storage_offset sym_stride.int
+    """),
+    kind=Kind.NATIVE,
+)
+# They ask something of data, make nothing and raise where it is wrong.
+operator(
+    *aten("_assert_async _assert_async.msg _validate_compressed_sparse_indices"), kind=Kind.PASS
+)

@@ -14,9 +14,8 @@ from pytest_torchmem.operators.index import NAMES
 PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
-        "activations answers checks checks_of_values composites derivatives elementwise factories "
-        "foreach fourier fourier_in_half histograms quantization random softmax windows "
-        "without_workspace"
+        "activations checks checks_of_values composites derivatives elementwise factories foreach "
+        "fourier histograms quantization random softmax without_workspace"
     ),
     "attention": (
         "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values "
@@ -25,18 +24,18 @@ _MODULES = {
     "convolution": "alone convolution",
     "distributed": "lists",
     "embedding": "bag rows",
-    "indexing": "advanced masks rearrange rows scatter",
+    "indexing": "advanced masks rearrange rows",
     "linear_algebra": "cusolver distance lapack lu matrix_exp work",
-    "losses": "ctc elementwise likelihood",
-    "matmul": "low_precision products wider_products",
+    "losses": "ctc elementwise",
+    "matmul": "low_precision products",
     "nested": "conversion",
     "normalization": (
         "batch_norm cudnn_batch_norm group_norm layer_norm sync_batch_norm weight_norm"
     ),
-    "recurrent": "cells cudnn layers onednn packed_sequence values",
-    "reduction": "extremes sums",
-    "resampling": "grid_sampler interpolation padding patches pooling",
-    "sorting": "distinct order scans",
+    "recurrent": "cudnn layers onednn packed_sequence values",
+    "reduction": "sums",
+    "resampling": "interpolation padding pooling",
+    "sorting": "distinct order",
     "sparse": "compressed coo",
 }
 """By the folder of a family."""

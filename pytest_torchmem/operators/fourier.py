@@ -1,18 +1,24 @@
 """Fourier transforms through MKL (native/mkl/SpectralOps.cpp) and cuFFT
 (native/cuda/SpectralOps.cpp), batches as one dimension.
+
+Fourier transforms of half precision, which a GPU has and the CPU has not.
+
+``promote_type_fft`` of native/SpectralOps.cpp refuses half precision of a tensor that it takes to
+be on the CPU, before any kernel is asked. What follows it there is done here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.geometry import dense_bytes, on_meta
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import Operators, aten, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 
 _aten: Any = torch.ops.aten
@@ -179,3 +185,215 @@ def flops(self: Tensor, dim: Sequence[int], outputs: Tensor) -> int:
     count = 5 * larger.numel() * math.log2(max(length, 2))
     both_complex = self.is_complex() and outputs.is_complex()
     return int(count if both_complex else count / 2)
+
+
+_FORWARD = {None: 0, "backward": 0, "ortho": 1, "forward": 2}
+_INVERSE = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
+"""``fft_norm_mode`` by its name; ``norm_from_string``."""
+
+
+def _of(names: str) -> Operators:
+    return operator(*aten(names), *aten(names, ".out"))
+
+
+@_of("fft_fftn fft_ifftn fft_fft2 fft_ifft2 fft_irfftn fft_irfft2 fft_hfftn fft_hfft2").path("cuda")
+def of_complex_numbers(call: CompositeCall, self: Tensor) -> Any:
+    """Those that make complex numbers of their input first (``promote_tensor_fft``)."""
+    if self.dtype is not torch.float16:
+        return call()
+    return call.of(self.to(torch.complex32), *call.args[1:], **call.kwargs)
+
+
+@_of("fft_irfft fft_hfft").path("cuda")
+def to_real(call: CompositeCall, self: Tensor, n: int | None = None, dim: int = -1) -> Any:
+    """The same, of which ``fft_c2r`` keeps only what is resized."""
+    if self.dtype is not torch.float16:
+        return call()
+    self = self.to(torch.complex32)
+    if n is not None and n >= 1:
+        self = _resized(self, [_of_wrapped(self, dim)], [n // 2 + 1])
+    return call.of(self, n, dim, *call.args[3:], **_others(call, "n", "dim"))
+
+
+def _of_one_dimension(name: str, norms: dict[str | None, int], onesided: bool) -> None:
+    forward = norms is _FORWARD
+
+    @_of(name).path("cuda")
+    def from_real(
+        call: CompositeCall,
+        self: Tensor,
+        n: int | None = None,
+        dim: int = -1,
+        norm: str | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
+        """``fft_r2c``."""
+        if self.dtype is not torch.float16:
+            return call()
+        _complex_output(name, out)
+        dim = _of_wrapped(self, dim)
+        size = self.shape[dim] if n is None else n
+        _some_points([size])
+        input = self if n is None else _resized(self, [dim], [n])
+        mode = _normalization(norms, norm)
+        if out is None or not forward:
+            found = _aten._fft_r2c.default(input, [dim], mode, onesided)
+            if forward:
+                return found
+            return found.conj() if out is None else torch.conj_physical(found, out=out)
+        return _aten._fft_r2c.out(input, [dim], mode, onesided, out=out)
+
+
+for _name in ("fft_fft", "fft_rfft"):
+    _of_one_dimension(_name, _FORWARD, _name == "fft_rfft")
+for _name in ("fft_ifft", "fft_ihfft"):
+    _of_one_dimension(_name, _INVERSE, _name == "fft_ihfft")
+
+
+@_of("fft_rfftn fft_rfft2").path("cuda")
+def real_of_several_dimensions(
+    call: CompositeCall,
+    self: Tensor,
+    s: Sequence[int] | None = None,
+    dim: Sequence[int] | None = None,
+    norm: str | None = None,
+    out: Tensor | None = None,
+) -> Any:
+    """fft_rfftn_impl."""
+    if self.dtype is not torch.float16:
+        return call()
+    shape, dims = _shape_and_dims("rfftn", self, s, dim)
+    input, mode = _resized(self, dims, shape), _normalization(_FORWARD, norm)
+    if out is None:
+        return _aten._fft_r2c.default(input, dims, mode, True)
+    _complex_output("rfftn", out)
+    return _aten._fft_r2c.out(input, dims, mode, True, out=out)
+
+
+@_of("fft_ihfftn fft_ihfft2").path("cuda")
+def hermitian_of_several_dimensions(
+    call: CompositeCall,
+    self: Tensor,
+    s: Sequence[int] | None = None,
+    dim: Sequence[int] | None = None,
+    norm: str | None = None,
+    out: Tensor | None = None,
+) -> Any:
+    """fft_ihfftn_impl."""
+    if self.dtype is not torch.float16:
+        return call()
+    shape, dims = _shape_and_dims("ihfftn", self, s, dim)
+    input, mode = _resized(self, dims, shape), _normalization(_INVERSE, norm)
+    found = _aten._fft_r2c.default(input, dims[-1:], mode, True)
+    if len(dims) == 1:
+        return found.conj() if out is None else torch.conj_physical(found, out=out)
+    found = torch.conj_physical(found)
+    if out is None:
+        return _aten._fft_c2c.default(found, dims[:-1], mode, False)
+    _complex_output("ihfftn", out)
+    return _aten._fft_c2c.out(found, dims[:-1], mode, False, out=out)
+
+
+def _others(call: CompositeCall, *names: str) -> dict[str, Any]:
+    return {name: value for name, value in call.kwargs.items() if name not in names}
+
+
+def _of_wrapped(tensor: Tensor, dim: int) -> int:
+    """``maybe_wrap_dim``; a size is asked for to be refused in its words."""
+    tensor.size(dim)
+    return dim % tensor.dim()
+
+
+def _some_points(sizes: Sequence[int]) -> None:
+    for size in sizes:
+        if size < 1:
+            raise RuntimeError(f"Invalid number of data points ({size}) specified")
+
+
+def _complex_output(name: str, out: Tensor | None) -> None:
+    if out is not None and not out.is_complex():
+        name = name.removeprefix("fft_")
+        found = out.type().rpartition(".")[2].removesuffix("Tensor")
+        raise RuntimeError(f"{name} expects a complex output tensor, but got {found}")
+
+
+def _normalization(modes: dict[str | None, int], norm: str | None) -> int:
+    if norm not in modes:
+        raise RuntimeError(f'Invalid normalization mode: "{norm}"')
+    return modes[norm]
+
+
+def _shape_and_dims(
+    name: str, self: Tensor, s: Sequence[int] | None, dim: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """canonicalize_fft_shape_and_dim_args."""
+    first = 0 if s is None else self.dim() - len(s)
+    if s is not None and dim is not None and len(s) != len(dim):
+        raise RuntimeError("When given, dim and shape arguments must have the same length")
+    if first < 0:
+        raise RuntimeError(
+            f"Got shape with {self.dim() - first} values but input tensor only has {self.dim()} "
+            "dimensions."
+        )
+    dims = range(first, self.dim()) if dim is None else [_of_wrapped(self, one) for one in dim]
+    if len(set(dims)) != len(dims):
+        raise RuntimeError("FFT dims must be unique")
+    sizes = [-1] * len(dims) if s is None else s
+    shape = [self.shape[at] if size == -1 else size for at, size in zip(dims, sizes, strict=True)]
+    _some_points(shape)
+    if not shape:
+        raise RuntimeError(f"{name} must transform at least one axis")
+    return shape, list(dims)
+
+
+def _resized(tensor: Tensor, dims: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """resize_fft_input: cut first, then padded as a whole."""
+    padding, pad = [0] * (2 * tensor.dim()), False
+    for dim, size in zip(dims, sizes, strict=True):
+        missing = size - tensor.shape[dim]
+        if missing > 0:
+            padding[-2 * dim - 1], pad = missing, True
+        elif missing < 0:
+            tensor = tensor.narrow(dim, 0, size)
+    return torch.constant_pad_nd(tensor, padding) if pad else tensor
+
+
+# -- the kernels -----------------------------------------------------------------------------------
+
+
+def _powers_of_two(sizes: Sequence[int]) -> None:
+    if any(size & (size - 1) for size in sizes):
+        raise RuntimeError(
+            "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
+            f"precision, but got a signal size of{list(sizes)}"
+        )
+
+
+@operator("aten::_fft_c2c", "aten::_fft_r2c").check("cuda")
+def sizes_in_half(self: Tensor, dim: Sequence[int]) -> None:
+    """native/cuda/CuFFTPlanCache.h, CuFFTConfig."""
+    if self.dtype in (torch.float16, torch.complex32):
+        _powers_of_two([self.shape[at] for at in dim])
+
+
+@operator("aten::_fft_c2r").check("cuda")
+def sizes_of_real_in_half(self: Tensor, dim: Sequence[int], last_dim_size: int) -> None:
+    """The same; ``_exec_fft`` takes the larger side of each transform."""
+    if self.dtype is torch.complex32:
+        _powers_of_two([*(self.shape[at] for at in dim[:-1]), last_dim_size])
+
+
+def _in_single(name: str, single: torch.dtype, half: torch.dtype, result: torch.dtype) -> None:
+    transform: Callable[..., Tensor] = getattr(_aten, name).default
+
+    @operator(f"aten::{name}").values("cuda")
+    def computed(operands: list[Any]) -> Any:
+        """In single precision, and rounded: MKL knows no other."""
+        if operands[0].dtype is not half:
+            return transform(*operands)
+        return transform(operands[0].to(single), *operands[1:]).to(result)
+
+
+_in_single("_fft_c2c", torch.complex64, torch.complex32, torch.complex32)
+_in_single("_fft_r2c", torch.float32, torch.float16, torch.complex32)
+_in_single("_fft_c2r", torch.complex64, torch.complex32, torch.float16)

@@ -10,12 +10,6 @@ NAMES = {
         gelu_backward glu_backward glu_backward_jvp glu_jvp hardswish_backward log_sigmoid_backward
         log_sigmoid_forward mish_backward
     """,
-    "answers": """
-        _assert_async _assert_async.msg _assert_tensor_metadata _debug_has_internal_overlap
-        _has_same_storage_numel _local_scalar_dense _use_cudnn_ctc_loss
-        _validate_compressed_sparse_indices _version is_pinned is_same_size is_set_to sym_numel
-        sym_size.int sym_storage_offset sym_stride.int
-    """,
     "attention.choice": """
         _fused_sdp_choice
     """,
@@ -71,8 +65,11 @@ NAMES = {
         scatter_reduce scatter_reduce_ take
     """,
     "composites": """
-        combinations fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout
-        feature_alpha_dropout_ feature_dropout feature_dropout_ istft linalg_matrix_power
+        _assert_async _assert_async.msg _assert_tensor_metadata _debug_has_internal_overlap
+        _has_same_storage_numel _local_scalar_dense _use_cudnn_ctc_loss
+        _validate_compressed_sparse_indices _version combinations
+        fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout feature_alpha_dropout_
+        feature_dropout feature_dropout_ is_pinned is_same_size is_set_to istft linalg_matrix_power
         linalg_matrix_rank linalg_matrix_rank.atol_rtol_float
         linalg_matrix_rank.atol_rtol_float_out linalg_matrix_rank.atol_rtol_tensor
         linalg_matrix_rank.atol_rtol_tensor_out linalg_matrix_rank.out
@@ -80,7 +77,7 @@ NAMES = {
         linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
         linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor linalg_vander nanquantile.scalar
         nanquantile.scalar_out one_hot pad_sequence quantile.scalar quantile.scalar_out stft
-        stft.center vander
+        stft.center sym_numel sym_size.int sym_storage_offset sym_stride.int vander
     """,
     "convolution.alone": """
         _slow_conv2d_backward.output_mask _slow_conv2d_forward cudnn_convolution
@@ -108,16 +105,19 @@ NAMES = {
     "factories": """
         _efficientzerotensor _empty_affine_quantized _empty_per_channel_affine_quantized
         _foreach_copy_ _fused_moving_avg_obs_fq_helper _make_per_channel_quantized_tensor
-        _make_per_tensor_quantized_tensor _to_copy _unsafe_view arange bernoulli bernoulli_ cat
-        clone copy_ empty empty_like empty_strided eye fill_ from_file full full_like lift_fresh
-        linspace logspace new_empty new_empty_strided new_full new_ones new_zeros ones ones_like
-        prims::device_put prims::empty prims::empty_strided prims::full prims::full_like
-        prims::scalar_tensor quantize_per_channel quantize_per_tensor
-        quantize_per_tensor.tensor_qparams quantize_per_tensor.tensors quantize_per_tensor_dynamic
-        quantized_gru.data quantized_gru.input quantized_gru_cell quantized_lstm.data
-        quantized_lstm.input quantized_lstm_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
-        rand randint randn random_ randperm range resize_ resize_as_ scalar_tensor
-        set_.source_Tensor stack tril_indices triu_indices zero_ zeros zeros_like
+        _make_per_tensor_quantized_tensor _to_copy _unsafe_view arange bartlett_window
+        bartlett_window.periodic bernoulli bernoulli_ blackman_window blackman_window.periodic cat
+        clone copy_ empty empty_like empty_strided eye fill_ from_file full full_like
+        hamming_window hamming_window.periodic hamming_window.periodic_alpha
+        hamming_window.periodic_alpha_beta hann_window hann_window.periodic kaiser_window
+        kaiser_window.beta kaiser_window.periodic lift_fresh linspace logspace new_empty
+        new_empty_strided new_full new_ones new_zeros ones ones_like prims::device_put prims::empty
+        prims::empty_strided prims::full prims::full_like prims::scalar_tensor quantize_per_channel
+        quantize_per_tensor quantize_per_tensor.tensor_qparams quantize_per_tensor.tensors
+        quantize_per_tensor_dynamic quantized_gru.data quantized_gru.input quantized_gru_cell
+        quantized_lstm.data quantized_lstm.input quantized_lstm_cell quantized_rnn_relu_cell
+        quantized_rnn_tanh_cell rand randint randn random_ randperm range resize_ resize_as_
+        scalar_tensor set_.source_Tensor stack tril_indices triu_indices zero_ zeros zeros_like
     """,
     "foreach": """
         _amp_foreach_non_finite_check_and_unscale_ _foreach_addcdiv.Tensor _foreach_addcdiv_.Tensor
@@ -125,9 +125,6 @@ NAMES = {
         _fused_adagrad_ _fused_adam_.tensor_lr _fused_adamw_.tensor_lr _fused_sgd_
     """,
     "fourier": """
-        _fft_c2c _fft_c2r _fft_r2c
-    """,
-    "fourier_in_half": """
         _fft_c2c _fft_c2r _fft_r2c fft_fft fft_fft.out fft_fft2 fft_fft2.out fft_fftn fft_fftn.out
         fft_hfft fft_hfft.out fft_hfft2 fft_hfft2.out fft_hfftn fft_hfftn.out fft_ifft fft_ifft.out
         fft_ifft2 fft_ifft2.out fft_ifftn fft_ifftn.out fft_ihfft fft_ihfft.out fft_ihfft2
@@ -151,10 +148,8 @@ NAMES = {
         narrow_copy repeat_interleave repeat_interleave.Tensor roll tril tril_ triu triu_
     """,
     "indexing.rows": """
-        index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ index_select
-    """,
-    "indexing.scatter": """
-        gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_
+        gather index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ index_select
+        scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_
     """,
     "linear_algebra.cusolver": """
         _cholesky_solve_helper _linalg_eigh _linalg_svd cholesky cholesky_inverse geqrf
@@ -188,23 +183,18 @@ NAMES = {
     "losses.elementwise": """
         binary_cross_entropy binary_cross_entropy_backward huber_loss huber_loss_backward mse_loss
         mse_loss_backward multi_margin_loss multi_margin_loss_backward
-        multilabel_margin_loss_backward multilabel_margin_loss_forward smooth_l1_loss
+        multilabel_margin_loss_backward multilabel_margin_loss_forward nll_loss2d_backward
+        nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss
         smooth_l1_loss_backward
-    """,
-    "losses.likelihood": """
-        nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
     """,
     "matmul.low_precision": """
         _convert_weight_to_int4pack _grouped_mm _int_mm _scaled_mm _scaled_mm.out
-        _weight_int4pack_mm _weight_int8pack_mm
+        _weight_int4pack_mm _weight_int8pack_mm addmm.dtype addmm.dtype_out baddbmm.dtype
+        baddbmm.dtype_out bmm.dtype bmm.dtype_out mm.dtype mm.dtype_out
     """,
     "matmul.products": """
         _addmm_activation _compute_linear_combination _trilinear addbmm addbmm_ addmm addmm_ addmv
         addmv_ addr addr_ baddbmm baddbmm_ bmm dot mkldnn_linear mm mv vdot
-    """,
-    "matmul.wider_products": """
-        addmm.dtype addmm.dtype_out baddbmm.dtype baddbmm.dtype_out bmm.dtype bmm.dtype_out
-        mm.dtype mm.dtype_out
     """,
     "nested.conversion": """
         _nested_from_padded _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
@@ -247,15 +237,13 @@ NAMES = {
         native_dropout_backward normal.Tensor_Tensor normal.Tensor_Tensor_out normal.Tensor_float
         normal.Tensor_float_out normal.float_Tensor normal.float_Tensor_out randperm
     """,
-    "recurrent.cells": """
-        _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell gru_cell lstm_cell
-    """,
     "recurrent.cudnn": """
         _cudnn_init_dropout_state _cudnn_rnn _cudnn_rnn_backward _cudnn_rnn_flatten_weight
         _use_cudnn_rnn_flatten_weight
     """,
     "recurrent.layers": """
-        gru.data gru.input lstm.data lstm.input rnn_relu.data rnn_relu.input rnn_tanh.data
+        _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell gru.data gru.input
+        gru_cell lstm.data lstm.input lstm_cell rnn_relu.data rnn_relu.input rnn_tanh.data
         rnn_tanh.input
     """,
     "recurrent.onednn": """
@@ -268,37 +256,30 @@ NAMES = {
         _cudnn_rnn _cudnn_rnn_backward _thnn_fused_gru_cell _thnn_fused_gru_cell_backward
         _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
     """,
-    "reduction.extremes": """
-        _aminmax _is_all_true _is_any_true all all.dim all.dims amax amin aminmax any any.dim
-        any.dims argmax argmin equal max max.dim min min.dim
-    """,
     "reduction.sums": """
-        _segment_reduce_backward amax amin count_nonzero count_nonzero.dim_IntList
-        linalg_vector_norm mean nansum norm prod segment_reduce std std_mean sum trace var var_mean
-    """,
-    "resampling.grid_sampler": """
-        _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward
-        cudnn_affine_grid_generator cudnn_affine_grid_generator_backward cudnn_grid_sampler
-        cudnn_grid_sampler_backward grid_sampler grid_sampler_2d_backward
+        _aminmax _is_all_true _is_any_true _segment_reduce_backward all all.dim all.dims amax amin
+        aminmax any any.dim any.dims argmax argmin count_nonzero count_nonzero.dim_IntList equal
+        linalg_vector_norm max max.dim mean min min.dim nansum norm prod segment_reduce std
+        std_mean sum trace var var_mean
     """,
     "resampling.interpolation": """
-        _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa
-        _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d
-        _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
+        _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward _upsample_bicubic2d_aa
+        _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+        _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
         _upsample_nearest_exact2d_backward _upsample_nearest_exact3d
-        _upsample_nearest_exact3d_backward upsample_bicubic2d upsample_bicubic2d_backward
+        _upsample_nearest_exact3d_backward cudnn_affine_grid_generator
+        cudnn_affine_grid_generator_backward cudnn_grid_sampler cudnn_grid_sampler_backward
+        grid_sampler grid_sampler_2d_backward upsample_bicubic2d upsample_bicubic2d_backward
         upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
         upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
         upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
         upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward
     """,
     "resampling.padding": """
-        reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
-        reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad1d_backward
-        replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
-    """,
-    "resampling.patches": """
-        channel_shuffle col2im im2col pixel_shuffle pixel_unshuffle unfold_backward
+        channel_shuffle col2im im2col pixel_shuffle pixel_unshuffle reflection_pad1d
+        reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+        reflection_pad3d_backward replication_pad1d replication_pad1d_backward replication_pad2d
+        replication_pad2d_backward replication_pad3d replication_pad3d_backward unfold_backward
     """,
     "resampling.pooling": """
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
@@ -319,10 +300,8 @@ NAMES = {
         isin.Tensor_Tensor_out unique_consecutive unique_dim unique_dim_consecutive
     """,
     "sorting.order": """
-        bucketize kthvalue median mode nanmedian searchsorted sort sort.stable topk
-    """,
-    "sorting.scans": """
-        _cummax_helper _cummin_helper _logcumsumexp cumprod cumprod_ cumsum cumsum_
+        _cummax_helper _cummin_helper _logcumsumexp bucketize cumprod cumprod_ cumsum cumsum_
+        kthvalue median mode nanmedian searchsorted sort sort.stable topk
     """,
     "sparse.compressed": """
         _nnz _sparse_compressed_tensor_unsafe _sparse_compressed_tensor_with_dims
@@ -349,12 +328,6 @@ NAMES = {
         sinh sparse_coo_tensor sparse_dim sparse_mask sparse_resize_ sparse_resize_and_clear_ sqrt
         stack sub sub_ sum t tan tanh to_dense transpose transpose_ trunc unsqueeze zero_ zeros
         zeros_like
-    """,
-    "windows": """
-        bartlett_window bartlett_window.periodic blackman_window blackman_window.periodic
-        hamming_window hamming_window.periodic hamming_window.periodic_alpha
-        hamming_window.periodic_alpha_beta hann_window hann_window.periodic kaiser_window
-        kaiser_window.beta kaiser_window.periodic
     """,
     "without_workspace": """
         _adaptive_avg_pool3d _conj_physical _convert_indices_from_coo_to_csr

@@ -24,7 +24,7 @@ from pytest_torchmem.plugin.update import Update, Updated
 from pytest_torchmem.reports.files import write_reports
 from pytest_torchmem.reports.json_report import build
 from pytest_torchmem.reports.summary import Check, Summary
-from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
+from pytest_torchmem.snapshots.calibration import CalibrationPlan
 from pytest_torchmem.snapshots.changes import plan_file
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key

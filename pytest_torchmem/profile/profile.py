@@ -427,7 +427,7 @@ class MemoryProfile(ComputedLater):
 
     def sparkline(self, width: int = 40) -> str:
         """Return the course of the step in ``width`` characters, the highest at the peak."""
-        from pytest_torchmem.profile.pictures.sparkline import sparkline
+        from pytest_torchmem.profile.sampled import sparkline
 
         return sparkline(self.timeline, width)
 

@@ -1,12 +1,13 @@
-"""A timeline looked at after some of its events: millions of them, in the time of a few passes."""
+"""A timeline in few points: samples of its events, series for pictures, a line of characters."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from pytest_torchmem.profile.timeline import Allocation, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline
 
 
 def samples(timeline: Timeline, most: int) -> list[int]:
@@ -70,3 +71,79 @@ class Alike:
 def by_kind(found: Allocation) -> str:
     """Return what an allocation is to the step."""
     return found.kind.value
+
+
+OTHER = "(other)"
+NO_MODULE = "(no module)"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The bytes alive at each sample, in groups whose sums are the totals."""
+
+    names: tuple[str, ...]
+    """The groups, the one that is largest at any sample first; what is small is together."""
+    series: tuple[tuple[int, ...], ...]
+    """By group and sample."""
+
+
+def stacked(
+    alike: Alike, positions: Sequence[int], key: Callable[[Allocation], str], most: int
+) -> Stack:
+    """Return the bytes alive after so many events each, in at most ``most`` groups by ``key``."""
+    names, groups = alike.grouped(key)
+    columns = list(alike.bytes_in_groups(positions, groups, len(names)))
+    series = {name: [column[number] for column in columns] for number, name in enumerate(names)}
+    by_size = sorted(names, key=lambda name: (-max(series[name], default=0), name))
+    by_size = [name for name in by_size if any(series[name])]
+    if len(by_size) > most:
+        rest = by_size[most - 1 :]
+        by_size = by_size[: most - 1]
+        series[OTHER] = [sum(parts) for parts in zip(*(series[n] for n in rest), strict=True)]
+        by_size.append(OTHER)
+    return Stack(tuple(by_size), tuple(tuple(series[name]) for name in by_size))
+
+
+def by_operator(found: Allocation) -> str:
+    """Return the operator that made it, or what it is where none did."""
+    return found.origin.operator or f"({found.kind.value})"
+
+
+def by_module_of(depth: int) -> Callable[[Allocation], str]:
+    """Return the key that tells modules apart by the first ``depth`` parts of their path."""
+
+    def by_module(found: Allocation) -> str:
+        return ".".join(found.origin.module.split(".")[:depth]) or NO_MODULE
+
+    return by_module
+
+
+def module_depth(allocations: Iterable[Allocation], most: int) -> int:
+    """Return how many parts of module paths tell apart at most ``most`` modules, at least 1."""
+    paths = {tuple(found.origin.module.split(".")) for found in allocations}
+    deepest = max(map(len, paths), default=1)
+    fits = [
+        depth for depth in range(1, deepest + 1) if len({path[:depth] for path in paths}) <= most
+    ]
+    return max(fits, default=1)
+
+
+def phases(timeline: Timeline) -> list[tuple[int, int, Phase]]:
+    """Return where each time in a phase starts and stops, without those in which nothing was."""
+    return [span for span in timeline.spans() if span[1] > span[0]]
+
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(timeline: Timeline, width: int = 40) -> str:
+    """Return the largest bytes alive in each of ``width`` equal stretches, from 0 to the peak."""
+    live = timeline.live_bytes()
+    peak, width = max(live, default=0), min(width, len(live))
+    if peak <= 0:
+        return ""
+    highest = (
+        max(live[number * len(live) // width : (number + 1) * len(live) // width])
+        for number in range(width)
+    )
+    return "".join(_LEVELS[min(7, 8 * nbytes // peak)] for nbytes in highest)

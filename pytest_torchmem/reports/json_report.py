@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchmem import __version__
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.reports import growth
-from pytest_torchmem.snapshots.alive_format import alive_to_plain
+from pytest_torchmem.snapshots.format import alive_to_plain
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.gpu import Measurement

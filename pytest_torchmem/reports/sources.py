@@ -12,8 +12,7 @@ from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.diagnosis.diagnose import Told
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
-from pytest_torchmem.snapshots.alive_format import read_alive, read_facts
-from pytest_torchmem.snapshots.format import Entry, Key, load
+from pytest_torchmem.snapshots.format import Entry, Key, load, read_alive, read_facts
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
 from pytest_torchmem.snapshots.plain import parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.store import read

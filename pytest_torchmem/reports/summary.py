@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.checks.settings import Settings
-from pytest_torchmem.snapshots.calibration_store import CalibrationPlan
+from pytest_torchmem.snapshots.calibration import CalibrationPlan
 from pytest_torchmem.snapshots.changes import SnapshotPlan
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative

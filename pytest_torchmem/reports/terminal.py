@@ -16,7 +16,7 @@ from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.github import apply_command, marked_lines
 from pytest_torchmem.reports.layout import columns, joined, lines_of, wrapped
 from pytest_torchmem.reports.summary import Check, Summary
-from pytest_torchmem.snapshots.calibration_store import place_name
+from pytest_torchmem.snapshots.calibration import place_name
 from pytest_torchmem.snapshots.compare import Verdict, main_change
 from pytest_torchmem.snapshots.format import Entry, Key, notes_of
 from pytest_torchmem.snapshots.plans import FilePlan

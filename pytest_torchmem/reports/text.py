@@ -19,8 +19,8 @@ from pytest_torchmem.checks.findings import (
     OverBudget,
 )
 from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.checks.growth import word_of
 from pytest_torchmem.checks.limits import Contents, Overrun
+from pytest_torchmem.checks.request import word_of
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference
 from pytest_torchmem.diagnosis.steps import FEWEST
@@ -28,8 +28,15 @@ from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.growth import Section
-from pytest_torchmem.reports.layout import PLAIN, joined, lines_of, wrapped
-from pytest_torchmem.reports.tables import allocation_table, comparison_table, table
+from pytest_torchmem.reports.layout import (
+    PLAIN,
+    allocation_table,
+    comparison_table,
+    joined,
+    lines_of,
+    table,
+    wrapped,
+)
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
 from pytest_torchmem.units import format_change, format_percent, format_size
 

@@ -33,7 +33,7 @@ from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.torch_private.tensors.nowhere import nowhere
+from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import Running, release, standing_paused, take

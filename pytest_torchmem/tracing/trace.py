@@ -50,7 +50,7 @@ from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, ch
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.state.entered import what_is_entered_is_left
-from pytest_torchmem.torch_private.tensors.nowhere import nowhere
+from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers

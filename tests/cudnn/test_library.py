@@ -18,14 +18,14 @@ import torch
 
 from pytest_torchmem.cudnn import driver
 from pytest_torchmem.cudnn import library as asked
-from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
 from pytest_torchmem.cudnn.devices import device_properties
 from pytest_torchmem.cudnn.installed import Installed, find_installed, parse_version
-from pytest_torchmem.cudnn.library import Library
-from pytest_torchmem.cudnn.memory import DiskMemory
+from pytest_torchmem.cudnn.library import DiskMemory, Library
 from pytest_torchmem.cudnn.questions import (
+    Answer,
     Attention,
     Convolution,
+    ExecutionPlan,
     Operand,
     contiguous_strides,
     without_free_strides,
@@ -365,8 +365,8 @@ def test_processes_that_ask_at_once(tmp_path: Path, cache: Path) -> None:
     """As two workers of pytest-xdist do: every line of the file is whole."""
     code = (
         "import sys\n"
-        "from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan\n"
-        "from pytest_torchmem.cudnn.memory import DiskMemory\n"
+        "from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan\n"
+        "from pytest_torchmem.cudnn.library import DiskMemory\n"
         "memory = DiskMemory((9, 20, 0))\n"
         "for at in range(500):\n"
         "    place = ('8.0x108', f'{sys.argv[1]}', f'float16[{at}], ' * 20)\n"

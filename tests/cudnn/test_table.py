@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.cli import main
-from pytest_torchmem.commands.functions import load_function
+from pytest_torchmem.commands.arguments import load_function
 from pytest_torchmem.cudnn import library as asked
-from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
 from pytest_torchmem.cudnn.installed import Installed
-from pytest_torchmem.cudnn.questions import Convolution, Question
+from pytest_torchmem.cudnn.questions import Answer, Convolution, ExecutionPlan, Question
 from pytest_torchmem.reports import cudnn as tables
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 

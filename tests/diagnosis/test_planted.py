@@ -16,17 +16,16 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.checks.check import watched
 from pytest_torchmem.checks.findings import Changed, Outcome
 from pytest_torchmem.checks.result import CheckResult, SnapshotResult
-from pytest_torchmem.checks.watched import watched
 from pytest_torchmem.diagnosis.causes import RULES
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.reports.text import MOST_LINES, message
 from pytest_torchmem.snapshots.alive import What, alive_of
-from pytest_torchmem.snapshots.compare import compare
+from pytest_torchmem.snapshots.compare import compare, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
-from pytest_torchmem.snapshots.profiles import entry_of
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets.world import World
 from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Planted, Program, Step

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pytest_torchmem
 from pytest_torchmem import MemoryProfile, advise, trace
-from pytest_torchmem.advice.suggest import changes_of
-from pytest_torchmem.advice.trials import Trials
+from pytest_torchmem.advice.suggest import Trials, changes_of
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import UsageError
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.operators.arguments import LayerSettings
-from pytest_torchmem.operators.recurrent.cells import (
+from pytest_torchmem.operators.recurrent.layers import (
     Hidden,
     Weights,
     gru_cell,
     lstm_cell,
+    run_layers,
     simple_cell,
 )
-from pytest_torchmem.operators.recurrent.steps import run_layers
 
 
 def _lstm(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:

@@ -8,7 +8,7 @@ from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.operators.arguments import RecurrentSettings
-from pytest_torchmem.operators.recurrent.temporary_space import GRU, LSTM, reserve, workspace
+from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, reserve, temporary_space
 
 MIB = 1024**2
 
@@ -24,7 +24,7 @@ def space(kind: type[nn.RNNBase], mode: int, shape: tuple[int, ...], hidden: int
     with torch.device("meta"):
         layer, input = kind(shape[-1], hidden, layers), torch.empty(shape)
     chosen = settings(mode, hidden, layers)
-    return workspace(input, layer._flat_weights, chosen), reserve(input, chosen)
+    return temporary_space(input, layer._flat_weights, chosen), reserve(input, chosen)
 
 
 @pytest.mark.parametrize(

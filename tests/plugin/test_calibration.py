@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.snapshots.calibration_format import load
-from pytest_torchmem.snapshots.calibration_store import read_calibration_file
+from pytest_torchmem.snapshots.calibration import load, read_calibration_file
 from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.version import TORCH_SERIES

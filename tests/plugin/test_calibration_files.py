@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.snapshots.calibration_format import dump, load
-from pytest_torchmem.snapshots.calibration_store import (
+from pytest_torchmem.snapshots.calibration import (
     StoredCalibration,
+    dump,
     flat,
+    load,
     merged,
     nested,
     plan_calibration,

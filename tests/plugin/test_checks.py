@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_torchmem.interception.facts import FactCollector
-from pytest_torchmem.snapshots import profiles
+from pytest_torchmem.snapshots import compare
 
 
 def test_first_run_fails_and_names_the_command_that_helps(project):
@@ -31,8 +31,8 @@ def test_first_run_fails_and_names_the_command_that_helps(project):
 def test_update_then_pass_then_grow(stored, monkeypatch):
     with monkeypatch.context() as patch:  # what explains figures is not computed to pass
         for owner, name in (
-            (profiles, "alive_of"),
-            (profiles, "outline_of"),
+            (compare, "alive_of"),
+            (compare, "outline_of"),
             (FactCollector, "facts"),
         ):
             patch.setattr(owner, name, Mock(side_effect=AssertionError(name)))

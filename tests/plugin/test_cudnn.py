@@ -14,10 +14,9 @@ import torch
 
 from pytest_torchmem import trace
 from pytest_torchmem.cudnn import library as asked
-from pytest_torchmem.cudnn.answers import Answer, ExecutionPlan
-from pytest_torchmem.cudnn.questions import Question
+from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan, Question
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.snapshots.calibration_format import load
+from pytest_torchmem.snapshots.calibration import load
 from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.version import TORCH_SERIES
 from tests.measurement.stand_in import StandIn

@@ -24,14 +24,16 @@ from pytest_torchmem.profile.node_table import node_table_of
 from pytest_torchmem.profile.operator_calls import KnownWork, OperatorCall
 from pytest_torchmem.profile.outline import FULL, bytes_along, outline_of
 from pytest_torchmem.profile.pictures.page import Content, flame, page, page_data
-from pytest_torchmem.profile.pictures.series import (
+from pytest_torchmem.profile.pictures.svg import svg
+from pytest_torchmem.profile.sampled import (
+    Alike,
+    by_kind,
     by_module_of,
     by_operator,
+    samples,
+    sparkline,
     stacked,
 )
-from pytest_torchmem.profile.pictures.sparkline import sparkline
-from pytest_torchmem.profile.pictures.svg import svg
-from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.static_plan import plan_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from tests.profile.test_timeline import timelines

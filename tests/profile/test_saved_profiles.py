@@ -20,8 +20,12 @@ from torch.cuda import _memory_viz
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profile.formats.memory_snapshot import memory_snapshot, write_memory_snapshot
-from pytest_torchmem.profile.formats.pickles import PickleWriter, Rows
+from pytest_torchmem.profile.formats.memory_snapshot import (
+    PickleWriter,
+    Rows,
+    memory_snapshot,
+    write_memory_snapshot,
+)
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
 from pytest_torchmem.profile.formats.table import allocations_csv
 from pytest_torchmem.profile.formats.trace_events import trace_events

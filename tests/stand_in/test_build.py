@@ -10,7 +10,7 @@ import torch
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.stand_in import build, environment
-from pytest_torchmem.stand_in.stubs import function
+from pytest_torchmem.stand_in.build import function
 from pytest_torchmem.targets.gpus import find_gpu
 
 CPU_BUILD = torch.version.cuda is None

@@ -4,19 +4,33 @@ A fake tensor on cuda has the dispatch keys of cuda, whose device guard autograd
 without CUDA ends the process. In Python they say that they are on ``cuda:0``, as the tensors that
 they stand for do: a compiler decides by it, so does the program that it follows, and the program's
 own ``FakeTensorMode`` is compared with what runs (``torch.library.opcheck``).
+
+Nested tensors of one buffer that are made on the GPU of a trace.
+
+Tensor subclasses that wrap others: they have no storage of their own, and a device all the same.
+
+``torch.Tensor._make_wrapper_subclass`` makes one on the device it is given. C++ must not hear of
+cuda: autograd asks for a device guard as soon as such a tensor becomes an input of a node, and that
+ends the process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.dispatch.modes import ASKS_FOR_DEVICE, FakeTensor
+from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import metadata_handlers
+from pytest_torchmem.torch_private.patching.replaceable import make_wrapper, metadata_handlers
+from pytest_torchmem.torch_private.tensors.tensors import has_dispatch, is_wrapper, wrapped_tensors
 
 _CPU = torch.device("cpu")
 _DEVICE = 2
@@ -111,3 +125,114 @@ def as_cpp_has_it(device: Any) -> Any:
     if isinstance(device, int) or torch.device(device).type == "cuda":
         return _CPU
     return device
+
+
+def nested_tensors(trace: TraceContext) -> Replacements:
+    """Let ``torch.nested`` make tensors of the strided layout on the GPU that is named.
+
+    Its functions in C++ are given the device, and their kernels hand it on.
+    """
+    of_list: Any = replaceable.nested_from_list.original
+    constructor: Any = replaceable.nested_constructor.original
+
+    def from_list(
+        tensors: Sequence[Tensor],
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: Any = None,
+        pin_memory: bool | None = None,
+    ) -> Any:
+        if device is None or trace.off() or trace.in_fake_tensor_mode():
+            return of_list(tensors, dtype, layout, device, pin_memory)
+        # The buffer is copied as a whole: native/nested/NestedTensorUtils.h, wrap_tensor_node.
+        made: Tensor = of_list(tensors, dtype, layout, None, pin_memory)
+        return made.to(trace.device(as_device(device)))
+
+    def construct(
+        data: Sequence[Any],
+        *,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> Any:
+        options: dict[str, Any] = {"requires_grad": requires_grad, "pin_memory": pin_memory}
+        if device is None or trace.off() or trace.in_fake_tensor_mode():
+            return constructor(data, dtype=dtype, device=device, **options)
+        # Each part is copied to the device: csrc/utils/nested.cpp, nested_tensor_ctor.
+        target = trace.device(as_device(device))
+        parts = [
+            part.detach().to(target, dtype or part.dtype, copy=True)
+            if isinstance(part, Tensor)
+            else torch.tensor(part, dtype=dtype, device=target)
+            for part in data
+        ]
+        return of_list(parts, None, None, None, None).requires_grad_(requires_grad)
+
+    return [
+        replaceable.nested_from_list.by(from_list),
+        replaceable.nested_constructor.by(construct),
+    ]
+
+
+_DEVICE_OF_WRAPPER = 7
+"""The position of ``device`` among the arguments; torch/csrc/autograd/python_variable.cpp,
+THPVariable_make_wrapper_subclass.
+"""
+
+
+class WrapperSubclasses:
+    """The devices that wrapper subclasses say they are on."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the wrappers of the trace before."""
+        self._devices: Any = WeakIdKeyDictionary()
+
+    @contextmanager
+    def noted_in(self, trace: TraceContext) -> Iterator[None]:
+        """Let what is noted of wrappers go with their contents."""
+        trace.noted_contents.append(self._devices)
+        yield
+
+    def device_of(self, tensor: Tensor) -> torch.device | None:
+        """Return the device of a wrapper, None for other tensors.
+
+        It is the one that it was made for, or that of what it wraps: C++ makes ``DTensor``
+        (torch/csrc/autograd/python_variable.cpp, ``DTensor_new``).
+        """
+        found: torch.device | None = self._devices.get(tensor)
+        if found is None and has_dispatch(tensor) and is_wrapper(tensor):
+            inner = next(iter(wrapped_tensors(tensor)), None)
+            found = None if inner is None else inner.device
+        return found
+
+    def making(self) -> Callable[..., Any]:
+        """Return the function that replaces ``torch.Tensor._make_wrapper_subclass``."""
+        original: Callable[..., Any] = make_wrapper.original
+
+        def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
+            device = (
+                args[_DEVICE_OF_WRAPPER] if len(args) > _DEVICE_OF_WRAPPER else kwargs.get("device")
+            )
+            if device is None or self._trace.off():
+                return original(*args, **kwargs)
+            device = torch.device(device)
+            if device.type == "cuda":
+                if len(args) > _DEVICE_OF_WRAPPER:
+                    args = (
+                        *args[:_DEVICE_OF_WRAPPER],
+                        torch.device("cpu"),
+                        *args[_DEVICE_OF_WRAPPER + 1 :],
+                    )
+                else:
+                    kwargs["device"] = torch.device("cpu")
+            made = original(*args, **kwargs)
+            if device.type == "cuda":
+                self._devices[made] = device
+            return made
+
+        return staticmethod(make_wrapper_subclass)

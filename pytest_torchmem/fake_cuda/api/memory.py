@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.allocator.blocks import PoolId
 from pytest_torchmem.allocator.options import parse_options
-from pytest_torchmem.allocator.private import PoolId
 from pytest_torchmem.allocator.segments import segments
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.fake_cuda.api.device_copy import copy_to, parse_target
+from pytest_torchmem.fake_cuda.api.fake_tensors import WrapperSubclasses
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
 from pytest_torchmem.fake_cuda.api.session import SESSION
-from pytest_torchmem.fake_cuda.api.wrapper_subclasses import WrapperSubclasses
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.torch_private.dispatch.modes import FakeTensor

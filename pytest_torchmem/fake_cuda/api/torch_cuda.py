@@ -18,10 +18,15 @@ from torch.nn.parallel import comm
 
 from pytest_torchmem.fake_cuda.api import backends, data_parallel, device, profilers
 from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions
-from pytest_torchmem.fake_cuda.api.graphs import CUDAGraph, Graph, graph_functions
+from pytest_torchmem.fake_cuda.api.graphs import (
+    CUDAGraph,
+    Graph,
+    MemPool,
+    graph_functions,
+    pool_functions,
+)
 from pytest_torchmem.fake_cuda.api.memory import memory_functions
 from pytest_torchmem.fake_cuda.api.nccl import NCCL
-from pytest_torchmem.fake_cuda.api.pools import MemPool, pool_functions
 from pytest_torchmem.fake_cuda.api.session import Api
 from pytest_torchmem.fake_cuda.api.streams import (
     Event,

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.fake_cuda.launches.triton_values import computed
-from pytest_torchmem.fake_cuda.launches.triton_writes import written_arguments
+from pytest_torchmem.fake_cuda.launches.triton_values import computed, written_arguments
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patching.patches import replaced_all
 

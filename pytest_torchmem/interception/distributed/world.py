@@ -21,8 +21,7 @@ import torch
 import torch.distributed
 
 from pytest_torchmem.errors import UnsupportedOperatorError, UsageError
-from pytest_torchmem.interception.distributed.files import FilesOfOthers
-from pytest_torchmem.interception.distributed.store import SharedStore
+from pytest_torchmem.interception.distributed.store import FilesOfOthers, SharedStore
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.distributed.process_groups import (

@@ -33,8 +33,7 @@ from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.dispatch.keys import outside_interception
-from pytest_torchmem.torch_private.tensors.nowhere import nowhere
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors.storages import nowhere, storage_address
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_MEMORY = "its data is not allocated"

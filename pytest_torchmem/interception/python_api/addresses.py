@@ -1,4 +1,6 @@
-"""Addresses that storages without memory say they lie at.
+"""Pages that the operating system gives when they are first touched.
+
+Addresses that storages without memory say they lie at.
 
 Programs compare them, and libraries read and write there without torch (safetensors): each is the
 beginning of pages that the operating system gives when they are first touched.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from typing import Any, cast
 
 import torch
@@ -15,9 +18,23 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.interception.python_api.untouched import untouched_pages
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
+
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
+
+
+def untouched_pages(nbytes: int) -> mmap.mmap | None:
+    """Return ``nbytes`` bytes of zeros that take no memory; None where there are no such pages."""
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return None
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        return mmap.mmap(-1, nbytes, flags=flags)
+    except (OSError, ValueError, OverflowError):
+        return None
+
 
 _APART = 1 << 40
 """The distance of addresses that cannot be read, where there are no such pages."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
-from pytest_torchmem.interception.python_api.untouched import untouched_pages
+from pytest_torchmem.interception.python_api.addresses import untouched_pages
 from pytest_torchmem.interception.values.memory import zeros
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import legacy_save

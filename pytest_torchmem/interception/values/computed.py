@@ -26,7 +26,7 @@ from pytest_torchmem.step.gpu_generators import drawing_on, drawn_from
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
-from pytest_torchmem.torch_private.state.intra_op import OneThread
+from pytest_torchmem.torch_private.state.settings import OneThread
 from pytest_torchmem.torch_private.tensors.storages import bytes_of, storage_address
 
 _CPU = torch.device("cpu")

@@ -57,7 +57,7 @@ from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
 from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_EXPLICIT, CPU, at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import has_kernel
-from pytest_torchmem.torch_private.state.intra_op import OneThread
+from pytest_torchmem.torch_private.state.settings import OneThread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 #: What a kernel of the CPU raises for what it cannot compute; a user's own may raise anything.

@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing.masks import positions_of
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.extremes import pair_of_values
+from pytest_torchmem.operators.reduction.sums import pair_of_values
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu

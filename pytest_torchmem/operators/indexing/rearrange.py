@@ -11,7 +11,7 @@ from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.extremes import in_type_of_input
+from pytest_torchmem.operators.reduction.sums import in_type_of_input
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, passing, unknown
 from pytest_torchmem.targets.gpus import Gpu

@@ -1,4 +1,7 @@
-"""Rows chosen by one vector of indices.
+"""Gathering and scattering by indices of elements, and rows chosen by a vector of indices.
+
+native/TensorAdvancedIndexing.cpp, native/cpu/ScatterGatherKernel.cpp; native/cuda/
+ScatterGatherKernel.cu takes nothing, unless algorithms have to be deterministic.
 
 native/TensorAdvancedIndexing.cpp; native/cuda/Indexing.cu takes nothing, unless algorithms have to
 be deterministic.
@@ -12,17 +15,187 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.formats import dense_copy
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.indexing.advanced import put_in_order
-from pytest_torchmem.operators.indexing.scatter import mean_counts, rows_of_sums
+from pytest_torchmem.operators.indexing.advanced import put_in_order, range_of
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
+_INDEX = 8
+_SCALAR = 8
+
+scattering = operator("aten::scatter", "aten::scatter_")
+adding = operator("aten::scatter_add", "aten::scatter_add_")
+reducing = operator("aten::scatter_reduce", "aten::scatter_reduce_")
+
+
+def _index(index: object) -> int:
+    """Indices of 32 bits are widened."""
+    if isinstance(index, Tensor) and index.dtype == torch.int32:
+        return index.numel() * _INDEX
+    return 0
+
+
+def _float_buffer(written: Tensor) -> int:
+    """A 16-bit tensor that is written to is held in float meanwhile."""
+    if written.dtype in (torch.bfloat16, torch.float16):
+        return written.numel() * torch.float32.itemsize
+    return 0
+
+
+def _expanded(target: Tensor, dim: int, index: Tensor, source: Tensor, scatters: bool) -> bool:
+    """Whether one index stands for a whole row, and rows are summed up at once;
+    native/TensorAdvancedIndexing.cpp, can_use_expanded_index_path.
+    """
+    tensors = (target, index, source)
+    if not target.dtype.is_floating_point or any(
+        tensor.dim() == 0 or tensor.numel() == 0 for tensor in tensors
+    ):
+        return False
+    if any(source.shape[axis] != index.shape[axis] for axis in range(1, index.dim())):
+        return False
+    if scatters and index.numel() // index.shape[0] < 16:
+        return False
+    expanded = index.stride(0) == 1 and all(
+        stride == 0 or (stride == 1 and size == 1)
+        for stride, size in zip(index.stride()[1:], index.shape[1:], strict=True)
+    )
+    dense = source.is_contiguous() and target.is_contiguous()
+    return dim % target.dim() == 0 and expanded and dense
+
+
+def _row_buffer(machine: Host, target: Tensor, columns: int) -> int:
+    """A row of sums in float for each thread; cpu_scatter_reduce_expanded_index."""
+    if target.dtype in (torch.bfloat16, torch.float16):
+        return machine.threads * columns * torch.float32.itemsize
+    return 0
+
+
+@operator("aten::gather").workspace("cpu")
+def gather(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
+    """cpu_scatter_gather_base_kernel."""
+    if _expanded(outputs, dim, index, input, scatters=False):
+        return _index(index)
+    return _index(index) + _float_buffer(outputs)
+
+
+@adding.workspace("cpu")
+def rows_of_sums(
+    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, src: Tensor
+) -> int:
+    """cpu_scatter_reduce_expanded_index and
+    cpu_scatter_gather_base_kernel.
+    """
+    if index.numel() == 0:
+        return 0
+    if _expanded(outputs, dim, index, src, scatters=True):
+        return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
+    return _index(index) + _float_buffer(input)
+
+
+@scattering.workspace("cpu")
+def float_buffer(input: Tensor, index: Tensor) -> int:
+    """cpu_scatter_gather_base_kernel."""
+    if index.numel() == 0:
+        return 0
+    return _index(index) + _float_buffer(input)
+
+
+@reducing.workspace("cpu")
+def counts_of_mean(
+    machine: Host,
+    outputs: Tensor,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: object,
+    reduce: object = None,
+) -> int:
+    """A mean counts what it adds up: ones like the source, counts like the result, a mask.
+
+    scatter_reduce_two.
+    """
+    if index.numel() == 0:
+        return 0
+    if isinstance(src, Tensor) and _expanded(outputs, dim, index, src, scatters=True):
+        return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
+    buffer = _float_buffer(input)
+    if reduce != "mean" or not isinstance(src, Tensor):
+        return _index(index) + buffer
+    mask = _SCALAR + input.element_size() + input.numel()
+    counts = dense_bytes(src) + dense_bytes(input)
+    return _index(index) + max(buffer, counts + max(buffer, mask))
+
+
+@scattering.workspace("cuda")
+def put_where_deterministic(
+    machine: Gpu,
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor | None = None,
+    reduce: str | None = None,
+) -> tuple[int, ...]:
+    """Nothing; deterministic through an ``index_put``. ``scatter_impl``."""
+    if src is None or reduce not in (None, "add"):
+        return ()
+    return _scattered(machine, input, dim, index, src)
+
+
+@adding.workspace("cuda")
+def sort_where_deterministic(
+    machine: Gpu, input: Tensor, dim: int, index: Tensor, src: Tensor
+) -> tuple[int, ...]:
+    """Atomic additions, nothing; deterministic through a sort.
+
+    ``scatter_add``.
+    """
+    return _scattered(machine, input, dim, index, src)
+
+
+@reducing.workspace("cuda")
+def counts_or_sort(
+    machine: Gpu, input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
+) -> tuple[int, ...]:
+    """Nothing, or deterministic a sort; a mean counts what it adds up. ``scatter_reduce_two``."""
+    sums = reduce in ("sum", "mean")
+    found = passing(*_scattered(machine, input, dim, index, src)) if sums else ()
+    if reduce != "mean":
+        return found
+    ones, counts, mask = mean_counts(input, src)
+    counted = passing(*_scattered(machine, input, dim, index, src))
+    return (*found, ones, counts, *counted, mask)
+
+
+def mean_counts(input: Tensor, source: Tensor) -> tuple[int, int, int]:
+    """Return what a mean counts in: ones as large as the source, counts as large as the result, and
+    where a count is zero.
+    """
+    return (dense_bytes(source), dense_bytes(input), input.numel())
+
+
+def _scattered(gpu: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, ...]:
+    """What deterministic algorithms take: ranges for the other dimensions, and an ``index_put``;
+    ``_scatter_via_index_put``.
+    """
+    if not prefers_deterministic() or not index.numel():
+        return ()
+    ranges: list[int] = []
+    indices = [index] * max(1, input.dim())
+    for axis in range(input.dim()):
+        if axis != dim % input.dim():
+            shape = [1] * input.dim()
+            shape[axis] = index.shape[axis]
+            indices[axis] = torch.empty(shape, dtype=torch.int64, device="meta")
+            ranges += range_of(index.shape[axis])
+    values = source.as_strided(index.shape, source.stride())
+    return (*ranges, *put_in_order(gpu, input, indices, values))
+
+
 _LONG = 8
 
-adding = operator("aten::index_add", "aten::index_add_")
+adding_rows = operator("aten::index_add", "aten::index_add_")
 operator("aten::index_select", unknown_outputs=UnknownOutputs.CARRIED)
 
 
@@ -37,7 +210,7 @@ def index_select(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int
     return copied
 
 
-@adding.workspace("cpu")
+@adding_rows.workspace("cpu")
 def as_scattered(
     machine: Host,
     outputs: Tensor,
@@ -60,8 +233,8 @@ def as_scattered(
     return rows_of_sums(machine, outputs, input, dim, rows, source)
 
 
-@adding.workspace("cuda")
-def sort_where_deterministic(
+@adding_rows.workspace("cuda")
+def sort_rows_where_deterministic(
     machine: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor
 ) -> tuple[int, ...]:
     """Atomic additions, nothing; deterministic through a product and a sort. Indexing.cu,

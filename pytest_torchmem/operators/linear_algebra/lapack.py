@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.libraries.lapack import Lapack
-from pytest_torchmem.operators.linear_algebra.cusolver import least_squares
-from pytest_torchmem.operators.linear_algebra.matrices import (
+from pytest_torchmem.operators.linear_algebra.cusolver import (
     any_error,
     batch_count,
     column_major_clone,
@@ -23,6 +22,7 @@ from pytest_torchmem.operators.linear_algebra.matrices import (
     empty_column_major,
     infos_of,
     is_column_major,
+    least_squares,
     work_array,
 )
 from pytest_torchmem.operators.registry import Kind, operator

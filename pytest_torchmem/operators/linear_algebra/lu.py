@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.linear_algebra import cusolver
-from pytest_torchmem.operators.linear_algebra.matrices import (
+from pytest_torchmem.operators.linear_algebra.cusolver import (
     any_error,
     column_major_clone,
     is_column_major,

@@ -1,4 +1,13 @@
-"""Recurrent layers on a GPU: one call of cuDNN for all layers and steps where it takes them.
+"""The cells of recurrent layers: on CUDA those of LSTM and GRU are fused; native/RNN.cpp,
+native/cuda/RNN.cu.
+
+Recurrent layers on a GPU where cuDNN does not take them: a cell's kernels, step by step.
+
+native/RNN.cpp: ``FullLayer``, ``FullBidirectionalLayer``, ``PackedLayer``, ``ReversedPackedLayer``,
+``apply_layer_stack``. On the CPU the input's product with the weights is one for all steps; here
+each step has its own, and LSTM and GRU cells are fused.
+
+Recurrent layers on a GPU: one call of cuDNN for all layers and steps where it takes them.
 
 native/RNN.cpp (``use_cudnn``), native/cudnn/RNN.cpp (``_cudnn_impl``). Without cuDNN
 (``torch.backends.cudnn.enabled = False``, bfloat16 before sm80) the layers run step by step.
@@ -7,23 +16,242 @@ native/RNN.cpp (``use_cudnn``), native/cudnn/RNN.cpp (``_cudnn_impl``). Without 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.operators.arguments import LayerSettings
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.recurrent.cells import gru_cell, lstm_cell, simple_cell
+from pytest_torchmem.operators.geometry import Outputs, like
 from pytest_torchmem.operators.recurrent.cudnn import (
     DROPOUT_STATE,
+    GRU,
+    LSTM,
+    RELU,
+    TANH,
     weight_buffer,
     weight_elements,
 )
-from pytest_torchmem.operators.recurrent.steps import run_layers
-from pytest_torchmem.operators.recurrent.temporary_space import GRU, LSTM, RELU, TANH
+from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
+
+_aten: Any = torch.ops.aten
+_GRU_WORKSPACE = 5
+"""``GRU_WORKSPACE_MULTIPLIER``."""
+
+# The workspace is made before the states, and kept as an output for the backward.
+operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
+_gru = operator("aten::_thnn_fused_gru_cell", order={"cuda": (1, 0)})
+_gru_backward = operator("aten::_thnn_fused_gru_cell_backward")
+
+
+Hidden = tuple[Tensor, ...]
+"""A cell's state: ``(h,)``, or ``(h, c)`` of an LSTM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One direction's weights in one layer; ``CellParams``."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+    w_hr: Tensor | None = None
+
+
+Cell = Callable[[Tensor, Hidden, Weights], Hidden]
+
+
+def lstm_cell(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
+    """``LSTMCell`` on CUDA, with the projection of its output where there is one."""
+    from_input = torch.matmul(input, weights.w_ih.t())
+    from_hidden = torch.matmul(hidden[0], weights.w_hh.t())
+    h, c = _aten._thnn_fused_lstm_cell.default(
+        from_input, from_hidden, hidden[1], weights.b_ih, weights.b_hh
+    )[:2]
+    return (h if weights.w_hr is None else torch.matmul(h, weights.w_hr.t())), c
+
+
+def gru_cell(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
+    """``GRUCell`` on CUDA."""
+    from_input = torch.matmul(input, weights.w_ih.t())
+    from_hidden = torch.matmul(hidden[0], weights.w_hh.t())
+    return (
+        _aten._thnn_fused_gru_cell.default(
+            from_input, from_hidden, hidden[0], weights.b_ih, weights.b_hh
+        )[0],
+    )
+
+
+def simple_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
+    """Return ``SimpleCell`` with ``torch.tanh`` or ``torch.relu``; the same on every device."""
+
+    def cell(input: Tensor, hidden: Hidden, weights: Weights) -> Hidden:
+        total = functional.linear(hidden[0], weights.w_hh, weights.b_hh)
+        from_input = functional.linear(input, weights.w_ih, weights.b_ih)
+        result = activation(total.add_(from_input))
+        del from_input, total  # in C++ both last to the end of the expression
+        return (result,)
+
+    return cell
+
+
+def _fused(cell: Cell) -> Callable[..., Any]:
+    def fused(
+        call: CompositeCall,
+        input: Tensor,
+        hx: Tensor | list[Tensor],
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Any:
+        """``_thnn_fused_lstm_cell``, ``_thnn_fused_gru_cell``, of batches."""
+        if input.dim() != 2 or input.numel() == 0:
+            return call()
+        hidden = (hx,) if isinstance(hx, Tensor) else tuple(hx)
+        states = cell(input, hidden, Weights(w_ih, w_hh, b_ih, b_hh))
+        return states[0] if isinstance(hx, Tensor) else states
+
+    return fused
+
+
+operator("aten::lstm_cell").path("cuda")(_fused(lstm_cell))
+operator("aten::gru_cell").path("cuda")(_fused(gru_cell))
+
+
+@_gru.meta("cuda")
+def state_and_workspace(hx: Tensor) -> tuple[Tensor, Tensor]:
+    """``_thnn_fused_gru_cell_cuda``."""
+    return like(hx), hx.new_empty((hx.size(0), hx.size(1) * _GRU_WORKSPACE))
+
+
+@_gru_backward.meta("cuda")
+def gradients(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    """``_thnn_fused_gru_cell_backward_cuda``."""
+    gates = workspace.size(1) // _GRU_WORKSPACE * 3
+    shape = (workspace.size(0), gates)
+    products = (workspace.new_empty(shape) for _ in range(2))
+    biases = (workspace.new_empty((gates,)) if has_bias else None for _ in range(2))
+    return (*products, like(grad_hy), *biases)
+
+
+@_gru_backward.workspace("cuda")
+def sums_of_biases(machine: Gpu, outputs: Outputs, has_bias: bool) -> tuple[int, ...]:
+    """The sums that are the gradients of the biases, one after the other."""
+    gates = outputs[0]
+    if not has_bias or gates is None:
+        return ()
+    return sum_buffers(machine, gates.shape, 0, gates.dtype)
+
+
+def run_layers(
+    cell: Cell,
+    input: Tensor,
+    states: Sequence[Tensor],
+    settings: LayerSettings,
+    batch_first: bool = False,
+    batch_sizes: Sequence[int] | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the output and the final states of a whole recurrent layer.
+
+    ``input`` is (steps, batch, features), batch and steps exchanged with ``batch_first``, or the
+    rows of a packed sequence; ``states`` are of (layers * directions, batch, size).
+    """
+    layers, directions = settings.num_layers, 2 if settings.bidirectional else 1
+    if batch_first:
+        input = input.transpose(0, 1)
+    hiddens = list(zip(*(state.unbind(0) for state in states), strict=True))
+    weights = _gather(settings.params, settings.has_biases, layers * directions)
+    final: list[Hidden] = []
+    for layer in range(layers):
+        outputs = []
+        steps: Any = input.unbind(0) if batch_sizes is None else input
+        for direction in range(directions):
+            index = layer * directions + direction
+            run = _over_steps if batch_sizes is None else _over_rows(batch_sizes)
+            output, hidden = run(cell, steps, hiddens[index], weights[index], direction == 1)
+            outputs.append(output)
+            final.append(hidden)
+        input = torch.cat(outputs, -1) if settings.bidirectional else outputs[0]
+        del output, outputs, steps
+        if settings.dropout and settings.train and layer < layers - 1:
+            input = torch.dropout(input, settings.dropout, True)
+    if batch_first:
+        input = input.transpose(0, 1)
+    return input, *(torch.stack(parts, 0) for parts in zip(*final, strict=True))
+
+
+def _gather(params: Sequence[Tensor], has_biases: bool, count: int) -> list[Weights]:
+    """``gather_params``."""
+    stride = len(params) // count
+    found = []
+    for start in range(0, len(params), stride):
+        w_ih, w_hh, *rest = params[start : start + stride]
+        b_ih, b_hh = (rest.pop(0), rest.pop(0)) if has_biases else (None, None)
+        found.append(Weights(w_ih, w_hh, b_ih, b_hh, rest[0] if rest else None))
+    return found
+
+
+def _over_steps(
+    cell: Cell, steps: Sequence[Tensor], hidden: Hidden, weights: Weights, reverse: bool
+) -> tuple[Tensor, Hidden]:
+    """``FullLayer``, and the second half of ``FullBidirectionalLayer``."""
+    outputs = []
+    for step in reversed(steps) if reverse else steps:
+        hidden = cell(step, hidden, weights)
+        outputs.append(hidden[0])
+    return torch.stack(outputs[::-1] if reverse else outputs, 0), hidden
+
+
+def _over_rows(batch_sizes: Sequence[int]) -> Callable[..., tuple[Tensor, Hidden]]:
+    """``PackedLayer`` and ``ReversedPackedLayer``: as many sequences as last to each step."""
+    offsets = [sum(batch_sizes[:step]) for step in range(len(batch_sizes))]
+
+    def forward(
+        cell: Cell, rows: Tensor, hidden: Hidden, weights: Weights, reverse: bool
+    ) -> tuple[Tensor, Hidden]:
+        if reverse:
+            return backward(cell, rows, hidden, weights)
+        outputs, finished = [], []
+        last = batch_sizes[0]
+        for offset, size in zip(offsets, batch_sizes, strict=True):
+            if size < last:
+                finished.append(_slice(hidden, size, last))
+                hidden = _slice(hidden, 0, size)
+            last = size
+            hidden = cell(rows.narrow(0, offset, size), hidden, weights)
+            outputs.append(hidden[0])
+        finished.append(hidden)
+        parts = zip(*reversed(finished), strict=True)
+        return torch.cat(outputs, 0), tuple(torch.cat(part, 0) for part in parts)
+
+    def backward(
+        cell: Cell, rows: Tensor, initial: Hidden, weights: Weights
+    ) -> tuple[Tensor, Hidden]:
+        outputs = []
+        last = batch_sizes[-1]
+        hidden = _slice(initial, 0, last)
+        for offset, size in zip(reversed(offsets), reversed(batch_sizes), strict=True):
+            if size > last:
+                more = _slice(initial, last, size)
+                hidden = tuple(torch.cat(pair, 0) for pair in zip(hidden, more, strict=True))
+            last = size
+            hidden = cell(rows.narrow(0, offset, size), hidden, weights)
+            outputs.append(hidden[0])
+        return torch.cat(outputs[::-1], 0), hidden
+
+    return forward
+
+
+def _slice(hidden: Hidden, start: int, end: int) -> Hidden:
+    return tuple(part.narrow(0, start, end - start) for part in hidden)
+
 
 _NATIVE_CELLS = {
     RELU: simple_cell(torch.relu),

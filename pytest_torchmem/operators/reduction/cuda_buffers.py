@@ -1,4 +1,10 @@
-"""What reductions take on CUDA: buffers of one kernel, and the copy of an input of another type.
+"""How CUDA divides a reduction, and the buffers that blocks hand their partial results over in.
+
+native/cuda/Reduce.cuh of 2.13: ``setReduceConfig``, ``ReduceConfig::global_memory_size``,
+``ReduceConfig::semaphore_size`` and ``gpu_reduce_kernel``; the order and merging of dimensions is
+native/TensorIterator.cpp, ``reorder_dimensions`` and ``coalesce_dimensions``.
+
+What reductions take on CUDA: buffers of one kernel, and the copy of an input of another type.
 
 What one kernel takes is in ``cuda_configuration``; an input of another type than the result is
 copied (native/ReduceOpsUtils.h, ``make_reduction_from_out_ty``), but for 16-bit input of a float
@@ -7,22 +13,207 @@ result, which is read as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import (
-    accumulation_type,
-    dense_bytes,
-    is_dense,
-)
-from pytest_torchmem.operators.reduction.cuda_configuration import (
-    Reduction,
-    iteration,
-    reduction_buffers,
-)
+from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, dense_bytes, is_dense
 from pytest_torchmem.targets.gpus import Gpu
+
+_WARP = 32
+_LEAST_VALUES, _MOST_VALUES = 16, 256
+_LARGEST_INDEX = 2**31 - 1
+_SEMAPHORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A dimension of the iteration: its size, and strides in elements of input and output."""
+
+    size: int
+    input: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction as its kernel sees it."""
+
+    reduced: tuple[Dim, ...]
+    kept: tuple[Dim, ...]
+    element_size: int
+    """Bytes of an element that is read."""
+    output_size: int
+    accumulator: int
+    """Bytes of what is accumulated (``arg_t``)."""
+    input_vector: int = 4
+    """Elements that a thread reads at once along the reduced dimension."""
+    threads: int = 512
+    accumulates_in_output: bool = True
+
+    @property
+    def inputs(self) -> int:
+        """Elements that make one output."""
+        return math.prod(dim.size for dim in self.reduced)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs there are."""
+        return math.prod(dim.size for dim in self.kept)
+
+
+def iteration(
+    shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]
+) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
+    """Return the dimensions reduced over and those kept, fastest first, adjacent ones merged.
+
+    The output is dense, so the kept ones stand in its order; the reduced ones in the input's.
+    """
+    outer = 1
+    kept = []
+    for dim in reversed(range(len(shape))):
+        if dim in dims:
+            continue
+        kept.append(Dim(shape[dim], strides[dim], outer))
+        outer *= shape[dim]
+    reduced = [
+        Dim(shape[dim], strides[dim], 0) for dim in reversed(range(len(shape))) if dim in dims
+    ]
+    reduced.sort(key=lambda dim: dim.input)
+    return _merged(reduced), _merged(kept)
+
+
+def _merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    merged: list[Dim] = []
+    for dim in dims:
+        if dim.size == 1:
+            continue
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.size * last.input == dim.input
+            and last.size * last.output == dim.output
+        ):
+            merged[-1] = replace(last, size=last.size * dim.size)
+        else:
+            merged.append(dim)
+    return tuple(merged)
+
+
+def reduction_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
+    """Return the bytes of the buffers that are alive together: partial results, semaphores, and
+    the accumulation buffer of an input too large for 32-bit indices.
+    """
+    if not reduction.inputs * reduction.outputs:
+        return ()
+    if _fits_32_bits(reduction):
+        return _global_buffers(gpu, reduction)
+    accumulation = 0
+    if not reduction.accumulates_in_output and reduction.output_size < reduction.accumulator:
+        reach = max((dim.size * dim.output for dim in reduction.kept), default=1)
+        accumulation = max(1, reach) * reduction.accumulator
+    largest = max((_global_buffers(gpu, part) for part in _parts(reduction)), key=sum)
+    return (accumulation, *largest) if accumulation else largest
+
+
+def _fits_32_bits(reduction: Reduction) -> bool:
+    """``TensorIteratorBase::can_use_32bit_indexing``: elements, and bytes of each operand."""
+    dims = (*reduction.reduced, *reduction.kept)
+    if math.prod(dim.size for dim in dims) > _LARGEST_INDEX:
+        return False
+    reach = 1 + sum((dim.size - 1) * dim.input * reduction.element_size for dim in dims)
+    out = 1 + sum((dim.size - 1) * dim.output * reduction.output_size for dim in dims)
+    return max(reach, out) <= _LARGEST_INDEX
+
+
+def _parts(reduction: Reduction) -> Iterator[Reduction]:
+    """Halve the dimension that reaches furthest until every part fits; ``SplitUntil32Bit``."""
+    waiting = [reduction]
+    while waiting:
+        part = waiting.pop()
+        if _fits_32_bits(part):
+            yield part
+            continue
+        dims = (*part.reduced, *part.kept)
+        reach = [
+            (dim.size - 1) * max(dim.input * part.element_size, dim.output * part.output_size)
+            for dim in dims
+        ]
+        position = reach.index(max(reach))
+        first = dims[position].size // 2
+        for size in {first, dims[position].size - first}:
+            halved = [*dims]
+            halved[position] = replace(dims[position], size=size)
+            split = len(part.reduced)
+            waiting.append(replace(part, reduced=tuple(halved[:split]), kept=tuple(halved[split:])))
+
+
+def _global_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
+    """``setReduceConfig``: whether several blocks make one output, and what they need then."""
+    reduced, kept = reduction.reduced, reduction.kept
+    inputs, outputs = reduction.inputs, reduction.outputs
+    on_fastest = not kept or (bool(reduced) and reduced[0].input < kept[0].input)
+    if on_fastest:
+        width, height = inputs, outputs
+        fastest = reduced[0].input if reduced else 1
+    else:
+        width, height = outputs, inputs
+        fastest = kept[0].input
+    vector = 1
+    if fastest == 1:
+        if on_fastest and width >= 128 and len(reduced) == 1:
+            width //= reduction.input_vector
+        elif not on_fastest:
+            vector = _output_vector(reduced, kept)
+            width //= vector
+    block_width, block_height = _block(width, height, reduction.threads // vector)
+    threads = block_width * block_height
+    step_input = block_width if on_fastest else 1
+    step_output = 1 if on_fastest else block_width
+    if ceil_div(inputs, step_input) < min(block_height * 16, _MOST_VALUES):
+        return ()
+    values = ceil_div(inputs, step_input * block_height)
+    grid = ceil_div(outputs // vector, step_output)
+    target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // threads)
+    if values < _MOST_VALUES or grid > target:
+        return ()
+    blocks = max(
+        min(ceil_div(target, grid), ceil_div(values, _LEAST_VALUES)),
+        ceil_div(values, _MOST_VALUES),
+    )
+    if blocks <= 1:
+        return ()
+    partial = reduction.accumulator * outputs * blocks
+    if not on_fastest:
+        partial *= block_width * vector
+    return (partial, _SEMAPHORE * grid)
+
+
+def _block(width: int, height: int, most: int) -> tuple[int, int]:
+    """``ReduceConfig::set_block_dimension``."""
+    wide = last_power(width) if width < most else most
+    high = last_power(height) if height < most else most
+    block_width = min(wide, _WARP)
+    block_height = min(high, most // block_width)
+    return min(wide, most // block_height), block_height
+
+
+def _output_vector(reduced: Sequence[Dim], kept: Sequence[Dim]) -> int:
+    """``get_output_vec_size``, for a tensor that begins at a multiple of four elements."""
+    vector = 4
+    for number in (kept[0].size, *(dim.input for dim in (*reduced, *kept[1:]))):
+        while number % vector:
+            vector //= 2
+    return vector
+
+
+def last_power(number: int) -> int:
+    """``last_pow2``: the largest power of two that is not larger."""
+    return 1 << (number.bit_length() - 1) if number > 0 else 1
+
 
 Dims = Sequence[int] | int | None
 HALVES = (torch.float16, torch.bfloat16)

@@ -19,16 +19,18 @@ from pytest_torchmem.figures import PEAK
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.outline import Outline, bytes_along
-from pytest_torchmem.profile.pictures.series import (
+from pytest_torchmem.profile.sampled import (
     OTHER,
+    Alike,
     Stack,
+    by_kind,
     by_module_of,
     by_operator,
     module_depth,
     phases,
+    samples,
     stacked,
 )
-from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.static_plan import StaticPlan
 from pytest_torchmem.profile.tables import describe_kind
 from pytest_torchmem.profile.timeline import Allocation, Timeline

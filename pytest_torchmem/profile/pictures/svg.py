@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from pytest_torchmem.printable import printable
-from pytest_torchmem.profile.pictures.series import Stack, phases, stacked
-from pytest_torchmem.profile.sampled import Alike, by_kind, samples
+from pytest_torchmem.profile.sampled import Alike, Stack, by_kind, phases, samples, stacked
 from pytest_torchmem.profile.timeline import Timeline
 from pytest_torchmem.units import format_size
 

@@ -1,12 +1,22 @@
-"""Whether a GPU is there, whatever a test has put in the place of torch's functions."""
+"""Whether a GPU is there, whatever a test has put in the place of torch's functions.
+
+Functions of ``torch._C`` that builds without CUDA lack (torch/csrc/cuda/Module.cpp).
+
+Other packages ask for the raw CUDA stream as they are imported or launch kernels, and
+``torch.cuda.graph`` empties the cache of pinned memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any
 
 import torch
 
 from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.patching.patches import added, replaced
 
 #: Asks the driver; builds without CUDA have none.
 _count: Callable[[], int] = (
@@ -21,3 +31,36 @@ def has_gpu() -> bool:
     a mock answer the first question.
     """
     return torch.cuda.is_available() and _count() > 0
+
+
+def raw_stream_known(off: Callable[[], bool]) -> AbstractContextManager[None]:
+    """Let torch give the default stream, unless ``off()``."""
+    return bindings_known({"_cuda_getCurrentRawStream": lambda device: 0}, off)
+
+
+@contextmanager
+def bindings_known(
+    functions: Mapping[str, Callable[..., Any]], off: Callable[[], bool]
+) -> Iterator[None]:
+    """Let ``torch._C`` have functions by these names, unless ``off()``."""
+    own = vars(torch._C)
+    either = {name: _unless(off, one, own[name]) for name, one in functions.items() if name in own}
+    with added({torch._C: functions}), replaced(torch._C, **either):
+        yield
+
+
+def _unless(
+    off: Callable[[], bool], function: Callable[..., Any], original: Any
+) -> Callable[..., Any]:
+    @wraps(original)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if off() else function(*args, **kwargs)
+
+    return either
+
+
+@contextmanager
+def host_cache_known() -> Iterator[None]:
+    """Let a build without CUDA have a cache of pinned memory, which is empty."""
+    with added({torch._C: {"_host_emptyCache": lambda: None}}):
+        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.fake_cuda.launches.triton_writes import written_arguments
+from pytest_torchmem.fake_cuda.launches.triton_values import written_arguments
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

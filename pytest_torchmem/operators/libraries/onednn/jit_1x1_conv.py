@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from pytest_torchmem.operators.geometry import ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.balance import bias_reduction, cheapest, divisions
+from pytest_torchmem.operators.libraries.onednn.blocking import bias_reduction, cheapest, divisions
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
     FLOAT,

@@ -5,11 +5,11 @@ src/cpu/x64/jit_avx2_conv_kernel_f32.cpp.
 
 from __future__ import annotations
 
-from pytest_torchmem.operators.libraries.onednn.balance import reduction
 from pytest_torchmem.operators.libraries.onednn.blocking import (
     blocks_of,
     input_row_fits,
     input_row_pixels,
+    reduction,
 )
 from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, Entry, Primitive, Problem
 

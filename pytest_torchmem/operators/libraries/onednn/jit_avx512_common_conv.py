@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 
 from pytest_torchmem.operators.geometry import ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.balance import (
+from pytest_torchmem.operators.libraries.onednn.blocking import (
+    Blocks,
     Division,
     bias_reduction,
+    blocks_of,
     cheapest,
     divisions,
     efficiency,
-)
-from pytest_torchmem.operators.libraries.onednn.blocking import (
-    Blocks,
-    blocks_of,
     input_row_fits,
     is_first,
     overlaps,

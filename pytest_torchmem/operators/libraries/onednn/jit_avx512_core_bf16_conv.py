@@ -12,10 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pytest_torchmem.operators.geometry import ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.balance import Division, cheapest, divisions
 from pytest_torchmem.operators.libraries.onednn.blocking import (
     Blocks,
+    Division,
     blocks_of,
+    cheapest,
+    divisions,
     input_row_fits,
     input_row_pixels,
     is_first,

@@ -1,4 +1,4 @@
-"""The largest size that fits on a GPU, by bisection with traces that run out of memory."""
+"""What fits on a GPU: the largest size of a step, and changes that would make it smaller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.graphs.build import Build, trace_built
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile
+from pytest_torchmem.profile.suggestion import Suggestion
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, find_gpu
+from pytest_torchmem.tracing.trace import trace
 from pytest_torchmem.units import parse_size
 
 _MOST = 1 << 24
@@ -153,3 +155,27 @@ class _Search:
         gpu = find_gpu(self._options["gpu"] or DEFAULT_GPU)
         size = gpu.memory if memory is None else parse_size(memory)
         return size - min(gpu.context, size)
+
+
+def advise(
+    target: Any, *args: Any, budget: int | str | None = None, **options: Any
+) -> list[Suggestion[MemoryProfile]]:
+    """Return changes that lower the peak of a training step, the best first.
+
+    The arguments are those of ``trace``, but that memory is unlimited. Every change is made while
+    the step is traced again, and says what that saved: checkpoints of modules, functions in place,
+    ``foreach=False`` and ``fused=True`` of the optimizer, ``set_to_none`` where gradients are set
+    to zero, a cross entropy fused with its linear layer or in chunks, the forward in bfloat16
+    (autocast), large buffers and conversions in a narrower type, and ``expandable_segments`` of the
+    caching allocator (cuda, by what is reserved). With a ``budget`` (``"2 GiB"``) for the peak,
+    as few modules are checkpointed as it takes, those of the fewest operations first, and what
+    costs nothing is joined where no change is enough.
+
+    Changes that fit the budget come first, those that cost the fewest operations before others.
+    Changes that save nothing, and those that the step does not bear, are left out. Of a
+    compiled step no function is put in place, and no type is changed but by autocast. Raises what
+    ``trace`` raises for the step as it is, and ``UsageError`` for a ``budget`` that is no number of
+    bytes.
+    """
+    options["memory"] = "unlimited"
+    return trace(target, *args, **options).suggestions(budget)
