@@ -1,0 +1,52 @@
+"""What is published and tested says the same in every place that has to repeat it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import tomli
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
+
+
+def constants_of_nox() -> dict[str, Any]:
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def test_the_workflow_and_nox_test_the_same_versions() -> None:
+    nox = constants_of_nox()
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]
+    assert (tuple(matrix["python"]), tuple(matrix["torch"])) == (nox["PYTHONS"], nox["TORCHES"])
+    assert {(one["python"], one["torch"]) for one in matrix["exclude"]} == nox["MISSING"]
+    named = {entry.rpartition(" ")[2] for entry in PROJECT["classifiers"] if "3." in entry}
+    assert named == set(nox["PYTHONS"])
+    assert set(PROJECT["optional-dependencies"]) == set(nox["EXTRAS"])
+
+
+def test_the_extra_allows_the_cudnn_of_every_torch() -> None:
+    wanted = [Requirement(line) for line in PROJECT["optional-dependencies"]["cudnn"]]
+    (cudnn,) = (one for one in wanted if one.name == "nvidia-cudnn-cu13")
+    page = (ROOT / "docs/cudnn.md").read_text(encoding="utf-8")
+    pinned = re.findall(r"`nvidia-cudnn-cu13==([\d.]+)`", page)
+    assert len(pinned) > 3
+    assert [version for version in pinned if version not in cudnn.specifier] == []
+
+
+def test_a_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == PROJECT["version"]
+    assert citation["abstract"] == PROJECT["description"]
