@@ -212,7 +212,11 @@ class Checker:
         if self._may_be_idle(request) and all(map(_is_idle, results)):
             self._leave_out(results)
             return profiles
-        checks = [self._reported(result, idle_may_pass) for result in results]
+        known = self._known_to_snapshot(request)
+        checks = [
+            self._reported(result, idle_may_pass=idle_may_pass and result.key not in known)
+            for result in results
+        ]
         for check, profile in zip(checks, traced, strict=True):
             self._keep(check)
             self._picture(check, profile)
@@ -356,9 +360,13 @@ class Checker:
             return False
         if any(node is self.item for node, _ in self.item.iter_markers_with_node(MARKER)):
             return False
+        return not self._known_to_snapshot(request)
+
+    def _known_to_snapshot(self, request: Request) -> set[Key]:
+        """Return the keys of a test that its snapshot has figures for: there it ran before."""
         stored = stored_for(request, self.context)
         known = stored.entries if stored is not None else ()
-        return not any(key.test == request.test.id for key in known)
+        return {replace(key, torch_series="") for key in known if key.test == request.test.id}
 
     def _leave_out(self, results: list[CheckResult]) -> None:
         """Record that a test allocates nothing, so that there is nothing to be checked."""
@@ -368,18 +376,19 @@ class Checker:
             self._keep(Check(self.item.nodeid, self._location(), found, text, notice=notice))
             notice = ""  # one for all devices
 
-    def _reported(self, result: CheckResult, idle_may_pass: bool) -> Check:
+    def _reported(self, result: CheckResult, *, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
-        text = plain_message(result)
+        text, notice = plain_message(result), ""
         if idle_may_pass and result.figures.get("peak") == 0:
-            result = result.unchecked()
+            result, notice = result.unchecked(), f"allocated nothing on {result.key.where}"
+            text = f"not checked: {notice}"
         what_to_do = advice(result, self._command())
-        return Check(node_id(self.item), self._location(), result, text, what_to_do)
+        return Check(node_id(self.item), self._location(), result, text, what_to_do, notice)
 
     def _keep(self, check: Check) -> None:
         self.checked = True
         self._unsent.append(check)
-        self.item.user_properties.extend(properties(check.result))
+        self.item.user_properties.extend(properties(check))
 
     def _picture(self, check: Check, profile: MemoryProfile | None) -> None:
         """Write the page of a check that failed, where pages are asked for."""

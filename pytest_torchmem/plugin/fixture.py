@@ -92,7 +92,7 @@ class Torchmem:
         """
         __tracebackhide__ = True
         if self._checker.context.settings.disabled:
-            self._checker.not_checked(_DISABLED)
+            self._checker.not_checked(_DISABLED, notice=_DISABLED)
             pytest.skip(_DISABLED)
 
         checker = self._checker
@@ -222,7 +222,7 @@ def _body_to_trace(item: pytest.Item, checker: Checker) -> Callable[..., Any] | 
     if "torchmem" in getattr(item, "fixturenames", ()):
         return None
     if checker.context.settings.disabled:
-        checker.not_checked(_DISABLED)
+        checker.not_checked(_DISABLED, notice=_DISABLED)
         return None
     if not isinstance(item, pytest.Function):
         raise UsageError(f"{MARKER} works on test functions and methods, not on {item!r}")

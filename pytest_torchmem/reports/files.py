@@ -50,10 +50,13 @@ def write_reports(summary: Summary, report: dict[str, Any]) -> list[OSError]:
 
 def run_markdown(summary: Summary) -> str:
     """Return a run's results as Markdown, the snapshot as base."""
-    found = in_order(_difference(check) for check in summary.checks if not _is_idle(check))
+    found = in_order(_difference(check) for check in summary.checks if not check.is_left_out)
     footer: list[str] = []
     if summary.obsolete:
         footer.append(f"{len(summary.obsolete)} obsolete entries.")
+    for why, checks in summary.not_checked.items():
+        tests = len({check.nodeid for check in checks})
+        footer.append(f"{'1 test' if tests == 1 else f'{tests} tests'} {plain(why)}.")
     footer += _workspaces(summary.checks)
     footer += [f"Error: {plain(problem)}" for problem in summary.problems]
     if summary.proposal and summary.settings.proposal_path is not None:
@@ -91,11 +94,6 @@ def _checks(found: Sequence[object], one: str, several: str) -> str:
 def _names(found: Iterable[Iterable[str]]) -> str:
     names = {operator for operators in found for operator in operators}
     return ", ".join(code(name) for name in sorted(names))
-
-
-def _is_idle(check: Check) -> bool:
-    """Tell whether a test passed that left this one of the configured devices alone."""
-    return check.result.outcome is Outcome.NOT_CHECKED and check.passed
 
 
 def _difference(check: Check) -> Difference:

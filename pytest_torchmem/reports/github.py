@@ -13,7 +13,7 @@ from pytest_torchmem.reports.growth import line_of, why
 from pytest_torchmem.snapshots.location import PROPOSAL, relative
 
 if TYPE_CHECKING:
-    from pytest_torchmem.reports.summary import Check
+    from pytest_torchmem.reports.summary import Check, Summary
 
 
 def marked_lines(checks: Iterable[Check], root: Path) -> Iterator[str]:
@@ -31,6 +31,16 @@ def marked_lines(checks: Iterable[Check], root: Path) -> Iterator[str]:
         text = "\n\n".join(part for part in (first.message, first.advice) if part)
         file = _property(relative(root / path, _checkout(root)))
         yield f"::error file={file},line={line},title={title}::{_data(printable_lines(text))}"
+
+
+def left_out_lines(summary: Summary) -> Iterator[str]:
+    """Yield the workflow commands that say why tests were not checked, each reason once."""
+    for reason, checks in summary.not_checked.items():
+        (path, line), tests = checks[0].location, dict.fromkeys(check.nodeid for check in checks)
+        title = _property("memory: 1 test" if len(tests) == 1 else f"memory: {len(tests)} tests")
+        file = _property(relative(summary.root / path, _checkout(summary.root)))
+        text = _data(printable_lines(f"{reason}: {', '.join(tests)}"))
+        yield f"::notice file={file},line={line},title={title}::{text}"
 
 
 def _blamed(check: Check, root: Path) -> tuple[tuple[str, int], str] | None:

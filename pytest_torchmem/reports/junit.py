@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_torchmem.checks.findings import Outcome
+
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.result import CheckResult
+    from pytest_torchmem.reports.summary import Check
 
 PREFIX = "torchmem."
 
 
-def properties(result: CheckResult) -> list[tuple[str, object]]:
+def properties(check: Check) -> list[tuple[str, object]]:
     """Return the properties of one check: ``torchmem.<name>.<device>.<figure>``, in bytes;
     of a distributed step there is a part for the rank.
     """
+    result = check.result
     key, trace = result.key, result.trace
     found: dict[str, object] = {"outcome": result.outcome.value}
+    if result.outcome is Outcome.NOT_CHECKED:
+        found["reason"] = check.headline
     if key.gpu:
         found["gpu"] = key.gpu
     found |= result.figures

@@ -87,7 +87,8 @@ def _row(directory: Path, check: Check) -> str:
     before = result.snapshot.before if result.snapshot is not None else None
     known = before.figures.get("peak") if before is not None else None
     sizes = format_step(known, result.figures.get("peak"))
-    outcome = f'<td class="{"failed" if result.failed else ""}">{escape(result.outcome.value)}</td>'
+    said = result.outcome.value + (f": {check.headline}" if check.is_left_out else "")
+    outcome = f'<td class="{"failed" if result.failed else ""}">{escape(printable(said))}</td>'
     return f"<tr>{outcome}<td>{name}</td>{''.join(_cells(check, sizes))}</tr>"
 
 

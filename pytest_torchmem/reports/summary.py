@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.snapshots.calibration import CalibrationPlan
@@ -27,7 +28,7 @@ class Check:
     advice: str = ""
     """What to do about it, often the same for several devices."""
     notice: str = ""
-    """What the end of a run says of it, and of others in the same words, although none failed."""
+    """Why nothing was checked, told once of all tests: "allocated nothing on cuda (h100)"."""
     passed: bool = False
     """The whole test passed."""
     failed_by_check: bool = False
@@ -40,6 +41,11 @@ class Check:
     def device(self) -> str:
         """The device as people read it, "-" where the check did not come to one."""
         return self.result.key.where or "-"
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether nothing was judged, and nothing failed for it."""
+        return self.result.outcome is Outcome.NOT_CHECKED and not self.result.failed
 
     @property
     def headline(self) -> str:
@@ -69,6 +75,18 @@ class Summary:
     """Tests that look renamed, where that could not be decided."""
     calibrations: tuple[CalibrationPlan, ...] = ()
     """Calibration files as an update made them, or in a dry run would make them."""
+
+    @property
+    def not_checked(self) -> dict[str, list[Check]]:
+        """The checks that judged nothing and failed nothing, by why that was.
+
+        Of a test whose failure pytest shows anyway nothing more is said.
+        """
+        found: dict[str, list[Check]] = {}
+        for check in self.checks:
+            if check.notice and (check.passed or not check.broke_off):
+                found.setdefault(check.notice, []).append(check)
+        return found
 
     @property
     def every_plan(self) -> tuple[FilePlan[Any, Any], ...]:

@@ -13,7 +13,7 @@ from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth
-from pytest_torchmem.reports.github import apply_command, marked_lines
+from pytest_torchmem.reports.github import apply_command, left_out_lines, marked_lines
 from pytest_torchmem.reports.layout import columns, joined, lines_of, wrapped
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration import place_name
@@ -47,7 +47,7 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     yield from _shared_causes(summary.checks)
     failed = [check for check in summary.checks if check.result.failed]
     on_github = summary.settings.on_github
-    plain = [*marked_lines(failed, summary.root)] if on_github else []
+    plain = [*marked_lines(failed, summary.root), *left_out_lines(summary)] if on_github else []
     plain += _written(summary, details=verbose)
     improved = [*_improved(summary.checks)]
     plain += [*_warnings(summary.checks, every=verbose)]
@@ -57,7 +57,7 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     yield from ((line, {"green": True}) for line in improved)
     yield from ((line, {}) for line in plain)
     for line in (
-        *_notices(summary.checks, every=verbose),
+        *_not_checked(summary, every=verbose),
         *_not_measured(summary.checks),
         *_obsolete(summary),
     ):
@@ -223,16 +223,13 @@ def _result(check: Check) -> str:
     return check.result.outcome.value
 
 
-def _notices(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
-    """Yield each notice once, with its tests."""
-    found: dict[str, list[str]] = {}
-    for check in checks:
-        if check.notice and (check.passed or not check.broke_off):
-            found.setdefault(check.notice, []).append(check.nodeid)
-    for notice, tests in found.items():
+def _not_checked(summary: Summary, *, every: bool) -> Iterable[str]:
+    """Yield once why nothing was checked, with the tests of which that is so."""
+    for why, checks in summary.not_checked.items():
+        tests = [*dict.fromkeys(check.nodeid for check in checks)]
         shown = tests if every else tests[:MOST_NOTICED]
         more = [f"and {len(tests) - len(shown)} more (-v)"] if len(shown) < len(tests) else []
-        yield f"{_plural(len(tests), 'test')} {notice}: {', '.join((*shown, *more))}"
+        yield f"{_plural(len(tests), 'test')} {why}: {', '.join((*shown, *more))}"
 
 
 def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:

@@ -369,3 +369,48 @@ def test_a_run_that_cannot_be_concluded_fails_and_keeps_its_summary(light):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["error: torchmem could not conclude this run: ZeroDivisionError*"])
+
+
+_ONE_DEVICE = """
+from model import *
+
+def on_the_cpu():
+    return torch.ones(1 << 20).sum()
+
+def test_function(torchmem):
+    torchmem.check(on_the_cpu)
+
+@pytest.mark.memory_budget("1 GiB")
+def test_body():
+    on_the_cpu()
+"""
+
+
+@pytest.mark.parametrize("options", [["-q"], ["-q", "-n", "2"]])
+def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch, options):
+    project.write(test_net=_ONE_DEVICE)
+    project.run("--torchmem-update", "-k", "test_function")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    reports = ["markdown=found.md", "html=pages", "json=found.json"]
+    options += [f"--torchmem-{one}" for one in reports]
+    result = project.run(*options, "--junitxml=junit.xml")
+    result.assert_outcomes(passed=2)
+    why = "allocated nothing on cuda (a100-80gb)"
+    tests = [f"2 tests {why}: test_net.py::test_*, test_net.py::test_*"]
+    result.stdout.fnmatch_lines_random([*tests, f"::notice file=test_net.py,*::{why}: *"])
+    markdown = (project.path / "found.md").read_text()
+    assert f"2 tests {why}." in markdown
+    assert "Failed" not in markdown
+    assert f"not checked: {why}" in (project.path / "pages" / "index.html").read_text()
+    assert f'reason" value="{why}"' in (project.path / "junit.xml").read_text()
+
+
+def test_a_device_on_which_a_test_allocated_before_may_not_be_left_alone(project):
+    on_cuda = _ONE_DEVICE.replace("1 << 20)", "1 << 20, device='cuda')")
+    project.write(test_net=on_cuda)
+    project.run("--torchmem-update", "-k", "test_function").assert_outcomes(passed=1)
+    project.write(test_net=_ONE_DEVICE)
+    result = project.run("-k", "test_function")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*not checked: nothing was allocated on cuda*"])
