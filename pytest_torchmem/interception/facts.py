@@ -44,6 +44,7 @@ from pytest_torchmem.profile.facts import (
     OPTIMIZERS,
     PACKED,
     PARAMETERS,
+    SETTINGS,
     SIZES,
     STATES,
     TOPICS,
@@ -62,6 +63,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
 )
 from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
 from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
+from pytest_torchmem.torch_private.state.settings import figure_settings
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN, unwrapped
 from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS as OWN_PARAMETERS
 
@@ -269,6 +271,10 @@ class FactCollector:
     def compiled(self) -> None:
         """Take note that the program has had a graph compiled."""
         self._graphs.append(self._line())
+
+    def settings(self) -> None:
+        """Take note of the settings that the step begins with."""
+        self._known[SETTINGS] = figure_settings(self.device)
 
     def model(self, root: nn.Module) -> None:
         """Take note of an outermost module's parameters: their sizes, what is frozen, what one."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.torch_private.state.settings import LIBRARY_VARIABLES
 
 if TYPE_CHECKING:
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
@@ -73,14 +74,6 @@ class Workspace:
         """Whether there is nothing to write down."""
         noted = self.unknown or self.questions or self.answers
         return not (self.requests or self.kept or noted)
-
-
-_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUBLASLT_WORKSPACE_SIZE",
-    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
-    "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
-)
 
 
 def passing(*requests: int) -> tuple[int, ...]:
@@ -141,4 +134,4 @@ def joined(parts: Iterable[Workspace]) -> Workspace:
 
 def environment_settings() -> tuple[str | None, ...]:
     """Return what of the environment libraries' workspaces depend on."""
-    return tuple(map(os.environ.get, _VARIABLES))
+    return tuple(map(os.environ.get, LIBRARY_VARIABLES))

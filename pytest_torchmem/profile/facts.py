@@ -35,6 +35,8 @@ MODULES = "modules"
 """Settings of outermost modules: ``{"LlamaForCausalLM": "attention sdpa"}``."""
 CONFIGURATION = "configuration"
 """What the configuration of an outermost module says: ``{"GPT": "n_head=12, n_layer=3"}``."""
+SETTINGS = "settings"
+"""Settings that decide figures and are not torch's: ``{"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}``."""
 OPTIMIZERS = "optimizers"
 """``{"AdamW": "foreach"}``."""
 STATES = "optimizer states"
@@ -58,6 +60,7 @@ IN_BACKWARD = "in backward"
 EVERY, NONE = "all", "none"
 """A list that is the forward's, and one of nothing."""
 TOPICS = (
+    SETTINGS,
     INPUTS,
     ARGUMENTS,
     CALLS,
@@ -78,7 +81,7 @@ TOPICS = (
 )
 
 Facts = Mapping[str, Mapping[str, str]]
-ADDED = frozenset({CALLS, COMPILED, FORMATS, GIVEN, SIZES, STATES})
+ADDED = frozenset({CALLS, COMPILED, FORMATS, GIVEN, SETTINGS, SIZES, STATES})
 """Topics that snapshots of before lack: nothing is known to have changed of what one lacks.
 
 A snapshot that has one of them lacks the others because its step had nothing of the kind.

@@ -296,6 +296,7 @@ def _profile(
     ledger, machine = interceptor.parts.ledger, interceptor.parts.target
     facts = interceptor.parts.attribution.facts
     facts.device = machine.device.type
+    facts.settings()
     program = Program(ledger, facts)
     interceptor.parts.attribution.on_optimizer_step = OptimizerStates(ledger).stepped
     fingerprint, original = "", target

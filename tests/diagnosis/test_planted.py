@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -237,3 +238,50 @@ def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(
     assert second.startswith("aten::")
     assert "Own.inner.0, some_library.py:4, called in " in second
     assert second.endswith(f"test_planted.py:{line}")
+
+
+def _workspace_of_cublas(wrong: bool) -> None:
+    variable = "CUBLAS_WORKSPACE_CONFIG"
+    os.environ[variable] = ":65536:8" if wrong else ":4096:8"
+
+
+def _without_flash_attention(wrong: bool) -> None:
+    torch.backends.cuda.enable_flash_sdp(not wrong)
+    torch.backends.cuda.enable_mem_efficient_sdp(not wrong)
+
+
+def _in_double(wrong: bool) -> None:
+    torch.set_default_dtype(torch.float64 if wrong else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (_workspace_of_cublas, "CUBLAS_WORKSPACE_CONFIG is :65536:8, and was :4096:8"),
+        (_without_flash_attention, ": fused kernels are switched off"),
+        (_in_double, "torch.set_default_dtype is torch.float64, and was not set"),
+    ],
+)
+def test_a_setting_that_a_library_changed_at_import_is_named_first(
+    monkeypatch: pytest.MonkeyPatch, put: Callable[[bool], None], words: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+
+    def build(wrong: bool) -> Step:
+        put(wrong)
+
+        def run(device: str) -> None:
+            linear = nn.Linear(64, 64, device=device)
+            x = linear(torch.ones(4, 128, 64, device=device))
+            heads = x.view(4, 128, 4, 16).transpose(1, 2)
+            nn.functional.scaled_dot_product_attention(heads, heads, heads).sum().backward()
+
+        return Program(run), (), {}
+
+    try:
+        result, _ = judged(build, "cuda")
+    finally:
+        put(False)
+    first = message(result).splitlines()[0]
+    assert words in first

@@ -38,6 +38,7 @@ from pytest_torchmem.profile.facts import (
     OPTIMIZERS,
     PACKED,
     PARAMETERS,
+    SETTINGS,
     SIZES,
     STATES,
     UNCACHED,
@@ -47,11 +48,30 @@ from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, read_numbers
 
 OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
+_DECIDES = {
+    "CUBLAS": (Role.LIBRARY.value, Role.WORKSPACE.value),
+    "CUDNN": (Role.WORKSPACE.value,),
+    "cudnn.enabled": (),
+    "cudnn": (Role.WORKSPACE.value,),
+}
+"""By parts of settings' names: what they decide, where that is not everything."""
 _COUNT = re.compile(r"\d+")
 _TENSOR = re.compile(r"(\w+)\[([\d, ]*)\]")
 _OF_NO_INPUT = (Role.PARAMETER.value, Role.BUFFER.value, Role.LIBRARY.value)
 _SLACK = 2
 """For kernels that take more with other sizes."""
+
+
+@rule("process settings", "{setting} is {now}, and was {before}", sure=True)
+def other_settings(evidence: Evidence) -> Cause | None:
+    """Which kernels run, or what a library of NVIDIA takes, is set otherwise."""
+    found = []
+    for change in evidence.about(SETTINGS):
+        roles = next((own for part, own in _DECIDES.items() if part in change.name), ())
+        now, before = change.now or "not set", change.before or "not set"
+        rows = evidence.came(*roles)
+        found.append(cause("process settings", rows, setting=change.name, now=now, before=before))
+    return largest(found)
 
 
 @rule("inputs", "the input changed, {change}", sure=True)

@@ -13,6 +13,7 @@ Whether torch says that autocast is enabled, to kernels that refuse something wi
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -35,6 +36,15 @@ get_depthwise_kernel: Callable[[], str] | None = optional("torch._C._get_cudnn_d
 #: The precision of float32 on a backend, for one kind of operators.
 precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_getter")
 priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
+
+
+LIBRARY_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
+)
+"""What of the environment the workspaces of NVIDIA's libraries depend on."""
 
 
 def host_settings() -> tuple[Any, ...]:
@@ -103,6 +113,26 @@ def library_settings() -> tuple[str, ...]:
         f"depthwise {depthwise_kernel()}": depthwise_kernel() != "auto",
     }
     return tuple(name for name, holds in chosen.items() if holds)
+
+
+def figure_settings(device: str) -> dict[str, str]:
+    """Return what decides figures on a device and is not torch's default, by its name."""
+    found: dict[str, tuple[Any, Any]] = {
+        "torch.set_default_dtype": (_default_dtype(), torch.float32),
+        "torch.use_deterministic_algorithms": (_is_deterministic(), False),
+    }
+    if device == "cuda":
+        found |= {name: (os.environ.get(name, ""), "") for name in LIBRARY_VARIABLES}
+        found |= {
+            f"torch.backends.cudnn.{name}": values
+            for name, values in {
+                "enabled": (uses_cudnn(), True),
+                "benchmark": (tries_all(), False),
+                "deterministic": (is_cudnn_deterministic(), False),
+                "conv.fp32_precision": (precision("cuda", "conv"), "tf32"),
+            }.items()
+        }
+    return {name: str(now) for name, (now, default) in found.items() if now != default}
 
 
 def attention_priority() -> tuple[int, ...]:
