@@ -45,7 +45,8 @@ class Check:
     @property
     def is_left_out(self) -> bool:
         """Whether nothing was judged, and nothing failed for it."""
-        return self.result.outcome is Outcome.NOT_CHECKED and not self.result.failed
+        is_idle = self.result.outcome is Outcome.NOT_CHECKED and not self.result.failed
+        return is_idle and (self.passed or not self.broke_off)
 
     @property
     def headline(self) -> str:
@@ -84,7 +85,7 @@ class Summary:
         """
         found: dict[str, list[Check]] = {}
         for check in self.checks:
-            if check.notice and (check.passed or not check.broke_off):
+            if check.notice and check.is_left_out:
                 found.setdefault(check.notice, []).append(check)
         return found
 

@@ -227,7 +227,7 @@ class TestNet(unittest.TestCase):
 
 def test_a_body_that_asks_for_cuda(project: Project) -> None:
     text = """
-@pytest.mark.memory_budget("1 GiB")
+@pytest.mark.memory_budget("1 GiB", device="cpu")
 def test_net():
     nn.Linear(8, 8).to("cuda")
 

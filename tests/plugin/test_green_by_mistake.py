@@ -409,7 +409,9 @@ def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch
 def test_a_device_on_which_a_test_allocated_before_may_not_be_left_alone(project):
     on_cuda = _ONE_DEVICE.replace("1 << 20)", "1 << 20, device='cuda')")
     project.write(test_net=on_cuda)
-    project.run("--torchmem-update", "-k", "test_function").assert_outcomes(passed=1)
+    result = project.run("--torchmem-update", "-k", "test_function")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["1 test checked on cuda alone, which the program asks for: *"])
     project.write(test_net=_ONE_DEVICE)
     result = project.run("-k", "test_function")
     result.assert_outcomes(failed=1)
