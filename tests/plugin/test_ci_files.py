@@ -1,11 +1,13 @@
-"""The files of ``examples/ci``: what they call exists, and what they name is what a run writes."""
+"""The files for CI: what they call exists, and they do what they say in a small repository."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,24 +18,25 @@ import yaml
 from pytest_torchmem.cli import _parser
 from pytest_torchmem.snapshots.location import snapshot_path
 
-CI = Path(__file__).parents[2] / "examples" / "ci"
+ROOT = Path(__file__).parents[2]
+CI = ROOT / "examples" / "ci"
 
 
-def _load(name: str) -> Any:
-    return yaml.safe_load((CI / name).read_text(encoding="utf-8"))
+def _load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+ACTION = _load(ROOT / "action.yml")
+STEPS = ACTION["runs"]["steps"]
+GITLAB = _load(CI / "gitlab-ci.yml")["memory"]
 
 
 def _scripts() -> dict[str, str]:
     """Return every shell script of the files by where it stands."""
-    scripts = {}
-    for step in _load("github-actions.yml")["jobs"]["memory"]["steps"]:
-        if "run" in step:
-            # What the runner puts in is a word or a part of one.
-            scripts[f"github: {step['name']}"] = re.sub(r"\$\{\{.*?\}\}", "main", step["run"])
-    job = _load("gitlab-ci.yml")["memory"]
+    scripts = {f"github: {step['name']}": step["run"] for step in STEPS if "run" in step}
     for section in ("before_script", "script", "after_script"):
-        scripts[f"gitlab: {section}"] = "\n".join(job[section])
-    for hook in _load("pre-commit-config.yaml")["repos"][0]["hooks"]:
+        scripts[f"gitlab: {section}"] = "\n".join(GITLAB[section])
+    for hook in _load(CI / "pre-commit-config.yaml")["repos"][0]["hooks"]:
         scripts[f"pre-commit: {hook['id']}"] = hook["entry"]
     return scripts
 
@@ -81,7 +84,8 @@ def test_pytest_options_are_understood(light, monkeypatch):
     monkeypatch.setenv("CI", "true")
     light.write(test_net="def test_it(torchmem): torchmem.check(1)")
     commands = [
-        [word for word in line if word not in ("-n", "auto")] for line in _commands("pytest")
+        [word for word in line if word not in ("-n", "auto", "$ARGUMENTS")]
+        for line in _commands("pytest")
     ]
     assert len(commands) == 3
     for command in commands:
@@ -94,18 +98,149 @@ def test_what_is_uploaded_is_what_a_run_writes(light, monkeypatch):
     light.write(test_net="def test_it(torchmem): torchmem.check(1)")
     for options in _commands("pytest"):
         light.run(*(word for word in options if word.startswith(("--torchmem", "--junit"))))
-    steps = _load("github-actions.yml")["jobs"]["memory"]["steps"]
-    uploads = [step["with"] for step in steps if "upload-artifact" in step.get("uses", "")]
-    job = _load("gitlab-ci.yml")["memory"]["artifacts"]
+    uploads = [step["with"] for step in STEPS if "upload-artifact" in step.get("uses", "")]
+    job = GITLAB["artifacts"]
     paths = [path for upload in uploads for path in upload["path"].split()]
     paths += [*job["paths"], job["reports"]["junit"]]
-    assert len(paths) == 7
+    assert len(paths) == 8
     for path in paths:
         assert (light.path / path).exists(), path
 
 
 def test_the_hook_is_run_on_snapshot_files():
-    verify = _load("pre-commit-config.yaml")["repos"][0]["hooks"][0]
+    verify = _load(CI / "pre-commit-config.yaml")["repos"][0]["hooks"][0]
     path = snapshot_path(Path("tests/memory/test_net.py")).as_posix()
     assert re.search(verify["files"], path)
     assert not re.search(verify["files"], "tests/memory/data.json")
+
+
+def test_the_example_gives_the_action_what_it_takes():
+    steps = _load(CI / "github-actions.yml")["jobs"]["memory"]["steps"]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (repository,) = re.findall(r'^Source = "https://github.com/(.*)"', project, re.M)
+    (version,) = re.findall(r'^version = "(.*)"', project, re.M)
+    assert steps[-1]["uses"] == f"{repository}@v{version}"
+    assert set(steps[-1]["with"]) <= set(ACTION["inputs"])
+
+
+PULL_REQUEST = {"github.base_ref": "main", "github.event.pull_request.number": "7"}
+NO_NETWORK = """#!/usr/bin/env bash
+echo "$(basename "$0")" "$@" >> "$CALLS"
+last="${!#}"
+case "$last" in body=@*) cat "${last#body=@}" >> "$CALLS";; esac
+"""
+
+
+class Repository:
+    """A clone with a pull request, in which scripts of CI run; pip and gh note their calls."""
+
+    def __init__(self, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.project = project
+        origin, tools = project.path / "origin", project.path / "tools"
+        self.path, self.calls, self.summary = (
+            project.path / name for name in ("clone", "calls", "summary")
+        )
+        tools.mkdir()
+        for name in ("pip", "gh"):
+            (tools / name).write_text(NO_NETWORK)
+            (tools / name).chmod(0o755)
+        places = (str(tools), str(Path(sys.executable).parent), os.environ["PATH"])
+        monkeypatch.setenv("PATH", os.pathsep.join(places))
+        for name, value in (
+            ("CALLS", self.calls),
+            ("GITHUB_STEP_SUMMARY", self.summary),
+            ("GITHUB_REPOSITORY", "me/it"),
+            ("GIT_CONFIG_GLOBAL", os.devnull),
+            ("PYTHONPATH", ROOT),
+        ):
+            monkeypatch.setenv(name, str(value))
+        self._git(project.path, "init", "--quiet", "--initial-branch=main", str(origin))
+        self._commit(origin, 64)
+        self._git(project.path, "clone", "--quiet", "--depth=1", origin.as_uri(), str(self.path))
+        self._commit(self.path, 96)
+        monkeypatch.setenv("CI", "true")
+
+    def _git(self, folder: Path, *words: str) -> None:
+        who = ("-c", "user.name=me", "-c", "user.email=me@example.com")
+        subprocess.run(["git", *who, *words], cwd=folder, check=True)
+
+    def _commit(self, folder: Path, width: int) -> None:
+        """Commit a test whose model is ``width`` wide, with its snapshot."""
+        here = self.project.path
+        text = (here / "model.py").read_text()
+        (here / "model.py").write_text(re.sub(r"64|96", str(width), text))
+        self.project.write(
+            test_net="from model import *\ndef test_it(torchmem): torchmem.check(make(), inputs())"
+        )
+        sys.modules.pop("model", None)
+        self.project.run("test_net.py", "--torchmem-update").assert_outcomes(passed=1)
+        names = ("model.py", "test_net.py", "__torchmem__/test_net.json")
+        (folder / "__torchmem__").mkdir(exist_ok=True)
+        for name in names:
+            shutil.copy(here / name, folder / name)
+        self._git(folder, "add", *names)
+        self._git(folder, "commit", "--quiet", "--message", f"width {width}")
+
+    def run(self, script: str, **environment: str) -> int:
+        command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script]
+        return subprocess.run(
+            command, cwd=self.path, env={**os.environ, **environment}, check=False
+        ).returncode
+
+
+@pytest.fixture
+def repository(project, monkeypatch) -> Repository:
+    return Repository(project, monkeypatch)
+
+
+def _value(expression: str, inputs: dict[str, str]) -> str:
+    """Return what a runner puts in the place of an expression."""
+    values = PULL_REQUEST | {"github.action_path": "/action", "github.token": "secret"}
+    values |= {f"inputs.{name}": one["default"] for name, one in ACTION["inputs"].items()}
+    values |= {f"inputs.{name}": value for name, value in inputs.items()}
+    return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: values[found[1]], expression)
+
+
+def _run_action(repository: Repository, only: str = "", **inputs: str) -> dict[str, int]:
+    """Run the action's steps for a pull request, or one, and return the exit status of each."""
+    return {
+        step["name"]: repository.run(
+            step["run"], **{name: _value(value, inputs) for name, value in step["env"].items()}
+        )
+        for step in STEPS
+        if "run" in step and only in step["name"]
+    }
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_action_says_what_a_pull_request_accepts(repository):
+    statuses = _run_action(repository)
+    assert set(statuses.values()) == {0}
+    assert "test_net.py::test_it" in repository.summary.read_text()
+    calls = repository.calls.read_text()
+    assert "pip install -e . /action" in calls
+    assert (
+        "gh api repos/me/it/issues/7/comments -F body=@change.md\n<!-- pytest-torchmem -->" in calls
+    )
+    gate = "What the pull request changes"
+    assert _run_action(repository, gate, growth="fail") == {gate: 1}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_action_fails_on_growth_that_no_snapshot_accepts(repository):
+    model = repository.path / "model.py"
+    model.write_text(model.read_text().replace("96", "128"))
+    statuses = _run_action(repository)
+    assert [name for name, status in statuses.items() if status] == ["Memory tests"]
+    proposal = repository.path / "torchmem-proposal" / "__torchmem__" / "test_net.json"
+    assert proposal.exists()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_gitlab_says_what_a_merge_request_accepts(repository):
+    base = {"CI_MERGE_REQUEST_DIFF_BASE_SHA": "origin/main", "TORCHMEM": "/plugin"}
+    for section in ("before_script", "script", "after_script"):
+        script = "\n".join(GITLAB[section]).replace("-n auto", "")  # two processes, for one test
+        assert repository.run(f"exec >> {repository.summary}\n{script}", **base) == 0
+    assert "pip install -e . /plugin" in repository.calls.read_text()
+    assert "test_net.py::test_it" in repository.summary.read_text()
