@@ -47,7 +47,7 @@ from benchmarks.isolation.supervisor import Limits, Supervisor
 from pytest_torchmem import Gpu
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import remembered_plans
-from pytest_torchmem.measurement.clone import clone_to
+from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import replace_tensors
@@ -92,15 +92,12 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
         finally:
             set_excluded(FAKE, False)
 
-    clones = clone_to(torch.device("cpu"), sample.target, sample.args, {**sample.kwargs}, Step())
-    target, args, kwargs = clones.target, clones.args, clones.kwargs
-    if device != "cpu":
-        if isinstance(target, torch.nn.Module):
-            target = target.to(device)
-        args, kwargs = replace_tensors((args, kwargs), functools.partial(_moved, device=device))
-    torch.manual_seed(0)
-    with torch.enable_grad(), interception(run):
-        Step(**options).run(target, args, kwargs)
+    step, moved = Step(**options), device != "cpu"
+    given = sample.target, sample.args, {**sample.kwargs}
+    with on_copies(torch.device(device), *given, step, moved=moved) as step_there:
+        torch.manual_seed(0)
+        with torch.enable_grad(), interception(run):
+            step_there()
     return names
 
 

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import CodeType, FrameType
@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
 from pytest_torchmem.paths import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.modules import modules_by_path
-from pytest_torchmem.step.originals import CopiesById, copy_of
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
 from pytest_torchmem.torch_private.tensors.autograd import (
@@ -57,6 +57,10 @@ _ENDS = (
 )
 
 _SKIP, _USER, _END = range(3)
+_OF_OTHER_THREAD = (
+    "{} is called while another thread traces it, and its parameters have no memory meanwhile: "
+    "wait for the trace, or trace a copy"
+)
 
 CALL_MODULES = frozenset({"_call", "call"})
 """The package's own functions in which modules of the program run."""
@@ -137,8 +141,8 @@ class Attribution:
         self.on_outermost_call: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None] | None
         """Called for modules that no other module calls, except where a backward computes anew."""
         self.on_outermost_call = None
-        self.copies: CopiesById = {}
-        """Of modules that something else may call."""
+        self.traced: Container[int] = ()
+        """The ids of modules whose tensors have no memory meanwhile, on any thread."""
         self.on_optimizer_step: Callable[[torch.optim.Optimizer], None] | None = None
         self._creating: set[int] = set()
         """Tasks of the engine whose backward makes a graph of its own (``create_graph``)."""
@@ -295,7 +299,6 @@ class Attribution:
             _FOLLOWING.now = before
             self._modules.calls.clear()
             self._modules.left = _NOT_LEFT
-            self.copies = {}
             self._paths.clear()
             self._codes.clear()
             self._lines.clear()
@@ -455,10 +458,10 @@ class _Following:
             __tracebackhide__ = True
             now = following.now
             if now is None or not now[1]():
+                if now is not None and id(self) in now[0].traced:
+                    raise UsageError(_OF_OTHER_THREAD.format(type(self).__name__))
                 return original(self, *args, **kwargs)
             attribution = now[0]
-            if (copy := copy_of(self, attribution.copies)) is not None:
-                return copy(*args, **kwargs)
             stack = attribution._modules.calls
             if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
                 return original(self, *args, **kwargs)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.errors import NoCudaError
@@ -28,7 +28,6 @@ from pytest_torchmem.interception.values.contents import Assumption
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.memory import memory_for, zeros
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
-from pytest_torchmem.step.originals import used
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import (
     bytes_of,
@@ -100,10 +99,6 @@ class Conversion:
         """Index and storage of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
         """Finds what a GPU has that stands between traces."""
-        self.copied: Mapping[int, str] = {}
-        """The names of what the step has copies of, by the addresses of the originals' storages."""
-        self.copied_in_place = False
-        """Whether these copies are on the same device, and in reality the storages themselves."""
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors that are known, by their storages' addresses."""
 
@@ -118,10 +113,6 @@ class Conversion:
         device = self._ledger.on(self._target.normalise(tensor.device))
         # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
         nbytes = storage.nbytes() if storage.resizable() else 0
-        copied = self.copied.get(storage_address(tensor))
-        if copied is not None:
-            self._refuse_original(tensor, copied)
-            nbytes = 0 if self.copied_in_place else nbytes
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
         kind, label, module = self.names.get(storage_address(tensor), other)
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
@@ -137,16 +128,6 @@ class Conversion:
             self._remember(record, tensor)
         self._borrow_gradient(tensor)
         return record
-
-    def _refuse_original(self, tensor: Tensor, name: str) -> None:
-        """Raise ``UsageError`` for a parameter of a model that the step has a copy of, unless it
-        is read where it lies in reality, without a gradient.
-        """
-        owner = view_base(tensor) if is_view_of_another(tensor) else tensor
-        if not isinstance(owner, nn.Parameter):
-            return
-        if not self.copied_in_place or (owner.requires_grad and torch.is_grad_enabled()):
-            raise used(name, self._attribution.user_line())
 
     def lent(self, tensor: Tensor) -> Lent | None:
         """Return what is known of a tensor of another ledger, or of a trace that is over."""

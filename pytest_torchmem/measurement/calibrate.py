@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.measurement.clone import clone_to
+from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.cuda import run_warm
 from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.phases import REQUESTED
@@ -104,13 +104,13 @@ def record_figures(
 
     def run() -> dict[WorkspaceKey, WorkspaceSize]:
         _check_that_it_counts(device)
-        clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
-        device.synchronise()
-        # A GPU whose generator has a new seed makes cuDNN's state of dropout anew
-        # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
-        torch.manual_seed(0)
-        with interception(recorder):
-            clones.run()
+        with on_copies(device.torch_device, target, args, kwargs, step, moved=True) as step_there:
+            device.synchronise()
+            # A GPU whose generator has a new seed makes cuDNN's state of dropout anew
+            # (cudnn/RNN.cpp, get_dropout_state), though earlier layers have made one.
+            torch.manual_seed(0)
+            with interception(recorder):
+                step_there()
         return recorder.figures
 
     gc.collect()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.clone import clone_to
+from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.events import MODULE, STEP, recording
-from pytest_torchmem.measurement.labels import labels_after
+from pytest_torchmem.measurement.labels import labels_after, labels_before
 from pytest_torchmem.measurement.timeline import build_timeline
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
@@ -39,9 +39,9 @@ def measure(
 ) -> MemoryProfile:
     """Run the step of ``trace`` for real, and return the bytes that it requested.
 
-    Models and tensors are copied to the device first, so the caller's own do not change; what a
-    callable uses in other ways, such as a closure, is not copied, and counts only as far as the
-    step allocates it, whereas a trace counts it from the beginning. Random states are restored. The
+    Models and tensors lie on copies of their data on the device meanwhile, and are afterwards as
+    they were; what a callable uses in other ways, such as a closure, counts only as far as the step
+    allocates it, whereas a trace counts it from the beginning. Random states are restored. The
     garbage collector is off during the step: memory that only a reference cycle keeps alive is not
     freed. What ``torch.compile`` takes on the host while it compiles, and gives back by the end, is
     left out. ``gpu`` and ``host`` are those of this machine, whatever is given.
@@ -62,12 +62,13 @@ def measure(
 
         with _as_in_a_trace():
             return measure_cuda(target, args, kwargs, step)
-    with _as_in_a_trace(), recording() as recorded:
-        clones = clone_to(torch.device("cpu"), target, args, kwargs, step)
+    there = on_copies(torch.device("cpu"), target, args, kwargs, step)
+    with _as_in_a_trace(), recording() as recorded, there as run:
+        before = labels_before(target, args, kwargs)
         with mark(STEP):
-            outliving = clones.run(_begins)
-        after = labels_after(clones.target, outliving)
-    timeline = build_timeline(recorded, clones.labels, after)
+            outliving = run(_begins)
+        after = labels_after(target, outliving)
+    timeline = build_timeline(recorded, before, after)
     return MemoryProfile(
         device="cpu",
         gpu=None,

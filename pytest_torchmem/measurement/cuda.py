@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,10 +19,10 @@ import torch
 
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.measurement.clone import Clones, clone_to
+from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.history import timeline_of
-from pytest_torchmem.measurement.labels import Label, labels_after
+from pytest_torchmem.measurement.labels import Label, labels_after, labels_before
 from pytest_torchmem.measurement.phases import (
     ALLOCATED,
     REQUESTED,
@@ -82,7 +82,7 @@ def run_warm(
     step: Step,
     run: Callable[[], T],
 ) -> T:
-    """Return what ``run`` returns, after a step of a module that runs on clones of its own.
+    """Return what ``run`` returns, after a step of a module on copies of its own.
 
     Libraries have chosen their kernels by then, and taken the buffers that stay. A callable has no
     such step, which would change what it works on. The device is the current one meanwhile, and
@@ -110,9 +110,9 @@ def run_warm(
 def _run_once(
     device: Device, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: Step
 ) -> None:
-    """Run a step on clones on the device, which are gone afterwards, and where it fails too."""
-    clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
-    clones.run()
+    """Run a step on the device, of which nothing is there afterwards, and where it fails too."""
+    with on_copies(device.torch_device, target, args, kwargs, step, moved=True) as run:
+        run()
 
 
 def _measured(
@@ -125,33 +125,35 @@ def _measured(
 ) -> MeasuredProfile:
     device.empty_cache()
     device.synchronise()
-    device.start_history()
-    try:
-        meter = PhaseMeter(device)
-        clones = clone_to(device.torch_device, target, args, kwargs, step, moved=True)
-        meter.change(Phase.FORWARD)
-        with following_phases(meter) as begins:
-            outliving = clones.run(begins)
-        meter.finish()
-        after = labels_after(clones.target, outliving)
-    finally:
-        history = device.stop_history()
-    profile = _profile(gpu, meter, history, clones, after)
-    del outliving
-    return profile
+    with ExitStack() as stack:
+        device.start_history()
+        try:
+            meter = PhaseMeter(device)
+            there = on_copies(device.torch_device, target, args, kwargs, step, moved=True)
+            run = stack.enter_context(there)
+            before = labels_before(target, args, kwargs)
+            meter.change(Phase.FORWARD)
+            with following_phases(meter) as begins:
+                outliving = run(begins)
+            meter.finish()
+            after = labels_after(target, outliving)
+        finally:
+            history = device.stop_history()
+        del outliving
+    return _profile(gpu, meter, history, before, after)
 
 
 def _profile(
     gpu: Gpu,
     meter: PhaseMeter,
     history: Sequence[Mapping[str, Any]],
-    clones: Clones,
+    before: Mapping[int, Label],
     after: Mapping[int, Label],
 ) -> MeasuredProfile:
     requested = meter.peaks(REQUESTED)
     timeline, warnings = Timeline(), []
     if history:
-        timeline = timeline_of(history, meter.boundaries(), clones.labels, after)
+        timeline = timeline_of(history, meter.boundaries(), before, after)
         recorded = {phase: peak for phase, (peak, _) in timeline.peaks().items()}
         if {phase: recorded.get(phase, 0) for phase in requested} != requested:
             warnings.append(

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,7 @@ class Torchmem:
             if sizes and not _is_module(target):
                 asked = _target_of_sizes(checker, target, args, options, sizes)
             else:
-                asked = _target(checker, target, lambda: target, args, options, sizes)
+                asked = _target(checker, target, nullcontext, args, options, sizes)
             return checker.check(
                 asked,
                 on_cuda=self._on_cuda(target),
@@ -150,7 +150,7 @@ class Torchmem:
             return _trace(target, *args, **options)
 
     def _on_cuda(self, target: Any) -> str:
-        """Return what a function would find on cuda; a module is cloned to each device."""
+        """Return what a function would find on cuda; a module is moved to each device."""
         checker = self._checker
         return "" if _is_module(target) else checker.standing.on_cuda(checker.item)
 
@@ -238,15 +238,17 @@ def _body_to_trace(item: pytest.Item, checker: Checker) -> Callable[..., Any] | 
 def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
     @functools.wraps(body)
     def traced(*args: Any, **kwargs: Any) -> None:
-        def on_copies() -> Callable[[], Any]:
-            from pytest_torchmem.measurement.clone import clone_arguments
+        @contextmanager
+        def copied(target: Any) -> Iterator[Callable[[], Any]]:
+            from pytest_torchmem.measurement.copies import on_copies
+            from pytest_torchmem.step.step import Step
 
             # A fixture's model is not changed by a trace, and must not be by this either.
-            own_args, own_kwargs = clone_arguments(args, kwargs)
-            return functools.partial(body, *own_args, **own_kwargs)
+            with on_copies(None, body, args, kwargs, Step()):
+                yield lambda: body(*args, **kwargs)
 
         given = dict(kwargs)
-        target = _target(checker, lambda: body(*args, **given), on_copies, (), {})
+        target = _target(checker, lambda: body(*args, **given), copied, (), {})
         target = replace(target, trace=_with_new_fixtures(checker, given, target.trace))
         target = replace(target, scale=None)
         checker.in_body = True
@@ -278,12 +280,12 @@ def _with_new_fixtures(
 def _target(
     checker: Checker,
     target: Any,
-    real: Callable[[], Any],
+    real: Callable[[Any], AbstractContextManager[Any]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> Target:
-    """Return what is checked; ``real`` gives what to run for real in the place of ``target``."""
+    """Return what is checked; within ``real(target)`` it is run for real, as what that gives."""
     of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
 
     states: list[ProgramState | None] = []
@@ -292,7 +294,7 @@ def _target(
         __tracebackhide__ = True
         if states and states[0] is not None:
             states[0].restore()  # on each device as on the first
-        else:
+        elif not _is_module(target):  # which a trace leaves as it was
             states.append(_state_of(target, args, kwargs))
         options = checker.trace_options(device, gpu, world)
         return _trace(target, *args, **{**options, **kwargs, **others})
@@ -302,7 +304,8 @@ def _target(
         from pytest_torchmem.measurement import measure
         from pytest_torchmem.measurement.cuda import MeasuredProfile
 
-        profile = measure(real(), *args, **of_step, device="cuda")
+        with real(target) as program:
+            profile = measure(program, *args, **of_step, device="cuda")
         assert isinstance(profile, MeasuredProfile)
         return profile
 
@@ -312,7 +315,8 @@ def _target(
         from pytest_torchmem.step.step import Step
 
         step, others = Step.taken_from(of_step)
-        return record_figures(device, gpu, questions, real(), args, others, step)
+        with real(target) as program:
+            return record_figures(device, gpu, questions, program, args, others, step)
 
     def scale(device: str, gpu: str | None, world: World | None, names: Sequence[str]) -> Scaling:
         __tracebackhide__ = True
@@ -338,8 +342,8 @@ def _target_of_sizes(
 
     first = {name: values[0] for name, values in sizes.items()}
     target, own, named = built_at(functools.partial(build, *args), first)
-    at_first = _target(checker, target, lambda: target, own, {**named, **kwargs})
-    of_sizes = _target(checker, build, lambda: build, args, kwargs, sizes)
+    at_first = _target(checker, target, nullcontext, own, {**named, **kwargs})
+    of_sizes = _target(checker, build, nullcontext, args, kwargs, sizes)
     return replace(at_first, scale=of_sizes.scale)
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from enum import EnumMeta
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from pytest_torchmem.step.reached import (
     is_of_program,
     items_of,
 )
+from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS
 
 _HOLD_NOTHING = (*PLAIN, *FUNCTIONS)
 _NOTHING_OF_INTEREST = (*_HOLD_NOTHING, nn.Module)
@@ -42,26 +43,74 @@ _GONE: Any = object()
 """Stands for what was there before, and is no more."""
 
 
-class ProgramState:
-    """The contents of all that a program can reach and change."""
+class Held(Protocol):
+    """What holds tensors and modules weakly, by their ids."""
 
-    def __init__(self, reached: Reached) -> None:
+    def __contains__(self, key: int) -> bool: ...
+
+    def __getitem__(self, key: int) -> Any: ...
+
+
+class _Given(NamedTuple):
+    """Stands for a tensor or module that is held elsewhere."""
+
+    key: int
+
+
+class ProgramState:
+    """The contents of all that a program can reach and change.
+
+    What is held ``in_place`` is not held here.
+    """
+
+    def __init__(
+        self,
+        reached: Reached,
+        in_place: Held | None = None,
+    ) -> None:
         self._reached = reached
-        self._before = [(place, _contents(place)) for place, _ in reached.holders]
+        self._held = in_place
+        self._before = [(place, self._noted(place)) for place, _ in reached.holders]
         # Of parameters no more than weak references, or it would not be seen that they are gone.
         self._parameters = [
-            (table, {name: ref(one) if one is not None else None for name, one in table.items()})
+            (table, {name: (id(one), ref(one)) for name, one in table.items() if one is not None})
             for table in reached.parameters
         ]
+        self._names = [[*table] for table in reached.parameters]
+
+    def _noted(self, place: Any) -> Any:
+        """Return the contents of a place, without what is held elsewhere."""
+        contents = _contents(place)
+        if self._held is None:
+            return contents
+        if isinstance(contents, dict):
+            return {name: self._stands_for(one) for name, one in contents.items()}
+        return [self._stands_for(one) for one in contents]
+
+    def _stands_for(self, one: Any) -> Any:
+        return _Given(id(one)) if self._held is not None and id(one) in self._held else one
+
+    def _found(self, contents: Any) -> Any:
+        """Return the contents of which note was taken, with what was held elsewhere."""
+        if self._held is None:
+            return contents
+        if isinstance(contents, dict):
+            return {name: self._stood_for(one) for name, one in contents.items()}
+        return [self._stood_for(one) for one in contents]
+
+    def _stood_for(self, one: Any) -> Any:
+        return self._held[one.key] if self._held is not None and type(one) is _Given else one
 
     def has_let_go(self) -> bool:
         """Return whether something was lost that only what is kept here holds.
 
-        Its memory was not freed then, as it would have been.
+        Its memory was not freed then, as it would have been. What is held in place was.
         """
+        if self._held is not None:
+            return False
         for place, contents in self._before:
             now = _contents(place)
-            if _is_same(now, contents):
+            if is_same(now, contents):
                 continue
             there = set(map(id, _parts(now)))
             gone = (one for one in _parts(contents) if id(one) not in there)
@@ -71,22 +120,26 @@ class ProgramState:
 
     def restore(self) -> None:
         """Give everything its contents back."""
-        for (place, shared), (_, contents) in zip(self._reached.holders, self._before, strict=True):
+        for (place, shared), (_, noted) in zip(self._reached.holders, self._before, strict=True):
+            contents = self._found(noted)
             if isinstance(place, Names):
                 _bind_as(place, contents)
             elif isinstance(place, dict):
                 now = _contents(place)
-                if not _is_same(now, contents):
+                if not is_same(now, contents):
                     # What a library registers as it is imported is registered once in a process.
+                    registers = shared and PARAMETERS not in contents
                     kept = {key: one for key, one in now.items() if key not in contents}
-                    kept = {key: one for key, one in kept.items() if shared and is_code(one)}
+                    kept = {key: one for key, one in kept.items() if registers and is_code(one)}
                     _fill(place, contents | kept)
-            elif isinstance(place, set) or not _is_same(items_of(place), contents):
+            elif isinstance(place, set) or not is_same(items_of(place), contents):
                 _fill(place, contents)
-        for table, references in self._parameters:
-            found = {name: held() if held else None for name, held in references.items()}
-            lost = any(held and found[name] is None for name, held in references.items())
-            if not lost and not _is_same(table, found):
+        for (table, references), names in zip(self._parameters, self._names, strict=True):
+            found = dict.fromkeys(names)
+            for name, (key, held) in references.items():
+                found[name] = held() if self._held is None else self._held[key]
+            lost = any(found[name] is None for name in references)
+            if not lost and not is_same(table, found):
                 table.clear()
                 table.update(found)
 
@@ -351,7 +404,7 @@ def _parts(container: Any) -> list[Any]:
     return list(container)
 
 
-def _is_same(now: Any, before: Any) -> bool:
+def is_same(now: Any, before: Any) -> bool:
     """Return whether contents are the very same things, in the same order."""
     if len(now) != len(before) or not all(map(operator.is_, now, before)):
         return False

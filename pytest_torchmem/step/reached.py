@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.step.geometries import Geometries
-from pytest_torchmem.step.modules import modules_by_path
 from pytest_torchmem.step.names import (
     FUNCTIONS,
     names_of_cell,
@@ -78,7 +77,7 @@ class Reached:
     of classes, and those of modules.
     """
 
-    def __init__(self, target: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, target: Callable[..., Any] | None, *arguments: Any) -> None:
         self.holders: list[Holder] = []
         self.parameters: list[dict[str, Tensor | None]] = []
         """Tables of modules' parameters."""
@@ -89,15 +88,12 @@ class Reached:
         self._seen: set[int] = set()
         self._kinds: set[type] = set()
         self._globals: list[Any] = []
-        if isinstance(target, nn.Module):  # a trace has a copy of it
-            self._kinds.update(type(module) for _, module in modules_by_path(target))
-        else:
-            arguments = (target, *arguments)
-        self._walk([*arguments], shared=False)
+        self._walk([target, *arguments], shared=False)
         while self._globals and len(self._seen) < _MOST:
             waiting, self._globals = self._globals, []
             self._walk(waiting, shared=True)
         self._look_at_classes()
+        self._keep.clear()
 
     def _walk(self, waiting: list[Any], *, shared: bool) -> None:
         while waiting and len(self._seen) < _MOST:

@@ -8,7 +8,7 @@ before the first forward and outlives the last step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -39,12 +39,6 @@ class Step:
     def options(self) -> dict[str, Any]:
         """Return the step as keyword arguments of ``trace`` and ``measure``."""
         return {option.name: getattr(self, option.name) for option in fields(self)}
-
-    def of_copy(self, copied: Callable[[Any], Any]) -> Step:
-        """Return the step of a model's copy: functions that hold the model hold the copy, and a
-        loss that is a module is copied as well.
-        """
-        return replace(self, loss_fn=copied(self.loss_fn), optimizer=copied(self.optimizer))
 
     def check(self, target: Any) -> None:
         """Raise ``UsageError`` where these options contradict each other or ``target``."""
@@ -79,7 +73,6 @@ class Step:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         begins: Callable[[], None] | None = None,
-        original: Any = None,
     ) -> object:
         """Run the steps of a module or a callable, and return what outlives them.
 
@@ -87,8 +80,7 @@ class Step:
         the last output, which is then what the forward is for. Whoever wants to know what is live
         at the end holds it until then. Without an optimizer the gradients of several steps
         accumulate. ``begins`` is called before each step but the first where no backward of a
-        module's tells that one begins. Raises ``UsageError`` where the optimizer has parameters of
-        the module that ``target`` is a copy of, its ``original``.
+        module's tells that one begins.
         """
         __tracebackhide__ = True
         self.check(target)
@@ -99,8 +91,6 @@ class Step:
                 output: object = target(*args, **kwargs)
             return output
         optimizer = self.optimizer(target.parameters()) if self.optimizer is not None else None
-        if optimizer is not None and isinstance(original, nn.Module):
-            _refuse_parameters_of(original, optimizer)
         for index in range(self.steps):
             if index and optimizer is not None:
                 optimizer.zero_grad()
@@ -133,17 +123,6 @@ class Step:
             if str(error).startswith(_SEVERAL_DEVICES):
                 error.args = (f"{error}. {_CLOSED_OVER}",)
             raise
-
-
-def _refuse_parameters_of(original: nn.Module, optimizer: Any) -> None:
-    groups = getattr(optimizer, "param_groups", ())
-    ids = {id(one) for group in groups for one in group["params"]}
-    if any(id(one) in ids for one in original.parameters()):
-        raise UsageError(
-            "optimizer= made an optimizer of the parameters of the model itself, and the step runs "
-            "on a copy: make it of the parameters that it is called with, or check a function that "
-            "makes the model and the optimizer"
-        )
 
 
 #: What torch raises for it (ATen/native/TensorIterator.cpp, compute_types; ATen/TensorUtils.cpp).

@@ -243,7 +243,7 @@ def _kind_of(module: nn.Module, others: _Others, args: Any, kwargs: Any) -> Any:
 
 
 def run_ahead_of_time(module: nn.Module, interceptor: Interceptor | None = None) -> AheadOfTime:
-    """Let a module that is a clone run as its graphs from now on, and return these."""
+    """Let a module run as its graphs from now on, and return these."""
     graphs = AheadOfTime(module, interceptor)
     module.forward = types.MethodType(lambda self, *args, **kwargs: graphs(*args, **kwargs), module)
     return graphs

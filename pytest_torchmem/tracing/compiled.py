@@ -101,7 +101,7 @@ class Compiled:
         self.levels[line] = min(self.levels.get(line, level), level, key=LEVELS.index)
 
     def take(self, module: nn.Module) -> None:
-        """Let a module that is a clone run at the level that was asked for."""
+        """Let a module run at the level that was asked for."""
         if isinstance(module, compiler.compiled_modules()):
             return
         if self._level == AOT:

@@ -23,7 +23,6 @@ from pytest_torchmem.interception.values.messages import (
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.step.program_state import ProgramState
-from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.tracing.lowering import Lowering
 
@@ -36,7 +35,7 @@ def run_passes(
     run: Run,
     machine: Target,
     passes: tuple[Values, ...],
-    reached: Reached,
+    begin: Callable[[], ProgramState],
     lowering: Lowering,
 ) -> MemoryProfile:
     """Return the profile of the first pass that comes to its end.
@@ -51,7 +50,7 @@ def run_passes(
         if place == len(passes) and not lowering.reason:
             break
         if not alone:
-            ended = _in_world(run, machine, one, reached)
+            ended = _in_world(run, machine, one, begin)
         elif is_last and not lowering.is_open:
             try:
                 return run(machine, one, None)
@@ -60,14 +59,16 @@ def run_passes(
                     raise
                 ended = end.with_traceback(None)
         else:
-            ended = _attempt(partial(run, machine, one, None), reached)
+            ended = _attempt(partial(run, machine, one, None), begin)
         if isinstance(ended, MemoryProfile):
             return ended
     assert isinstance(ended, ValuesNeeded)
     raise ended  # the last pass has no other after it, and says what it lacks
 
 
-def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _Ended:
+def _in_world(
+    run: Run, machine: Target, values: Values, begin: Callable[[], ProgramState]
+) -> _Ended:
     """Run a pass of one process of several, and before it those whose messages it asks for, or
     rank 0 where it asks for a file that is not there.
     """
@@ -87,7 +88,7 @@ def _in_world(run: Run, machine: Target, values: Values, reached: Reached) -> _E
         make = partial(Mailbox, messages, rank, awaiting, looks=message is None)
         try:
             one_pass = partial(_run_with, run, process, values, make)
-            ended = _attempt(one_pass, reached, for_profile=message is None)
+            ended = _attempt(one_pass, begin, for_profile=message is None)
         except BaseException as error:
             if of_file and message is not None and isinstance(error, Exception):
                 messages[message] = (is_there(message),)
@@ -154,16 +155,19 @@ def _as_rank(machine: Target, rank: int) -> Target:
 
 
 def _attempt(
-    run: Callable[[], MemoryProfile], reached: Reached, *, for_profile: bool = True
+    run: Callable[[], MemoryProfile],
+    begin: Callable[[], ProgramState],
+    *,
+    for_profile: bool = True,
 ) -> _Ended:
     """Run a pass of a program that may have to be run again, as if for the first time.
 
-    So it always has to unless it is run ``for_profile``. Returns why, where it has to. While its
-    state is kept nothing of that is freed, so a pass in which something should have been is run
-    once more without.
+    So it always has to unless it is run ``for_profile``. Returns why, where it has to. While what
+    it ``begin``s with is kept nothing of that is freed, so a pass in which something should have
+    been is run once more without.
     """
     __tracebackhide__ = True
-    state = ProgramState(reached)
+    state = begin()
     ended: _Ended
     try:
         ended = run()

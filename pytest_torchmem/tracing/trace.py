@@ -36,10 +36,11 @@ from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
+from pytest_torchmem.step.in_place import InPlace
 from pytest_torchmem.step.optimizers import optimizers_kept
-from pytest_torchmem.step.originals import copies_by_id
-from pytest_torchmem.step.program_state import SharedState
+from pytest_torchmem.step.program_state import ProgramState, SharedState
 from pytest_torchmem.step.reached import Reached
+from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.device_index import NOT_LINKED
@@ -51,8 +52,8 @@ from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.state.entered import what_is_entered_is_left
 from pytest_torchmem.torch_private.tensors.storages import nowhere
-from pytest_torchmem.tracing.clone import HollowCloner
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
+from pytest_torchmem.tracing.hollow import HollowTensors
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lock import run_alone
 from pytest_torchmem.tracing.lowering import Lowering
@@ -98,11 +99,12 @@ def trace(
 ) -> MemoryProfile:
     """Trace one training step of ``target`` on a fake device, and return its memory in bytes.
 
-    ``target`` is an ``nn.Module``, whose parameters may be real or on ``meta`` and which is never
-    changed, or a callable that builds a model and runs its step. For a module the step is: the
-    forward with ``args`` and ``kwargs``; ``loss_fn(output)``, else the output's ``.loss``, else the
-    sum of its floating tensors that require grad; ``backward()``; and with ``optimizer`` (a class
-    or function of the parameters) its ``step()``. ``steps`` repeats it, and calls a callable again.
+    ``target`` is an ``nn.Module``, whose parameters may be real or on ``meta`` and which is
+    afterwards as it was, or a callable that builds a model and runs its step. For a module the
+    step is: the forward with ``args`` and ``kwargs``; ``loss_fn(output)``, else the output's
+    ``.loss``, else the sum of its floating tensors that require grad; ``backward()``; and with
+    ``optimizer`` (a class or function of the parameters) its ``step()``. ``steps`` repeats it, and
+    calls a callable again.
 
     ``device`` is ``"cpu"`` or ``"cuda"``. ``gpu`` is the GPU to model on cuda, by its name in the
     catalogue. ``host`` is ``"reference"`` (the same figures on every machine) or ``"here"``, which
@@ -149,12 +151,21 @@ def trace(
     check_torch(cuda=machine.gpu is not None)
     reached = Reached(target, args, kwargs, loss_fn)
     advised = _advisor(partial(trace, target, *args, **kwargs), options)
+    is_module = isinstance(target, nn.Module)
+    in_place = InPlace(target, args, kwargs, loss_fn) if is_module else InPlace(None)
     profiled = partial(
         _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
     )
     lowering = Lowering()
-    run = partial(_trace, limit, reached, profiled, mode=mode, lowering=lowering)
-    return run_passes(run, machine, _passes(values), reached, lowering)
+    run = partial(_trace, limit, reached, in_place, profiled, mode=mode, lowering=lowering)
+    if not is_module:
+        return run_passes(run, machine, _passes(values), partial(ProgramState, reached), lowering)
+    state = ProgramState(reached, in_place)
+    try:
+        return run_passes(run, machine, _passes(values), lambda: state, lowering)
+    finally:
+        with undisturbed():
+            state.restore()
 
 
 def _advisor(again: Callable[..., MemoryProfile], options: Mapping[str, Any]) -> Suggest:
@@ -205,6 +216,7 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 def _trace(
     limit: Memory,
     reached: Reached,
+    in_place: InPlace,
     profiled: Callable[..., MemoryProfile],
     machine: Target,
     values: Values,
@@ -242,6 +254,7 @@ def _trace(
             stack.callback(forget_meshes)
         stack.callback(let_go_of_tensors, ledger, SharedState(reached))
         stack.callback(reached.geometries.restore)
+        stack.callback(in_place.restore)
         stack.callback(ledger.give_back_outgrown)
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(what_is_entered_is_left())
@@ -250,7 +263,7 @@ def _trace(
 
     def run() -> MemoryProfile:
         __tracebackhide__ = True
-        return profiled(interceptor, compiled, memories)
+        return profiled(interceptor, compiled, memories, in_place)
 
     # The step in a function of its own: when it returns, nothing of it is alive but what the
     # program keeps for itself.
@@ -286,6 +299,7 @@ def _profile(
     interceptor: Interceptor,
     compiled: Compiled,
     memories: tuple[DeviceMemory, ...],
+    in_place: InPlace,
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -299,7 +313,7 @@ def _profile(
     facts.settings()
     program = Program(ledger, facts)
     interceptor.parts.attribution.on_optimizer_step = OptimizerStates(ledger).stepped
-    fingerprint, original = "", target
+    fingerprint = ""
     at_begin(ledger)
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
@@ -310,22 +324,18 @@ def _profile(
             facts.given(f"input {position}", (tensor,))
         for name, value in kwargs.items():
             facts.given(name, tensors_in(value))
-        cloner = HollowCloner(interceptor, machine.device)
-        target = cloner.clone_module(original)
-        args, kwargs = cloner.clone_inputs(args, kwargs)
-        step = step.of_copy(cloner.clone_with)
+        interceptor.parts.values.expect(in_place.own_bytes())
+        with undisturbed():
+            interceptor.parts.attribution.traced = in_place.modules
+            in_place.lay(HollowTensors(interceptor, machine.device, target))
         fingerprint = fingerprint_of_step(ledger, machine.device)
-        interceptor.parts.attribution.copies = copies_by_id(original, cloner.copied)
-        interceptor.parts.conversion.copied = cloner.names
-        interceptor.parts.conversion.copied_in_place = cloner.whole
-        del cloner
         compiled.take(target)
         ledger.enter(Phase.FORWARD)
     else:
         interceptor.parts.attribution.on_outermost_call = program.called
         interceptor.parts.conversion.names = program.names
         _expect_what_stands(interceptor)
-    outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step, original)
+    outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step)
     interceptor.parts.numbers.settle()
     at_end(ledger)
     for memory in memories:

@@ -2388,7 +2388,7 @@ def checkpoint_ended_by_eval(wrong: bool) -> Step:
     return model.train(not wrong), (torch.zeros(256, 32),), {}
 
 
-@planted("new tensor", "of no module, is new", "Adapted", "aten::mm")
+@planted("new tensor", "of no module, is new", "Adapted", "aten::mm", devices=("cpu",))
 def parameters_of_no_module(wrong: bool) -> Step:
     class Adapter:
         def __init__(self) -> None:

@@ -144,8 +144,10 @@ def fresh(node: fx.Node, known: dict[int, Tensor], integers: list[Integers]) -> 
     if not isinstance(value, Tensor):
         return value
     storage = value.untyped_storage()
-    memory = known.setdefault(storage._cdata, torch.empty(storage.nbytes(), dtype=torch.uint8))
-    made = torch.empty(0, dtype=value.dtype).set_(
+    on = value.device
+    memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device=on)
+    memory = known.setdefault(storage._cdata, memory)
+    made = torch.empty(0, dtype=value.dtype, device=on).set_(
         memory.untyped_storage(), value.storage_offset(), value.size(), value.stride()
     )
     for place, one in enumerate(integers):

@@ -391,17 +391,6 @@ def test_errors_say_what_to_do(call: object, message: str) -> None:
         call()
 
 
-def test_a_model_that_cannot_be_copied_gets_a_way_out() -> None:
-    class Uncopied(torch.Tensor):
-        def __deepcopy__(self, memo: object) -> torch.Tensor:
-            raise RuntimeError("none")
-
-    model = nn.Linear(2, 2)
-    model.register_buffer("own", torch.ones(2).as_subclass(Uncopied))
-    with pytest.raises(UsageError, match="pass a function that builds the model"):
-        torchmem.measure(model, torch.rand(1, 2))
-
-
 def test_the_state_of_an_optimizer_may_be_in_tensors_of_tensors() -> None:
     """As those of 8-bit optimizers are, whose own storage cannot be asked where it lies."""
     from torch.testing._internal.two_tensor import TwoTensor

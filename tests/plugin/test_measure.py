@@ -362,22 +362,6 @@ def test_what_runs_out_of_memory_all_the_same(
     assert "the step needs more memory than" in checks[1]["measurement"]["not_measured"]
 
 
-def test_what_cannot_be_copied_is_not_measured_unless_required(
-    pytester: pytest.Pytester, gpu: StandIn
-) -> None:
-    text = ONE.format("").replace("Net()", "own()") + (
-        "\nclass Uncopied(torch.Tensor):\n    def __deepcopy__(self, memo):\n"
-        "        raise RuntimeError('none')\n"
-        "\ndef own():\n    net = Net()\n"
-        "    net.own = torch.ones(2).as_subclass(Uncopied)\n    return net\n"
-    )
-    pytester.makepyfile(test_net=text)
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=1)
-    assert "cannot be copied" in checks[1]["measurement"]["not_measured"]
-    run(pytester, "--torchmem-measure=require")[0].assert_outcomes(failed=1)
-
-
 def test_what_the_real_step_raises_is_the_tests_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

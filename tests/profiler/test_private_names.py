@@ -59,8 +59,6 @@ EXCEPTIONS = {
     # Of triton's interpreter, and of Python's copy.
     ("fake_cuda/launches/triton_values.py", "_interpreter"),
     ("fake_cuda/launches/triton_values.py", "_patch_lang"),
-    ("step/copy_rules.py", "_deepcopy_dispatch"),
-    ("step/copy_rules.py", "_slotnames"),
     # Of pytest: the test that a fixture is set up for, and what makes its fixtures' values anew.
     ("plugin/standing.py", "_pyfuncitem"),
     ("plugin/standing.py", "_initrequest"),

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from pytest_torchmem import trace
-from pytest_torchmem.step.clone import Cloner
+from pytest_torchmem.step.in_place import InPlace
 
 DEVICES = ("cpu", "cuda")
 OWN_KEYS = ("Fake", "AutocastIPU", "AutocastHPU")
@@ -419,19 +418,13 @@ def test_an_interrupt_waits_until_everything_is_put_back(monkeypatch: pytest.Mon
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_an_interrupt_while_copies_are_made_leaves_nothing_replaced() -> None:
-    """The signal arrives between any two of the instructions that replace, or put back."""
+def test_an_interrupt_while_tensors_are_laid_leaves_them_as_they_were() -> None:
+    """The signal arrives between any two of the instructions that lay them, or give them back."""
     model = nn.Linear(4, 4)
-    model.history = deque([1])  # type: ignore[assignment]  # is left to ``copy.deepcopy``
-    trace(model, torch.ones(2, 4))
-    before = places()
-    code = next(
-        constant
-        for constant in vars(Cloner)["_cloning"].__wrapped__.__code__.co_consts
-        if getattr(constant, "co_name", "") == "put_back"
-    )
-    codes = {vars(Cloner)["_cloning"].__wrapped__.__code__, code}
-    for number in range(40):
+    model(torch.ones(2, 4)).sum().backward()
+    before = [(one, one.detach().clone(), one.grad) for one in model.parameters()]
+    codes = {InPlace.lay.__code__, InPlace._lay.__code__, InPlace.restore.__code__}
+    for number in range(60):
         seen = 0
 
         def interrupt(frame: Any, event: str, argument: Any) -> Any:
@@ -441,7 +434,7 @@ def test_an_interrupt_while_copies_are_made_leaves_nothing_replaced() -> None:
             frame.f_trace_opcodes = True
             if event == "opcode":
                 seen += 1
-                if seen == 3 * number:  # noqa: B023
+                if seen == 9 * number:  # noqa: B023
                     sys.settrace(None)
                     signal.raise_signal(signal.SIGINT)
             return interrupt
@@ -453,9 +446,10 @@ def test_an_interrupt_while_copies_are_made_leaves_nothing_replaced() -> None:
             pass
         finally:
             sys.settrace(None)
-        after = places()
-        for name in ("Tensor", "Parameter"):
-            assert before[name]["__deepcopy__"] is after[name]["__deepcopy__"], number
+        assert list(model.parameters()) == [one for one, _, _ in before]
+        for one, value, gradient in before:
+            assert torch.equal(one, value), number
+            assert one.grad is gradient
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.errors import UsageError
 
 
 def attention() -> Tensor:
@@ -243,3 +244,29 @@ def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: str)
         over.set()
         thread.join()
     assert found[0] == found[1]
+
+
+def test_a_module_is_not_called_while_another_thread_traces_it() -> None:
+    class Waits(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert called.wait(60)
+            return super().forward(x)
+
+    inside, called = threading.Event(), threading.Event()
+    model, errors, x = Waits(4, 4), [], torch.ones(2, 4)
+
+    def call() -> None:
+        inside.wait(60)
+        try:
+            model(x)
+        except UsageError as error:
+            errors.append(str(error))
+        called.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    trace(model, x)
+    thread.join()
+    assert "Waits is called while another thread traces it" in errors[0]
+    assert model(x).isfinite().all()

@@ -26,12 +26,11 @@ make_subclass: Callable[..., Any] = private("torch.Tensor._make_subclass")
 _DISABLED: Any = private("torch._C._disabled_torch_dispatch_impl")
 
 #: What is called with a leaf's gradient, and with the leaf once its gradient is there.
-gradient_hooks: Callable[[Tensor], dict[int, Any] | None] = private_attribute(
-    "torch.Tensor._backward_hooks"
-)
-accumulated_hooks: Callable[[Tensor], dict[int, Any] | None] = private_attribute(
-    "torch.Tensor._post_accumulate_grad_hooks"
-)
+GRADIENT_HOOKS = private_name("torch.Tensor._backward_hooks")
+ACCUMULATED_HOOKS = private_name("torch.Tensor._post_accumulate_grad_hooks")
+#: Two tensors have each other's data, gradient, graph and version; nothing else refers to these
+#: weakly in C++.
+exchange_implementations: Callable[[Tensor, Tensor], None] = private("torch._C._swap_tensor_impl")
 
 #: Parts of a sparse tensor, which need not be coalesced.
 sparse_indices: Callable[[Tensor], Tensor] = private("torch.Tensor._indices")
@@ -52,10 +51,8 @@ own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgett
 BUFFERS = private_name("torch.nn.Module._buffers")
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter(BUFFERS)
 CHILDREN = private_name("torch.nn.Module._modules")
-#: The dictionaries of a module that say what it is made of, and what is called with it.
-MODULE_TABLES = (
-    PARAMETERS,
-    CHILDREN,
+#: The dictionaries of what is called with a module.
+HOOK_TABLES = (
     private_name("torch.nn.Module._forward_hooks"),
     private_name("torch.nn.Module._forward_hooks_with_kwargs"),
     private_name("torch.nn.Module._forward_hooks_always_called"),
@@ -64,6 +61,8 @@ MODULE_TABLES = (
     private_name("torch.nn.Module._backward_hooks"),
     private_name("torch.nn.Module._backward_pre_hooks"),
 )
+#: Those that say what it is made of, too.
+MODULE_TABLES = (PARAMETERS, CHILDREN, *HOOK_TABLES)
 
 
 def read_as(tensor: Tensor, other: Tensor) -> Tensor:
