@@ -10,8 +10,10 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, on_meta
+from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
 
 _aten: Any = torch.ops.aten
 _LARGEST_IN_REGISTERS = 1024
@@ -130,9 +132,15 @@ _MASK_OF_KEYS = 1
 
 
 @operator("aten::_nested_tensor_softmax_with_shape").nested("cuda")
-def softmax_with_shape(self: Tensor) -> Tensor:
+def softmax_with_shape(nested: NestedTensors, self: Tensor, query: Tensor) -> Tensor:
     """native/nested/NestedTensorTransformerFunctions.cpp, NestedTensor_softmax_dropout_cuda."""
     mask = self.new_empty((self.size(0), self.size(2)), dtype=torch.bool)
+    lengths = [row[0] for row in nested_sizes(query).tolist()]
+
+    def kernel(made: Tensor) -> None:
+        made.copy_(torch.arange(made.size(1)) >= torch.tensor(lengths)[:, None])
+
+    nested.launch("NestedTensor_to_mask", kernel, mask)
     weights: Tensor = _aten._masked_softmax.default(self, mask, self.dim() - 1, _MASK_OF_KEYS)
     return weights
 

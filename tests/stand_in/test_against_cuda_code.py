@@ -129,6 +129,25 @@ class Cells(nn.Module):
         return y
 
 
+class Evaluated(nn.Module):
+    """Attention in evaluation, with weights and a mask of padding."""
+
+    def __init__(self, need_weights: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 2, batch_first=True).eval()
+        self.need_weights = need_weights
+        self.register_buffer("padding", torch.zeros(10, 50, dtype=torch.bool))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.view(10, 50, 64)
+        with torch.no_grad():
+            for padding in (None, self.padding):
+                found = self.attention(
+                    x, x, x, key_padding_mask=padding, need_weights=self.need_weights
+                )
+        return self.attention.out_proj(found[0])
+
+
 ORDERED: dict[str, Callable[[], nn.Module]] = {
     "autocast": lambda: Autocast(
         nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.LayerNorm(700), nn.Linear(700, 30))
@@ -138,6 +157,8 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
     "renorm": lambda: Applied(lambda x: x.renorm(2, 0, 1.0)),
     "zeros without memory": lambda: Applied(torch.sgn),
     "system of equations": lambda: Applied(lambda x: torch.linalg.solve(x[:64], x.mT)),
+    "attention in evaluation": lambda: Evaluated(False),
+    "attention in evaluation with weights": lambda: Evaluated(True),
     "cells of both directions": lambda: Cells(nn.GRU(64, 32, 2, bidirectional=True)),
 }
 

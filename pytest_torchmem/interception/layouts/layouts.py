@@ -34,7 +34,7 @@ class Layouts:
         self._sparse_values = SparseValues(parts.ledger, parts.values)
         self._placement = parts.placement
         self._known = KnownTensors(parts.ledger, parts.values)
-        self._nested = NestedTensors(parts.target, parts.ledger, parts.values.contents)
+        self._nested = NestedTensors(parts.target, parts.ledger, parts.values)
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
         """Return where an operator runs with these arguments."""

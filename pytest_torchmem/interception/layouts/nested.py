@@ -24,7 +24,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.layouts.sparse import storage_holder
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
@@ -51,8 +51,8 @@ class NestedTensors:
     Its methods run while operators are intercepted.
     """
 
-    def __init__(self, target: Target, ledger: Ledger, contents: Contents) -> None:
-        self._contents = contents
+    def __init__(self, target: Target, ledger: Ledger, values: KnownValues) -> None:
+        self._values = values
         self._target = target
         self._ledger = ledger
 
@@ -128,6 +128,17 @@ class NestedTensors:
         self._write(sizes, rows)
         return sizes
 
+    def launch(
+        self, name: str, kernel: Callable[..., object], written: Tensor, *read: Tensor
+    ) -> None:
+        """Compute what a kernel writes to a new tensor, ``kernel(written, *read)`` on values."""
+        tensors = [written, *read]
+        with outside_interception():
+            if not self._values.compute_launch(
+                name, tensors, written.numel(), lambda values: kernel(*values)
+            ):
+                self._values.forget([written])
+
     def with_last_size(self, sizes: Tensor, size: int) -> Tensor:
         """Return a copy of ``sizes`` with another last column."""
         changed = sizes.clone()
@@ -138,7 +149,7 @@ class NestedTensors:
         record = self._ledger.records.get(storage_address(tensor))
         with outside_interception():
             # Between traces what is on the host is real.
-            known = tensor if record is None else self._contents.value(record, tensor)
+            known = tensor if record is None else self._values.contents.value(record, tensor)
             known.copy_(torch.tensor(values, dtype=torch.int64))
 
 

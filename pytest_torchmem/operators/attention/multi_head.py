@@ -6,6 +6,7 @@ operator is a sequence of others, on CUDA as well.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ _aten: Any = torch.ops.aten
 _TENSOR_CORES = 8
 _attention = operator("aten::_native_multi_head_attention")
 _projection = operator("aten::_transform_bias_rescale_qkv")
+_projection_of_dense: Any = _aten._transform_bias_rescale_qkv.default
 
 
 @_attention.decomposition("cpu")
@@ -76,22 +78,34 @@ def _unfused(layer: AttentionLayer) -> tuple[Tensor, Tensor | None]:
     heads = layer.num_head
     batch, steps, embed = layer.query.shape
     projected = _qkv_projection(layer.query, layer.key, layer.value, layer.qkv_weight)
-    q, k, v = _aten._transform_bias_rescale_qkv.default(projected, layer.qkv_bias, heads)
+    q, k, v = _projection_of_dense(projected, layer.qkv_bias, heads)
     del projected
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
-    scores = scores.view(batch, heads, q.size(2), k.size(2))
-    del q, k
-    if layer.mask is None:
-        weights = torch.softmax(scores, -1)
-    else:
-        weights = _aten._masked_softmax.default(scores, layer.mask, 3, layer.mask_type)
+    weights = _masked_softmax(scores.view(batch, heads, q.size(2), k.size(2)), layer)
     del scores
-    output = torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(batch, heads, steps, -1)
-    merged = output.transpose(1, 2).reshape(batch, steps, embed)
+    torch.bmm(weights.flatten(0, 1), v.flatten(0, 1), out=q.flatten(0, 1))
+    kept = weights if layer.need_weights else None
+    del weights
+    merged = q.transpose(1, 2).reshape(batch, steps, embed)
     result = functional.linear(merged, layer.proj_weight, layer.proj_bias)
-    if not layer.need_weights:
-        return result, None
-    return result, weights.sum(1).div_(heads) if layer.average_attn_weights else weights
+    del merged
+    return result, _averaged(kept, layer)
+
+
+def _masked_softmax(scores: Tensor, layer: AttentionLayer) -> Tensor:
+    """``masked_softmax``: in place without a mask."""
+    if layer.mask is None:
+        whole: Tensor = _aten._softmax.out(scores, -1, False, out=scores)
+    else:
+        whole = _aten._masked_softmax.default(scores, layer.mask.bool(), 3, layer.mask_type)
+    return whole
+
+
+def _averaged(weights: Tensor | None, layer: AttentionLayer) -> Tensor | None:
+    """Return the weights as a program gets them."""
+    if weights is None or not layer.average_attn_weights:
+        return weights
+    return weights.sum(1).div_(layer.num_head)
 
 
 def _qkv_projection(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
@@ -126,7 +140,7 @@ def of_nested(nested: NestedTensors, layer: AttentionLayer) -> tuple[Tensor, Ten
         backend = choose_nested(nested.gpu, rows.dtype, head, lengths)
         if backend != MATH and 1 not in lengths:
             x = functional.linear(rows, layer.qkv_weight, layer.qkv_bias)
-            attended = _fused_of_nested(backend, x, layer.num_head, lengths)
+            attended = _fused_of_nested(nested, backend, x, layer.num_head, lengths)
             output = functional.linear(attended, layer.proj_weight, layer.proj_bias)
             return nested.wrap(output.view(-1), sizes), None
     return _unfused_of_nested(nested, layer, rows, sizes)
@@ -140,7 +154,7 @@ def _unfused_of_nested(
     projected = torch.mm(rows, layer.qkv_weight.t())
     qkv = nested.wrap(projected.view(-1), nested.with_last_size(sizes, 3 * layer.embed_dim))
     del projected
-    q, k, v = _aten._transform_bias_rescale_qkv.default(qkv, layer.qkv_bias, heads)
+    q, k, v = _projection_of_dense(qkv, layer.qkv_bias, heads)
     del qkv
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))
     scores = scores.view(q.size(0), heads, q.size(2), q.size(2))
@@ -155,19 +169,24 @@ def _unfused_of_nested(
     )
     width = layer.proj_weight.size(0)
     result = nested.wrap(output.view(-1), nested.with_last_size(sizes, width))
-    if kept is not None and layer.average_attn_weights:
-        kept = kept.sum(1)
-        kept /= heads
-    return result, kept
+    return result, _averaged(kept, layer)
 
 
-def _fused_of_nested(backend: int, projected: Tensor, heads: int, lengths: list[int]) -> Tensor:
+def _fused_of_nested(
+    nested: NestedTensors, backend: int, projected: Tensor, heads: int, lengths: list[int]
+) -> Tensor:
     """Attention of sequences that lie one behind the other; their ends are on the GPU twice.
 
     native/nested/cuda/NestedTensorTransformerUtils.cpp, sdpa_nested_preprocessing.
     """
+
+    def kernel(made: Tensor) -> None:
+        made.copy_(torch.tensor([0, *accumulate(lengths)]))
+
     longest, total = max(lengths), sum(lengths)
     ends, key_ends = (sizes_on_gpu(projected, len(lengths) + 1) for _ in range(2))
+    for made in (ends, key_ends):
+        nested.launch("sdpa_nested_preprocessing", kernel, made)
     q, k, v = (part.view(total, heads, -1) for part in projected.chunk(3, -1))
     if backend == FLASH:
         output = _aten._flash_attention_forward.default(
@@ -198,17 +217,14 @@ def views_of_projection(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:
 def padded_projection_on_cpu(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
     """native/transformers/attention.cpp, transform_bias_rescale_qkv_cpu."""
     padded = qkv.to_padded_tensor(0)
-    batch, steps, size = padded.shape
-    head = size // 3 // num_heads
-    projected = padded.new_empty((3, batch, num_heads, steps, head))
-    bias = qkv_bias.contiguous()
-    parts = projected.view(3 * batch, num_heads, steps, head).split(batch)
-    del bias
-    return tuple(parts)
+    projected: tuple[Tensor, ...] = _projection_of_dense(padded, qkv_bias, num_heads)
+    return projected
 
 
 @_projection.nested("cuda")
-def padded_projection_on_cuda(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+def padded_projection_on_cuda(
+    nested: NestedTensors, qkv: Tensor, qkv_bias: Tensor, num_heads: int
+) -> tuple[Tensor, ...]:
     """native/transformers/cuda/attention.cu, transform_bias_rescale_qkv_cuda: padded to a length
     that suits tensor cores.
     """
@@ -218,5 +234,13 @@ def padded_projection_on_cuda(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> 
     head = qkv_bias.size(0) // 3 // num_heads
     projected = qkv_bias.new_empty((3, batch, num_heads, steps, head))
     metadata = sizes_on_gpu(projected, 2 * batch + 1)
+
+    def kernel(made: Tensor, rows: Tensor, bias: Tensor) -> None:
+        padded = rows.new_zeros(batch, steps, bias.size(0))
+        for part, piece in zip(padded, rows.view(-1, bias.size(0)).split(lengths), strict=True):
+            part[: len(piece)] = piece
+        made.copy_(torch.stack(_projection_of_dense(padded, bias, num_heads)))
+
+    nested.launch("_transform_bias_rescale_qkv", kernel, projected, qkv.values(), qkv_bias)
     del metadata
     return tuple(projected.view(3 * batch, num_heads, steps, head).split(batch))

@@ -48,12 +48,45 @@ def attend(
         allowed = torch.ones(rows, columns, dtype=torch.bool).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     logsumexp = scores.logsumexp(-1)
-    # A row of which nothing is attended to is 0; ``_safe_softmax``.
-    weights = torch.nan_to_num(scores.softmax(-1)) if bias is not None else scores.softmax(-1)
+    kept = None
     if by.dropout:
-        kept = torch.empty_like(weights).bernoulli_(1 - by.dropout, generator=by.generator)
-        weights = weights * kept / (1 - by.dropout)
-    return (weights @ value).to(dtype), logsumexp
+        kept = torch.empty_like(scores).bernoulli_(1 - by.dropout, generator=by.generator)
+        kept /= 1 - by.dropout
+    weighted_sum: Any = _WeightedSum.apply
+    output: Tensor = weighted_sum(scores, value, logsumexp, kept)
+    return output.to(dtype), logsumexp
+
+
+class _WeightedSum(torch.autograd.Function):
+    """Values weighted by the softmax of scores, and its derivative as the fused kernels have it.
+
+    A row that attends to nothing is 0, and so are its gradients. Backwards compute the weights anew
+    from the logarithm of the summed exponentials, which loses its summands where the scores are the
+    least numbers of their type; native/cpu/FlashAttentionKernel.cpp, ``cpu_flash_attention`` and
+    ``cpu_flash_attention_backward``.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, value: Tensor, logsumexp: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        weights = scores.softmax(-1).masked_fill((logsumexp == -math.inf).unsqueeze(-1), 0)
+        output = (weights if kept is None else weights * kept) @ value
+        ctx.save_for_backward(scores, value, logsumexp, kept, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        scores, value, logsumexp, kept, output = ctx.saved_tensors
+        logsumexp = logsumexp.unsqueeze(-1)
+        weights = (scores - logsumexp).exp().masked_fill(logsumexp == -math.inf, 0)
+        of_weights = gradient @ value.transpose(-2, -1)
+        dropped = weights
+        if kept is not None:
+            dropped, of_weights = weights * kept, of_weights * kept
+        of_value = dropped.transpose(-2, -1) @ gradient
+        of_scores = weights * (of_weights - (gradient * output).sum(-1, keepdim=True))
+        return of_scores, of_value, None, None
 
 
 def results(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -28,6 +28,11 @@ class NestedTensors(Protocol):
 
     def table(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the sizes of parts as the tensor that a nested one holds."""
+
+    def launch(
+        self, name: str, kernel: Callable[..., object], written: Tensor, *read: Tensor
+    ) -> None:
+        """Compute what a kernel writes to a new tensor, ``kernel(written, *read)`` on values."""
 
     def with_last_size(self, sizes: Tensor, size: int) -> Tensor:
         """Return a copy of ``sizes`` with another last column."""

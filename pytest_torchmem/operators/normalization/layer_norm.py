@@ -30,6 +30,7 @@ from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.keys import below_autograd
 from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
 
+_layer_norm: Any = torch.ops.aten.native_layer_norm.default
 layer_norm = operator("aten::native_layer_norm")
 layer_norm.workspace("cuda")(copied(input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS))
 layer_norm_backward = operator("aten::native_layer_norm_backward")
@@ -175,17 +176,17 @@ def backward_on_cuda(
 
 @layer_norm.nested()
 def of_nested(
-    nested: NestedTensors, input: Tensor, normalized_shape: list[int]
+    nested: NestedTensors,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """native/nested/NestedTensorMath.cpp, nested_layer_norm; the statistics are float on CUDA."""
-    buffer = input.values()
-    count = buffer.numel() // math.prod(normalized_shape)
-    output = torch.empty_like(buffer)
-    half = buffer.dtype in (torch.float16, torch.bfloat16)
-    dtype = torch.float32 if half and buffer.device.type == "cuda" else buffer.dtype
-    mean = buffer.new_empty((count,), dtype=dtype)
-    rstd = buffer.new_empty((count,), dtype=dtype)
-    return nested.wrap(output, nested_sizes(input)), mean, rstd
+    """Of the buffer; native/nested/NestedTensorMath.cpp, nested_layer_norm."""
+    rows = input.values().view(-1, *normalized_shape)
+    output, mean, rstd = _layer_norm(rows, normalized_shape, weight, bias, eps)
+    return nested.wrap(output.view(-1), nested_sizes(input)), mean.view(-1), rstd.view(-1)
 
 
 def _partial_gradients(

@@ -44,7 +44,7 @@ _GRU_WORKSPACE = 5
 """``GRU_WORKSPACE_MULTIPLIER``."""
 
 # The workspace is made before the states, and kept as an output for the backward.
-operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
+_lstm = operator("aten::_thnn_fused_lstm_cell", order={"cuda": (2, 0, 1)})
 _gru = operator("aten::_thnn_fused_gru_cell", order={"cuda": (1, 0)})
 _gru_backward = operator("aten::_thnn_fused_gru_cell_backward")
 
@@ -123,6 +123,12 @@ def _fused(cell: Cell) -> Callable[..., Any]:
 
 operator("aten::lstm_cell").path("cuda")(_fused(lstm_cell))
 operator("aten::gru_cell").path("cuda")(_fused(gru_cell))
+
+
+@_lstm.meta("cuda")
+def states_and_workspace(input_gates: Tensor, cx: Tensor) -> tuple[Tensor, ...]:
+    """``_thnn_fused_lstm_cell_cuda``; torch's own function for ``meta`` wants biases."""
+    return like(cx), like(cx), like(input_gates)
 
 
 @_gru.meta("cuda")

@@ -1,0 +1,109 @@
+"""Programs compute in a trace what they compute for real: outputs, gradients, losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_torchmem import trace
+
+Program = Callable[[str, torch.dtype], list[Tensor]]
+_TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 4e-2)}
+
+
+def _padding(device: str, *, whole_row: bool = False) -> Tensor:
+    mask = torch.zeros(3, 6, dtype=torch.bool)
+    mask[0, 4:] = mask[2, 0 if whole_row else 2 :] = True
+    return mask.to(device)
+
+
+def _encoder(width: int, norm_first: bool, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """Padding in evaluation makes nested tensors of the batch."""
+    layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(width)).to(device, dtype).eval()
+    with torch.no_grad():
+        x = torch.randn(3, 6, width).to(device, dtype)
+        return [model(x, src_key_padding_mask=_padding(device)), model(x)]
+
+
+def _layer(width: int, device: str, dtype: torch.dtype) -> list[Tensor]:
+    model = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True).to(device, dtype).eval()
+    with torch.inference_mode():
+        x = torch.randn(3, 6, width).to(device, dtype)
+        return [model(x, src_key_padding_mask=_padding(device)).clone()]
+
+
+def _attention(weights: bool, causal: bool, device: str, dtype: torch.dtype) -> list[Tensor]:
+    model = nn.MultiheadAttention(16, 2, batch_first=True).to(device, dtype).eval()
+    x = torch.randn(3, 6, 16).to(device, dtype)
+    mask = torch.ones(6, 6, dtype=torch.bool).triu(1).to(device) if causal else None
+    found = []
+    for padding in (_padding(device), _padding(device, whole_row=True), None):
+        with torch.no_grad():
+            made = model(x, x, x, key_padding_mask=padding, need_weights=weights, attn_mask=mask)
+        found += [one for one in made if one is not None]
+    return found
+
+
+def _masked(kind: str, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """Rows that attend to nothing, and gradients."""
+    allowed = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    allowed[0, :, :, :2] = False  # padding on the left
+    mask = allowed.to(device)
+    if kind != "boolean":
+        least = -math.inf if kind == "infinite" else torch.finfo(dtype).min
+        mask = torch.zeros(2, 1, 5, 5).masked_fill(~allowed, least).to(device, dtype)
+    leaves = [torch.randn(2, 2, 5, 8).to(device, dtype).requires_grad_() for _ in range(3)]
+    output = F.scaled_dot_product_attention(*leaves, attn_mask=mask)
+    output.square().sum().backward()
+    return [output.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def _cell(kind: type[nn.Module], device: str, dtype: torch.dtype) -> list[Tensor]:
+    made: Any = kind
+    model = made(4, 8, bias=False).to(device, dtype)
+    x = torch.randn(2, 4).to(device, dtype).requires_grad_()
+    output = model(x)
+    output = output[0] if isinstance(output, tuple) else output
+    return [output.detach(), *torch.autograd.grad(output.sum(), [x, model.weight_ih])]
+
+
+PROGRAMS: dict[str, Program] = {
+    "encoder with padding": partial(_encoder, 16, False),
+    "encoder with padding, norms first": partial(_encoder, 16, True),
+    "encoder with padding, without fused attention": partial(_encoder, 12, False),
+    "encoder layer in inference": partial(_layer, 16),
+    "attention with padding": partial(_attention, False, False),
+    "attention with padding and weights": partial(_attention, True, False),
+    "causal attention with padding": partial(_attention, False, True),
+    "masked rows, boolean": partial(_masked, "boolean"),
+    "masked rows, infinite": partial(_masked, "infinite"),
+    "masked rows, least number": partial(_masked, "least"),
+    "LSTM cell without biases": partial(_cell, nn.LSTMCell),
+    "GRU cell without biases": partial(_cell, nn.GRUCell),
+}
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_outputs_and_gradients(program: str, device: str, dtype: torch.dtype) -> None:
+    def run(device: str) -> list[Tensor]:
+        torch.manual_seed(0)
+        return [one.float().cpu() for one in PROGRAMS[program](device, dtype)]
+
+    def step() -> list[list[Any]]:
+        return [one.tolist() for one in run(device)]
+
+    made: list[Any] = []
+    real, relative, absolute = run("cpu"), *_TOLERANCES[dtype]
+    trace(lambda: made.extend(step()), device=device, values="real")
+    found = [torch.tensor(one) for one in made]
+    torch.testing.assert_close(found, real, rtol=relative, atol=absolute, equal_nan=True)
