@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.plugin.seen import SeenFile
+from pytest_torchmem.plugin.seen import SeenFile, checks_memory, node_id
 from pytest_torchmem.snapshots.location import (
     CALIBRATION,
     DIRECTORY,
@@ -29,8 +28,6 @@ from pytest_torchmem.snapshots.location import (
 )
 from pytest_torchmem.snapshots.store import tests_named_in
 
-_NODE_ID: pytest.StashKey[str] = pytest.StashKey()
-
 
 def test_file(item: pytest.Item) -> pytest.Collector | None:
     """Return the collector of the file that ``item`` is in."""
@@ -38,26 +35,10 @@ def test_file(item: pytest.Item) -> pytest.Collector | None:
     return next(files, None)
 
 
-def note_id(item: pytest.Item) -> None:
-    """Take note of a node id before plugins change it: xdist adds groups for ``loadgroup``."""
-    item.stash[_NODE_ID] = item.nodeid
-
-
-def node_id(item: pytest.Item) -> str:
-    """Return the node id of ``item``, the same with every plugin."""
-    return item.stash.get(_NODE_ID, item.nodeid)
-
-
 def test_id(item: pytest.Item) -> str:
     """Return the id of ``item`` within its file, the whole parameter id included."""
     file, node = test_file(item), node_id(item)
     return node.removeprefix(f"{file.nodeid}::") if file is not None else node
-
-
-def checks_memory(node: pytest.Item | pytest.Collector) -> bool:
-    """Tell whether a test has the fixture or the marker."""
-    has_fixture = "torchmem" in getattr(node, "fixturenames", ())
-    return has_fixture or node.get_closest_marker(MARKER) is not None
 
 
 def is_gone(

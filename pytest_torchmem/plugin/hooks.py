@@ -20,8 +20,14 @@ from pytest_torchmem.plugin.assertion_rewriting import (
     stop_leaving_alone,
 )
 from pytest_torchmem.plugin.broken import let_fail, not_concluded, not_reported
-from pytest_torchmem.plugin.options import add_options, refuse_unknown_keys, something_is_set
-from pytest_torchmem.plugin.seen import SeenFile
+from pytest_torchmem.plugin.options import (
+    add_options,
+    fake_gpu_of_suite,
+    header,
+    refuse_unknown_keys,
+    something_is_set,
+)
+from pytest_torchmem.plugin.seen import SeenFile, checks_memory, note_id
 from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
@@ -58,12 +64,11 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     """Let the first ``conftest.py`` files see the GPU of ``--torchmem-fake-cuda``."""
-    from pytest_torchmem.plugin.suite import asked_for, gpu_of
-
-    name = asked_for(early_config)
+    name = fake_gpu_of_suite(early_config)
     if not name:
         return (yield)
     from pytest_torchmem.errors import UsageError
+    from pytest_torchmem.plugin.suite import gpu_of
 
     try:
         gpu = gpu_of(early_config, name)
@@ -243,8 +248,6 @@ class _RunHooks:
 
     def pytest_report_header(self) -> str:
         """Say what will be checked, and against what."""
-        from pytest_torchmem.plugin.header import header
-
         return header(self._settings)
 
     @pytest.hookimpl(wrapper=True)
@@ -270,12 +273,9 @@ class _RunHooks:
         """Notice every test before any plugin deselects some."""
         self._collected = list(items)
         for item in items:
-            has_fixture = "torchmem" in getattr(item, "fixturenames", ())
-            if has_fixture or item.get_closest_marker(MARKER) is not None:
+            if checks_memory(item):
                 item.add_marker(SELECTED_BY)
         if self.is_worker:
-            from pytest_torchmem.plugin.collection import note_id
-
             for item in items:
                 note_id(item)
         return (yield)
@@ -283,11 +283,8 @@ class _RunHooks:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Notice what is left to run; a worker tells the controller."""
         self._selected = list(session.items)
-        if not self.config.option.collectonly:
-            from pytest_torchmem.plugin.collection import checks_memory
-
-            if any(map(checks_memory, session.items)):
-                self.standing()
+        if not self.config.option.collectonly and any(map(checks_memory, session.items)):
+            self.standing()
         if self.is_worker:
             self.config.workeroutput["torchmem"] = self._find()  # type: ignore[attr-defined]
 
@@ -458,7 +455,7 @@ class _RunHooks:
         """Whether the JSON report, which explains checks that pass as well, is written or read."""
         workerinput = getattr(self.config, "workerinput", {})
         return (
-            self.settings().json_path is not None
+            (self._settings is not None and self._settings.json_path is not None)
             or bool(self.config.hook.pytest_torchmem_report.get_hookimpls())
             or bool(workerinput.get(_REPORTED))
         )

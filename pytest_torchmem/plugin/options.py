@@ -1,4 +1,4 @@
-"""The options and ini keys that pytest learns at every start; nothing is imported for them.
+"""What every run of pytest begins with: options, ini keys and a line; torch is not imported for it.
 
 Every option's default is ``None``, so that "not given" can be told from "given" and the ini value
 gets its turn.
@@ -6,12 +6,22 @@ gets its turn.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from pytest_torchmem.checks.defaults import SELECTED_BY
+from pytest_torchmem import __version__
+from pytest_torchmem.checks.defaults import DEFAULT_DEVICES, DEFAULT_GPU, SELECTED_BY
+from pytest_torchmem.figures import DEFAULT_TOLERANCE
+
+if TYPE_CHECKING:
+    from pytest_torchmem.checks.settings import Settings
+
+_VERSION = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,14 @@ def add_options(parser: pytest.Parser) -> None:
             parser.addini(_destination(option), text, type=kind, default=None)
 
 
+def fake_gpu_of_suite(config: pytest.Config) -> str:
+    """Return the GPU of ``--torchmem-fake-cuda`` as it is written, "" for none."""
+    known = config.known_args_namespace
+    given = getattr(config.option, "torchmem_fake_cuda", None)
+    given = given or getattr(known, "torchmem_fake_cuda", None)
+    return str(given or config.getini("torchmem_fake_cuda") or "")
+
+
 def something_is_set(config: pytest.Config) -> bool:
     """Tell whether the command line or the ini file says anything about memory tests."""
     return config.getoption("torchmem_update") is not None or any(
@@ -165,3 +183,36 @@ def refuse_unknown_keys(config: pytest.Config) -> None:
 
 def _destination(option: _Option) -> str:
     return f"torchmem_{option.name.replace('-', '_')}"
+
+
+def header(settings: Settings | None) -> str:
+    """Return the header: devices, GPU, torch, tolerance and what is done with snapshots.
+
+    ``settings`` is ``None`` where nothing is set, so that nothing has to be read.
+    """
+    devices, gpu = tuple(DEFAULT_DEVICES.split(",")), DEFAULT_GPU
+    tolerance, mode = DEFAULT_TOLERANCE, "comparing"
+    if settings is not None:
+        devices, gpu, mode = settings.devices, settings.gpu, settings.mode
+        rules = settings.option_tolerance or settings.ini_tolerance
+        tolerance = ", ".join(str(rule.tolerance) for rule in rules) or tolerance
+    named = (f"cuda ({gpu})" if device == "cuda" else device for device in devices)
+    version = torch_version()
+    torch = f"torch {version}" if version else "torch is not installed"
+    if settings is not None and settings.fake_cuda:
+        mode = f"{mode}, every test sees a fake {settings.fake_cuda}"
+    parts = (f"torchmem {__version__}", ", ".join(named), torch, f"tolerance {tolerance}", mode)
+    return " | ".join(parts)
+
+
+def torch_version() -> str | None:
+    """Return the version of the torch that an import would find, ``None`` if there is none."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return "of unknown version"
+    match = _VERSION.search(text)
+    return match.group(1) if match else "of unknown version"

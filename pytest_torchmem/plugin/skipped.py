@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.plugin.collection import checks_memory
+from pytest_torchmem.plugin.seen import checks_memory
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.checker import Checker

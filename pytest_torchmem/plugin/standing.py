@@ -20,7 +20,6 @@ import pytest
 from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import gpu_name
 from pytest_torchmem.errors import UsageError, add_note
-from pytest_torchmem.plugin.collection import checks_memory
 from pytest_torchmem.plugin.items import (
     asks_for_world,
     find_torch,
@@ -31,6 +30,7 @@ from pytest_torchmem.plugin.items import (
     sees_anything,
 )
 from pytest_torchmem.plugin.markers import budget_of
+from pytest_torchmem.plugin.seen import checks_memory
 from pytest_torchmem.plugin.worlds import (
     StandingWorlds,
     VariablesRead,

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 _GPU: pytest.StashKey[StandingGpu] = pytest.StashKey()
 
 
-def asked_for(config: pytest.Config) -> str:
-    """Return the GPU that the suite is to see, as it is written, "" for none."""
-    known = config.known_args_namespace
-    given = getattr(config.option, "torchmem_fake_cuda", None)
-    given = given or getattr(known, "torchmem_fake_cuda", None)
-    return str(given or config.getini("torchmem_fake_cuda") or "")
-
-
 def gpu_of(config: pytest.Config, name: str) -> StandingGpu:
     """Return the GPU that the suite sees, made when first asked for; it is gone after the run.
 

@@ -177,3 +177,23 @@ def test_real(torchmem):
     project.run_apart("--torchmem-strict").assert_outcomes(passed=3)
     project.edit("test_fake[1] cpu", peak=10)
     project.run_apart().assert_outcomes(passed=2, failed=1)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with workers"])
+def test_a_run_without_memory_tests_imports_next_to_nothing(
+    pytester: pytest.Pytester, workers: tuple[str, ...]
+) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    pytester.makeconftest(
+        """
+        import sys
+
+        def pytest_unconfigure():
+            ours = [name for name in sys.modules if name.startswith("pytest_torchmem")]
+            assert 5 < len(ours) < 15, ours
+            assert "torch" not in sys.modules
+        """
+    )
+    result = pytester.runpytest_subprocess(*workers)
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
