@@ -110,8 +110,12 @@ class Answers:
 
     def number(self, tensor: Tensor) -> UnknownNumber:
         """Return what stands for a number that is not known, where a program may just tell it."""
-        self.warn(f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1")
-        return UnknownNumber(1.0, self._undecided, integer=is_count(tensor.dtype))
+        integer = is_count(tensor.dtype)
+        self.warn(
+            f"read an unknown value of a {tensor.dtype} tensor; it is treated as 1, and printed as "
+            + ("?" if integer else "nan")
+        )
+        return UnknownNumber(1.0, self._undecided, integer=integer)
 
     def _undecided(self, what: str, answer: Any) -> Any:
         """Answer a decision on an unknown number; there is none for ``None``."""

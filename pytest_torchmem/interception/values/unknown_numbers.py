@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import math
+import re
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -13,6 +14,9 @@ from typing import Any, Protocol
 _MODULO = ("BINARY_MODULO", "INPLACE_MODULO")
 _MODULO_OF_BINARY = (6, 19)
 """``NB_REMAINDER`` and ``NB_INPLACE_REMAINDER``, from Python 3.11 on (Include/opcode.h)."""
+_FORM = re.compile(r"(?:(.)?([<>=^]))?[-+ ]?#?0?(\d*)")
+"""The fill, the alignment and the width of a format; Python's "Format specification mini-language".
+"""
 _SETTLED_BY_INFINITY = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
 
@@ -27,7 +31,9 @@ class UnknownNumber(float):
     """A number to add up and print, and none to decide by or to make a shape or an index of.
 
     It counts as 1, and so does what is computed from it: a float, which torch and Python take for
-    no size. Whatever decides by it is asked of the trace. All unknown numbers are finite.
+    no size. Whatever decides by it is asked of the trace. All unknown numbers are finite. It is
+    printed as nan, or as ``?`` where it is an integer; ``%`` reads the 1 (Objects/unicodeobject.c,
+    ``formatfloat``).
     """
 
     AS_SIZE = "an unknown number is used as a size, an index or a whole number"
@@ -87,11 +93,16 @@ class UnknownNumber(float):
         return float.__hash__(self)
 
     def __format__(self, form: str) -> str:
-        number = 1 if self._integer else float.__float__(self)
-        return format(number, form)
+        """Return nan, or ``?`` where the format is one of integers: no result to take it for."""
+        if not self._integer or form[-1:] in tuple("eEfFgG%"):
+            return format(math.nan, form)
+        given = _FORM.match(form)
+        fill, align, width = given.groups() if given is not None else (None, None, "")
+        side = ">" if align in (None, "=") else align
+        return format("?", f"{fill or ' '}{side}{width}")
 
     def __repr__(self) -> str:
-        return "1" if self._integer else float.__repr__(self)
+        return "?" if self._integer else "nan"
 
     __str__ = __repr__
 

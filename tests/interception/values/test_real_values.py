@@ -316,12 +316,14 @@ def test_a_number_that_is_only_told_does_not_run_the_program_again(
             loss = unknown().square().mean()
             total += loss.item()
             losses.append(loss.item())
-        runs.append(f"{total / 2:.2f} {losses} {loss}")
+        count = (unknown() > 0).sum().item()
+        runs.append(f"{total / 2:7.2f} {losses} {loss:.1e} {count} {count:04d} {count:*<4}")
+        runs.append(f"{100 * count / 50:.1f} {1.0 - total:+.0%} {loss.item()!r}")
 
     profile = trace(program)
-    assert len(runs) == 1
+    assert runs == ["    nan [nan, nan] nan ?    ? ?***", "nan +nan% nan"]
     assert profile.values == "in part"
-    assert len(profile.warnings) == 3  # every line that was told such a number
+    assert len(profile.warnings) == 5  # every line that was told such a number
 
 
 def test_a_pass_that_ends_leaves_nothing_behind_and_cannot_be_caught(
