@@ -9,6 +9,8 @@ import torch
 NOT_LINKED = "PyTorch is not linked with support for"
 """How torch says that it lacks the device that is asked for; c10/core/impl/VirtualGuardImpl.h."""
 
+MODELLED = """(a trace models the CPU, and NVIDIA's GPUs with device="cuda")"""
+
 
 def invalid_device_index(device: torch.device | str, gpus: int = 1) -> RuntimeError:
     """Return the error for a GPU that is not there (c10/cuda/CUDAException.cpp)."""
@@ -21,9 +23,7 @@ def invalid_device_index(device: torch.device | str, gpus: int = 1) -> RuntimeEr
 
 def not_linked(device: torch.device) -> RuntimeError:
     """Return the error for a kind of device that a trace does not model."""
-    return RuntimeError(
-        f'{NOT_LINKED} {device.type} devices (a trace models the CPU, and GPUs with device="cuda")'
-    )
+    return RuntimeError(f"{NOT_LINKED} {device.type} devices {MODELLED}")
 
 
 def as_device(device: Any) -> torch.device:

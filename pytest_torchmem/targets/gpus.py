@@ -13,7 +13,12 @@ the ``total_memory`` that ``torch.cuda.get_device_properties`` printed; it diffe
 between drivers. The L40 and the A40 check their memory (ECC), as they are sold; the RTX A6000 and
 the RTX 6000 Ada do not. What CUDA's context and libraries take of it is, in the same messages, what
 the process has in use less what PyTorch has allocated and reserved; for the L40, the RTX 4080, the
-H100 PCIe, the B300 and the GB200, that of the nearest GPU for which a message was found.
+H100 PCIe, the B300 and the GB200, that of the nearest GPU for which a message was found. So it is
+for the RTX 5070 Ti, whose memory llama.cpp printed on Linux (15,842 MiB), and for the RTX PRO 6000
+(``_CudaDeviceProperties(name='NVIDIA RTX PRO 6000 Blackwell Server Edition', …,
+total_memory=97250MB, multi_processor_count=188)``).
+
+Slices are those that ``nvidia-smi mig -lgip`` lists, with their memory and multiprocessors.
 
 The B100 is not here: nobody published what a program sees on one.
 """
@@ -22,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from pytest_torchmem.errors import UsageError
@@ -85,6 +90,18 @@ _GPUS = {
         Gpu("rtx-3090", "NVIDIA GeForce RTX 3090", (8, 6), _gib(23.68), 82, 1536, 256 * _MIB),
         Gpu("rtx-4080", "NVIDIA GeForce RTX 4080", (8, 9), _gib(15.67), 76, 1536, 440 * _MIB),
         Gpu("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), _gib(23.64), 128, 1536, 440 * _MIB),
+        Gpu(
+            "rtx-pro-6000",
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            (12, 0),
+            97250 * _MIB,
+            188,
+            1536,
+            496 * _MIB,
+        ),
+        Gpu(
+            "rtx-5070-ti", "NVIDIA GeForce RTX 5070 Ti", (12, 0), 15842 * _MIB, 70, 1536, 348 * _MIB
+        ),
         Gpu("rtx-5080", "NVIDIA GeForce RTX 5080", (12, 0), _gib(15.47), 84, 1536, 348 * _MIB),
         Gpu("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), _gib(31.36), 170, 1536, 496 * _MIB),
         Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), _gib(39.49), 108, 2048, 490 * _MIB),
@@ -99,6 +116,36 @@ _GPUS = {
         Gpu("b300", "NVIDIA B300 SXM6 AC", (10, 3), _gib(267.69), 148, 2048, 712 * _MIB),
     )
 }
+
+_SLICES = {
+    "a100-80gb": {
+        "1g.10gb": (9.50, 14),
+        "1g.20gb": (19.50, 14),
+        "2g.20gb": (19.50, 28),
+        "3g.40gb": (39.25, 42),
+        "4g.40gb": (39.25, 56),
+        "7g.80gb": (79.00, 98),
+    },
+    "h100": {
+        "1g.10gb": (9.75, 16),
+        "1g.20gb": (19.62, 26),
+        "2g.20gb": (19.62, 32),
+        "3g.40gb": (39.50, 60),
+        "4g.40gb": (39.50, 64),
+        # of 7g.80gb, which is the whole GPU, it lists more memory than a program sees
+    },
+}
+"""GiB and multiprocessors of MIG's profiles."""
+
+for _whole, _profiles in _SLICES.items():
+    for _profile, (_memory, _count) in _profiles.items():
+        _GPUS[f"{_whole}:{_profile}"] = replace(
+            _GPUS[_whole],
+            name=f"{_whole}:{_profile}",
+            product=f"{_GPUS[_whole].product} MIG {_profile}",
+            memory=_gib(_memory),
+            multiprocessors=_count,
+        )
 
 
 def _key(name: str) -> str:
@@ -163,7 +210,7 @@ def find_gpu(name: str) -> Gpu:
     """
     gpu = _BY_KEY.get(_key(name)) if isinstance(name, str) else None
     if gpu is None:
-        near = get_close_matches(_key(str(name)), _BY_KEY, n=1)
+        near = get_close_matches(_key(str(name)), _BY_KEY, n=1, cutoff=0.7)
         guess = f" Did you mean {_BY_KEY[near[0]].name!r}?" if near else ""
-        raise UsageError(f"{name!r} is not a known GPU.{guess} Known: {', '.join(_GPUS)}")
+        raise UsageError(f"{name!r} is not a known GPU of NVIDIA.{guess} Known: {', '.join(_GPUS)}")
     return gpu

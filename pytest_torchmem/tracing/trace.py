@@ -43,7 +43,7 @@ from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.targets.device_index import NOT_LINKED
+from pytest_torchmem.targets.device_index import MODELLED, NOT_LINKED
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import Selected, Target
@@ -283,6 +283,8 @@ def _trace(
         if gpu is None and isinstance(error, _OF_NO_CUDA) and str(error).startswith(_NO_CUDA):
             line = attribution.line_of(error) or "the traced program"
             raise NoCudaError(asked_for_cuda(line)) from error
+        if str(error).startswith(_OTHER_DEVICES) and MODELLED not in str(error):
+            add_note(error, MODELLED)
         if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
             add_note(error, _CHOSE_ON_IMPORT)
         _note_guesses(error, interceptor.parts.values)
@@ -392,6 +394,8 @@ _NO_CUDA = (
     "nccl2 requires at least one CUDA device",  # of torch 2.15
     "ProcessGroupNCCL is only supported with GPUs",
 )
+#: What builds for the CPU and for CUDA say about the GPUs of Apple and Intel.
+_OTHER_DEVICES = (f"{NOT_LINKED} mps", f"{NOT_LINKED} xpu", "Torch not compiled with XPU")
 
 
 _OF_SIZES = (RuntimeError, ValueError, IndexError, AssertionError)

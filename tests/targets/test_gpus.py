@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
 from pytest_torchmem.measurement.device import known_gpu, name_of
+from pytest_torchmem.targets.device_index import MODELLED
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 
 THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
@@ -43,6 +46,7 @@ def test_figures_fit_the_compute_capability(name: str) -> None:
         ("a6000", "rtx-a6000"),
         ("6000 Ada", "rtx-6000-ada"),
         ("V100 32GB", "v100-32gb"),
+        ("A100-80GB:3g.40gb", "a100-80gb:3g.40gb"),
     ],
 )
 def test_names_that_people_write(name: str, means: str) -> None:
@@ -54,10 +58,27 @@ def test_a_gpu_that_nobody_published_figures_of_is_not_guessed() -> None:
         find_gpu("b100")
 
 
+@pytest.mark.parametrize("name", ["mi300x", "mi250", "gaudi3", "m3-max", "arc-a770"])
+def test_a_gpu_of_another_maker_is_not_taken_for_one_of_nvidia(name: str) -> None:
+    with pytest.raises(UsageError, match=f"'{name}' is not a known GPU of NVIDIA. Known: "):
+        find_gpu(name)
+
+
+@pytest.mark.parametrize("other", ["mps", "xpu"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="a build for such a device runs it")
+def test_a_program_for_another_maker_hears_what_is_modelled(device: str, other: str) -> None:
+    for step in (lambda: torch.zeros(4, device=other), lambda: torch.nn.Linear(3, 3).to(other)):
+        with pytest.raises((RuntimeError, AssertionError)) as caught:
+            trace(step, device=device)
+        notes = getattr(caught.value, "__notes__", [])
+        assert MODELLED in "\n".join([str(caught.value), *notes])
+
+
 def test_the_documentation_lists_the_catalogue() -> None:
     page = (Path(__file__).parents[2] / "docs" / "cuda-dispatch.md").read_text(encoding="utf-8")
     rows = re.findall(
-        r"^\| `([a-z0-9-]+)` \| (\S+) \| (\S+) GiB \| (\d+) MiB \| (\d+) \|", page, re.M
+        r"^\| `([a-z0-9.:-]+)` \| (\S+) \| (\S+) GiB \| (\d+) MiB \| (\d+) \|", page, re.M
     )
     assert rows == [
         (
