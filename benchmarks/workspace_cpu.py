@@ -77,7 +77,7 @@ class Call:
         if function is None:
             return 0
         found = function(self.args, self.kwargs, machine=host, outputs=self.outputs)
-        return sum(as_workspace(found, self.name).requests)
+        return as_workspace(found, self.name).nbytes
 
     def __str__(self) -> str:
         shapes = ", ".join(

@@ -1,7 +1,8 @@
-"""What a call takes beside its outputs, as its plan says."""
+"""What a plan makes that asks for more than its steps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.decompose import Decompositions
 from pytest_torchmem.interception.ledger import DeviceLedger
+from pytest_torchmem.interception.materialize import make_outputs
 from pytest_torchmem.interception.parts import Parts
 from pytest_torchmem.interception.plan import Plan
 from pytest_torchmem.operators.spec import OperatorSpec
@@ -19,14 +21,15 @@ _CPU = torch.device("cpu")
 
 
 class BesideOutputs:
-    """Books what kernels take beside their outputs, for one trace."""
+    """Makes the outputs of such plans, and books what is beside them, for one trace."""
 
     def __init__(self, parts: Parts, decompositions: Decompositions) -> None:
+        self._ledger = parts.ledger
         self._attribution = parts.attribution
         self._numbers = parts.numbers
         self._decompositions = decompositions
 
-    def take(
+    def make(
         self,
         spec: OperatorSpec,
         args: tuple[Any, ...],
@@ -35,11 +38,10 @@ class BesideOutputs:
         device: DeviceLedger,
         frame: Any,
         origin: Origin,
-        result: Any,
-    ) -> None:
-        """Book what a call's kernel takes, and the tensors that its numbers were wrapped in.
-
-        ``result`` is what the call returns, ``frame`` where it comes from.
+        memories: Mapping[int, Tensor],
+    ) -> Any:
+        """Return what a plan returns, whose numbers were wrapped in tensors before; ``frame`` is
+        where the call comes from.
         """
         __tracebackhide__ = True
         if plan.broadcast:
@@ -50,12 +52,14 @@ class BesideOutputs:
             numbers = plan.numbers = numbers_of(spec, args, tensors, device)
         if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
             wrapped = self._numbers.book(args, numbers, device, origin)
+        result = make_outputs(self._ledger, plan, tensors, device, origin, memories)
         if plan.workspace is not None:
-            self._decompositions.take(plan.workspace, device, origin)
+            self._decompositions.note(plan.workspace, device, origin)
         if wrapped:
             recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             kept = result if recorded else None
             self._numbers.release(spec, numbers, wrapped, device, kept)
+        return result
 
 
 def numbers_of(

@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.layouts.sparse import has_compressed, has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.materialize import make_outputs
 from pytest_torchmem.interception.parts import Intercepts
 from pytest_torchmem.interception.plan import Output, Plan, Same, Step, Temporary, plan_of_result
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
 from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
-from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
@@ -54,14 +55,27 @@ class Decompositions:
             self.running = outer
 
     def take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
-        """Write down what a kernel takes.
+        """Write down what a library takes beside all outputs."""
+        self.make(Plan((), None), workspace, [], device, origin)
 
-        For the plan of the body that is running, what no formula gives is kept too.
-        """
+    def make(
+        self,
+        plan: Plan,
+        workspace: Workspace | None,
+        tensors: list[Tensor],
+        device: DeviceLedger,
+        origin: Origin,
+    ) -> Any:
+        """Return what a plan that is followed once returns, with what its kernel takes."""
+        plan.follow(workspace or Workspace())
+        result = make_outputs(self._ledger, plan, tensors, device, origin)
+        if plan.workspace is not None:
+            self.note(plan.workspace, device, origin)
+        return result
+
+    def note(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
+        """Take note of what no formula gives, also for the plan of the body that is running."""
         device.note(workspace, origin.module)
-        with self._ledger.workspace(workspace.requests, device, origin, workspace.confidence):
-            for buffer in workspace.kept:  # asked for when copies of what it reads are there
-                self._ledger.keep(buffer, in_engine_thread(), device, origin)
         if self.running and (workspace.unknown or workspace.questions):
             self._asked.append(workspace)
 
@@ -170,7 +184,4 @@ def steps_of(
             steps.append(Temporary(made, nbytes, shape, dtype, label, confidence))
     steps += [buffer for _, buffer in buffers]
     steps += [-number for number in numbers.values()]
-    in_order = [step.slot for step in steps if type(step) is Output]
-    if len(in_order) == len(steps) and in_order == sorted(in_order):
-        return ()  # as the plan makes them anyway
     return tuple(steps)

@@ -112,10 +112,12 @@ class FastPath:
         name = self._decompositions.running or spec.name
         origin = self._attribution.origin(phase, name, frame, node)
         start = len(device.events)
-        result = make_outputs(ledger, plan, tensors, device, origin, memories)
+        if plan.takes_more:
+            beside = self._beside.make
+            result = beside(spec, args, tensors, plan, device, frame, origin, memories)
+        else:
+            result = make_outputs(ledger, plan, tensors, device, origin, memories)
         if computes:
             self._values.contents.show(ledger.records[storage_address(result)])
-        if plan.takes_more:
-            self._beside.take(spec, args, tensors, plan, device, frame, origin, result)
         self._log.note(tensors, records, plan.work, device, origin, start)
         return result

@@ -27,7 +27,7 @@ from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.quantized import QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.layouts.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
-from pytest_torchmem.interception.materialize import grow, make_hollow, make_outputs
+from pytest_torchmem.interception.materialize import grow, make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.placement import check_generator
@@ -58,7 +58,7 @@ from pytest_torchmem.operators.overlap import check_apart, check_written_once, k
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import Buffer, as_workspace
+from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
@@ -264,7 +264,7 @@ class Kernels:
                 key = (*key, "captured")
         plan = self._plans.remembered(key)
         if plan is not None:
-            return self._follow(call, plan, device, frame, is_new=False)
+            return self._follow(call, plan, device, frame)
         check, on_gpu = spec.on(device.device.type).check, device.device != _CPU
         self._refusals.check(spec, call.args, call.kwargs, on_gpu=on_gpu)
         if check is not None:
@@ -277,7 +277,7 @@ class Kernels:
                 result, plan = self._run_body(body, call, device, frame)
             else:
                 given = planned or (call.args, call.kwargs)
-                plan = self._plans.make(key, call, given, device.device, captured=captured)
+                plan = self._plans.make(call, given, device.device, captured=captured)
         except (*REFUSALS, AssertionError) as error:
             # An author's own function for ``meta`` may assert that tensors are on a GPU.
             shows = body is None and isinstance(error, (RuntimeError, AssertionError))
@@ -292,7 +292,9 @@ class Kernels:
                 del found  # a frame that holds what it raised is a cycle, and holds the tensors
         if body is None:
             assert plan is not None
-            return self._follow(call, plan, device, frame, is_new=True)
+            self._learn_more(call, plan, device)
+            self._plans.remember(key, plan)
+            return self._follow(call, plan, device, frame)
         # A body in Python may be differentiated through: only by running it is it recorded. Nor is
         # there a plan of one that resizes what it is given (``out=``).
         of_torch = spec.overload.namespace in _WITH_BODIES_IN_CPP
@@ -321,9 +323,7 @@ class Kernels:
         self._log.note(call.tensors, call.records, work, device, origin, start)
         return result, plan
 
-    def _follow(
-        self, call: Call, plan: Plan, device: DeviceLedger, frame: Any, is_new: bool
-    ) -> Any:
+    def _follow(self, call: Call, plan: Plan, device: DeviceLedger, frame: Any) -> Any:
         """Make what a plan says a kernel returns, and book what it takes."""
         __tracebackhide__ = True
         spec, ledger, values = call.operator, self._ledger, self._values
@@ -333,11 +333,12 @@ class Kernels:
         memories = values.compute(call, plan)
         if memories is None and spec.checks_values:
             values.check(call)
-        result = make_outputs(ledger, plan, call.tensors, device, origin, memories or NO_MEMORIES)
-        if is_new:
-            self._learn_more(call, plan, device, result)
+        memory, tensors = memories or NO_MEMORIES, call.tensors
         if plan.takes_more:
-            self._beside.take(spec, call.args, call.tensors, plan, device, frame, origin, result)
+            beside = self._beside.make
+            result = beside(spec, call.args, tensors, plan, device, frame, origin, memory)
+        else:
+            result = make_outputs(ledger, plan, tensors, device, origin, memory)
         if self._on_gpu and self._interceptor.placed_on is None:
             self._placement.note_guess(call, result)
         if spec.record.copies_across and len(ledger.devices) > 1:
@@ -348,14 +349,14 @@ class Kernels:
             self._log.note(call.tensors, call.records, plan.work, device, origin, start)
         return result
 
-    def _learn_more(self, call: Call, plan: Plan, device: DeviceLedger, result: Any) -> None:
-        """Find out what the kernel of a new plan takes beside its outputs."""
+    def _learn_more(self, call: Call, plan: Plan, device: DeviceLedger) -> None:
+        """Find out what the kernel of a new plan takes, and when it makes its outputs."""
         __tracebackhide__ = True
         spec, args, tensors = call.operator, call.args, call.tensors
         plan.numbers = numbers = numbers_of(spec, args, tensors, device)
-        given, where = with_types(args, numbers), device.device.type
-        if where not in spec.record.takes_first:
-            plan.workspace = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        given, where, result = with_types(args, numbers), device.device.type, plan.on_meta(tensors)
+        taken = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        plan.follow(taken or Workspace(), spec.on(where).order)
         plan.work = CallWork(spec, args, call.kwargs, result)
         plan.broadcast = broadcast_of(spec.overload, tensors, plan)
         plan.takes_more = bool(numbers or plan.broadcast or plan.workspace is not None)
@@ -438,33 +439,16 @@ class Kernels:
             result = self._decompositions.run(body, call, device, origin)[0]
             values.forget(argument_tensors(result))  # a body computes other values
         else:
-            result = self._with_host_outputs(call, plan, real, device, origin)
-            workspace = workspace_of(self._target, where, spec, shown, call.args, call.kwargs)
-            if workspace is not None:
-                self._decompositions.take(workspace, device, origin)
+            on_host = spec.on(where).host_outputs
+            plan.on_host = frozenset(plan.outputs[position].slot for position in on_host)
+            taken = workspace_of(self._target, where, spec, shown, call.args, call.kwargs)
+            result = self._decompositions.make(plan, taken, call.tensors, device, origin)
+            for position in on_host if real is not None else ():
+                values.take(result[position], real[position])
         values.note_outputs(call, result, real)
         work = CallWork(spec, call.args, call.kwargs, result)
         self._log.note(call.tensors, call.records, work, device, origin, start)
         return result
-
-    def _with_host_outputs(
-        self, call: Call, plan: Plan, real: Any, device: DeviceLedger, origin: Origin
-    ) -> Any:
-        """Make outputs, those on the host whose values follow from what decided the shapes too."""
-        on_host = call.operator.on(device.device.type).host_outputs
-        if not on_host:
-            return make_outputs(self._ledger, plan, call.tensors, device, origin)
-        of_host = {position: plan.outputs[position] for position in on_host}
-        plan.outputs = tuple(
-            None if position in on_host else output for position, output in enumerate(plan.outputs)
-        )
-        outputs = list(make_outputs(self._ledger, plan, call.tensors, device, origin))
-        for position, output in of_host.items():
-            nbytes, host = plan.slots[output.slot], self._ledger.on(_CPU)
-            outputs[position] = make_hollow(self._ledger, output, nbytes, host, origin)
-            if real is not None:
-                self._parts.values.take(outputs[position], real[position])
-        return tuple(outputs)
 
     # -- tensors that have no storage of the ledger ------------------------------------------------
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.operator_calls import OperatorCall, Work
-from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 if TYPE_CHECKING:
@@ -347,32 +346,6 @@ class Ledger:
             record.index = ledger.add(entry._replace(nbytes=nbytes, origin=origin))
         if held:
             ledger.remove(before)
-
-    @contextmanager
-    def workspace(
-        self,
-        requests: tuple[int, ...],
-        ledger: DeviceLedger,
-        origin: Origin,
-        confidence: Confidence = Confidence.EXACT,
-    ) -> Iterator[None]:
-        """Write down bytes that a kernel takes and gives back before it returns.
-
-        A negative request gives the last one of its size back.
-        """
-        alive: list[tuple[int, int]] = []
-        try:
-            for nbytes in requests:
-                if nbytes < 0:
-                    last = max(at for at, (size, _) in enumerate(alive) if size == -nbytes)
-                    ledger.remove(alive.pop(last)[1])
-                    continue
-                entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", "", confidence)
-                alive.append((nbytes, ledger.add(entry)))
-            yield
-        finally:  # the device may have no memory for the second of two
-            for _, index in reversed(alive):  # C++ destroys what was made last first
-                ledger.remove(index)
 
     def keep(self, buffer: Buffer, in_engine: bool, ledger: DeviceLedger, origin: Origin) -> None:
         """Write down a library's workspace that stays, where its handle has none yet for the stream

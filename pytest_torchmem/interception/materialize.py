@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, dtype_name
 from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
 from pytest_torchmem.interception.values.memory import EMPTY, NO_MEMORIES, memory_for
+from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
 from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
@@ -55,36 +56,35 @@ def make_outputs(
         return make_hollow(ledger, outputs, plan.slots[0], device, origin, _EXACT, memory)
     if type(outputs) is Same and outputs.grown is None and not plan.steps:
         return tensors[outputs.position]
-    storages: list[torch.UntypedStorage | None] = [None] * len(plan.slots)
+    storages: dict[int, torch.UntypedStorage] = {}
     made: dict[int, Tensor] = {}
-    if plan.steps:
-        for output, tensor in _follow(ledger, plan, device, origin, memories):
-            made[id(output)], storages[output.slot] = tensor, tensor.untyped_storage()
 
-    def tensor_of(output: Output | Same) -> Tensor:
+    def make(output: Output | Same) -> None:
         if isinstance(output, Same):
             tensor = tensors[output.position]
             if output.grown is not None:
                 grow(ledger, tensor, output.grown, device, origin)
-            return tensor
+        else:
+            slot, nbytes = output.slot, plan.slots[output.slot]
+            if nbytes < 0:
+                base = tensors[-1 - nbytes]
+                tensor = output.on(base.untyped_storage(), int(base.storage_offset()))
+            elif slot in storages:
+                tensor = output.on(storages[slot])
+            else:
+                on = ledger.on(_HOST) if slot in plan.on_host else device
+                sure, memory = plan.confidences.get(slot, _EXACT), memories.get(slot)
+                tensor = make_hollow(ledger, output, nbytes, on, origin, sure, memory)
+                storages[slot] = tensor.untyped_storage()
+        made[id(output)] = tensor
+
+    def tensor_of(output: Output | Same) -> Tensor:
         if id(output) not in made:
-            made[id(output)] = lay(output)
+            make(output)
         return made[id(output)]
 
-    def lay(output: Output) -> Tensor:
-        storage, nbytes = storages[output.slot], plan.slots[output.slot]
-        if nbytes < 0:
-            base = tensors[-1 - nbytes]
-            return output.on(base.untyped_storage(), int(base.storage_offset()))
-        if storage is None:
-            sure = plan.confidences.get(output.slot, Confidence.EXACT)
-            on = ledger.on(_HOST) if output.slot in plan.on_host else device
-            memory = memories.get(output.slot)
-            tensor = make_hollow(ledger, output, nbytes, on, origin, sure, memory)
-            storages[output.slot] = tensor.untyped_storage()
-            return tensor
-        return output.on(storage)
-
+    if plan.steps:
+        _follow(ledger, plan, device, origin, make)
     return replace_leaves(outputs, (Output, Same), tensor_of)
 
 
@@ -93,10 +93,9 @@ def _follow(
     plan: Plan,
     device: DeviceLedger,
     origin: Origin,
-    memories: Mapping[int, Tensor],
-) -> list[tuple[Output, Tensor]]:
-    """Write down a body's requests in their order; return its outputs with their tensors."""
-    made: list[tuple[Output, Tensor]] = []
+    make: Callable[[Output | Same], None],
+) -> None:
+    """Write down a plan's requests in their order, and ``make`` its outputs."""
     temporaries: dict[int, int] = {}
     step: Any
     try:
@@ -108,17 +107,13 @@ def _follow(
                 number, nbytes, shape, dtype, label, confidence = step
                 entry = (nbytes, _WORKSPACE, origin, shape, dtype, label, confidence)
                 temporaries[number] = device.add(_tuple(Allocation, entry))
-            elif kind is Output:
-                nbytes = plan.slots[step.slot]
-                sure = plan.confidences.get(step.slot, Confidence.EXACT)
-                memory = memories.get(step.slot)
-                made.append((step, make_hollow(ledger, step, nbytes, device, origin, sure, memory)))
-            else:
+            elif kind is Buffer:
                 ledger.keep(step, in_engine_thread(), device, origin)
+            else:
+                make(step)
     finally:  # the device may have no memory for one of them
         for index in temporaries.values():
             device.remove(index)
-    return made
 
 
 def make_hollow(

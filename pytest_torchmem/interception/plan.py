@@ -6,8 +6,8 @@ but the operator and the geometry of its arguments, so a repeated layer costs a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,7 +18,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import Buffer, Workspace
+from pytest_torchmem.operators.workspace import ALL, Buffer, Made, Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import (
     argument_leaves,
@@ -85,7 +85,7 @@ class Temporary(NamedTuple):
 
 #: One step of an operator's body: a request of its own, minus the number of one that is given back,
 #: an output whose storage is made, or a library's workspace that stays and may be there already.
-Step = Temporary | int | Output | Buffer
+Step = Temporary | int | Output | Same | Buffer
 
 
 @dataclass(slots=True)
@@ -95,13 +95,14 @@ class Plan:
     ``slots`` are the storages that the outputs lie on: the bytes of a new one, or ``-1 - position``
     for the storage of the tensor argument at that position. ``outputs`` has the structure of the
     operator's result, with ``Output`` and ``Same`` in the place of tensors. ``steps`` is the order
-    in which a body made and gave back what it asked for; without any, outputs are made in the order
-    of their slots, and then the workspace.
+    in which a kernel or a body makes outputs, and makes and gives back what else it asks for;
+    outputs that are not among them are made at the end, in the order of their slots.
     """
 
     slots: tuple[int, ...]
     outputs: Any
     workspace: Workspace | None = None
+    """What is to be noted of what it asks for, whose requests are among the steps."""
     steps: tuple[Step, ...] = ()
     confidences: dict[int, Confidence] = field(default_factory=dict)
     """How sure the bytes of a slot are, where they are not exact."""
@@ -125,8 +126,8 @@ class Plan:
     """The positions of Python numbers that C++ wrapped in tensors of the host's, once that was
     asked: arguments of the same types have the same."""
     takes_more: bool = True
-    """Whether there is anything beside the outputs to be booked or told: a workspace, numbers that
-    were wrapped in tensors, a broadcast."""
+    """Whether there is anything beside the steps to be booked or told: what is noted of a
+    workspace, numbers that were wrapped in tensors, a broadcast."""
     tells_values: bool = True
     """Whether something may be to be noted of values that are not computed."""
     is_plain: bool = False
@@ -137,6 +138,8 @@ class Plan:
 
     def complete(self) -> None:
         """Take note that outputs, slots and steps are what they are to be."""
+        if [*map(id, self.steps)] == [*map(id, argument_leaves(self.outputs, (Output, Same)))]:
+            self.steps = ()  # as outputs are made anyway
         self.makes_one = (
             type(self.outputs) is Output
             and len(self.slots) == 1
@@ -149,25 +152,41 @@ class Plan:
 
         def shown(output: Output | Same) -> Tensor:
             if isinstance(output, Same):
-                return tensors[output.position]
+                if output.grown is None:
+                    return tensors[output.position]
+                output = output.grown
             shape, stride = output.shape, output.stride
             return torch.empty_strided(shape, stride, dtype=output.dtype, device="meta")
 
         return replace_leaves(self.outputs, (Output, Same), shown)
 
-    def take_first(self, workspace: Workspace) -> None:
-        """Let the kernel make its outputs when what it takes is there, and give that back then."""
+    def follow(self, workspace: Workspace, order: Sequence[int] = ()) -> None:
+        """Make outputs and the requests of a workspace in the order that its kernel makes them in.
+
+        ``order`` are the positions of outputs that the kernel makes in another order than theirs.
+        """
+        outputs = self.outputs if type(self.outputs) is tuple else (self.outputs,)
+        left = {id(one): one for one in (outputs[at] for at in order)}
+        left |= {id(one): one for one in argument_leaves(self.outputs, (Output, Same))}
         steps: list[Step] = []
         alive: list[Temporary] = []
-        for number, nbytes in enumerate(workspace.requests, start=1):
-            if nbytes > 0:
-                alive.append(Temporary(number, nbytes, (), "", "", workspace.confidence))
+        requests = workspace.requests
+        if not any(isinstance(request, Made) for request in requests):
+            requests = (ALL, *requests)
+        for number, request in enumerate(requests, start=1):
+            if isinstance(request, Made):
+                at = request.position
+                made = [*left.values()] if at is None else [outputs[at]]
+                steps += [output for output in made if left.pop(id(output), None)]
+            elif request > 0:
+                alive.append(Temporary(number, request, (), "", "", workspace.confidence))
                 steps.append(alive[-1])
             else:
-                last = max(at for at, one in enumerate(alive) if one.nbytes == -nbytes)
+                last = max(at for at, one in enumerate(alive) if one.nbytes == -request)
                 steps.append(-alive.pop(last).number)
-        outputs = self.steps or argument_leaves(self.outputs, (Output,))
-        self.steps = (*steps, *outputs, *(-one.number for one in reversed(alive)))
+        self.steps = (*steps, *workspace.kept, *(-one.number for one in reversed(alive)))
+        noted = replace(workspace, requests=(), kept=())
+        self.workspace = None if noted.is_nothing else noted
 
     def resize(self, position: int, nbytes: int | None) -> None:
         """Give the flat output at ``position`` the size that a library decides on.

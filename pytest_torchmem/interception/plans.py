@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
@@ -12,10 +12,8 @@ from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import (
-    Output,
     Plan,
     Same,
-    Step,
     plan_on_meta,
     plan_pointwise,
     remembered_plans,
@@ -24,7 +22,7 @@ from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.overlay import generation
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import environment_settings
-from pytest_torchmem.operators.workspace_of import library_output, workspace_of
+from pytest_torchmem.operators.workspace_of import library_output
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatch.overrides import overrides, torch_function_enabled
 from pytest_torchmem.torch_private.state.settings import host_settings, kernel_settings
@@ -93,17 +91,17 @@ class Plans:
 
     def make(
         self,
-        key: Any,
         call: Call,
         given: tuple[tuple[Any, ...], dict[str, Any]],
         device: torch.device,
         *,
         captured: bool = False,
     ) -> Plan:
-        """Return the plan of a call that is seen for the first time, asked with what is ``given``.
+        """Return the outputs of a call that is seen for the first time, asked with what is
+        ``given``.
 
-        Its workspace is found when the outputs are there. While a graph is ``captured``, every
-        output is on the device: attention.cu, «Seed and Offset Device».
+        While a graph is ``captured``, every output is on the device: attention.cu, «Seed and Offset
+        Device».
         """
         __tracebackhide__ = True
         spec = call.operator
@@ -111,17 +109,9 @@ class Plans:
         on_device = spec.on(device.type)
         on_host = () if captured else on_device.host_outputs
         plan.on_host = frozenset(plan.outputs[at].slot for at in on_host)
-        plan.steps = _in_order(on_device.order, plan)
-        if device.type in spec.record.takes_first:
-            shown = plan.on_meta(call.tensors)
-            taken = workspace_of(self._target, device.type, spec, shown, call.args, call.kwargs)
-            if taken is not None:
-                plan.take_first(taken)
         sized = library_output(self._target, spec, call.args, call.kwargs)
         if sized is not None:
             plan.resize(*sized)
-        plan.complete()
-        self._plans[key] = plan
         return plan
 
     def own_meta(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
@@ -137,17 +127,6 @@ class Plans:
                 f"has no kernel of it for {backend}"
             )
         return on_device.meta
-
-
-def _in_order(order: Sequence[int], plan: Plan) -> tuple[Step, ...]:
-    """Return the steps of a plan for its kernel's order; none where that is the outputs' own.
-
-    The order decides which blocks the caching allocator gives, and with that what is reserved.
-    """
-    outputs = [plan.outputs[position] for position in order]
-    if any(type(output) is not Output or plan.slots[output.slot] < 0 for output in outputs):
-        return ()
-    return tuple(outputs)
 
 
 class SubclassAsked(Exception):

@@ -124,8 +124,6 @@ class OperatorRecord:
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Positions of the outputs in the order in which the kernel makes them, if that is another one:
     it decides which blocks the caching allocator gives them."""
-    takes_first: frozenset[str] = frozenset()
-    """Devices where the kernel takes its workspace before it makes its outputs."""
     takes_nothing: frozenset[str] = frozenset()
     """Devices where the kernel takes nothing beyond its outputs."""
     kernel_on: frozenset[str] = frozenset()

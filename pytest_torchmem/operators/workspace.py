@@ -13,7 +13,8 @@ their geometry (``shape``, ``stride()``, ``dtype``, ``numel()``) and no data. A 
 bytes at the kernel's own peak beyond what was live before it and its outputs: an ``int``, a tuple
 of the single requests in their order, or a ``Workspace``, which can also say that the figure is a
 limit, that it is not known, and which buffers stay after the kernel has returned. What a kernel
-gives back before it makes more requests is there again with a minus (``passing``).
+gives back before it makes more requests is there again with a minus (``passing``), and ``Made``
+stands where it makes an output; without any, the outputs are made first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.torch_private.state.settings import LIBRARY_VARIABLES
@@ -45,6 +46,18 @@ class Buffer:
     confidence: Confidence = Confidence.EXACT
 
 
+class Made(NamedTuple):
+    """A kernel makes the output at a position, or all that it has not made yet, in its order."""
+
+    position: int | None
+
+
+ALL = Made(None)
+
+#: What a kernel asks for: bytes, less than nothing where it gives them back, or its outputs.
+Request = int | Made
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """What a kernel takes: ``requests`` in bytes, in their order, and buffers that stay.
@@ -58,7 +71,7 @@ class Workspace:
     a library told, and ``answers`` is what it was asked and said.
     """
 
-    requests: tuple[int, ...] = ()
+    requests: tuple[Request, ...] = ()
     confidence: Confidence = Confidence.EXACT
     kept: tuple[Buffer, ...] = ()
     is_estimate: bool = False
@@ -70,16 +83,27 @@ class Workspace:
     answers: tuple[LibraryAnswer, ...] = ()
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of what is alive to the end."""
+        return sum(request for request in self.requests if isinstance(request, int))
+
+    @property
     def is_nothing(self) -> bool:
         """Whether there is nothing to write down."""
         noted = self.unknown or self.questions or self.answers
         return not (self.requests or self.kept or noted)
 
 
-def passing(*requests: int) -> tuple[int, ...]:
+@overload
+def passing(*requests: int) -> tuple[int, ...]: ...
+@overload
+def passing(*requests: Request) -> tuple[Request, ...]: ...
+def passing(*requests: Request) -> tuple[Request, ...]:
     """Return ``requests`` that are given back before the next ones are made."""
     alive: list[int] = []
-    for nbytes in filter(None, requests):
+    for nbytes in requests:
+        if isinstance(nbytes, Made) or not nbytes:
+            continue
         if nbytes > 0:
             alive.append(nbytes)
         else:
@@ -87,17 +111,17 @@ def passing(*requests: int) -> tuple[int, ...]:
     return (*requests, *(-nbytes for nbytes in reversed(alive)))
 
 
-def bounded(*requests: int) -> Workspace:
+def bounded(*requests: Request) -> Workspace:
     """Return a workspace of at most ``requests`` bytes."""
     return Workspace(requests, Confidence.BOUNDED)
 
 
-def unknown(*requests: int) -> Workspace:
+def unknown(*requests: Request) -> Workspace:
     """Return a workspace of which ``requests`` are known, and others not."""
     return Workspace(requests, Confidence.UNKNOWN)
 
 
-def told(*requests: int) -> Workspace:
+def told(*requests: Request) -> Workspace:
     """Return a workspace of ``requests`` bytes, as far as a library's own answer is right."""
     return Workspace(requests, Confidence.LIBRARY)
 
@@ -107,12 +131,12 @@ def estimate(nbytes: int) -> Workspace:
     return Workspace((nbytes,), Confidence.UNKNOWN, is_estimate=True)
 
 
-def as_workspace(found: int | tuple[int, ...] | Workspace, operator: str) -> Workspace:
+def as_workspace(found: int | tuple[Request, ...] | Workspace, operator: str) -> Workspace:
     """Return what a workspace function returned for ``operator`` in one form."""
     if isinstance(found, int):
         found = (max(0, found),)
     result = found if isinstance(found, Workspace) else Workspace(found)
-    requests = tuple(filter(None, result.requests))
+    requests = tuple(request for request in result.requests if request)
     names = (operator,) if result.confidence is Confidence.UNKNOWN else ()
     estimated = names if result.is_estimate else ()
     told = (operator,) if result.confidence is Confidence.LIBRARY else ()

@@ -148,6 +148,18 @@ class Evaluated(nn.Module):
         return self.attention.out_proj(found[0])
 
 
+class Turned(nn.Module):
+    """A module whose input and gradient are not dense."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x.transpose(1, 2))
+        return y.transpose(1, 2) * x.sum()
+
+
 ORDERED: dict[str, Callable[[], nn.Module]] = {
     "autocast": lambda: Autocast(
         nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.LayerNorm(700), nn.Linear(700, 30))
@@ -159,6 +171,12 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
     "system of equations": lambda: Applied(lambda x: torch.linalg.solve(x[:64], x.mT)),
     "attention in evaluation": lambda: Evaluated(False),
     "attention in evaluation with weights": lambda: Evaluated(True),
+    "depthwise convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (8, 8, 1)), nn.Conv2d(8, 16, 3, padding=1, groups=8)
+    ),
+    "dense operands of a depthwise convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (8, 4, 2)), Turned(nn.Conv2d(4, 8, 3, padding=1, groups=4))
+    ),
     "cells of both directions": lambda: Cells(nn.GRU(64, 32, 2, bidirectional=True)),
 }
 

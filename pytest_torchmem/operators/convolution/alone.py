@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.arguments import ConvolutionSettings
 from pytest_torchmem.operators.convolution.convolution import convolution_on_cuda, convolution_shape
-from pytest_torchmem.operators.convolution.cudnn import at_peak, forward, forward_with_relu
+from pytest_torchmem.operators.convolution.cudnn import as_told, forward, forward_with_relu
 from pytest_torchmem.operators.geometry import like
 from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.registry import aten, operator
@@ -61,7 +61,7 @@ def workspace(
 ) -> Workspace:
     """Copies into one format, and cuDNN's workspace."""
     settings = ConvolutionSettings(stride, padding, dilation, groups=groups)
-    return at_peak([forward(cudnn, input, weight, outputs, settings)])
+    return as_told(cudnn, *forward(cudnn, input, weight, outputs, settings))
 
 
 @operator("aten::cudnn_convolution_transpose").workspace("cuda")
@@ -78,7 +78,7 @@ def workspace_of_transposed(
 ) -> Workspace:
     """As of ``cudnn_convolution``."""
     settings = ConvolutionSettings(stride, padding, dilation, True, output_padding, groups)
-    return at_peak([forward(cudnn, input, weight, outputs, settings)])
+    return as_told(cudnn, *forward(cudnn, input, weight, outputs, settings))
 
 
 _ALONE = """
@@ -120,7 +120,7 @@ def workspace_of_fused(
     settings = ConvolutionSettings(stride, padding, dilation, groups=groups)
     factor = 0.0 if z is None else 1.0 if alpha is None else float(alpha)
     operands = input, weight, outputs
-    return at_peak([forward_with_relu(cudnn, operands, z, bias, factor, settings)])
+    return as_told(cudnn, *forward_with_relu(cudnn, operands, z, bias, factor, settings))
 
 
 operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))

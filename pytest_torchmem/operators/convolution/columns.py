@@ -135,9 +135,16 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
 
 
 def on_cuda(
-    gpu: Gpu, input: Tensor, weight: Tensor, output: Tensor, settings: ConvolutionSettings
+    gpu: Gpu,
+    input: Tensor,
+    weight: Tensor,
+    output: Tensor,
+    settings: ConvolutionSettings,
+    line: int,
+    bias: tuple[int, ...] = (),
 ) -> Workspace:
-    """The columns of one image, and a product; native/cuda/ConvolutionMM2d.cu.
+    """The columns of one image, and a product, or the sum of the bias's gradient; native/cuda/
+    ConvolutionMM2d.cu.
 
     A limit: kernels of one pixel need none, and groups are convolved one after the other, each with
     its own part of the input, made dense.
@@ -149,5 +156,5 @@ def on_cuda(
     columns = wide * pixels * input.element_size()
     parts = input.numel() // groups * input.element_size() if groups > 1 else 0
     copies = (contiguous_copy(input), contiguous_copy(weight), parts)
-    found = bounded(columns, *copies)
+    found = bounded(line, *max((columns, *copies), bias, key=sum))
     return Workspace(found.requests, found.confidence, (blas_buffer(gpu),))

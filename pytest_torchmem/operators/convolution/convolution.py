@@ -9,7 +9,6 @@ ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE, Host
 
@@ -281,7 +280,7 @@ def workspace_on_cuda(
     weight: Tensor,
     settings: ConvolutionSettings,
     cudnn: Cudnn,
-) -> Workspace | tuple[int, ...]:
+) -> Workspace | tuple[Request, ...]:
     """Copies and cuDNN's workspace; of a depthwise one with ATen's kernel copies alone, exactly.
 
     ``cudnn_convolution``, ``conv_depthwise2d_cuda``, ``slow_conv2d_forward``.
@@ -291,12 +290,14 @@ def workspace_on_cuda(
     settings, line, (input, weight, output) = as_images(settings, input, weight, outputs)
     backend = cuda_backend(machine, input, weight, settings, cudnn.version)
     if backend is CudaBackend.DEPTHWISE:
-        return line, contiguous_copy(input), contiguous_copy(weight)
+        return passing(line, contiguous_copy(input), contiguous_copy(weight), ALL)
     if backend is CudaBackend.SLOW:
-        found = columns.on_cuda(machine, input, weight, output, settings)
-        return replace(found, requests=(line, *found.requests))
-    taken = on_cudnn.forward(cudnn, input, weight, output, settings)
-    return on_cudnn.at_peak([replace(taken, held=(line, *taken.held))])
+        return columns.on_cuda(machine, input, weight, output, settings, line)
+    wanted = cuda_format(input, weight)
+    copied = contiguous_copy(input, wanted)
+    input = laid_out(input, wanted) if copied else input
+    steps = on_cudnn.forward(cudnn, input, weight, output, settings)
+    return on_cudnn.as_told(cudnn, *passing(line, copied, *steps))
 
 
 @_backward.workspace("cuda")
@@ -308,7 +309,7 @@ def backward_workspace_on_cuda(
     settings: ConvolutionSettings,
     output_mask: Sequence[bool],
     cudnn: Cudnn,
-) -> Workspace | tuple[int, ...]:
+) -> Workspace | tuple[Request, ...]:
     """Copies and cuDNN's workspace, then the sum of the bias's gradient.
 
     ``cudnn_convolution_backward``, ``conv_depthwise2d_backward_cuda_out``,
@@ -324,12 +325,25 @@ def backward_workspace_on_cuda(
         bias = sum_buffers(machine, gradient.shape, dims, gradient.dtype, gradient.stride())
     backend = cuda_backend(machine, input, weight, settings, cudnn.version)
     if backend is CudaBackend.DEPTHWISE:
-        copies = tuple(contiguous_copy(found) for found in (gradient, input, weight))
-        return line, *max(copies, bias, key=sum)
+        steps = _depthwise_backward(gradient, input, weight, output_mask)
+        return passing(line, *steps, Made(2), *passing(*bias))
     if backend is CudaBackend.SLOW:
-        found = columns.on_cuda(machine, input, weight, gradient, settings)
-        requests = (line, *max(found.requests, bias, key=sum))
-        return Workspace(requests, found.confidence, found.kept)
-    phases = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask)
-    phases.append(on_cudnn.Requests(bias))
-    return on_cudnn.at_peak(replace(one, held=(line, *one.held)) for one in phases)
+        return columns.on_cuda(machine, input, weight, gradient, settings, line, bias)
+    steps = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask, bias)
+    return on_cudnn.as_told(cudnn, *passing(line, *steps))
+
+
+def _depthwise_backward(
+    gradient: Tensor, input: Tensor, weight: Tensor, output_mask: Sequence[bool]
+) -> tuple[Request, ...]:
+    """Of images the weight's gradient and then the input's, each with a dense copy of what it
+    reads; of volumes both, and then all copies.
+
+    ``conv_depthwise2d_backward_cuda_out``, ``conv_depthwise3d_backward_cuda``.
+    """
+    copies = [contiguous_copy(operand) for operand in (gradient, input, weight)]
+    if input.dim() > 4:
+        return Made(0), Made(1), *passing(*copies)
+    of_weight = passing(copies[1], Made(1)) if output_mask[1] else ()
+    of_input = passing(copies[2], Made(0)) if output_mask[0] else ()
+    return passing(copies[0], *of_weight, *of_input)

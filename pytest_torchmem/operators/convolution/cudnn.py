@@ -9,8 +9,7 @@ With ``torch.backends.cudnn.benchmark`` a first call asks for the largest of all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +25,15 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.libraries.cudnn import Cudnn, operand, prefers_mode_b
-from pytest_torchmem.operators.workspace import Workspace, bounded, told, unknown
+from pytest_torchmem.operators.workspace import (
+    Made,
+    Request,
+    Workspace,
+    bounded,
+    passing,
+    told,
+    unknown,
+)
 from pytest_torchmem.torch_private.state.settings import (
     allows_tf32_convolution,
     is_deterministic_convolution,
@@ -34,39 +41,9 @@ from pytest_torchmem.torch_private.state.settings import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """What is alive together beside an operator's outputs, largest at its peak.
-
-    ``held`` are the copies, ``workspace`` is cuDNN's, ``None`` where it is not known, and
-    ``missing`` are the bytes of outputs that are made later.
-    """
-
-    held: tuple[int, ...] = ()
-    workspace: int | None = 0
-    missing: int = 0
-
-    @property
-    def total(self) -> int:
-        """The bytes beyond the outputs, as far as they are known."""
-        return sum(self.held) + (self.workspace or 0) - self.missing
-
-    def trimmed(self) -> tuple[int, ...]:
-        """Return the requests, less what the missing outputs take the place of."""
-        rest, requests = self.missing, []
-        for nbytes in (self.workspace or 0, *self.held):
-            taken = min(rest, nbytes)
-            rest -= taken
-            requests.append(nbytes - taken)
-        return (*requests[1:], requests[0])
-
-
-def at_peak(phases: Iterable[Requests]) -> Workspace:
-    """Return the workspace of an operator that consists of ``phases``, one after the other."""
-    phases = tuple(phases)
-    largest = max(phases, key=lambda phase: phase.total)
-    requests = largest.trimmed()
-    if any(phase.workspace is None for phase in phases):
+def as_told(cudnn: Cudnn, *requests: Request) -> Workspace:
+    """Return the workspace of ``requests``, as sure as cuDNN's answers make it."""
+    if any(answer.nbytes is None for answer in cudnn.answers):
         return unknown(*requests)
     return bounded(*requests) if tries_all() else told(*requests)
 
@@ -103,34 +80,33 @@ def as_images(
 
 def forward(
     cudnn: Cudnn, input: Tensor, weight: Tensor, output: Tensor, settings: ConvolutionSettings
-) -> Requests:
+) -> tuple[Request, ...]:
     """``cudnn_convolution`` and ``cudnn_convolution_transpose``, of images and volumes."""
     if settings.transposed:
         return input_gradient(cudnn, output, weight, input, settings)
-    held, workspace = _run(
-        cudnn, "forward", (input, weight, output), ("x", "w"), suggested_format(output), settings
-    )
-    return Requests(held, workspace)
+    wanted = suggested_format(output)
+    held, workspace = _run(cudnn, "forward", (input, weight, output), "wx", wanted, settings)
+    return Made(0), *passing(*held, workspace)
 
 
 def input_gradient(
     cudnn: Cudnn, result: Tensor, weight: Tensor, gradient: Tensor, settings: ConvolutionSettings
-) -> Requests:
+) -> tuple[Request, ...]:
     """``cudnn_convolution_backward_input``; ``result`` has the shape of what is computed."""
     wanted = cuda_format(gradient, weight)
     operands = laid_out(result, wanted), weight, gradient
-    held, workspace = _run(cudnn, "backward_input", operands, ("w", "y"), wanted, settings)
-    return Requests(held, workspace)
+    held, workspace = _run(cudnn, "backward_input", operands, "wy", wanted, settings)
+    return Made(0), *passing(*held, workspace)
 
 
 def weight_gradient(
     cudnn: Cudnn, result: Tensor, input: Tensor, gradient: Tensor, settings: ConvolutionSettings
-) -> Requests:
+) -> tuple[Request, ...]:
     """``cudnn_convolution_backward_weight``."""
     wanted = cuda_format(input, gradient)
     operands = input, laid_out(result, wanted), gradient
-    held, workspace = _run(cudnn, "backward_weight", operands, ("x", "y"), wanted, settings)
-    return Requests(held, workspace)
+    held, workspace = _run(cudnn, "backward_weight", operands, "yx", wanted, settings)
+    return passing(*held, Made(1), workspace)
 
 
 def backward(
@@ -138,37 +114,34 @@ def backward(
     operands: tuple[Tensor, Tensor, Tensor],
     settings: ConvolutionSettings,
     output_mask: Sequence[bool],
-) -> list[Requests]:
+    bias: Sequence[int],
+) -> tuple[Request, ...]:
     """``cudnn_convolution_backward``, ``cudnn_convolution_transpose_backward``: the input's
-    gradient, then the weight's. ``operands`` are the gradient, the input and the weight.
+    gradient, then the weight's, then the bias's with what its sum takes. ``operands`` are the
+    gradient, the input and the weight.
     """
     gradient, input, weight = operands
-    held: list[int] = []
+    copied, dense = 0, 0
     if output_mask[1]:  # only then the input is made contiguous
-        held.append(contiguous_copy(input, cuda_format(input, weight)))
+        copied = contiguous_copy(input, cuda_format(input, weight))
         input = _contiguous(input, cuda_format(input, weight))
     wanted = suggested_format(input)
     if settings.transposed:
-        held.append(contiguous_copy(gradient, wanted))
+        dense = contiguous_copy(gradient, wanted)
         gradient = _contiguous(gradient, wanted)
     elif suggested_format(gradient) != wanted:  # to(): what is only strided stays
-        held.append(dense_bytes(gradient))
+        dense = dense_bytes(gradient)
         gradient = laid_out(gradient, wanted)
-    bias = dense_bytes(like(gradient, (gradient.shape[1],))) if output_mask[2] else 0
-    phases = []
-    if output_mask[0]:
-        if settings.transposed:
-            made = laid_out(input, cuda_format(gradient, weight))
-            found = forward(cudnn, gradient, weight, made, _plain(settings))
-        else:
-            found = input_gradient(cudnn, input, weight, gradient, settings)
-        later = (dense_bytes(weight) if output_mask[1] else 0) + bias
-        phases.append(Requests((*held, *found.held), found.workspace, later))
+    steps: tuple[Request, ...] = ()
+    if output_mask[0] and settings.transposed:
+        made = laid_out(input, cuda_format(gradient, weight))
+        steps += forward(cudnn, gradient, weight, made, _plain(settings))
+    elif output_mask[0]:
+        steps += input_gradient(cudnn, input, weight, gradient, settings)
     if output_mask[1]:
         pair = (gradient, input) if settings.transposed else (input, gradient)
-        found = weight_gradient(cudnn, weight, *pair, settings)
-        phases.append(Requests((*held, *found.held), found.workspace, bias))
-    return phases
+        steps += weight_gradient(cudnn, weight, *pair, settings)
+    return passing(copied, *passing(dense, *steps), Made(2), *passing(*bias))
 
 
 def forward_with_relu(
@@ -178,7 +151,7 @@ def forward_with_relu(
     bias: Tensor | None,
     alpha: float,
     settings: ConvolutionSettings,
-) -> Requests:
+) -> tuple[Request, ...]:
     """``cudnn_convolution_relu``, ``cudnn_convolution_add_relu``, of an input, weight and output.
 
     Nothing ``added`` is the output times 0, and no ``bias`` is one of zeros.
@@ -193,23 +166,23 @@ def forward_with_relu(
     term = output if added is None else _contiguous(added, wanted)
     bias = bias.view(1, -1, *(1 for _ in range(input.dim() - 2)))
     described = operand(term, wanted), operand(bias, wanted)
-    held, workspace = _run(
-        cudnn, "forward", operands, ("x", "w"), wanted, settings, described, alpha
-    )
-    return Requests((*held, copied, zeros), workspace)
+    held, workspace = _run(cudnn, "forward", operands, "xw", wanted, settings, described, alpha)
+    return passing(*held, copied, Made(0), zeros, workspace)
 
 
 def _run(
     cudnn: Cudnn,
     direction: str,
     operands: tuple[Tensor, Tensor, Tensor],
-    given: Sequence[str],
+    given: str,
     wanted: torch.memory_format,
     settings: ConvolutionSettings,
     added: tuple[Operand, Operand] | None = None,
     alpha: float = 1.0,
-) -> tuple[tuple[int, ...], int | None]:
-    """Return the copies of what is ``given``, of x, w and y, and cuDNN's workspace."""
+) -> tuple[tuple[int, ...], int]:
+    """Return the copies of what is ``given``, of x, w and y, and cuDNN's workspace, 0 where that is
+    not known.
+    """
     by_name = dict(zip("xwy", operands, strict=True))
     held = tuple(contiguous_copy(by_name[name], wanted) for name in given)
     for name in given:
@@ -230,7 +203,7 @@ def _run(
         added,
         alpha,
     )
-    return held, cudnn.ask(question)
+    return held, cudnn.ask(question) or 0
 
 
 def _plain(settings: ConvolutionSettings) -> ConvolutionSettings:

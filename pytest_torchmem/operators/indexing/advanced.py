@@ -17,7 +17,7 @@ from pytest_torchmem.operators.indexing.masks import positions_of
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.sums import pair_of_values
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded, passing
+from pytest_torchmem.operators.workspace import ALL, Request, Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
@@ -26,7 +26,6 @@ _MASKS = (torch.bool, torch.uint8)
 
 get = operator("aten::index")
 put = operator("aten::_index_put_impl_")
-operator(*aten("index.Tensor _unsafe_index.Tensor"), takes_first=frozenset({"cuda"}))
 operator(
     *aten(
         "index.Tensor _unsafe_index.Tensor index_put_ index_put _unsafe_index_put _index_put_impl_"
@@ -72,13 +71,15 @@ def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Ten
 @get.workspace("cuda")
 def dense_indices_or_positions(
     machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
-) -> tuple[int, ...]:
-    """Indices of different strides are made dense, masks turned to positions; ``AdvancedIndex``."""
+) -> tuple[Request, ...]:
+    """Indices of different strides are made dense, masks turned to positions, before the output is
+    made; ``AdvancedIndex``.
+    """
     masks = [found for found in indices if found is not None and found.dtype in _MASKS]
     if not masks:
-        return _dense_indices([found for found in indices if found is not None])
+        return (*_dense_indices([found for found in indices if found is not None]), ALL)
     kept = _unindexed(input, indices)
-    return _positions(machine, masks, outputs.numel() // kept if kept else 0)
+    return (*_positions(machine, masks, outputs.numel() // kept if kept else 0), ALL)
 
 
 @put.workspace("cuda")

@@ -35,5 +35,5 @@ def matrix_exp(machine: Host, input: Tensor) -> int | Workspace:
     if matrices > 1:
         batch = torch.empty((matrices, order, order), dtype=input.dtype, device="meta")
         product = as_workspace(bmm(machine, batch, batch, batch), "aten::bmm")
-        return scaled - dense_bytes(input) + 3 * matrices * norm + sum(product.requests)
+        return scaled - dense_bytes(input) + 3 * matrices * norm + product.nbytes
     return bounded(scaled, dense_bytes(input), _LONG, 4 * norm)

@@ -13,14 +13,14 @@ from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import Made, Request, Workspace, bounded
 
 _MEAN, _SUM = 1, 2
 """``at::Reduction``."""
 _LONGEST_CUDNN_TARGET = 255
 _LONG = 8
 
-_native = operator("aten::_ctc_loss", order={"cuda": (1, 0)}, takes_first=frozenset({"cuda"}))
+_native = operator("aten::_ctc_loss")
 _native_backward = operator("aten::_ctc_loss_backward")
 _native_backward.meta()(made_like(log_probs=CONTIGUOUS))
 _cudnn = operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths: the host's
@@ -162,10 +162,12 @@ def betas(log_alpha: Tensor) -> int:
 
 
 @_native.workspace("cuda")
-def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[int, ...]:
-    """Lengths and offsets on the device; exact, ``ctc_loss_gpu_template``."""
-    lengths = log_probs.shape[1] * _LONG
-    return (contiguous_copy(log_probs), contiguous_copy(targets), lengths, lengths, lengths)
+def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[Request, ...]:
+    """Lengths and offsets on the device, then ``log_alpha`` and the losses; exact,
+    ``ctc_loss_gpu_template``.
+    """
+    copies = contiguous_copy(log_probs), contiguous_copy(targets)
+    return (*copies, *[log_probs.shape[1] * _LONG] * 3, Made(1), Made(0))
 
 
 @_native_backward.workspace("cuda")
