@@ -17,7 +17,7 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.cudnn_answers import GPUS, Recorder, questions_of
-from pytest_torchmem.cudnn.devices import device_properties
+from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.cudnn.library import Library, library
 from pytest_torchmem.cudnn.questions import Answer, Question
 from pytest_torchmem.targets.gpus import find_gpu

@@ -1,6 +1,8 @@
-"""Text of others' making (names, files, versions) on a terminal, and wherever else it is shown."""
+"""Text of others' making (names, files, versions), and paths, as they are shown."""
 
 from __future__ import annotations
+
+import os
 
 
 def printable(text: str) -> str:
@@ -18,3 +20,17 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return ``text`` as ``printable`` does, except that its line ends stay."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def working_directory() -> str:
+    """Return the working directory, or "" where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def shown(path: str) -> str:
+    """Return a path as it reads from the working directory, if there is one."""
+    here = working_directory()
+    return os.path.relpath(path, here) if here else path

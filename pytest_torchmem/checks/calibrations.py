@@ -23,8 +23,8 @@ from pytest_torchmem.snapshots.calibration import (
     plan_calibration,
     read_calibration_file,
 )
+from pytest_torchmem.snapshots.changes import change_file
 from pytest_torchmem.snapshots.location import calibration_path
-from pytest_torchmem.snapshots.plans import change_file
 from pytest_torchmem.targets.calibration import (
     CUDNN,
     Calibration,

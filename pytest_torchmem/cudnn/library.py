@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.cudnn import driver
-from pytest_torchmem.cudnn.devices import device_properties
+from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.cudnn.installed import (
     VARIABLE,
     Installed,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row
-from pytest_torchmem.diagnosis.moved_lines import moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
+from pytest_torchmem.diagnosis.renamed import moved_lines
 from pytest_torchmem.profile.facts import (
     EVERY,
     GIVEN,

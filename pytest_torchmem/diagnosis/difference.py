@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import eq
 
-from pytest_torchmem.diagnosis.moved_lines import moved_lines
+from pytest_torchmem.diagnosis.renamed import moved_lines
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, only_in, unfold
 from pytest_torchmem.snapshots.alive import Alive, Group, What

@@ -25,7 +25,7 @@ from torch import nn
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_installed
-from pytest_torchmem.paths import working_directory
+from pytest_torchmem.printable import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.modules import modules_by_path

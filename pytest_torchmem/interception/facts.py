@@ -61,7 +61,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     jit_tracing,
     not_jit_tracing,
 )
-from pytest_torchmem.torch_private.distributed.fully_sharded import arguments_of_sharding
+from pytest_torchmem.torch_private.distributed.sharding import arguments_of_sharding
 from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
 from pytest_torchmem.torch_private.state.settings import figure_settings
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN, unwrapped

@@ -1,13 +1,144 @@
-"""The ledger's phase, and its stream, as operators come; nothing of the engine is replaced."""
+"""The phase and the CUDA stream of operators; nothing of the autograd engine is replaced.
+
+Outside of a backward it is the one that the program chose. The autograd engine runs every node on
+the stream that was current when its forward ran (torch/csrc/autograd/engine.cpp,
+``evaluate_function``; input_metadata.h), and adds gradients up on that of the node that they go to
+(input_buffer.cpp, ``InputBuffer::add``). While the program never leaves the default stream, nothing
+here runs.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.ledger import Ledger
-from pytest_torchmem.interception.streams import Streams
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.phases import StepPhases
-from pytest_torchmem.torch_private.tensors.autograd import current_graph_task
+from pytest_torchmem.torch_private.tensors.autograd import (
+    current_graph_task,
+    current_node,
+    node_inputs,
+    sequence_number,
+)
+
+#: Streams of one priority, which are handed out in turn (c10/cuda/CUDAStream.cpp).
+POOL = 32
+_PRIORITIES = 4
+_LEAF = (1 << 64) - 1
+"""The sequence number of every ``AccumulateGrad``."""
+
+
+class Streams:
+    """The current stream of one device, written to its ledger."""
+
+    def __init__(self, ledger: DeviceLedger) -> None:
+        self.several = False
+        """Whether the program ever chose another stream than the default one."""
+        self._ledger = ledger
+        self._handed_out = [0] * _PRIORITIES
+        self._numbers: list[int] = []
+        self._chosen: list[int] = []
+        """The streams that became current, and the sequence numbers of nodes from then on."""
+        self._program = 0
+        """What is current outside of the backward that runs."""
+        self._running: tuple[int, int | None] | None = None
+        """The graph task and the node that were running when last looked."""
+        self._producer = 0
+        """The stream of the last node that was not a leaf's."""
+        self.per_thread: Mapping[str, Callable[[], Any]] = {
+            "_numbers": list,
+            "_chosen": list,
+            "_program": int,
+            "_running": lambda: None,
+            "_producer": int,
+            "_written": int,
+        }
+
+    @property
+    def _written(self) -> int:
+        """What the ledger has as the current stream."""
+        return self._ledger.stream
+
+    @_written.setter
+    def _written(self, stream: int) -> None:
+        self._ledger.stream = stream
+
+    def new(self, priority: int = 0) -> int:
+        """Return the number of the next stream of a priority; ``getStreamFromPool``."""
+        kind = min(max(-priority, 0), _PRIORITIES - 1)
+        number = self._handed_out[kind] % POOL
+        self._handed_out[kind] += 1
+        return number << 5 | (kind + 1) << 1 | 1
+
+    @property
+    def current(self) -> int:
+        """The stream that a request made now would belong to; 0 is the default one."""
+        if self.several:
+            self.find()
+        return self._ledger.stream
+
+    def choose(self, stream: int) -> None:
+        """Make a stream current, until another is chosen or the running node is done."""
+        self.several = self.several or stream != 0
+        if self.several:
+            self.find()
+            self._enter(stream)
+
+    def cut(self) -> None:
+        """Forget on which streams nodes were made: what is left of them belongs to nobody."""
+        self._numbers.clear()
+        self._chosen.clear()
+
+    def find(self) -> None:
+        """Let the stream be current that is so for whatever runs now."""
+        task = current_graph_task()
+        if task == -1:
+            if self._running is not None:
+                self._running = None
+                self._enter(self._program)
+            return
+        if self._running is None:
+            self._program = self._producer = self._ledger.stream
+        node = current_node()
+        number = -1 if node is None else node._sequence_nr()
+        if self._running != (task, number):
+            self._running = (task, number)
+            # A leaf's node is made where the leaf is used first, whose gradient comes last.
+            if number != _LEAF:
+                self._producer = self._of(number)
+            self._enter(self._producer)
+
+    def enter_sum(self, shape: torch.Size) -> None:
+        """Let the stream be current on which the engine adds up gradients of ``shape``.
+
+        They go to one of the nodes after the one that has just run.
+        """
+        node = current_node()
+        edges: tuple[tuple[Any, int], ...] = node.next_functions if node is not None else ()
+        for target, position in edges:
+            if target is None or tuple(node_inputs(target)[position].shape) != tuple(shape):
+                continue
+            number = target._sequence_nr()
+            if number != _LEAF:
+                self._enter(self._of(number))
+            break
+        self._running = (current_graph_task(), None)
+
+    def _of(self, number: int) -> int:
+        """Return the stream that was current when the node of a sequence number was made."""
+        position = bisect_right(self._numbers, number) - 1
+        return self._chosen[position] if position >= 0 else 0
+
+    def _enter(self, stream: int) -> None:
+        self._ledger.stream = stream
+        if not self._chosen or self._chosen[-1] != stream:
+            self._numbers.append(sequence_number())
+            self._chosen.append(stream)
 
 
 class Phases:

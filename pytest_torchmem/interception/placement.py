@@ -15,8 +15,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.targets.device_index import not_linked
-from pytest_torchmem.targets.target import Target
+from pytest_torchmem.targets.target import Target, not_linked
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")

@@ -19,9 +19,8 @@ from torch import Tensor
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.copies import on_copies
-from pytest_torchmem.measurement.cuda import run_warm
+from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.measurement.phases import REQUESTED
 from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of

@@ -12,8 +12,7 @@ import torch
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.events import MODULE, STEP, recording
-from pytest_torchmem.measurement.labels import labels_after, labels_before
-from pytest_torchmem.measurement.timeline import build_timeline
+from pytest_torchmem.measurement.timeline import build_timeline, labels_after, labels_before
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.step.global_state import (

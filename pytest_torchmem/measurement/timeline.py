@@ -1,10 +1,16 @@
-"""From the allocator's events to a timeline with phases."""
+"""From an allocator's events or history to a timeline with phases and names of storages."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.events import (
@@ -14,13 +20,79 @@ from pytest_torchmem.measurement.events import (
     MODULE,
     OPTIMIZER_STEP,
     STEP,
+    MemoryEvent,
     Range,
     Recording,
 )
-from pytest_torchmem.measurement.labels import Label
-from pytest_torchmem.measurement.other_threads import MemoryEvent
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from pytest_torchmem.step.phases import StepPhases
+from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, wrapped_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a storage is to the model: its kind, and the first name it goes by."""
+
+    kind: Kind
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def labels_before(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[int, Label]:
+    """Name what a step begins with: parameters, buffers, gradients from before and inputs."""
+    labels: dict[int, Label] = {}
+    if isinstance(target, nn.Module):
+        _label_module(labels, target, "")
+    inputs = {f"args[{position}]": value for position, value in enumerate(args)} | dict(kwargs)
+    for name, value in inputs.items():
+        if isinstance(value, nn.Module):
+            _label_module(labels, value, name)
+            continue
+        for tensor in tensors_in(value):
+            _label(labels, tensor, Kind.INPUT, name)
+    return labels
+
+
+def labels_after(target: Any, outliving: object) -> dict[int, Label]:
+    """Name what the step made and left behind: gradients and the optimizer's state."""
+    labels: dict[int, Label] = {}
+    if not isinstance(target, nn.Module):
+        return labels
+    names: dict[int, str] = {}
+    for name, parameter in target.named_parameters():
+        names[id(parameter)] = name
+        if parameter.grad is not None:
+            _label(labels, parameter.grad, Kind.GRADIENT, name)
+    if isinstance(outliving, torch.optim.Optimizer):
+        for key, state in outliving.state.items():
+            for tensor in tensors_in(state):
+                _label(labels, tensor, Kind.OPTIMIZER_STATE, names.get(id(key), ""))
+    return labels
+
+
+def _label_module(labels: dict[int, Label], module: nn.Module, prefix: str) -> None:
+    for name, parameter in module.named_parameters(prefix):
+        _label(labels, parameter, Kind.PARAMETER, name)
+        if parameter.grad is not None:
+            _label(labels, parameter.grad, Kind.GRADIENT, name)
+    for name, buffer in module.named_buffers(prefix):
+        _label(labels, buffer, Kind.BUFFER, name)
+
+
+def _label(labels: dict[int, Label], tensor: Tensor, kind: Kind, name: str) -> None:
+    if is_wrapper(tensor):
+        for inner in wrapped_tensors(tensor):
+            _label(labels, inner, kind, name)
+    elif (
+        tensor.layout is torch.strided and not is_lazy(tensor) and tensor.untyped_storage().nbytes()
+    ):
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        labels.setdefault(tensor.untyped_storage().data_ptr(), Label(kind, name, shape, dtype))
+
 
 _PHASES = {ENGINE: Phase.BACKWARD, ENGINE_NODE: Phase.BACKWARD, OPTIMIZER_STEP: Phase.OPTIMIZER}
 _FACTORIES = frozenset(
@@ -161,3 +233,45 @@ def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phas
         if phases.phase is not changes[-1][1]:
             changes.append((time, phases.phase))
     return changes
+
+
+REQUEST, ASKED_BACK, RELEASE = "alloc", "free_requested", "free_completed"
+
+
+def timeline_of(
+    history: Sequence[Mapping[str, Any]],
+    boundaries: Sequence[tuple[int, Phase]],
+    before: Mapping[int, Label],
+    after: Mapping[int, Label],
+) -> Timeline:
+    """Return the timeline of what ``torch.cuda.memory._snapshot`` has of one device.
+
+    An entry has ``action``, ``addr`` and ``size``, of a request and its release the bytes asked for
+    (c10/cuda/CUDACachingAllocator.cpp, ``record_trace``). ``boundaries`` tell how many requests and
+    releases (as asked for) came before each phase; ``before`` and ``after`` name storages by
+    address, at the beginning of the step and at its end. A block that was there before the history
+    began is not part of it.
+    """
+    builder = Builder()
+    waiting = deque(boundaries)
+    counted = 0
+
+    def begin_phases() -> None:
+        while waiting and waiting[0][0] <= counted:
+            builder.begin(waiting.popleft()[1])
+
+    begin_phases()
+    for entry in history:
+        action, address = entry["action"], entry["addr"]
+        if action in (REQUEST, ASKED_BACK):
+            begin_phases()
+            counted += 1
+        if action == REQUEST:
+            phase = builder.phases[-1][1] if builder.phases else Phase.BASELINE
+            label = before.get(address) if phase is Phase.BASELINE else None
+            builder.request(address, entry["size"], Origin(phase), label)
+        elif action == RELEASE:
+            builder.release(address)
+    counted = max([counted, *(start for start, _ in waiting)])
+    begin_phases()
+    return builder.timeline(after)

@@ -22,7 +22,7 @@ _MODULES = {
         "values_by_sequence"
     ),
     "convolution": "alone convolution",
-    "distributed": "lists",
+    "distributed": "fully_shard",
     "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows",
     "linear_algebra": "cusolver distance lapack lu matrix_exp work",
@@ -32,7 +32,7 @@ _MODULES = {
     "normalization": (
         "batch_norm cudnn_batch_norm group_norm layer_norm sync_batch_norm weight_norm"
     ),
-    "recurrent": "cudnn layers onednn packed_sequence values",
+    "recurrent": "cudnn layers onednn values",
     "reduction": "sums",
     "resampling": "interpolation padding pooling",
     "sorting": "distinct order",

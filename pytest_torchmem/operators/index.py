@@ -92,7 +92,7 @@ NAMES = {
     "derivatives": """
         max median min nanmedian renorm
     """,
-    "distributed.lists": """
+    "distributed.fully_shard": """
         _chunk_cat _chunk_cat.out split_with_sizes_copy.out
     """,
     "embedding.bag": """
@@ -242,15 +242,13 @@ NAMES = {
         _use_cudnn_rnn_flatten_weight
     """,
     "recurrent.layers": """
+        _pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence
         _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell gru.data gru.input
         gru_cell lstm.data lstm.input lstm_cell rnn_relu.data rnn_relu.input rnn_tanh.data
         rnn_tanh.input
     """,
     "recurrent.onednn": """
         mkldnn_rnn_layer mkldnn_rnn_layer_backward
-    """,
-    "recurrent.packed_sequence": """
-        _pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence
     """,
     "recurrent.values": """
         _cudnn_rnn _cudnn_rnn_backward _thnn_fused_gru_cell _thnn_fused_gru_cell_backward

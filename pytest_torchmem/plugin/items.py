@@ -13,9 +13,9 @@ from unittest import TestCase
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.paths import shown
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.plugin.worlds import VARIABLES
+from pytest_torchmem.printable import shown
 
 _OWN = ("torchmem", "request")
 

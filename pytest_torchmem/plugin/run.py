@@ -25,11 +25,10 @@ from pytest_torchmem.reports.files import write_reports
 from pytest_torchmem.reports.json_report import build
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration import CalibrationPlan
-from pytest_torchmem.snapshots.changes import plan_file
+from pytest_torchmem.snapshots.changes import FilePlan, plan_file
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import has_module
-from pytest_torchmem.snapshots.plans import FilePlan
 from pytest_torchmem.snapshots.store import read
 
 _ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_GREW)

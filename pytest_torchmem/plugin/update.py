@@ -12,10 +12,16 @@ from pathlib import Path
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.obsolete import Gone
-from pytest_torchmem.snapshots.changes import SnapshotPlan, moves, plan_file, plan_moved
+from pytest_torchmem.snapshots.changes import (
+    Place,
+    SnapshotPlan,
+    change_file,
+    moves,
+    plan_file,
+    plan_moved,
+)
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import orphans_in, relative, snapshot_path
-from pytest_torchmem.snapshots.plans import Place, change_file
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 _IS_TEST_MODULE = re.compile(r"test_.*|.*_test\.py").fullmatch

@@ -14,9 +14,9 @@ import pytest
 
 from pytest_torchmem.checks.request import worlds_of
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.paths import shown
 from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.seen import checks_memory
+from pytest_torchmem.printable import shown
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 
 if TYPE_CHECKING:

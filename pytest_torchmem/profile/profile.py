@@ -374,7 +374,7 @@ class MemoryProfile(ComputedLater):
         what each operator needs (of a trace; none of these two for more than 200,000 allocations).
         With ``before``, another profile's timeline and figures stand beside those of this one.
         """
-        from pytest_torchmem.profile.outline import outline_of
+        from pytest_torchmem.profile.facts import outline_of
         from pytest_torchmem.profile.pictures.page import SAMPLES, Content, page
 
         content = Content(
@@ -400,7 +400,7 @@ class MemoryProfile(ComputedLater):
 
         ``made`` and ``freed`` are positions among the events of the step; sizes are bytes.
         """
-        from pytest_torchmem.profile.formats.table import allocations_csv
+        from pytest_torchmem.profile.formats.exports import allocations_csv
 
         return _written(path, allocations_csv(self.timeline))
 
@@ -409,7 +409,7 @@ class MemoryProfile(ComputedLater):
 
         An event of the timeline is a microsecond.
         """
-        from pytest_torchmem.profile.formats.trace_events import trace_events
+        from pytest_torchmem.profile.formats.exports import trace_events
 
         return _written(path, trace_events(self.name, self.timeline))
 

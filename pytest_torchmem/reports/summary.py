@@ -10,10 +10,9 @@ from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.snapshots.calibration import CalibrationPlan
-from pytest_torchmem.snapshots.changes import SnapshotPlan
+from pytest_torchmem.snapshots.changes import FilePlan, SnapshotPlan
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
-from pytest_torchmem.snapshots.plans import FilePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth
-from pytest_torchmem.reports.github import apply_command, left_out_lines, marked_lines
+from pytest_torchmem.reports.files import apply_command, left_out_lines, marked_lines
 from pytest_torchmem.reports.layout import columns, joined, lines_of, wrapped
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration import place_name
+from pytest_torchmem.snapshots.changes import FilePlan
 from pytest_torchmem.snapshots.compare import Verdict, main_change
 from pytest_torchmem.snapshots.format import Entry, Key, notes_of
-from pytest_torchmem.snapshots.plans import FilePlan
 from pytest_torchmem.units import format_change, format_size
 
 Line = tuple[str, dict[str, bool]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
+from pytest_torchmem.snapshots.changes import FilePlan, refused
 from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.plain import (
     Contents,
@@ -23,7 +24,6 @@ from pytest_torchmem.snapshots.plain import (
     text_of,
     texts_of,
 )
-from pytest_torchmem.snapshots.plans import FilePlan, refused
 from pytest_torchmem.snapshots.store import Stored, read_stored
 from pytest_torchmem.targets.calibration import (
     CUDNN,

@@ -20,9 +20,9 @@ from pytest_torchmem.figures import (
     PHASE_PEAKS,
     phase_of,
 )
+from pytest_torchmem.profile.facts import outline_of
 from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.outline import outline_of
 from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
 from pytest_torchmem.snapshots.tolerance import (

@@ -17,10 +17,9 @@ from typing import Any
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
-from pytest_torchmem.profile.facts import TOPICS, Facts, lacks_added
+from pytest_torchmem.profile.facts import FULL, TOPICS, Facts, Outline, Stretch, lacks_added
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.outline import FULL, Outline, Stretch
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.plain import (
     Contents,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_torchmem.cudnn import driver
-from pytest_torchmem.cudnn.devices import device_properties
+from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.cudnn.installed import find_installed
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.stand_in.build import (

@@ -43,10 +43,9 @@ from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.targets.device_index import MODELLED, NOT_LINKED
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
-from pytest_torchmem.targets.target import Selected, Target
+from pytest_torchmem.targets.target import MODELLED, NOT_LINKED, Selected, Target
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch

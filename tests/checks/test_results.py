@@ -27,8 +27,8 @@ from pytest_torchmem.figures import (
     PHASE_PEAKS,
     SELECTORS,
 )
+from pytest_torchmem.profile.facts import Stretch
 from pytest_torchmem.profile.later import Later
-from pytest_torchmem.profile.outline import Stretch
 from pytest_torchmem.reports.text import advice, message
 from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import compare

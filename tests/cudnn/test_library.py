@@ -18,7 +18,7 @@ import torch
 
 from pytest_torchmem.cudnn import driver
 from pytest_torchmem.cudnn import library as asked
-from pytest_torchmem.cudnn.devices import device_properties
+from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.cudnn.installed import Installed, find_installed, parse_version
 from pytest_torchmem.cudnn.library import DiskMemory, Library
 from pytest_torchmem.cudnn.questions import (

@@ -15,7 +15,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.other_threads import MemoryEvent, with_other_threads
+from pytest_torchmem.measurement.events import MemoryEvent, with_other_threads
 from pytest_torchmem.profile.timeline import Kind, Phase
 
 FLOAT = 4

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.profile.outline import Stretch
+from pytest_torchmem.profile.facts import Stretch
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load

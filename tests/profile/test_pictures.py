@@ -20,9 +20,9 @@ from torch import nn
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.cli import main
 from pytest_torchmem.printable import printable_lines
+from pytest_torchmem.profile.facts import FULL, bytes_along, outline_of
 from pytest_torchmem.profile.node_table import node_table_of
 from pytest_torchmem.profile.operator_calls import KnownWork, OperatorCall
-from pytest_torchmem.profile.outline import FULL, bytes_along, outline_of
 from pytest_torchmem.profile.pictures.page import Content, flame, page, page_data
 from pytest_torchmem.profile.pictures.svg import svg
 from pytest_torchmem.profile.sampled import (

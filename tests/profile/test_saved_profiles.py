@@ -20,6 +20,7 @@ from torch.cuda import _memory_viz
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.profile.formats.exports import allocations_csv, trace_events
 from pytest_torchmem.profile.formats.memory_snapshot import (
     PickleWriter,
     Rows,
@@ -27,8 +28,6 @@ from pytest_torchmem.profile.formats.memory_snapshot import (
     write_memory_snapshot,
 )
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
-from pytest_torchmem.profile.formats.table import allocations_csv
-from pytest_torchmem.profile.formats.trace_events import trace_events
 from pytest_torchmem.profile.timeline import Timeline
 from tests.profile.test_timeline import timelines
 

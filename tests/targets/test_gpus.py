@@ -13,8 +13,8 @@ from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
 from pytest_torchmem.measurement.device import known_gpu, name_of
-from pytest_torchmem.targets.device_index import MODELLED
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
+from pytest_torchmem.targets.target import MODELLED
 
 THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 """Of a multiprocessor (CUDA C++ Programming Guide); 2,048 for all other capabilities."""

@@ -16,7 +16,7 @@ from torch.nn import parallel
 from torch.nn.parallel import comm, scatter_gather
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import as_device
+from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import as_device
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.patching.patches import Replacements
 

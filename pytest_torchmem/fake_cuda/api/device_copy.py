@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import as_device
+from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, dispatch_modes
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.tensors.tensors import TensorBase, has_dispatch

@@ -13,7 +13,7 @@ from torch import Tensor
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import as_device
+from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.modes import (
     DeviceContext,
     cpp_makes_fake_tensors,

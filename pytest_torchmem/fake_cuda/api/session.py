@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.targets.device_index import index_of
+from pytest_torchmem.targets.target import index_of
 from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt
 from pytest_torchmem.torch_private.patching.program_functions import is_of_program
 

@@ -9,7 +9,7 @@ import torch
 import torch.serialization
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import as_device
+from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.type_calls import make
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.tensors.storages import bytes_of

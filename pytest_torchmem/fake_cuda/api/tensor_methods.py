@@ -13,7 +13,7 @@ from pytest_torchmem.fake_cuda.api.fake_tensors import WrapperSubclasses
 from pytest_torchmem.fake_cuda.api.legacy_types import find_legacy_type
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import as_device
+from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.modes import FakeTensor
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import make_wrapper

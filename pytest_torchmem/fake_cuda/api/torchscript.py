@@ -11,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 import torch
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.targets.device_index import as_device
+from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _DEVICE = "pytest_torchmem_device"

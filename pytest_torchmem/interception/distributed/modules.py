@@ -32,15 +32,15 @@ from pytest_torchmem.interception.distributed.world import refuse_symmetric_memo
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.modules import modules_by_path
-from pytest_torchmem.torch_private.distributed.fully_sharded import (
-    STATE_OF_SHARDING,
-    is_of_this_world,
-    sharding_kept,
-)
 from pytest_torchmem.torch_private.distributed.process_groups import (
     SYMMETRIC_MEMORY,
     symmetric_groups,
     symmetric_memory,
+)
+from pytest_torchmem.torch_private.distributed.sharding import (
+    STATE_OF_SHARDING,
+    is_of_this_world,
+    sharding_kept,
 )
 from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
 from pytest_torchmem.torch_private.patching.replaceable import (

@@ -10,12 +10,11 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.interception.python_api.addresses import Addresses
 from pytest_torchmem.interception.python_api.checkpoints import sparse_files
-from pytest_torchmem.interception.python_api.copies import Copies, Pickling
+from pytest_torchmem.interception.python_api.copies import Copies, Pickling, Swaps
 from pytest_torchmem.interception.python_api.fake_tensors import FakeTensors
 from pytest_torchmem.interception.python_api.modules import modules_given_back
 from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
 from pytest_torchmem.interception.python_api.storages import RealStorages
-from pytest_torchmem.interception.python_api.swaps import Swaps
 from pytest_torchmem.interception.python_api.threads import Threads
 from pytest_torchmem.interception.python_api.values import Values
 from pytest_torchmem.torch_private.dispatch.kernels import below_interception

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.calls import GivenCall, empty_as, meta_result, outputs
 from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.operators.linear_algebra.cusolver import (
     any_error,
@@ -26,7 +26,6 @@ from pytest_torchmem.operators.linear_algebra.cusolver import (
     work_array,
 )
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.structured import empty_as, meta_result, outputs
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.calls import GivenCall, empty_as, meta_result, outputs, proxy
 from pytest_torchmem.operators.linear_algebra import cusolver
 from pytest_torchmem.operators.linear_algebra.cusolver import (
     any_error,
@@ -18,7 +18,6 @@ from pytest_torchmem.operators.linear_algebra.cusolver import (
     is_column_major,
 )
 from pytest_torchmem.operators.registry import Kind, operator
-from pytest_torchmem.operators.structured import empty_as, meta_result, outputs, proxy
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.calls import GivenCall, outputs
 from pytest_torchmem.operators.geometry import accumulation_type
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.structured import outputs
 from pytest_torchmem.targets.host import Host
 
 _INTERMEDIATE = 3

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.calls import GivenCall, meta_result
 from pytest_torchmem.operators.formats import (
     CONTIGUOUS,
     SUGGESTED,
@@ -29,7 +29,6 @@ from pytest_torchmem.operators.formats import (
 )
 from pytest_torchmem.operators.geometry import contiguous_copy, suggested_format
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.structured import meta_result
 
 _aten: Any = torch.ops.aten
 

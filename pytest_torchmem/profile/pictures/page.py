@@ -17,8 +17,8 @@ from typing import Any
 
 from pytest_torchmem.figures import PEAK
 from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.profile.facts import Outline, bytes_along
 from pytest_torchmem.profile.node_table import NodeTable
-from pytest_torchmem.profile.outline import Outline, bytes_along
 from pytest_torchmem.profile.sampled import (
     OTHER,
     Alike,

@@ -1,16 +1,80 @@
-"""A timeline in the Trace Event Format, which Perfetto and ``chrome://tracing`` open.
+"""Exports: allocations as comma-separated values, a timeline for Perfetto and Chrome.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
 from pytest_torchmem.profile.sampled import Alike, by_kind, samples
-from pytest_torchmem.profile.timeline import Kind, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Timeline
+
+COLUMNS = (
+    "index",
+    "nbytes",
+    "kind",
+    "phase",
+    "module",
+    "operator",
+    "line",
+    "dtype",
+    "shape",
+    "label",
+    "confidence",
+    "made",
+    "freed",
+)
+
+
+def allocations_csv(timeline: Timeline) -> str:
+    """Return a header and a row for each allocation, in the order in which they were made.
+
+    ``made`` and ``freed`` are positions among the events, from 1 on; ``freed`` is empty for what is
+    alive at the end. A shape is written as ``2x3``.
+    """
+    freed = array("q", bytes(8 * (len(timeline.allocations) + 1)))
+    for position, event in enumerate(timeline.events, start=1):
+        if event < 0:
+            freed[-event] = position
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(COLUMNS)
+    told: dict[Allocation, str] = {}
+    for position, event in enumerate(timeline.events, start=1):
+        if event < 0:
+            continue
+        found = timeline.allocations[event - 1]
+        columns = told.get(found)
+        if columns is None:
+            columns = told[found] = _columns(found)
+        text.write(f"{event},{columns},{position},{freed[event] or ''}\n")
+    return text.getvalue()
+
+
+def _columns(found: Allocation) -> str:
+    """Return what is told of all allocations that are alike, from ``nbytes`` to ``confidence``."""
+    origin, text = found.origin, io.StringIO()
+    csv.writer(text, lineterminator="").writerow(
+        (
+            found.nbytes,
+            found.kind.value,
+            origin.phase.value,
+            origin.module,
+            origin.operator,
+            origin.line,
+            found.dtype,
+            "x".join(map(str, found.shape)),
+            found.label,
+            found.confidence.value,
+        )
+    )
+    return text.getvalue()
+
 
 _PROCESS = 1
 _PHASES, _PEAK = 1, 2
