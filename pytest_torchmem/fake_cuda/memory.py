@@ -95,6 +95,11 @@ class DeviceMemory:
         )
         return MappingProxyType(result)
 
+    def forget_peaks(self) -> None:
+        """Let peaks begin with what there is now."""
+        self.follow()
+        self._peaks.clear()
+
     def empty_cache(self, pool: PoolId | None = None) -> None:
         """Give back what is reserved and in segments that nothing is in, or that of one pool."""
         self.follow().empty_cache(pool)

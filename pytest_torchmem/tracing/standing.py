@@ -165,6 +165,16 @@ class StandingGpu:
         for streams in parts.streams:
             streams.cut()
 
+    def begin_peak(self) -> None:
+        """Let ``allocated_peak`` begin with what is on the GPUs now."""
+        for memory in self._memories:
+            memory.forget_peaks()
+
+    @property
+    def allocated_peak(self) -> int:
+        """The most that was allocated on one of the GPUs since ``begin_peak``, in bytes."""
+        return max(memory.peaks()["peak"].allocated for memory in self._memories)
+
     def live(self, since: Sequence[int] = ()) -> list[StorageRecord]:
         """Return what is on the GPUs now, in the order in which it was made on each.
 

@@ -262,3 +262,30 @@ def test_pinned():
 def test_memory_of_the_real_host_is_pinned(project: Project) -> None:
     project.write(test_net=PINNED)
     project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2"]])
+def test_a_suite_closes_with_its_largest_tests(project: Project, options: list[str]) -> None:
+    project.write(
+        test_net="""
+import pytest, torch
+
+@pytest.mark.parametrize("mib", [*range(1, 13), 20 << 10])
+def test_net(mib):
+    torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
+
+def test_small():
+    torch.ones(3)
+"""
+    )
+    result = project.run("--torchmem-fake-cuda=t4", "-k", "not 20480", *options)
+    result.assert_outcomes(passed=13)
+    result.stdout.fnmatch_lines(
+        ["*largest tests on cuda (t4)*", " 12.00 MiB  test_net.py::test_net[[]12]"]
+    )
+    result.stdout.fnmatch_lines(["every test fits on * of the * GPUs of the catalogue, the *"])
+    assert "test_net[2]" not in result.stdout.str()
+    result = project.run("--torchmem-fake-cuda=t4", *options)
+    result.assert_outcomes(passed=13, failed=1)
+    result.stdout.fnmatch_lines(["out of memory: test_net.py::test_net[[]20480]"])
+    result.stdout.no_fnmatch_line("every test fits*")
