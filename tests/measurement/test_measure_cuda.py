@@ -217,4 +217,6 @@ def test_a_gpu_is_known_by_what_changes_the_bytes() -> None:
     assert known_gpu(Gpu("x", "x", (8, 0), 39 * gib, 108, 2048)) == find_gpu("a100-40gb")
     assert known_gpu(Gpu("x", "x", (9, 0), 139 * gib, 132, 2048)) == find_gpu("h200")
     slice_of_it = Gpu("mig", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", (8, 0), 40 * gib, 42, 2048)
-    assert known_gpu(slice_of_it) is slice_of_it
+    assert known_gpu(slice_of_it) == find_gpu("a100-80gb:3g.40gb")
+    unknown = Gpu("mig", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", (8, 0), 40 * gib, 44, 2048)
+    assert known_gpu(unknown) is unknown
