@@ -1,13 +1,21 @@
-"""What the README shows is what its examples print."""
+"""What the README shows is what its examples print, and what pages by task say is true."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
+import pytest_torchmem
+from pytest_torchmem.cli import _parser
+from tests.plugin.conftest import Project
+
 ROOT = Path(__file__).parents[2]
+by_name = attrgetter("stem")
 
 
 def test_the_failure_in_the_readme_is_the_one_that_is_printed(
@@ -29,3 +37,45 @@ def test_the_failure_in_the_readme_is_the_one_that_is_printed(
     printed = [line.rstrip() for line in result.outlines]
     missing = [line for line in lines if line.rstrip() not in printed and "===" not in line]
     assert missing == []
+
+
+TASKS = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tasks").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in TASKS if blocks(page, "python")], ids=by_name)
+def test_the_programs_of_a_page_run(project: Project, page: Path) -> None:
+    programs = blocks(page, "python")
+    for number, text in enumerate(programs):
+        if "def test_" in text:
+            project.write(**{f"test_{number}": text})
+    scripts = [text for text in programs if "def test_" not in text]
+    exec(compile("\n".join(scripts), str(page), "exec"), {})
+    if len(scripts) < len(programs):
+        assert project.run("--torchmem-update").ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize("page", TASKS, ids=by_name)
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    lines = "".join(blocks(page, "console")).splitlines()
+    for words in (shlex.split(line, comments=True) for line in lines):
+        if words and words[0] == "torchmem":
+            _parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("page", TASKS, ids=by_name)
+def test_a_page_is_read_in_a_few_minutes(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").split()) <= 1500
+
+
+def test_messages_with_a_cure_are_those_of_the_package() -> None:
+    page = (ROOT / "docs" / "tasks" / "errors.md").read_text(encoding="utf-8")
+    package = Path(pytest_torchmem.__file__).parent
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py")))
+    said = re.findall(r"^\| .*?`([^`]+)`", page, re.M)
+    pieces = [re.sub(r"mps devices$", "", re.sub(r"'?…'? ?|: \+.*", "", text)) for text in said]
+    assert len(pieces) > 10
+    assert [piece for piece in pieces if piece.strip() not in source] == []
