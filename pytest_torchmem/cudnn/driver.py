@@ -1,9 +1,9 @@
 """A GPU that is described to cuDNN, and a stand-in for the driver's library.
 
 ``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`` wants 24 values. Answers depend on the compute
-capability, the number of multiprocessors and the largest grid alone (docs/accuracy.md says how that
-was tried), and the grid is the same for all; the others are those of the GPU or of its generation,
-so that what is asked is never impossible.
+capability, the number of multiprocessors and the largest grid alone (how that was tried
+is in benchmarks/results/accuracy.md), and the grid is the same for all; the others are those of the
+GPU or of its generation, so that what is asked is never impossible.
 
 cuDNN leaves out what is compiled when it runs (attention, fused graphs, some convolutions) unless
 it finds the driver and all of the functions below, and some builds are not loaded at all without

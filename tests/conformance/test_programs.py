@@ -33,6 +33,6 @@ def test_random_programs(program: Program) -> None:
 
 def peaks(figures: Mapping[str, int | None]) -> dict[str, int | None]:
     """Return the figures without ``end``, of which one in 1,863 programs differs
-    (docs/accuracy.md).
+    (benchmarks/results/accuracy.md).
     """
     return {name: figure for name, figure in figures.items() if name != "end"}

@@ -54,7 +54,7 @@ def program(
 
 
 def grid(dims: int, dtype: torch.dtype) -> Iterator[tuple[bool, Callable[[], Tensor]]]:
-    """Every kind with every other, and whether it is known to differ (docs/accuracy.md)."""
+    """Every kind with every other, and whether it is known to differ (results/accuracy.md)."""
     kinds = ((16, 32, 1), (5, 32, 1), (16, 32, 2), (16, 16, 16))
     geometries = ((1, 1, 1), (1, 2, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2), (3, 2, 2))
     flags = itertools.product((False, True), repeat=3)

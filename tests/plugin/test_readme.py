@@ -79,3 +79,24 @@ def test_messages_with_a_cure_are_those_of_the_package() -> None:
     pieces = [re.sub(r"mps devices$", "", re.sub(r"'?…'? ?|: \+.*", "", text)) for text in said]
     assert len(pieces) > 10
     assert [piece for piece in pieces if piece.strip() not in source] == []
+
+
+def test_links_lead_to_files() -> None:
+    folders = (
+        ROOT.glob("*.md"),
+        (ROOT / "docs").rglob("*.md"),
+        (ROOT / "benchmarks").rglob("*.md"),
+    )
+    pages = [page for folder in folders for page in folder]
+    assert len(pages) > 20
+    links = {
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([\w./-]*\w/?)[)#]", page.read_text(encoding="utf-8"))
+    }
+    missing = [
+        (str(page.relative_to(ROOT)), link)
+        for page, link in links
+        if not (page.parent / link).exists()
+    ]
+    assert sorted(missing) == []
