@@ -39,6 +39,7 @@ from pytest_torchmem.interception.plans import (
     geometry_of_arguments,
     with_types,
 )
+from pytest_torchmem.interception.real_runs import workspace_here
 from pytest_torchmem.interception.refusals import (
     REFUSALS,
     Refusals,
@@ -356,6 +357,8 @@ class Kernels:
         plan.numbers = numbers = numbers_of(spec, args, tensors, device)
         given, where, result = with_types(args, numbers), device.device.type, plan.on_meta(tensors)
         taken = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        if taken is not None and taken.is_estimate and self._target.host.is_this_machine:
+            taken = workspace_here(call, plan, result) or taken
         plan.follow(taken or Workspace(), spec.on(where).order)
         plan.work = CallWork(spec, args, call.kwargs, result)
         plan.broadcast = broadcast_of(spec.overload, tensors, plan)

@@ -40,7 +40,12 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_composite_implicit,
     is_view,
 )
-from pytest_torchmem.torch_private.tensors.recording import EventType, all_threads_counted, mark
+from pytest_torchmem.torch_private.tensors.recording import (
+    EventType,
+    all_threads_counted,
+    mark,
+    profiler_runs,
+)
 
 _CANDIDATES, _SUMS = 64, 4096
 """How many blocks, and how many sums of their sizes, are tried."""
@@ -277,6 +282,8 @@ class Recording:
 @contextmanager
 def recording() -> Iterator[Recording]:
     """Record the allocations of the thread that enters this; they are there afterwards."""
+    if profiler_runs():
+        raise UsageError("cannot record allocations while another profiler runs: stop it first")
     recorded, profiler = Recording(), profile(profile_memory=True)
     with ExitStack() as stack:
         # Kineto reads its log level once, at a process' first recording, and else logs every one.
@@ -285,12 +292,7 @@ def recording() -> Iterator[Recording]:
         # A run that a C++ extension starts is known by the nodes that the engine evaluates.
         stack.enter_context(engine_runs(lambda: mark(ENGINE)))
         stack.enter_context(outermost_module_calls(lambda: mark(MODULE)))
-        try:
-            stack.enter_context(profiler)
-        except RuntimeError as error:
-            raise UsageError(
-                f"cannot record allocations while another profiler runs ({error}): stop it first"
-            ) from error
+        stack.enter_context(profiler)
         stack.enter_context(all_threads_counted())
         yield recorded
     results: Any = profiler.kineto_results

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.torch_private.compilers import compiler, inductor
 from pytest_torchmem.tracing.compiled import Compiled
-from tests.operators.workspaces import skip_if_told
 
 
 class Net(nn.Module):
@@ -73,7 +72,6 @@ def test_the_real_allocator_counts_the_same(build: Callable[[], nn.Module], back
     torch._dynamo.reset()
     step = program(build, backend=backend)
     profile = trace(step, host="here")
-    skip_if_told(profile)
     assert profile.level == ("inductor" if backend == "inductor" else "aot")
     assert not profile.warnings
     assert as_measured(profile, step)
@@ -506,7 +504,6 @@ def test_compiled_autograd_is_profiled_as_compiled(device: str) -> None:
     profile = trace(step, device=device, **({"host": "here"} if device == "cpu" else {}))
     assert (profile.level, profile.warnings, devices) == ("aot", (), {device})
     if device == "cpu":
-        skip_if_told(profile)
         assert as_measured(profile, step)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from benchmarks.workspace_cpu import Call, Program, Recorder
-from pytest_torchmem import MemoryProfile
 from pytest_torchmem.operators.matmul.onednn import has_onednn_products
 from pytest_torchmem.targets.host import this_machine
 
@@ -21,25 +20,6 @@ def skip_estimates(dtype: torch.dtype) -> None:
     host = this_machine()
     if has_onednn_products(host, dtype) and not host.is_checked(dtype):
         pytest.skip(f"oneDNN's workspaces in {dtype} are estimates on this CPU")
-
-
-def assert_as_measured(traced: MemoryProfile, measured: MemoryProfile) -> None:
-    """Fail where the figures differ, unless the CPU was not checked and the profile says so."""
-    if not is_told(traced):
-        assert traced.figures() == measured.figures()
-
-
-def is_told(traced: MemoryProfile) -> bool:
-    """Return whether a profile says that its workspaces are estimates on this CPU."""
-    host = this_machine()
-    checked = all(map(host.is_checked, (torch.float32, torch.bfloat16)))
-    return not checked and host.unchecked in "\n".join(traced.warnings)
-
-
-def skip_if_told(traced: MemoryProfile) -> None:
-    """Skip a test whose profile says that its workspaces are estimates on this CPU."""
-    if is_told(traced):
-        pytest.skip(this_machine().unchecked)
 
 
 def calls_of(*programs: Program) -> list[Call]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.torch_private.names import private
+from pytest_torchmem.torch_private.names import private, private_attribute
 
 #: A context that marks a range of the recording.
 mark: Callable[[str], Any] = private("torch._C._profiler._RecordFunctionFast")
@@ -24,7 +24,13 @@ clear_cublas_workspaces: Callable[[], None] = (
     if hasattr(torch._C, "_cuda_clearCublasWorkspaces")  # is_built() may be that of a fake GPU
     else lambda: None
 )
+_profiler_runs = private_attribute("torch.autograd.profiler._is_profiler_enabled")
 _COUNTS_ALL_THREADS = "FLAGS_caffe2_report_cpu_memory_usage"
+
+
+def profiler_runs() -> bool:
+    """Return whether torch's profiler runs on any thread: a second one would end it."""
+    return bool(_profiler_runs(torch.autograd.profiler))
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
-from tests.operators.workspaces import skip_estimates
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -71,7 +70,6 @@ def assert_as_measured(model: nn.Module, *args: Any, backward: bool = False) -> 
 def test_a_padding_mask_in_evaluation(
     dtype: torch.dtype, activation: str, lengths: tuple[int, ...]
 ) -> None:
-    skip_estimates(dtype)
     model = Encoder(activation=activation, dtype=dtype)
     assert_as_measured(model, torch.randn(3, 10, 64, dtype=dtype), padding(10, *lengths))
 
