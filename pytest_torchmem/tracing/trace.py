@@ -148,20 +148,32 @@ def trace(
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     check_torch(cuda=machine.gpu is not None)
-    reached = Reached(target, args, kwargs, loss_fn)
     advised = _advisor(partial(trace, target, *args, **kwargs), options)
-    is_module = isinstance(target, nn.Module)
-    in_place = InPlace(target, args, kwargs, loss_fn) if is_module else InPlace(None)
     profiled = partial(
         _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
     )
-    lowering = Lowering()
-    run = partial(_trace, limit, reached, in_place, profiled, mode=mode, lowering=lowering)
-    if not is_module:
-        return run_passes(run, machine, _passes(values), partial(ProgramState, reached), lowering)
+    run = partial(_trace, limit=limit, profiled=profiled, mode=mode)
+    return _in_passes(run, machine, _passes(values), target, args, kwargs, loss_fn)
+
+
+def _in_passes(
+    run: Callable[..., MemoryProfile],
+    machine: Target,
+    passes: tuple[Values, ...],
+    target: Any,
+    *inputs: Any,
+) -> MemoryProfile:
+    """Run a step as often as its values need it; what it was given is afterwards as before."""
+    __tracebackhide__ = True
+    reached, lowering = Reached(target, *inputs), Lowering()
+    if not isinstance(target, nn.Module):
+        run = partial(run, reached, InPlace(None), lowering=lowering)
+        return run_passes(run, machine, passes, partial(ProgramState, reached), lowering)
+    in_place = InPlace(target, *inputs)
+    run = partial(run, reached, in_place, lowering=lowering)
     state = ProgramState(reached, in_place)
     try:
-        return run_passes(run, machine, _passes(values), lambda: state, lowering)
+        return run_passes(run, machine, passes, lambda: state, lowering)
     finally:
         with undisturbed():
             state.restore()
@@ -213,13 +225,14 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 
 
 def _trace(
-    limit: Memory,
     reached: Reached,
     in_place: InPlace,
-    profiled: Callable[..., MemoryProfile],
     machine: Target,
     values: Values,
     mailbox: Mailbox | None,
+    *,
+    limit: Memory,
+    profiled: Callable[..., MemoryProfile],
     mode: str | None,
     lowering: Lowering,
 ) -> MemoryProfile:
