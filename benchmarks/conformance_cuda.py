@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Unit
 from benchmarks.isolation.supervisor import Limits, Supervisor
 from benchmarks.zoo import models as zoo
 from pytest_torchmem.checks.gpu import find_parting
+from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.measurement.device import cuda_device
 
 SUITES = ("op", "module", "zoo")
@@ -135,7 +137,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept.sort(key=lambda comparison: comparison.case)
     if options.output:
         report.write(options.output, kept)
+    if options.record:
+        record(options.record, kept, options.gpu)
     return _print(kept, options.gpu)
+
+
+def record(path: Path, kept: Sequence[Comparison], gpu: str) -> None:
+    """Write what torch's CUDA code took, a line a sample: figures in the order of ``FIGURES``."""
+    judged = [one for one in kept if one.status in (Status.EXACT, Status.DIFFERENT)]
+    head = {"torch": torch.__version__, "gpu": gpu, "figures": FIGURES}
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    lines += [
+        f"{json.dumps(one.case)}: {json.dumps([one.measured.get(name, 0) for name in FIGURES])}"
+        for one in judged
+    ]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def _print(kept: Sequence[Comparison], gpu: str) -> int:
@@ -182,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="torch threads per process")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for one sample")
     parser.add_argument("--output", type=Path, help="JSON file for every sample")
+    parser.add_argument("--record", type=Path, help="JSON file of what was measured, for tests")
     return parser
 
 
