@@ -35,7 +35,13 @@ from pytest_torchmem.torch_private.tensors.storages import (
     hollow_storage,
     storage_address,
 )
-from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, read_as, view_base
+from pytest_torchmem.torch_private.tensors.tensors import (
+    is_view_of_another,
+    read_as,
+    set_version,
+    version_of,
+    view_base,
+)
 
 _CPU = torch.device("cpu")
 
@@ -90,8 +96,8 @@ class Conversion:
         self._attribution = attribution
         self._phases = phases
         self.borrowed: Any = WeakIdKeyDictionary()
-        """Real leaves and the gradients that they came with. Weakly: what another thread of the
-        program made dies in the course of the trace."""
+        """Real tensors, with the gradients that leaves came with, and with their versions. Weakly:
+        what another thread of the program made dies in the course of the trace."""
         self.mapped = MappedFiles()
         self._met: list[StorageRecord] = []
         """Real tensors that were met, by operators that are running where the host is real."""
@@ -202,11 +208,14 @@ class Conversion:
         return record
 
     def _borrow_gradient(self, tensor: Tensor) -> None:
-        """Take note of the gradient that a leaf came with."""
+        """Take note of the gradient that a leaf came with, and of a tensor's version."""
         # What a program takes of a weight first may be a view of it, such as its transpose.
         owner = view_base(tensor) if is_view_of_another(tensor) else tensor
-        if owner is not None and owner.requires_grad and owner.is_leaf:
-            self.borrowed.setdefault(owner, owner.grad)
+        if owner is None or owner in self.borrowed:
+            return
+        version = -1 if owner.is_inference() else version_of(owner)
+        leaf = owner.requires_grad and owner.is_leaf
+        self.borrowed[owner] = (owner.grad,) if leaf else (), version
 
     def write_back(self, tensor: Tensor) -> None:
         """Let a real tensor have what an operator wrote to it; what is not known makes it hollow.
@@ -282,9 +291,14 @@ class Conversion:
         self._contents.remember(record, tensor)
 
     def return_borrowed(self) -> None:
-        """Give real leaves that the program brought with it the gradients they came with."""
-        for tensor, gradient in list(self.borrowed.items()):
-            tensor.grad = gradient
+        """Give real tensors that the program brought with it the gradients they came with, and the
+        versions, by which what was saved of them before knows that nothing was written to them.
+        """
+        for tensor, (gradient, version) in list(self.borrowed.items()):
+            for one in gradient:
+                tensor.grad = one
+            if version >= 0 and version_of(tensor) != version:
+                set_version((tensor,), (version,))
         self.borrowed.clear()
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:

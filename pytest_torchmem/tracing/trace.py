@@ -49,7 +49,7 @@ from pytest_torchmem.targets.target import MODELLED, NOT_LINKED, Selected, Targe
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.torch_private.state.entered import what_is_entered_is_left
+from pytest_torchmem.torch_private.state.entered import ends_once, what_is_entered_is_left
 from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.hollow import HollowTensors
@@ -269,6 +269,7 @@ def _trace(
         stack.callback(in_place.restore)
         stack.callback(ledger.give_back_outgrown)
         stack.callback(interceptor.parts.conversion.return_borrowed)
+        stack.enter_context(ends_once(interceptor.threads.on_thread))
         stack.enter_context(what_is_entered_is_left())
         stack.enter_context(thread_kept())
         stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))

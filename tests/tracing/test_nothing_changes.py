@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -510,3 +510,75 @@ def test_hooks_of_steps_are_gone_through_while_a_trace_begins_and_ends() -> None
     finally:
         for handle in handles:
             handle.remove()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loss_from_before_a_trace_can_go_backward_after_it(device: str) -> None:
+    """Nothing was written to what it has saved, which versions tell."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    optimizer, x = torch.optim.SGD(model.parameters()), torch.ones(3, 4)
+    loss, tensors = model(x).sum(), [*model.parameters(), *model.buffers()]
+    versions = [one._version for one in tensors]
+
+    def body() -> None:
+        model.to(device)(x.to(device)).sum().backward()
+        optimizer.step()
+
+    trace(body, device=device)
+    trace(model, x, device=device, optimizer=torch.optim.SGD)
+    assert [one._version for one in tensors] == versions
+    loss.backward()
+
+
+def trained() -> list[float]:
+    layer = nn.Linear(4, 4)
+    nn.init.ones_(layer.weight)
+    nn.init.ones_(layer.bias)
+    optimizer, losses = torch.optim.SGD(layer.parameters(), lr=1.0), []
+    for _ in range(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = layer(torch.ones(2, 4)).float().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "entered",
+    [
+        lambda device: torch.autocast(device, torch.bfloat16),
+        lambda _: torch.no_grad(),
+        lambda _: torch.inference_mode(),
+        lambda _: torch.set_grad_enabled(False),
+        lambda _: torch.autograd.graph.disable_saved_tensors_hooks("none here"),
+        lambda _: saved_tensors_hooks(lambda x: x, lambda x: x),
+        lambda _: BaseTorchFunctionMode(),
+    ],
+)
+def test_what_a_suspended_generator_leaves_after_the_trace_is_left_once(
+    entered: Callable[[str], Any], device: str
+) -> None:
+    suspended: list[Any] = []
+
+    def body() -> Tensor:
+        def steps() -> Any:
+            with entered(device):
+                yield torch.ones(3) + 1
+
+        suspended.append(steps())
+        return next(suspended[0])  # type: ignore[no-any-return]
+
+    expected = trained()
+    trace(body, device=device)
+    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    assert trained() == expected
+    for generator in suspended:
+        generator.close()
+    assert trained() == expected
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    now = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    assert tuple(map(str, now)) == tuple(map(str, keys))

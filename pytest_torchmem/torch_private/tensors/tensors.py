@@ -14,6 +14,10 @@ from pytest_torchmem.torch_private.names import private, private_attribute, priv
 TensorBase: Any = private("torch._C.TensorBase")
 #: How many references hold the ``TensorImpl``, the Python object's own included.
 tensor_use_count: Callable[[Tensor], int] = private("torch.Tensor._use_count")
+version_of: Callable[[Tensor], int] = private_attribute("torch.Tensor._version")
+set_version: Callable[[tuple[Tensor], tuple[int]], None] = private(
+    "torch._C._autograd._unsafe_set_version_counter"
+)
 is_view_of_another: Callable[[Tensor], bool] = private("torch.Tensor._is_view")
 _negative_view: Callable[[Tensor], Tensor] = private("torch._neg_view")
 view_base: Callable[[Tensor], Tensor | None] = private_attribute("torch.Tensor._base")
