@@ -72,6 +72,9 @@ class FastPath:
     ) -> Any:
         """Run a call of an operator that ``is_plain``; return ``LONGER`` if it is not as short."""
         known, ledger = self._known, self._ledger
+        contents = self._values.contents
+        if contents.unwritten and contents.settle(records):
+            return LONGER
         for position, record in enumerate(records):  # most often the first ends it
             if record.address not in known and tensors[position].numel():
                 computes = False

@@ -559,7 +559,9 @@ class Kernels:
         self._parts.phases.find()
         origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
         output = Output(0, tensor.dtype, shape, resized.stride(), int(tensor.storage_offset()))
-        known = self._parts.values.contents.known(records[0])
+        contents = self._parts.values.contents
+        contents.begin_writing(records[0])
+        known = contents.known(records[0])
         grow(self._ledger, tensor, output, records[0].ledger, origin)
         if known is not None:
             self._parts.values.keep_resized(tensor, known)

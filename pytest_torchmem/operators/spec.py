@@ -18,6 +18,7 @@ from pytest_torchmem.operators.registry import (
     Kind,
     OperatorRecord,
     UnknownOutputs,
+    aten,
     find_record,
 )
 from pytest_torchmem.operators.third_party.namespaces import describe_namespace
@@ -183,6 +184,10 @@ class OperatorSpec:
     reads_conjugates: bool
     """Whether its kernel is given conjugates as they are, and decides itself which it copies; for
     others the dispatcher makes them before (ATen/ConjugateFallback.cpp)."""
+    makes_empty: bool = field(init=False)
+    """Whether nobody has written to what it makes."""
+    copies_whole: bool = field(init=False)
+    """Whether it makes a copy of a tensor, also of one that nobody has written to."""
     is_plain: bool = field(init=False)
     """Whether it makes new tensors, where its tensors are, and does nothing else."""
     reads_in_place: bool = field(init=False)
@@ -193,6 +198,8 @@ class OperatorSpec:
         self.reads_in_place = not (
             self.random or self.functional or self.opaque or self.mutated_names or self.dynamic
         )
+        self.makes_empty = self.name.startswith(_EMPTY)
+        self.copies_whole = self.name in _COPIES
         self.is_plain = self.needs_values and not (
             self.mutated
             or self.mutated_names
@@ -397,6 +404,14 @@ class OperatorSpec:
             )
         ]
 
+    def only_writes(self, args: tuple[Any, ...]) -> bool:
+        """Return whether this call reads nothing of what it writes to, whole or in part."""
+        if self.mutated_names or self.shared.overwrites:
+            return True
+        family, _, overload = self.name.partition(".")
+        accumulates = any(one is True for one in args[3:4])
+        return family in _ONLY_WRITES and "reduce" not in overload and not accumulates
+
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arguments that this call writes to."""
         return [args[position] for position in self.mutated if position < len(args)] + [
@@ -412,6 +427,18 @@ def _dtype_beside(tensor: torch.Tensor | None, number: complex) -> torch.dtype |
     integral = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
     return None if isinstance(number, float) and integral else tensor.dtype
 
+
+#: What makes storages that nobody has written to.
+_EMPTY = ("aten::empty", "aten::new_empty", "prims::empty", "_quantized::empty")
+_COPIES = ("aten::clone", "aten::_to_copy")
+_ONLY_WRITES = frozenset(
+    aten("""
+        bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ index_copy_
+        index_fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ put_ scatter_
+        fill_diagonal_ _foreach_copy_ _foreach_zero_
+    """)
+)
+"""Operators in place beside those that overwrite all: their results need no value from before."""
 
 FUNCTIONAL = "_c10d_functional"
 """The namespace of collectives that return their outputs; c10d/Functional.cpp."""

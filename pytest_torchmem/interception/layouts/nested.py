@@ -147,6 +147,8 @@ class NestedTensors:
 
     def _write(self, tensor: Tensor, values: Sequence[Any]) -> None:
         record = self._ledger.records.get(storage_address(tensor))
+        if record is not None:
+            self._values.contents.begin_writing(record)
         with outside_interception():
             # Between traces what is on the host is real.
             known = tensor if record is None else self._values.contents.value(record, tensor)

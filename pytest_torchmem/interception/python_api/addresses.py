@@ -77,6 +77,7 @@ class Addresses:
         record = self._trace.record_of(storage)
         if record is None or not record.hollow:
             return cast(int, self._of_storage(storage))
+        self._trace.values.contents.begin_writing(record)
         known = self._trace.values.contents.known(record)
         memory = record.memory if known is None else known
         if memory is not None:

@@ -256,6 +256,7 @@ class _Data:
             record = self._trace.record_of(storage)
             if record is None or not record.hollow:
                 return original(storage, *args, **kwargs)
+            self._trace.values.contents.begin_writing(record)
             known = self._trace.values.contents.known(record)
             if known is None:
                 raise self._trace.values.unknown("a tensor of unknown values is sent to a process")

@@ -108,6 +108,7 @@ class Values:
         if force:
             return self.numpy(tensor.detach().cpu())
         with self._trace.working():
+            self._trace.values.contents.begin_writing(record)
             real = self._real(tensor, record, "numpy")
             if tensor.requires_grad:
                 real = real.clone().requires_grad_()  # which numpy refuses
@@ -120,6 +121,7 @@ class Values:
         record = self._trace.without_memory(tensor)
         if record is None:
             return self._dlpack(tensor, *args, **kwargs)
+        contents.begin_writing(record)
         if contents.known(record) is None:
             raise self._trace.values.unknown(".__dlpack__() of a tensor of unknown values")
         with self._trace.working():

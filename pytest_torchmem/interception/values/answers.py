@@ -43,7 +43,10 @@ _STATISTICS = os.path.join(os.path.dirname(torch.nn.__file__), "modules", "_func
 _LARGEST_STAND_IN = 1 << 26
 
 #: Where values come from that nothing computes.
-_ORIGIN = "it was computed from tensors on meta, or a launched kernel wrote it. "
+_ORIGIN = (
+    "it was computed from tensors on meta or from memory that nobody has written to (torch.empty), "
+    "or a launched kernel wrote it. "
+)
 
 #: How often one line may ask for what is not known and get the same answer.
 _LARGEST_GUESSES = 1_000

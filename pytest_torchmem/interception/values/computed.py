@@ -44,9 +44,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 #: instructions than this machine has.
 TYPE_REFUSED = ("not implemented for", "could not create a primitive")
 
-#: What makes storages that nobody has written to.
-_EMPTY = ("aten::empty", "aten::new_empty", "prims::empty")
-
 
 def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> Any:
     """Run an operator with ``values`` in the place of its tensor arguments, by the CPU's kernel.
@@ -69,7 +66,7 @@ def _run_whatever(call: Call, values: list[Tensor], alone: bool) -> Any:
         if not any(words in str(error) for words in TYPE_REFUSED):
             raise
         return _run_in_another_type(call, values, alone)
-    if call.operator.name.startswith(_EMPTY):
+    if call.operator.makes_empty:
         for tensor in argument_tensors(result):
             tensor.zero_()
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Protocol
@@ -13,6 +14,10 @@ from pytest_torchmem.interception.values.memory import zeros
 from pytest_torchmem.torch_private.dispatch.modes import NoDispatchModes
 from pytest_torchmem.torch_private.tensors.storages import bytes_of, tensor_on
 from pytest_torchmem.torch_private.tensors.tensors import read_as
+
+_UNWRITTEN = 0xA5
+"""The first and the last bytes of memory that is shown and that nobody has written to."""
+_AT_ENDS = 64
 
 
 class Assumption(Enum):
@@ -61,6 +66,9 @@ class Contents:
         self._of_others: dict[int, str] = {}
         """The storages whose content goes by what other processes are taken to have, by address:
         the line that gathered it."""
+        self.unwritten: dict[int, tuple[tuple[int, int], ...]] = {}
+        """The storages that nobody has written to since they were made empty, by address: where
+        their memory begins and ends, in pointers and bytes."""
         self.live = 0
         """The bytes of all contents that are known."""
         self._noted = ledger.noted
@@ -68,18 +76,60 @@ class Contents:
 
     def known(self, record: Storage) -> Tensor | None:
         """Return a storage's content as a flat uint8 tensor, ``None`` where it is not known."""
+        if self.unwritten:
+            self.settle((record,))
         return self.by_address.get(record.address)
+
+    def leave_unwritten(self, record: Storage) -> None:
+        """Know nothing of an empty storage until it is written to."""
+        self._forget(record.address)
+        self._noted.add(record.address)
+        memory = record.memory
+        assert memory is not None
+        first, count = memory.data_ptr(), min(_AT_ENDS, memory.numel())
+        self.unwritten[record.address] = ((first, count), (first + memory.numel() - count, count))
+        self._mark(record, _UNWRITTEN)
+
+    def begin_writing(self, record: Storage) -> None:
+        """Know an empty storage that is written to from now on: what is not counts as zero."""
+        if record.address in self.unwritten:
+            self._mark(record, 0)
+            self.show(record)
+
+    def _mark(self, record: Storage, byte: int) -> None:
+        """Fill the ends of unwritten memory; without torch, which may be intercepted here."""
+        for pointer, count in self.unwritten[record.address]:
+            ctypes.memset(pointer, byte, count)
+
+    def settle(self, records: Iterable[Storage]) -> bool:
+        """Know the storages that C++ has written to without an operator (``at::tensor``); return
+        whether there are others that nobody has written to.
+        """
+        left = False
+        for record in records:
+            ends = self.unwritten.get(record.address)
+            if ends is None:
+                continue
+            if any(ctypes.string_at(*end).strip(bytes([_UNWRITTEN])) for end in ends):
+                self.show(record)
+            else:
+                left = True
+        return left
 
     def are_known(self, records: Sequence[Storage]) -> bool:
         """Return whether the contents of all storages are known."""
         known = self.by_address
-        if not known:
+        if not known and not self.unwritten:
             return not records
+        if self.unwritten:
+            self.settle(records)
         return all(record.address in known for record in records)
 
     def have_values(self, records: Sequence[Storage], tensors: Sequence[Tensor]) -> bool:
         """Return whether the contents of all storages are known whose ``tensors`` have elements."""
         known = self.by_address
+        if self.unwritten:
+            self.settle(records)
         for position, record in enumerate(records):
             if record.address not in known and tensors[position].numel():
                 return False
@@ -160,5 +210,7 @@ class Contents:
             self.live -= self._sizes.pop(address)
         if self._assumed:
             self._assumed.pop(address, None)
+        if self.unwritten:
+            self.unwritten.pop(address, None)
         if self._of_others:
             self._of_others.pop(address, None)

@@ -139,6 +139,8 @@ class KnownValues(Answers):
         __tracebackhide__ = True
         if self.recordings and self.is_captured(call):
             return None
+        if self.contents.unwritten and (copied := self._begin_writing(call, plan)) is not None:
+            return copied
         if self._computes and call.operator.needs_values:
             known = self.contents.by_address
             for position, record in enumerate(call.records):  # most often the first ends it
@@ -149,6 +151,31 @@ class KnownValues(Answers):
         if memories is None and call.operator.random:
             self._random_numbers.skip(call, plan)
         return memories
+
+    def _begin_writing(self, call: Call, plan: Plan | None) -> Mapping[int, Tensor] | None:
+        """Know the storages that nobody has written to and that an operator writes to.
+
+        Returns the memory of a copy of one, which nobody has written to either.
+        """
+        operator, contents = call.operator, self.contents
+        if not contents.settle(call.records):
+            return None
+        if operator.copies_whole and plan is not None and plan.makes_one:
+            return {0: zeros(plan.slots[0])}
+        received = operator.overload.namespace == "c10d" or operator.record.also_writes
+        if not (received or operator.only_writes(call.args)):
+            return None
+        names = operator.argument_names
+        places = map(names.index, operator.record.also_writes)
+        silently = [call.args[place] for place in places if place < len(call.args)]
+        arguments = [*operator.written(call.args, call.kwargs), *silently]
+        written = {id(one) for one in argument_tensors(arguments)}
+        pairs = list(zip(call.tensors, call.records, strict=True))
+        read = {record.address for tensor, record in pairs if id(tensor) not in written}
+        for tensor, record in pairs:
+            if id(tensor) in written and record.address not in read:
+                contents.begin_writing(record)
+        return None
 
     @property
     def computes_shown(self) -> bool:
@@ -234,7 +261,10 @@ class KnownValues(Answers):
                 for output, tensor in in_pairs(plan.outputs, result):
                     record = self._ledger.records[storage_address(tensor)]
                     if type(output) is Output and output.slot in memories:
-                        self.contents.show(record)
+                        if plan.slots[output.slot] and self._is_unwritten(call):
+                            self.contents.leave_unwritten(record)
+                        else:
+                            self.contents.show(record)
                     elif isinstance(output, Same) and output.grown is not None:
                         value = memories.get(place_of_grown(output))
                         if value is not None:
@@ -247,6 +277,12 @@ class KnownValues(Answers):
             self._assume(call, result)
         if operator.mutated or operator.mutated_names or operator.record.also_writes:
             self._written(call)
+
+    def _is_unwritten(self, call: Call) -> bool:
+        operator = call.operator
+        if operator.makes_empty:
+            return True
+        return operator.copies_whole and self.contents.settle(call.records[:1])
 
     def check(self, call: Call) -> None:
         """Raise what the kernel raises for positions that are known, of what is not computed."""
@@ -308,8 +344,10 @@ class KnownValues(Answers):
 
     def _ahead(self, call: Call, of_torch: bool) -> Ahead | None:
         contents, operator = self.contents, call.operator
-        if operator.opaque and call.values is None:
+        if operator.makes_empty or (operator.opaque and call.values is None):
             return None
+        if contents.unwritten:
+            self._begin_writing(call, None)
         if not contents.are_known(call.records) or self._counts_others(call):
             return None
         if not self.mode.computes and (of_torch or not self._is_small(call)):
@@ -446,6 +484,9 @@ class KnownValues(Answers):
         """
         contents, found = self.contents, self._ledger.records
         records = [found.get(storage_address(tensor)) for tensor in tensors]
+        for record in records:
+            if record is not None:
+                contents.begin_writing(record)
         known = [record for record in records if record is not None]
         if self.recordings or len(known) < len(records) or not contents.are_known(known):
             return False

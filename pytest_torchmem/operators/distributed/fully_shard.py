@@ -101,6 +101,7 @@ def describe() -> None:
     """Make the records of ``fsdp``'s operators, which are there when it is imported."""
     operator(
         "fsdp::all_gather_copy_in",
+        also_writes=("all_gather_output",),
         takes_nothing=frozenset(DEVICES),
         holds={"all_gather_output": Kind.COMMUNICATION},
     )

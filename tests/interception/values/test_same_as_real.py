@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.errors import UnknownValueError
 
 Program = Callable[[str, torch.dtype], list[Tensor]]
 _TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 4e-2)}
@@ -75,7 +76,26 @@ def _cell(kind: type[nn.Module], device: str, dtype: torch.dtype) -> list[Tensor
     return [output.detach(), *torch.autograd.grad(output.sum(), [x, model.weight_ih])]
 
 
+def _written(device: str, dtype: torch.dtype) -> list[Tensor]:
+    """Memory that was empty, of which is read what was written."""
+    ones = torch.ones(4, 3, device=device, dtype=dtype)
+    cache = torch.empty(1, 8, 3, device=device, dtype=dtype).to(torch.float32).clone()
+    cache[:, :4] = ones * 2
+    scattered, masked, filled = (ones.new_empty(4, 3) for _ in range(3))
+    scattered.scatter_(0, torch.arange(4, device=device)[:, None].expand(4, 3), ones)
+    masked.masked_fill_(ones > 0, 5.0)
+    filled[torch.arange(4, device=device)] = ones * 3
+    joined = torch.cat([ones, ones], out=torch.empty_like(ones).resize_(0))
+    parameter = nn.Parameter(torch.empty(3, 3, device=device, dtype=dtype))
+    nn.init.eye_(parameter)
+    foreign = torch.empty(4, dtype=torch.int64)
+    foreign.numpy()[:] = 7
+    numbers = torch.tensor([[1, 2], [3, 4]], device=device)
+    return [cache[:, :4], scattered, masked, filled, joined, parameter.detach(), foreign, numbers]
+
+
 PROGRAMS: dict[str, Program] = {
+    "empty memory that is written to": _written,
     "encoder with padding": partial(_encoder, 16, False),
     "encoder with padding, norms first": partial(_encoder, 16, True),
     "encoder with padding, without fused attention": partial(_encoder, 12, False),
@@ -107,3 +127,32 @@ def test_outputs_and_gradients(program: str, device: str, dtype: torch.dtype) ->
     trace(lambda: made.extend(step()), device=device, values="real")
     found = [torch.tensor(one) for one in made]
     torch.testing.assert_close(found, real, rtol=relative, atol=absolute, equal_nan=True)
+
+
+_EMPTY: dict[str, Callable[[str], Tensor]] = {
+    "empty": lambda device: torch.empty(3, 4, device=device),
+    "empty_like": lambda device: torch.empty_like(torch.ones(3, 4, device=device)),
+    "new_empty": lambda device: torch.ones(2, device=device).new_empty(3, 4),
+    "empty_strided": lambda device: torch.empty_strided((3, 4), (4, 1), device=device),
+    "empty_permuted": lambda device: torch.empty_permuted((3, 4), (1, 0), device=device),
+    "integers": lambda device: torch.empty(3, 4, dtype=torch.int64, device=device),
+    "a copy": lambda device: torch.empty(3, 4, device=device).double().clone(),
+    "read and written to": lambda device: torch.empty(3, 4, device=device).add_(1),
+    "a product": lambda device: torch.ones(2, 3, device=device) @ torch.empty(3, 4, device=device),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", _EMPTY)
+def test_memory_that_nobody_has_written_to_is_not_known(kind: str, device: str) -> None:
+    told: list[str] = []
+
+    def decides() -> None:
+        total = _EMPTY[kind](device).sum()
+        told.append(f"{total.item()}")
+        if total > 0:
+            told.append("decided")
+
+    with pytest.raises(UnknownValueError, match="memory that nobody has written to"):
+        trace(decides, device=device, values="real")
+    assert told == ["?" if kind == "integers" else "nan"]
