@@ -18,7 +18,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import ALL, Buffer, Made, Workspace
+from pytest_torchmem.operators.workspace import ALL, Buffer, First, Made, Workspace
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import (
     argument_leaves,
@@ -178,6 +178,10 @@ class Plan:
                 at = request.position
                 made = [*left.values()] if at is None else [outputs[at]]
                 steps += [output for output in made if left.pop(id(output), None)]
+            elif isinstance(request, First):
+                first = next(one for one in alive if one.nbytes == request.nbytes)
+                alive.remove(first)
+                steps.append(-first.number)
             elif request > 0:
                 alive.append(Temporary(number, request, (), "", "", workspace.confidence))
                 steps.append(alive[-1])

@@ -19,6 +19,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
     transpose_scratch,
 )
+from pytest_torchmem.operators.workspace import ALL, Request
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -38,14 +39,14 @@ def dense_copy(tensor: Tensor, memory_format: torch.memory_format = CONTIGUOUS) 
     return copied + transpose_scratch(tensor) if copied and memory_format == CONTIGUOUS else copied
 
 
-def copied(**formats: Wanted) -> Callable[..., int | tuple[int, ...]]:
+def copied(*, first: bool = False, **formats: Wanted) -> Callable[..., int | tuple[Request, ...]]:
     """Return the workspace of a kernel that copies what does not lie as it wants it.
 
     ``formats`` are the arguments that it copies, with what it wants of each; ``outputs`` are made
-    in that format and copied into those that lie in another one.
+    in that format and copied into those that lie in another one. Copies may come ``first``.
     """
 
-    def copies(machine: Host | Gpu, **operands: Any) -> int | tuple[int, ...]:
+    def copies(machine: Host | Gpu, **operands: Any) -> int | tuple[Request, ...]:
         on_cpu = isinstance(machine, Host)
         copy = dense_copy if on_cpu else contiguous_copy
         requests = [
@@ -53,7 +54,7 @@ def copied(**formats: Wanted) -> Callable[..., int | tuple[int, ...]]:
             for name, wanted in formats.items()
             for tensor in _tensors(operands[name])
         ]
-        return sum(requests) if on_cpu else tuple(requests)
+        return sum(requests) if on_cpu else (*requests, ALL) if first else tuple(requests)
 
     names = [*formats, *(one for one in formats.values() if isinstance(one, str))]
     _set_parameters(copies, "machine", *dict.fromkeys(names))

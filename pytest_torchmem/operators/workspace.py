@@ -54,8 +54,15 @@ class Made(NamedTuple):
 
 ALL = Made(None)
 
+
+class First(NamedTuple):
+    """A kernel gives back the first of its requests of this size that is alive, not the last."""
+
+    nbytes: int
+
+
 #: What a kernel asks for: bytes, less than nothing where it gives them back, or its outputs.
-Request = int | Made
+Request = int | Made | First
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,8 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         """The bytes of what is alive to the end."""
-        return sum(request for request in self.requests if isinstance(request, int))
+        given_back = sum(one.nbytes for one in self.requests if isinstance(one, First))
+        return sum(one for one in self.requests if isinstance(one, int)) - given_back
 
     @property
     def is_nothing(self) -> bool:
@@ -102,7 +110,9 @@ def passing(*requests: Request) -> tuple[Request, ...]:
     """Return ``requests`` that are given back before the next ones are made."""
     alive: list[int] = []
     for nbytes in requests:
-        if isinstance(nbytes, Made) or not nbytes:
+        if isinstance(nbytes, First):
+            alive.remove(nbytes.nbytes)
+        if not isinstance(nbytes, int) or not nbytes:
             continue
         if nbytes > 0:
             alive.append(nbytes)

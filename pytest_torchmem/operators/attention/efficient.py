@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes, round_up
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import ALL, First, Request, Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import must_be_deterministic
 
@@ -86,19 +86,24 @@ def efficient_backward_bytes(
 ) -> Workspace:
     """Return what the backward of (batch, heads, queries, keys) takes, for heads of ``size``.
 
-    ``copy`` is what making the gradient dense takes. Where the kernel does not compute the sums of
-    rows, a product in float is summed before it, and the factors are cast to float for it.
+    ``copy`` is what making the gradient dense takes, before the outputs are made. Where the kernel
+    does not compute the sums of rows, a product in float is summed before it, the factors are cast
+    to float for it, and the sums are turned.
     """
     batch, heads, queries, _ = shape
     half = dtype != torch.float32
     sums = _FLOAT * batch * heads * queries
-    found: list[tuple[int, ...]] = []
+    turned = sums if min(heads, queries) > 1 else 0
+    found: list[tuple[int, tuple[Request, ...]]] = []
     for tile in _tiles(gpu, dtype, max(size, value_size), dropout):
-        own = (sums, _tile_bytes(tile, half, shape, size, value_size))
+        own = _tile_bytes(tile, half, shape, size, value_size)
         in_kernel = half and (tile.largest <= tile.queries or gpu.capability != (7, 0))
-        before = () if in_kernel else (sums * value_size * (3 if half else 1), sums, sums)
-        found.append(max(own, before, key=sum))
-    requests = (copy, *max(found, key=sum))
+        product = 0 if in_kernel else sums * value_size * (3 if half else 1)
+        turn = 0 if in_kernel else turned
+        turning = (turn, First(turn)) if turn else ()
+        peak = max(product + sums + turn, sums + own)
+        found.append((peak, (product, sums, *turning, -product, own)))
+    requests = (copy, ALL, *max(found, key=lambda one: one[0])[1])
     return Workspace(requests) if len(found) == 1 else bounded(*requests)
 
 

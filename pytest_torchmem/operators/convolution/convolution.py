@@ -325,8 +325,7 @@ def backward_workspace_on_cuda(
         bias = sum_buffers(machine, gradient.shape, dims, gradient.dtype, gradient.stride())
     backend = cuda_backend(machine, input, weight, settings, cudnn.version)
     if backend is CudaBackend.DEPTHWISE:
-        steps = _depthwise_backward(gradient, input, weight, output_mask)
-        return passing(line, *steps, Made(2), *passing(*bias))
+        return passing(line, *_depthwise_backward(gradient, input, weight, output_mask, bias))
     if backend is CudaBackend.SLOW:
         return columns.on_cuda(machine, input, weight, gradient, settings, line, bias)
     steps = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask, bias)
@@ -334,16 +333,20 @@ def backward_workspace_on_cuda(
 
 
 def _depthwise_backward(
-    gradient: Tensor, input: Tensor, weight: Tensor, output_mask: Sequence[bool]
+    gradient: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    output_mask: Sequence[bool],
+    bias: Sequence[int],
 ) -> tuple[Request, ...]:
     """Of images the weight's gradient and then the input's, each with a dense copy of what it
-    reads; of volumes both, and then all copies.
+    reads; of volumes both, and then all copies. The bias's comes last.
 
     ``conv_depthwise2d_backward_cuda_out``, ``conv_depthwise3d_backward_cuda``.
     """
     copies = [contiguous_copy(operand) for operand in (gradient, input, weight)]
     if input.dim() > 4:
-        return Made(0), Made(1), *passing(*copies)
+        return Made(0), Made(1), *passing(*copies, Made(2), *passing(*bias))
     of_weight = passing(copies[1], Made(1)) if output_mask[1] else ()
     of_input = passing(copies[2], Made(0)) if output_mask[0] else ()
-    return passing(copies[0], *of_weight, *of_input)
+    return *passing(copies[0], *of_weight, *of_input), Made(2), *passing(*bias)

@@ -141,7 +141,7 @@ def backward(
     if output_mask[1]:
         pair = (gradient, input) if settings.transposed else (input, gradient)
         steps += weight_gradient(cudnn, weight, *pair, settings)
-    return passing(copied, *passing(dense, *steps), Made(2), *passing(*bias))
+    return *passing(copied, dense, *steps), Made(2), *passing(*bias)
 
 
 def forward_with_relu(

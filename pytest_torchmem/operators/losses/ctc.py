@@ -13,7 +13,7 @@ from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Made, Request, Workspace, bounded
+from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, bounded
 
 _MEAN, _SUM = 1, 2
 """``at::Reduction``."""
@@ -171,12 +171,12 @@ def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[Request, ..
 
 
 @_native_backward.workspace("cuda")
-def betas_and_lengths(log_probs: Tensor, log_alpha: Tensor) -> tuple[int, ...]:
+def betas_and_lengths(log_probs: Tensor, log_alpha: Tensor) -> tuple[Request, ...]:
     """``log_beta``, as large as ``log_alpha``, and the lengths; exact, LossCTC.cu,
     ``ctc_loss_backward_gpu_template``.
     """
     lengths = log_probs.shape[1] * _LONG
-    return (dense_bytes(log_alpha), lengths, lengths, lengths)
+    return (lengths, lengths, lengths, dense_bytes(log_alpha), ALL)
 
 
 @_cudnn.workspace("cuda")

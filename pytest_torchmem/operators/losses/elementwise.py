@@ -189,7 +189,13 @@ _backward = operator("aten::nll_loss_backward")
 _images_backward = operator("aten::nll_loss2d_backward")
 _forward.workspace("cuda")(copied(self=CONTIGUOUS, target=CONTIGUOUS, weight=CONTIGUOUS))
 _backward.workspace("cuda")(
-    copied(**dict.fromkeys(("grad_output", "self", "target", "weight", "total_weight"), CONTIGUOUS))
+    copied(
+        grad_output=CONTIGUOUS,
+        self=CONTIGUOUS,
+        target=CONTIGUOUS,
+        weight=CONTIGUOUS,
+        total_weight=CONTIGUOUS,
+    )
 )
 _images_backward.workspace("cuda")(copied(target=CONTIGUOUS, weight=CONTIGUOUS))
 _backward.workspace("cpu")(copied(weight=CONTIGUOUS))

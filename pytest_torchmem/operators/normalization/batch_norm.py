@@ -28,7 +28,7 @@ from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
 from pytest_torchmem.operators.reduction.cpu_buffers import sum_workspace
 from pytest_torchmem.operators.reduction.cuda_buffers import last_power
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing, unknown
 from pytest_torchmem.targets.host import Host
 
 _INT = 4
@@ -254,7 +254,7 @@ def backward_workspace_on_cuda(
     save_invstd: Tensor | None,
     train: bool,
     output_mask: Sequence[bool],
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """Channels last: sums of channels and of blocks, and the statistics that cuDNN does not save in
     evaluation; else what does not lie as (batch, channels, pixels) is copied;
     ``batch_norm_backward_cuda``. Of another gradient than channels last 1 stands for no weight.
@@ -262,15 +262,15 @@ def backward_workspace_on_cuda(
     reduces = train or output_mask[1] or output_mask[2]
     last = is_channels_innermost_on_cuda(input)
     if reduces and output_mask[0] and not last:
-        return (_pixels_copy(input), _pixels_copy(grad_out))
+        return (_pixels_copy(input), _pixels_copy(grad_out), ALL)
     each = input.shape[1] * accumulation_type(input.dtype).itemsize
     statistics = each if save_invstd is not None and not save_invstd.numel() else 0
     if not reduces:
         return (statistics,)
     if last and is_channels_innermost_on_cuda(grad_out):
-        return (statistics, each, each, *staging(input, 2))
+        return (statistics, each, each, Made(1), Made(2), *passing(*staging(input, 2)), Made(0))
     one = accumulation_type(input.dtype).itemsize if weight is None and train else 0
-    return (statistics, each, each, one)
+    return (statistics, each, each, Made(1), Made(2), one, ALL)
 
 
 @_with_update_backward.workspace("cuda")
@@ -282,7 +282,7 @@ def with_update_backward_workspace_on_cuda(
     update: bool,
     output_mask: Sequence[bool],
     reserve: Tensor,
-) -> Workspace | tuple[int, ...]:
+) -> Workspace | tuple[Request, ...]:
     """The one of cuDNN or ATen's own, as the forward was; ``_new_batch_norm_backward_cuda``."""
     if reserve.numel() or cudnn_takes(input):
         return unknown(contiguous_copy(grad_out, suggested_format(input)))

@@ -25,6 +25,7 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import ALL, Request, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.keys import below_autograd
@@ -32,10 +33,12 @@ from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
 
 _layer_norm: Any = torch.ops.aten.native_layer_norm.default
 layer_norm = operator("aten::native_layer_norm")
-layer_norm.workspace("cuda")(copied(input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS))
+layer_norm.workspace("cuda")(
+    copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS)
+)
 layer_norm_backward = operator("aten::native_layer_norm_backward")
 rms_norm = operator("aten::_fused_rms_norm", kernel_on=frozenset({"cuda"}))
-rms_norm.workspace("cuda")(copied(input=CONTIGUOUS, weight=CONTIGUOUS))
+rms_norm.workspace("cuda")(copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS))
 rms_norm_backward = operator("aten::_fused_rms_norm_backward")
 
 
@@ -163,13 +166,17 @@ def backward_on_cuda(
     weight: Tensor | None,
     output_mask: Sequence[bool],
     bias: Tensor | None = None,
-) -> tuple[int, ...]:
-    """Dense copies and partial gradients, of RMS norm's without beta;
+) -> tuple[Request, ...]:
+    """Dense copies, the gradient's when the outputs are made, and partial gradients, of RMS norm's
+    without beta;
     ``LayerNormBackwardKernelImplInternal``, ``_fused_rms_norm_backward_cuda``.
     """
     beta = bias is not None and output_mask[2]
     return (
-        *map(contiguous_copy, (grad_out, input, weight)),
+        contiguous_copy(input),
+        contiguous_copy(weight),
+        ALL,
+        contiguous_copy(grad_out),
         *_partial_gradients(machine, input, normalized_shape, weight, output_mask[1] + beta),
     )
 
@@ -192,8 +199,8 @@ def of_nested(
 def _partial_gradients(
     gpu: Gpu, input: Tensor, shape: Sequence[int], weight: Tensor | None, number: int
 ) -> tuple[int, ...]:
-    """Of many short rows, a partial sum for every 32 of them, summed by a reduction into a tensor
-    that takes the place of the one made before.
+    """Of many short rows, a partial sum for every 32 of them, each summed by a reduction into a
+    tensor that takes the place of the one made before.
 
     ``LaunchGammaBetaBackwardCUDAKernel``.
     """
@@ -205,7 +212,8 @@ def _partial_gradients(
     blocks = min(32 * 1024 // ceil_div(columns, 32), ceil_div(rows, 32))
     partial = blocks * columns * weight.element_size()
     buffers = sum_buffers(gpu, (blocks, columns), 0, weight.dtype)
-    return (*[partial] * number, dense_bytes(weight), *buffers)
+    summed = (dense_bytes(weight), *passing(*buffers), -dense_bytes(weight))
+    return (*[partial] * number, *summed * number)
 
 
 @operator("aten::rms_norm").path("cuda")

@@ -17,9 +17,10 @@ from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied, mad
 from pytest_torchmem.operators.geometry import contiguous_copy, suggested_format
 from pytest_torchmem.operators.registry import aten, operator
 
-operator(
-    *aten("avg_pool2d _adaptive_avg_pool2d max_pool2d_with_indices max_pool3d_with_indices")
-).workspace("cpu", "cuda")(copied(self=SUGGESTED))
+operator(*aten("avg_pool2d max_pool2d_with_indices max_pool3d_with_indices")).workspace(
+    "cpu", "cuda"
+)(copied(self=SUGGESTED))
+operator("aten::_adaptive_avg_pool2d").workspace("cpu", "cuda")(copied(first=True, self=SUGGESTED))
 operator(
     "aten::avg_pool3d", "aten::fractional_max_pool2d", "aten::fractional_max_pool3d"
 ).workspace("cpu", "cuda")(copied(self=CONTIGUOUS))
@@ -29,13 +30,12 @@ operator(
     "aten::fractional_max_pool2d_backward",
 ).workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
 operator("aten::fractional_max_pool3d_backward").workspace("cpu")(copied(grad_output=CONTIGUOUS))
-operator("aten::_adaptive_avg_pool3d", "aten::adaptive_max_pool3d").workspace("cuda")(
-    copied(self=CONTIGUOUS)
-)
+operator("aten::_adaptive_avg_pool3d").workspace("cuda")(copied(first=True, self=CONTIGUOUS))
+operator("aten::adaptive_max_pool3d").workspace("cuda")(copied(self=CONTIGUOUS))
 
 average2d_backward = operator("aten::avg_pool2d_backward")
 average2d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
-average2d_backward.workspace("cuda")(copied(grad_output="self", self=SUGGESTED))
+average2d_backward.workspace("cuda")(copied(self=SUGGESTED, grad_output="self"))
 
 max2d_backward = operator("aten::max_pool2d_with_indices_backward")
 max3d_backward = operator("aten::max_pool3d_with_indices_backward")
@@ -43,7 +43,7 @@ for _max_backward in (max2d_backward, max3d_backward):
     _max_backward.workspace("cpu")(
         copied(grad_output=SUGGESTED, indices="grad_output", outputs="grad_output")
     )
-max2d_backward.workspace("cuda")(copied(grad_output="self", self=SUGGESTED, indices="self"))
+max2d_backward.workspace("cuda")(copied(self=SUGGESTED, grad_output="self", indices="self"))
 max3d_backward.workspace("cuda")(copied(grad_output="self", indices="self"))
 
 adaptive_average2d_backward = operator("aten::_adaptive_avg_pool2d_backward")
