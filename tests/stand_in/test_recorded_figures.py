@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-samples = pytest.importorskip("benchmarks.conformance.samples")
-conformance = pytest.importorskip("benchmarks.conformance_cuda")
-
-from benchmarks.comparison import Comparison, Status  # noqa: E402
+from benchmarks import conformance_cuda
+from benchmarks.comparison import Comparison, Status
+from benchmarks.conformance import samples
 
 _NO_BACKWARD = {
     "op:bfloat16": "bfloat16",
@@ -66,7 +65,7 @@ def compare(unit: Any) -> list[Comparison]:
             (one,) = samples.samples(unit, 1)
         except Exception:  # torch has none of this type
             return []
-        return [conformance.run_sample(f"{unit.case}/{one.index}", one, lambda: None, GPU)]
+        return [conformance_cuda.run_sample(f"{unit.case}/{one.index}", one, lambda: None, GPU)]
 
 
 def test_traces_are_as_recorded() -> None:
