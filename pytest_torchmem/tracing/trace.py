@@ -43,7 +43,7 @@ from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, find_gpu
+from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import MODELLED, NOT_LINKED, Selected, Target
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
@@ -296,11 +296,7 @@ def _trace(
         if gpu is None and isinstance(error, _OF_NO_CUDA) and str(error).startswith(_NO_CUDA):
             line = attribution.line_of(error) or "the traced program"
             raise NoCudaError(asked_for_cuda(line)) from error
-        if str(error).startswith(_OTHER_DEVICES) and MODELLED not in str(error):
-            add_note(error, MODELLED)
-        if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
-            add_note(error, _CHOSE_ON_IMPORT)
-        _note_guesses(error, interceptor.parts.values)
+        _note_what_helps(error, gpu, interceptor.parts.values)
         raise
     if interceptor.parts.values.needed:
         raise ValuesNeeded
@@ -427,6 +423,14 @@ _GUESSED = (
     "pass values='auto' or values='real')"
 )
 _MOST_GUESSES = 5
+
+
+def _note_what_helps(error: BaseException, gpu: Gpu | None, values: KnownValues) -> None:
+    if str(error).startswith(_OTHER_DEVICES) and MODELLED not in str(error):
+        add_note(error, MODELLED)
+    if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
+        add_note(error, _CHOSE_ON_IMPORT)
+    _note_guesses(error, values)
 
 
 def _note_guesses(error: BaseException, values: KnownValues) -> None:

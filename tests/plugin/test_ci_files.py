@@ -154,6 +154,8 @@ class Repository:
             ("PYTHONPATH", ROOT),
         ):
             monkeypatch.setenv(name, str(value))
+        # A module that is written twice in a second is read from its bytecode, as it was.
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
         self._git(project.path, "init", "--quiet", "--initial-branch=main", str(origin))
         self._commit(origin, 64)
         self._git(project.path, "clone", "--quiet", "--depth=1", origin.as_uri(), str(self.path))

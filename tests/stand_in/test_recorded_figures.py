@@ -50,7 +50,7 @@ RECORDED: dict[str, Any] = json.loads(
 )
 FIGURES = RECORDED.pop("figures")
 TORCH, GPU = RECORDED.pop("torch"), RECORDED.pop("gpu")
-SECONDS = 40
+SECONDS = 20
 """How long a run measures samples anew."""
 
 
