@@ -10,6 +10,7 @@ import pytest
 from pytest_torchmem.checks.defaults import VALUES_MODES
 from pytest_torchmem.checks.settings import parse_values
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.printable import printable
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 from pytest_torchmem.units import format_size
 
@@ -104,9 +105,9 @@ class SuiteHooks:
         terminalreporter.section(f"largest tests on cuda ({self._gpu.gpu}), allocated bytes")
         for test, nbytes in peaks[:_MOST]:
             if nbytes:
-                terminalreporter.write_line(f"{format_size(nbytes):>10}  {test}")
+                terminalreporter.write_line(f"{format_size(nbytes):>10}  {printable(test)}")
         for test in self._too_large:
-            terminalreporter.write_line(f"out of memory: {test}")
+            terminalreporter.write_line(f"out of memory: {printable(test)}")
         if not self._too_large:
             terminalreporter.write_line(_where_all_fit(peaks[0][1]))
 
@@ -118,10 +119,8 @@ def _where_all_fit(nbytes: int) -> str:
         (gpu for gpu in gpus if gpu.memory - gpu.context >= nbytes),
         key=lambda gpu: (gpu.memory, gpu.name),
     )
+    if not enough:
+        return "the largest test fits on no GPU of the catalogue"
     smallest = ", ".join(f"{gpu.name} ({format_size(gpu.memory)})" for gpu in enough[:_SMALLEST])
     number = f"{len(enough)} of the {len(gpus)} GPUs of the catalogue"
-    return (
-        f"every test fits on {number}, the smallest: {smallest}"
-        if enough
-        else ("the largest test fits on no GPU of the catalogue")
-    )
+    return f"every test fits on {number}, the smallest: {smallest}"

@@ -1,14 +1,4 @@
-"""Settings of a process on which memory depends; all of them are listed in ``all_settings.py``.
-
-The threads on which a kernel of the CPU runs, for the calling thread alone.
-
-``torch.set_num_threads`` is for the process: a thread that runs its first kernel meanwhile keeps
-what it finds (ATen/ParallelOpenMP.cpp, ``set_num_threads``, ``init_num_threads``). The number that
-OpenMP itself has is each thread's own (``nthreads-var`` of the OpenMP specification), and the one
-that ``at::get_num_threads`` returns.
-
-Whether torch says that autocast is enabled, to kernels that refuse something without it.
-"""
+"""Settings of a process on which memory depends; all of them are listed in ``all_settings.py``."""
 
 from __future__ import annotations
 
@@ -147,6 +137,11 @@ there kernels run on as many threads as ever."""
 
 class OneThread:
     """A context that runs the kernels that the calling thread asks for on that thread alone.
+
+    ``torch.set_num_threads`` is for the process: a thread that runs its first kernel meanwhile
+    keeps what it finds (ATen/ParallelOpenMP.cpp, ``set_num_threads``, ``init_num_threads``). The
+    number that OpenMP itself has is each thread's own (``nthreads-var`` of the OpenMP
+    specification), and the one that ``at::get_num_threads`` returns.
 
     For a few thousand elements others do not help, and where they have no core of their own the
     kernel waits for them a thousand times as long as it takes (``at::tril`` starts them for any
