@@ -29,7 +29,7 @@ NAMES = {
 _PATHS = '''#: Operators that have a path on cuda.
 CUDA_PATHS = """'''
 _OF_TORCH = ("aten::", "prims::")
-"""Namespaces of operators that are always there; ``third_party/namespaces.py`` has the others."""
+"""Namespaces of operators that are always there; ``operators/families.py`` has the others."""
 
 
 def text() -> str:

@@ -8,8 +8,8 @@ import torch
 from torch._ops import OpOverload
 
 from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.operators.without_workspace import takes_nothing
 from pytest_torchmem.operators.workspace import Workspace, as_workspace
+from pytest_torchmem.operators.workspace_of import takes_nothing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

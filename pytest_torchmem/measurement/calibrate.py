@@ -21,9 +21,9 @@ from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
+from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.step.global_state import eager, generators_kept
 from pytest_torchmem.step.step import Step
@@ -36,8 +36,8 @@ from pytest_torchmem.torch_private.dispatch.kernels import (
 )
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, set_excluded
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, has_kernel_on
+from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.torch_private.version import TORCH_SERIES
 from pytest_torchmem.tracing.trace import trace
 
 _PEAK, _CURRENT = f"{REQUESTED}.all.peak", f"{REQUESTED}.all.current"

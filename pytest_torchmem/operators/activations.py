@@ -1,15 +1,24 @@
-"""Activations and their gradients; native/Activation.cpp, native/GatedLinearUnit.cpp."""
+"""Activations and softmax, with their gradients.
+
+native/Activation.cpp, native/GatedLinearUnit.cpp; native/SoftMax.cpp, native/cuda/SoftMax.cu.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import like_first, like_operands
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
-from pytest_torchmem.operators.geometry import contiguous_copy, lying_alike
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, lying_alike, on_meta
+from pytest_torchmem.operators.nested.context import NestedTensors
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
 
 operator("aten::hardswish_backward", "aten::mish_backward").meta()(like_operands)
 
@@ -51,3 +60,149 @@ def gelu_backward(
     if not onednn or input.numel() <= 1 or not (halves or input.dtype == torch.float32):
         return 0
     return contiguous_copy(grad_output)
+
+
+_aten: Any = torch.ops.aten
+_LARGEST_IN_REGISTERS = 1024
+_BYTES_IN_REGISTERS = 4096
+
+softmax = operator("aten::_softmax", "aten::_log_softmax")
+softmax_backward = operator("aten::_softmax_backward_data")
+log_softmax_backward = operator("aten::_log_softmax_backward_data")
+_WITH_FLOAT_RESULT = {
+    _aten.softmax.int: _aten._softmax.default,
+    _aten.log_softmax.int: _aten._log_softmax.default,
+}
+
+
+@operator("aten::softmax.int", "aten::log_softmax.int").path("cuda")
+def half_to_float(
+    call: CompositeCall, input: Tensor, dim: int, dtype: torch.dtype | None = None
+) -> Any:
+    """Of half precision with a float result: one kernel on CUDA, a copy and a kernel on the CPU;
+    native/SoftMax.cpp, softmax and log_softmax.
+    """
+    if input.dtype is torch.float16 and dtype is torch.float32:
+        return _WITH_FLOAT_RESULT[call.overload](input, dim, True)
+    return call()
+
+
+@operator("aten::_softmax").values("cuda")
+def softmax_values(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    """The CPU has no kernel with a float result (native/SoftMax.cpp, softmax_cpu_out)."""
+    return _aten._softmax.default(_as_float(self, half_to_float), dim, False)
+
+
+@operator("aten::_log_softmax").values("cuda")
+def log_softmax_values(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    """As those of ``_softmax``."""
+    return _aten._log_softmax.default(_as_float(self, half_to_float), dim, False)
+
+
+@softmax_backward.values("cuda")
+def softmax_gradient(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Any:
+    """The gradient of a softmax whose input was half, for which the CPU has no kernel either."""
+    in_float = _aten._softmax_backward_data.default(grad_output, output, dim, output.dtype)
+    return in_float.to(input_dtype)
+
+
+@log_softmax_backward.values("cuda")
+def log_softmax_gradient(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Any:
+    """As that of ``_softmax``."""
+    in_float = _aten._log_softmax_backward_data.default(grad_output, output, dim, output.dtype)
+    return in_float.to(input_dtype)
+
+
+def _as_float(tensor: Tensor, half_to_float: bool) -> Tensor:
+    return tensor.float() if half_to_float else tensor
+
+
+# ``host_softmax``, ``host_softmax_backward``, and as much on the CPU.
+softmax.workspace()(copied(input=CONTIGUOUS))
+log_softmax_backward.workspace()(copied(grad_output=CONTIGUOUS, output=CONTIGUOUS))
+softmax_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, output=CONTIGUOUS))
+
+
+@softmax_backward.workspace("cuda")
+def product_and_copies(grad_output: Tensor, output: Tensor) -> tuple[int, ...]:
+    """The product of gradient and output, and dense copies; ``softmax_backward_cuda_out``."""
+    product = on_meta(grad_output) * on_meta(output)
+    return (dense_bytes(product), contiguous_copy(product), contiguous_copy(output))
+
+
+# -- with a mask -----------------------------------------------------------------------------------
+
+masked_softmax = operator("aten::_masked_softmax")
+masked_softmax_backward = operator("aten::_masked_softmax_backward")
+masked_softmax.meta()(made_like(self=CONTIGUOUS))
+masked_softmax_backward.meta()(made_like(grad_output=CONTIGUOUS))
+
+
+def _fits_in_registers(values: Tensor, dim: int | None) -> bool:
+    """Whether a kernel of its own takes rows of that length; ``masked_softmax_cuda``."""
+    size = values.shape[-1 if dim is None else dim] if values.dim() else 1
+    last = dim is None or dim % max(1, values.dim()) == values.dim() - 1
+    small = size * values.element_size() <= _BYTES_IN_REGISTERS
+    return last and small and size <= _LARGEST_IN_REGISTERS
+
+
+@masked_softmax.workspace("cuda")
+def masked_on_cuda(
+    input: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None
+) -> int:
+    """A masked copy where the kernel of its own does not fit; ``masked_softmax_cuda``."""
+    expanded = mask.is_contiguous() and not (mask_type == 0 and mask.dim() < input.dim())
+    return 0 if expanded and _fits_in_registers(input, dim) else dense_bytes(input)
+
+
+@masked_softmax_backward.workspace("cuda")
+def masked_backward_on_cuda(
+    grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None
+) -> tuple[int, ...]:
+    """Dense copies and a product; where no kernel of its own fits, two of them.
+
+    ``masked_softmax_backward_cuda``.
+    """
+    copies = tuple(map(contiguous_copy, (grad_output, output, mask)))
+    product = dense_bytes(output)
+    return (*copies, product, 0 if _fits_in_registers(output, dim) else product)
+
+
+# -- of nested tensors -----------------------------------------------------------------------------
+
+_MASK_OF_KEYS = 1
+"""``mask_type`` of a mask with a row for each sample."""
+
+
+@operator("aten::_nested_tensor_softmax_with_shape").nested("cuda")
+def softmax_with_shape(nested: NestedTensors, self: Tensor, query: Tensor) -> Tensor:
+    """native/nested/NestedTensorTransformerFunctions.cpp, NestedTensor_softmax_dropout_cuda."""
+    mask = self.new_empty((self.size(0), self.size(2)), dtype=torch.bool)
+    lengths = [row[0] for row in nested_sizes(query).tolist()]
+
+    def kernel(made: Tensor) -> None:
+        made.copy_(torch.arange(made.size(1)) >= torch.tensor(lengths)[:, None])
+
+    nested.launch("NestedTensor_to_mask", kernel, mask)
+    weights: Tensor = _aten._masked_softmax.default(self, mask, self.dim() - 1, _MASK_OF_KEYS)
+    return weights
+
+
+@operator("aten::_safe_softmax").nested("cuda")
+def safe_softmax_of_nested(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """The attention of two nested tensors, multiplied out.
+
+    C++ chooses the implementation without asking the dispatcher, and for the CPU: where a GPU has
+    a fused kernel (for anything but float64) it comes to this as well.
+    """
+    if self.dtype is torch.float64:
+        return run_nested_kernel(_aten._safe_softmax.default, self, dim, dtype)
+    raise RuntimeError(
+        "attention on nested tensors of the strided layout that a GPU may have a fused kernel for "
+        "is not modelled on cuda outside of torch.nn.TransformerEncoder. Make them with "
+        "layout=torch.jagged, with heads of a size that fused kernels take (a multiple of 8)"
+    )

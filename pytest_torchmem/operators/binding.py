@@ -2,7 +2,7 @@
 
 ``self`` of a schema may be called ``input``, as torch's own documentation does. What several
 schemas have in common can be taken together: a parameter whose annotation is a class of
-``arguments.py`` gets that class, made of the arguments that its fields name.
+``calls.py`` gets that class, made of the arguments that its fields name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_torchmem.operators import arguments
+from pytest_torchmem.operators import calls
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 
 #: Parameters that are no arguments of the operator: what a trace hands over besides, and all the
@@ -72,7 +72,7 @@ class Binding:
         self._positions: list[tuple[str, str, int, Any]] = []
         self._groups: list[tuple[str, type[Any], list[tuple[str, str, int, Any]]]] = []
         for parameter, annotation, its_default in _parameters(function):
-            group = arguments.GROUPS.get(annotation)
+            group = calls.GROUPS.get(annotation)
             if parameter in BESIDES:
                 self._besides.append(parameter)
             elif parameter in WHOLES and parameter not in position_of:

@@ -1,4 +1,4 @@
-"""The families: every module that registers what is known of operators.
+"""Which modules register what is known of operators: torch's, and those of other packages.
 
 Each is imported when an operator is met that it speaks of, by the index of ``index.py``: a model
 uses few of them.
@@ -14,18 +14,15 @@ from pytest_torchmem.operators.index import NAMES
 PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
-        "activations checks checks_of_values composites derivatives elementwise factories foreach "
-        "fourier histograms quantization random softmax without_workspace"
+        "activations checks checks_of_values derivatives elementwise factories foreach "
+        "fourier histograms quantization random workspace_of"
     ),
-    "attention": (
-        "choice dot_product efficient encoder_layer flash flash_for_cpu multi_head values "
-        "values_by_sequence"
-    ),
+    "attention": ("choice dot_product efficient flash flash_for_cpu multi_head values varlen"),
     "convolution": "alone convolution",
     "distributed": "fully_shard",
     "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows",
-    "linear_algebra": "cusolver distance lapack lu matrix_exp work",
+    "linear_algebra": "cusolver distance lapack lu work",
     "losses": "ctc elementwise",
     "matmul": "low_precision products",
     "nested": "conversion",
@@ -34,7 +31,7 @@ _MODULES = {
     ),
     "recurrent": "cudnn layers onednn values",
     "reduction": "sums",
-    "resampling": "interpolation padding pooling",
+    "resampling": "interpolation pooling",
     "sorting": "distinct order",
     "sparse": "compressed coo",
 }
@@ -71,3 +68,24 @@ def _waiting() -> dict[str, tuple[str, ...]]:
             full = name if "::" in name else f"aten::{name}"
             found[full] = (*found.get(full, ()), module)
     return found
+
+
+_COLLECTIVES = "pytest_torchmem.operators.distributed.collectives"
+_BY_NAMESPACE = {
+    "bitsandbytes": "pytest_torchmem.operators.third_party.bitsandbytes",
+    "c10d": _COLLECTIVES,
+    "_c10d_functional": _COLLECTIVES,
+    "_c10d_functional_autograd": _COLLECTIVES,
+    "torch_attn": "pytest_torchmem.operators.attention.varlen",
+    "torchvision": "pytest_torchmem.operators.third_party.torchvision",
+    "fsdp": "pytest_torchmem.operators.distributed.fully_shard",
+    "symm_mem": "pytest_torchmem.operators.distributed.symmetric_memory",
+}
+"""Modules by the namespace of the operators that their ``describe()`` makes records of."""
+
+
+@cache
+def describe_namespace(namespace: str) -> None:
+    """Make the records of the operators of a package that the program has imported."""
+    if namespace in _BY_NAMESPACE:
+        import_module(_BY_NAMESPACE[namespace]).describe()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, is_dense
-from pytest_torchmem.operators.reduction.cuda_buffers import reduced
+from pytest_torchmem.operators.reduction.buffers import reduced
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 NAMES = {
     "activations": """
+        _log_softmax _log_softmax_backward_data _masked_softmax _masked_softmax_backward
+        _nested_tensor_softmax_with_shape _safe_softmax _softmax _softmax_backward_data
         gelu_backward glu_backward glu_backward_jvp glu_jvp hardswish_backward log_sigmoid_backward
-        log_sigmoid_forward mish_backward
+        log_sigmoid_forward log_softmax.int mish_backward softmax.int
     """,
     "attention.choice": """
         _fused_sdp_choice
@@ -21,9 +23,6 @@ NAMES = {
         _efficient_attention_backward _efficient_attention_forward
         _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
     """,
-    "attention.encoder_layer": """
-        _transformer_encoder_layer_fwd
-    """,
     "attention.flash": """
         _flash_attention_backward _flash_attention_forward _scaled_dot_product_flash_attention
         _scaled_dot_product_flash_attention_backward
@@ -33,14 +32,14 @@ NAMES = {
         _scaled_dot_product_flash_attention_for_cpu_backward
     """,
     "attention.multi_head": """
-        _native_multi_head_attention _transform_bias_rescale_qkv
+        _native_multi_head_attention _transform_bias_rescale_qkv _transformer_encoder_layer_fwd
     """,
     "attention.values": """
         _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
         _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
         _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     """,
-    "attention.values_by_sequence": """
+    "attention.varlen": """
         _efficient_attention_backward _efficient_attention_forward _flash_attention_backward
         _flash_attention_forward
     """,
@@ -63,21 +62,6 @@ NAMES = {
         multi_margin_loss multilabel_margin_loss_forward multinomial nll_loss2d_forward
         nll_loss_forward normal poisson put_ scatter scatter_ scatter_add scatter_add_
         scatter_reduce scatter_reduce_ take
-    """,
-    "composites": """
-        _assert_async _assert_async.msg _assert_tensor_metadata _debug_has_internal_overlap
-        _has_same_storage_numel _local_scalar_dense _use_cudnn_ctc_loss
-        _validate_compressed_sparse_indices _version combinations
-        fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout feature_alpha_dropout_
-        feature_dropout feature_dropout_ is_pinned is_same_size is_set_to istft linalg_matrix_power
-        linalg_matrix_rank linalg_matrix_rank.atol_rtol_float
-        linalg_matrix_rank.atol_rtol_float_out linalg_matrix_rank.atol_rtol_tensor
-        linalg_matrix_rank.atol_rtol_tensor_out linalg_matrix_rank.out
-        linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.tol_tensor linalg_pinv
-        linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
-        linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor linalg_vander nanquantile.scalar
-        nanquantile.scalar_out one_hot pad_sequence quantile.scalar quantile.scalar_out stft
-        stft.center sym_numel sym_size.int sym_storage_offset sym_stride.int vander
     """,
     "convolution.alone": """
         _slow_conv2d_backward.output_mask _slow_conv2d_forward cudnn_convolution
@@ -103,21 +87,33 @@ NAMES = {
         embedding_dense_backward embedding_renorm embedding_renorm_
     """,
     "factories": """
+        _assert_async _assert_async.msg _assert_tensor_metadata _debug_has_internal_overlap
         _efficientzerotensor _empty_affine_quantized _empty_per_channel_affine_quantized
-        _foreach_copy_ _fused_moving_avg_obs_fq_helper _make_per_channel_quantized_tensor
-        _make_per_tensor_quantized_tensor _to_copy _unsafe_view arange bartlett_window
+        _foreach_copy_ _fused_moving_avg_obs_fq_helper _has_same_storage_numel _local_scalar_dense
+        _make_per_channel_quantized_tensor _make_per_tensor_quantized_tensor _to_copy _unsafe_view
+        _use_cudnn_ctc_loss _validate_compressed_sparse_indices _version arange bartlett_window
         bartlett_window.periodic bernoulli bernoulli_ blackman_window blackman_window.periodic cat
-        clone copy_ empty empty_like empty_strided eye fill_ from_file full full_like
-        hamming_window hamming_window.periodic hamming_window.periodic_alpha
-        hamming_window.periodic_alpha_beta hann_window hann_window.periodic kaiser_window
-        kaiser_window.beta kaiser_window.periodic lift_fresh linspace logspace new_empty
-        new_empty_strided new_full new_ones new_zeros ones ones_like prims::device_put prims::empty
-        prims::empty_strided prims::full prims::full_like prims::scalar_tensor quantize_per_channel
-        quantize_per_tensor quantize_per_tensor.tensor_qparams quantize_per_tensor.tensors
-        quantize_per_tensor_dynamic quantized_gru.data quantized_gru.input quantized_gru_cell
-        quantized_lstm.data quantized_lstm.input quantized_lstm_cell quantized_rnn_relu_cell
-        quantized_rnn_tanh_cell rand randint randn random_ randperm range resize_ resize_as_
-        scalar_tensor set_.source_Tensor stack tril_indices triu_indices zero_ zeros zeros_like
+        clone combinations copy_ empty empty_like empty_strided eye
+        fake_quantize_per_tensor_affine.tensor_qparams feature_alpha_dropout feature_alpha_dropout_
+        feature_dropout feature_dropout_ fill_ from_file full full_like hamming_window
+        hamming_window.periodic hamming_window.periodic_alpha hamming_window.periodic_alpha_beta
+        hann_window hann_window.periodic is_pinned is_same_size is_set_to istft kaiser_window
+        kaiser_window.beta kaiser_window.periodic lift_fresh linalg_matrix_power linalg_matrix_rank
+        linalg_matrix_rank.atol_rtol_float linalg_matrix_rank.atol_rtol_float_out
+        linalg_matrix_rank.atol_rtol_tensor linalg_matrix_rank.atol_rtol_tensor_out
+        linalg_matrix_rank.out linalg_matrix_rank.out_tol_tensor linalg_matrix_rank.tol_tensor
+        linalg_pinv linalg_pinv.atol_rtol_float linalg_pinv.atol_rtol_float_out linalg_pinv.out
+        linalg_pinv.out_rcond_tensor linalg_pinv.rcond_tensor linalg_vander linspace logspace
+        nanquantile.scalar nanquantile.scalar_out new_empty new_empty_strided new_full new_ones
+        new_zeros one_hot ones ones_like pad_sequence prims::device_put prims::empty
+        prims::empty_strided prims::full prims::full_like prims::scalar_tensor quantile.scalar
+        quantile.scalar_out quantize_per_channel quantize_per_tensor
+        quantize_per_tensor.tensor_qparams quantize_per_tensor.tensors quantize_per_tensor_dynamic
+        quantized_gru.data quantized_gru.input quantized_gru_cell quantized_lstm.data
+        quantized_lstm.input quantized_lstm_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
+        rand randint randn random_ randperm range resize_ resize_as_ scalar_tensor
+        set_.source_Tensor stack stft stft.center sym_numel sym_size.int sym_storage_offset
+        sym_stride.int tril_indices triu_indices vander zero_ zeros zeros_like
     """,
     "foreach": """
         _amp_foreach_non_finite_check_and_unscale_ _foreach_addcdiv.Tensor _foreach_addcdiv_.Tensor
@@ -168,9 +164,6 @@ NAMES = {
         _linalg_check_errors _linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex linalg_lu
         linalg_lu_solve lu_unpack
     """,
-    "linear_algebra.matrix_exp": """
-        linalg_matrix_exp
-    """,
     "linear_algebra.work": """
         _cholesky_solve_helper _linalg_det _linalg_slogdet _linalg_solve_ex geqrf
         linalg_cholesky_ex linalg_householder_product linalg_inv_ex linalg_lu_factor_ex
@@ -194,7 +187,7 @@ NAMES = {
     """,
     "matmul.products": """
         _addmm_activation _compute_linear_combination _trilinear addbmm addbmm_ addmm addmm_ addmv
-        addmv_ addr addr_ baddbmm baddbmm_ bmm dot mkldnn_linear mm mv vdot
+        addmv_ addr addr_ baddbmm baddbmm_ bmm dot linalg_matrix_exp mkldnn_linear mm mv vdot
     """,
     "nested.conversion": """
         _nested_from_padded _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
@@ -273,25 +266,18 @@ NAMES = {
         upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
         upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward
     """,
-    "resampling.padding": """
-        channel_shuffle col2im im2col pixel_shuffle pixel_unshuffle reflection_pad1d
-        reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
-        reflection_pad3d_backward replication_pad1d replication_pad1d_backward replication_pad2d
-        replication_pad2d_backward replication_pad3d replication_pad3d_backward unfold_backward
-    """,
     "resampling.pooling": """
         _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
         _adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
         adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool2d avg_pool2d_backward avg_pool3d
-        avg_pool3d_backward fractional_max_pool2d fractional_max_pool2d_backward
-        fractional_max_pool3d fractional_max_pool3d_backward max_pool1d max_pool2d_with_indices
-        max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
-        max_unpool2d max_unpool3d
-    """,
-    "softmax": """
-        _log_softmax _log_softmax_backward_data _masked_softmax _masked_softmax_backward
-        _nested_tensor_softmax_with_shape _safe_softmax _softmax _softmax_backward_data
-        log_softmax.int softmax.int
+        avg_pool3d_backward channel_shuffle col2im fractional_max_pool2d
+        fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward im2col
+        max_pool1d max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+        max_pool3d_with_indices_backward max_unpool2d max_unpool3d pixel_shuffle pixel_unshuffle
+        reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
+        reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad1d_backward
+        replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
+        unfold_backward
     """,
     "sorting.distinct": """
         _unique _unique2 isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor
@@ -327,7 +313,7 @@ NAMES = {
         stack sub sub_ sum t tan tanh to_dense transpose transpose_ trunc unsqueeze zero_ zeros
         zeros_like
     """,
-    "without_workspace": """
+    "workspace_of": """
         _adaptive_avg_pool3d _conj_physical _convert_indices_from_coo_to_csr
         _convert_indices_from_csr_to_coo _ctc_loss _cudnn_init_dropout_state _cummax_helper
         _cummin_helper _dirichlet_grad _embedding_bag_per_sample_weights_backward

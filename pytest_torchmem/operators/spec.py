@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.operators.binding import Binding, Bound, InOrder
+from pytest_torchmem.operators.families import describe_namespace
 from pytest_torchmem.operators.overlay import LEADS, taught_of
 from pytest_torchmem.operators.registry import (
     DEVICES,
@@ -21,7 +22,6 @@ from pytest_torchmem.operators.registry import (
     aten,
     find_record,
 )
-from pytest_torchmem.operators.third_party.namespaces import describe_namespace
 from pytest_torchmem.profile.timeline import Kind as Holding
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.operators import (

@@ -17,7 +17,7 @@ class WorkspaceKey:
     """A workspace that no exact formula gives: an operator and what it is called with.
 
     ``operator`` is the overload's name (``"aten::convolution"``, ``"aten::sum.dim_IntList"``),
-    ``geometry`` its arguments as ``operators/calibration_key.py`` writes them, on the GPU that
+    ``geometry`` its arguments as ``operators/workspace_of.py`` writes them, on the GPU that
     measures as in a trace.
     """
 

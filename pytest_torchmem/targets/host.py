@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pytest_torchmem.torch_private.version import TORCH_VERSION
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 #: The oneDNN of each torch that has another than the one before it: third_party/ideep/mkl-dnn.
 _RELEASES = {(2, 15): (3, 13), (2, 13): (3, 12), (2, 12): (3, 11), (2, 11): (3, 10)}

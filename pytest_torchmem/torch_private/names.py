@@ -1,4 +1,7 @@
-"""Private names of torch, looked up in one place: what is missing is reported in one sentence."""
+"""Private names of torch, looked up in one place, and which torch this is.
+
+What is missing is reported in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -149,3 +152,8 @@ def methods_name(kind: Any, attribute: str) -> bool:
     codes = (getattr(function, "__code__", None) for function in functions)
     named = ((*code.co_names, *code.co_varnames, *code.co_cellvars) for code in codes if code)
     return any(attribute in found for found in named)
+
+
+#: Major and minor version.
+TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+TORCH_SERIES = ".".join(map(str, TORCH_VERSION))

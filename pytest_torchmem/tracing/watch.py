@@ -18,8 +18,8 @@ from torch.autograd.function import FunctionCtx
 from pytest_torchmem.advice.function_mode import FunctionMode
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.operators.arguments import Attention
-from pytest_torchmem.operators.attention.reasons import why_not_fused
+from pytest_torchmem.operators.attention.choice import why_not_fused
+from pytest_torchmem.operators.calls import Attention
 from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.tensors.storages import storage_address

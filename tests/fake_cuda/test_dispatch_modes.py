@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pytest_torchmem as torchmem
-from pytest_torchmem.torch_private.version import TORCH_VERSION
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 _NoModes: Any = vars(torch._C)["_DisableTorchDispatch"]
 

@@ -19,7 +19,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.registry import records
 from pytest_torchmem.profile.node_table import COLUMNS, NodeTable, Row
-from pytest_torchmem.torch_private.version import TORCH_VERSION
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 from tests.tracing.programs import MODELS, PROGRAMS
 
 FIGURES = ("forward_peak", "backward_peak", "optimizer_peak", "peak")

@@ -22,7 +22,7 @@ from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
-from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"

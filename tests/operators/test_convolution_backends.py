@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_torchmem.cudnn.installed import Version
-from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import CudaBackend, cuda_backend
 from pytest_torchmem.targets.gpus import find_gpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.convolution import convolution_shape
 
 

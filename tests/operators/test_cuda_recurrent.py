@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.arguments import LayerSettings
+from pytest_torchmem.operators.calls import LayerSettings
 from pytest_torchmem.operators.recurrent.layers import (
     Hidden,
     Weights,

@@ -10,11 +10,11 @@ from torch import nn
 
 from pytest_torchmem import MemoryProfile, read_calibration, trace, write_calibration
 from pytest_torchmem.measurement.calibrate import _reserve_of
-from pytest_torchmem.operators.calibration_key import key_of
 from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
-from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.torch_private.names import TORCH_SERIES
 
 MAKER = torch.ops.aten._cudnn_init_dropout_state.default
 

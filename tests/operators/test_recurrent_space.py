@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.arguments import RecurrentSettings
+from pytest_torchmem.operators.calls import RecurrentSettings
 from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, reserve, temporary_space
 
 MIB = 1024**2

@@ -11,7 +11,7 @@ from torch import Tensor
 from pytest_torchmem import trace
 from pytest_torchmem.interception.plan import remembered_plans
 from pytest_torchmem.operators.registry import record_of
-from pytest_torchmem.operators.without_workspace import is_iterated, takes_nothing
+from pytest_torchmem.operators.workspace_of import is_iterated, takes_nothing
 
 samples = pytest.importorskip("benchmarks.conformance.samples")
 

@@ -12,9 +12,9 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
-from pytest_torchmem.operators.without_workspace import takes_nothing
+from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.operators.workspace_of import takes_nothing
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import find_gpu
 from tests.asked import workspace_of

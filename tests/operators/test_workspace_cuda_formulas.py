@@ -21,10 +21,10 @@ from pytest_torchmem.operators.attention.flash import flash_splits
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.cublas import blas_buffer
 from pytest_torchmem.operators.matmul.products import cublas_copy
-from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.operators.without_workspace import takes_nothing
 from pytest_torchmem.operators.workspace import ALL, Workspace, as_workspace
+from pytest_torchmem.operators.workspace_of import takes_nothing
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.asked import workspace_of

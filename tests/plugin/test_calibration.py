@@ -14,7 +14,7 @@ from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.snapshots.calibration import load, read_calibration_file
 from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import find_gpu
-from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import DOUBLE, Project

@@ -18,7 +18,7 @@ from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan, Question
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.snapshots.calibration import load
 from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceKey, WorkspaceSize
-from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import Project
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.operators.calibration_key import geometry_text, key_of
 from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.operators.workspace_of import geometry_text, key_of
 from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
-from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.torch_private.names import TORCH_SERIES
 
 A100 = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
 GEOMETRY = "float32[2,3,8,8], float32[4,3,3,3], None, [1,1], [0,0], [1,1], False, [0,0], 1"

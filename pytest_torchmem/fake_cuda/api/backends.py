@@ -1,13 +1,19 @@
-"""``torch.backends`` and ``torch.version``: the libraries that a build with CUDA brings."""
+"""What a build with CUDA brings: ``torch.backends``, ``torch.version``, functions of ``torch._C``.
+
+Builds without CUDA lack the last (torch/csrc/cuda/Module.cpp). ``_cuda_getDeviceCount`` is not
+among them: torch takes a build that has it for one with CUDA.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.fake_cuda.api.session import SESSION
+from pytest_torchmem.fake_cuda.api.streams import Stream, capture_of
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.attention.choice import BACKENDS, may_use
 from pytest_torchmem.operators.libraries.cublas import cublas_workspace, cublaslt_workspace
@@ -75,3 +81,44 @@ def attention(trace: TraceContext) -> Replacements:
 
     functions = [(can_use_attention[name], backend) for name, backend in BACKENDS.items()]
     return [asked.by(can_use(asked.original, backend)) for asked, backend in functions]
+
+
+def bindings() -> dict[str, Callable[..., Any]]:
+    """Return them by name, for the GPUs of the trace that is running."""
+    cuda = torch.cuda
+    return {
+        "_accelerator_getDefaultGenerator": _default_generator,
+        "_cuda_exchangeDevice": _select,
+        "_cuda_getCurrentRawStream": lambda device: 0,
+        "_cuda_getCurrentStream": lambda device: _triple(cuda.current_stream(device)),
+        "_cuda_getDefaultStream": lambda device: _triple(cuda.default_stream(device)),
+        "_cuda_getDevice": lambda: cuda.current_device(),
+        "_cuda_isCurrentStreamCapturing": _is_capturing,
+        "_cuda_maybeExchangeDevice": _select,
+        "_cuda_setDevice": lambda device: cuda.set_device(device),
+        "_cuda_setStream": _set_stream,
+        "_cuda_synchronize": lambda: None,
+    }
+
+
+def _default_generator(device: int | None = None) -> torch.Generator:
+    """What ``torch.accelerator.get_rng_state`` asks, and Inductor (torch/_inductor/ir.py)."""
+    return torch.cuda.default_generators[torch.cuda.current_device() if device is None else device]
+
+
+def _select(device: int) -> int:
+    """Make a GPU the current one; return the one that was."""
+    return SESSION.running.select(device)
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    cast(Any, torch.cuda).set_stream(Stream(device_index, stream_id=stream_id))
+
+
+def _triple(stream: Any) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def _is_capturing() -> bool:
+    stream = torch.cuda.current_stream()
+    return capture_of(stream.device_index, stream.stream_id) is not None

@@ -1,9 +1,14 @@
-"""The device functions of ``torch.cuda`` and ``torch.accelerator`` for the GPU of a trace."""
+"""The device functions of ``torch.cuda`` and ``torch.accelerator`` for the GPU of a trace.
+
+C++ asks its build which accelerator numbers of devices belong to (``at::getAccelerator``), and one
+for the CPU has none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +18,10 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.target import as_device
+from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
@@ -143,3 +150,31 @@ def _sync_debug_mode() -> dict[str, Callable[..., Any]]:
         mode = modes[debug_mode] if isinstance(debug_mode, str) else int(debug_mode)
 
     return {"set_sync_debug_mode": set_mode, "get_sync_debug_mode": lambda: mode}
+
+
+_CUDA = torch.device("cuda")
+
+
+@contextmanager
+def device_numbers() -> Iterator[None]:
+    """Let ``torch.device(0)`` be ``cuda:0``, and cuda the accelerator, on the trace's thread."""
+    with LASTING.layer("device numbers", _functions) as device, made_by(torch.device, device):
+        yield
+
+
+def _functions(trace: TraceContext) -> Layer[Callable[..., Any]]:
+    """Return the layer, whose owner makes devices."""
+    accelerator: Any = replaceable.accelerator.original
+
+    def device(*args: Any, **kwargs: Any) -> Any:
+        number = args[0] if args else kwargs.get("device")
+        if isinstance(number, Integral) and not isinstance(number, bool) and not trace.off():
+            if number < 0:
+                raise RuntimeError("Device index must not be negative")
+            return make(torch.device, "cuda", int(number))
+        return make(torch.device, *args, **kwargs)
+
+    def get_accelerator(*args: Any) -> Any:
+        return accelerator(*args) if trace.off() else _CUDA
+
+    return Layer([replaceable.accelerator.by(get_accelerator)], device)

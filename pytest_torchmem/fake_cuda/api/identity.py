@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_torchmem.fake_cuda.api.backends import CUDA_VERSION, attention
-from pytest_torchmem.fake_cuda.api.bindings import bindings
+from pytest_torchmem.fake_cuda.api.backends import CUDA_VERSION, attention, bindings
 from pytest_torchmem.fake_cuda.api.data_loading import DataLoaders
-from pytest_torchmem.fake_cuda.api.data_parallel import data_parallel
-from pytest_torchmem.fake_cuda.api.device import lazy_init
+from pytest_torchmem.fake_cuda.api.data_parallel import data_parallel, nccl_process_groups
+from pytest_torchmem.fake_cuda.api.device import device_numbers, lazy_init
 from pytest_torchmem.fake_cuda.api.device_copy import parse_to
-from pytest_torchmem.fake_cuda.api.device_numbers import device_numbers
-from pytest_torchmem.fake_cuda.api.dispatch_modes import DispatchModes
 from pytest_torchmem.fake_cuda.api.factories import factories
 from pytest_torchmem.fake_cuda.api.fake_tensors import (
     WrapperSubclasses,
@@ -26,21 +23,18 @@ from pytest_torchmem.fake_cuda.api.generators import Generator, generators
 from pytest_torchmem.fake_cuda.api.graphs import graphs_captured
 from pytest_torchmem.fake_cuda.api.guessed_devices import guessed_devices
 from pytest_torchmem.fake_cuda.api.legacy_types import DefaultType, legacy_types
-from pytest_torchmem.fake_cuda.api.nccl import nccl_process_groups
-from pytest_torchmem.fake_cuda.api.operators import operators
-from pytest_torchmem.fake_cuda.api.profilers import profilers
+from pytest_torchmem.fake_cuda.api.operators import DispatchModes, operators
 from pytest_torchmem.fake_cuda.api.session import session
-from pytest_torchmem.fake_cuda.api.storages import Storages
+from pytest_torchmem.fake_cuda.api.storages import Storages, torchscript_files
 from pytest_torchmem.fake_cuda.api.tensor_methods import DeviceMethods
-from pytest_torchmem.fake_cuda.api.torch_cuda import torch_cuda
-from pytest_torchmem.fake_cuda.api.torchscript import torchscript_files
+from pytest_torchmem.fake_cuda.api.torch_cuda import profilers, torch_cuda
 from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries
 from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.step.gpu_generators import gpu_generators
-from pytest_torchmem.torch_private.dispatch.type_calls import made_by
+from pytest_torchmem.torch_private.dispatch.overrides import made_by
 from pytest_torchmem.torch_private.patching import replaceable
 from pytest_torchmem.torch_private.patching.patches import LookedAt, Replacements, replaced
 from pytest_torchmem.torch_private.state.devices import bindings_known

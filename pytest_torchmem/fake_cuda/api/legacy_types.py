@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.data import readable
-from pytest_torchmem.torch_private.dispatch.type_calls import make
+from pytest_torchmem.torch_private.dispatch.overrides import make
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _HOST = torch.device("cpu")

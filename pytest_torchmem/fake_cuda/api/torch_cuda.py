@@ -1,12 +1,14 @@
 """``torch.cuda`` and its neighbours in a trace, module by module.
 
 Nothing here reaches a CUDA context: with a GPU present, it is as initialised after a trace as it
-was before.
+was before. Raw pointers and what only a driver has are refused; profilers of CUDA run, and see
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.accelerator
@@ -14,9 +16,12 @@ import torch.backends.cudnn.rnn
 import torch.cuda.nccl
 import torch.cuda.nvtx
 import torch.cuda.profiler
+from torch.autograd import profiler
 from torch.nn.parallel import comm
 
-from pytest_torchmem.fake_cuda.api import backends, data_parallel, device, profilers
+from pytest_torchmem.errors import UsageError
+from pytest_torchmem.fake_cuda.api import backends, data_parallel, device
+from pytest_torchmem.fake_cuda.api.data_parallel import NCCL
 from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions
 from pytest_torchmem.fake_cuda.api.graphs import (
     CUDAGraph,
@@ -26,7 +31,6 @@ from pytest_torchmem.fake_cuda.api.graphs import (
     pool_functions,
 )
 from pytest_torchmem.fake_cuda.api.memory import memory_functions
-from pytest_torchmem.fake_cuda.api.nccl import NCCL
 from pytest_torchmem.fake_cuda.api.session import Api
 from pytest_torchmem.fake_cuda.api.streams import (
     Event,
@@ -35,9 +39,9 @@ from pytest_torchmem.fake_cuda.api.streams import (
     StreamContext,
     stream_functions,
 )
-from pytest_torchmem.fake_cuda.api.unsupported import UNSUPPORTED
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _CUDA = (
     torch.cuda,
@@ -85,8 +89,8 @@ def _about(
             (torch.backends.cudnn.rnn, backends.CUDNN_RNN),
             (torch.backends.cuda, {**backends.BUILT, **backends.blas(gpu)}),
             (torch.cuda.nccl, NCCL),
-            (torch.cuda.nvtx, profilers.NVTX),
-            (torch.cuda.profiler, profilers.CUDA_PROFILER),
+            (torch.cuda.nvtx, NVTX),
+            (torch.cuda.profiler, CUDA_PROFILER),
             (comm, data_parallel.communication(trace)),
         ),
         _CLASSES,
@@ -106,3 +110,63 @@ _CLASSES = tuple(
     )
     for module in modules
 )
+
+
+def refused(name: str, reason: str) -> Callable[..., NoReturn]:
+    """Return what raises ``UsageError`` in the place of ``torch.cuda``'s ``name``."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UsageError(f"torch.cuda.{name}: {reason}")
+
+    return refuse
+
+
+_NO_POINTERS = (
+    "raw GPU pointers are not available in a trace. Allocate a tensor of that size, or skip this "
+    "call while tracing"
+)
+
+UNSUPPORTED: dict[str, Callable[..., Any]] = {
+    name: refused(name, _NO_POINTERS)
+    for name in (
+        "caching_allocator_alloc",
+        "caching_allocator_delete",
+        "caching_allocator_enable",
+        "change_current_allocator",
+    )
+}
+
+
+NVTX: dict[str, Callable[..., Any]] = {
+    "range_push": lambda msg: 0,
+    "range_pop": lambda: 0,
+    "range_start": lambda msg: 0,
+    "range_end": lambda range_id: None,
+    "mark": lambda msg: None,
+}
+"""``torch.cuda.nvtx``."""
+
+CUDA_PROFILER: dict[str, Callable[..., Any]] = {"start": lambda: None, "stop": lambda: None}
+"""``torch.cuda.profiler``."""
+
+
+def profilers(trace: TraceContext) -> Replacements:
+    """Let ``torch.profiler`` look at the host alone, and ``emit_nvtx`` do nothing."""
+    original: Any = profiler.profile.__init__
+    enter: Any = profiler.emit_nvtx.__enter__
+    leave: Any = profiler.emit_nvtx.__exit__
+
+    def init(self: Any, enabled: bool = True, **options: Any) -> None:
+        if not trace.off() and (options.get("use_cuda") or options.get("use_device") == "cuda"):
+            options.pop("use_cuda", None)  # torch 2.15 has it no more
+            options |= {"use_device": None, "use_cpu": True}
+        original(self, enabled, **options)
+
+    nvtx = {
+        "__enter__": lambda self: enter(self) if trace.off() else self,
+        "__exit__": lambda self, *exception: leave(self, *exception) if trace.off() else None,
+    }
+    return [
+        (profiler.profile, {"__init__": init}),
+        (profiler.emit_nvtx, nvtx),
+    ]

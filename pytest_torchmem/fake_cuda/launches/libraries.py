@@ -33,7 +33,7 @@ ON_GPU: Libraries = {
     "triton.runtime.jit": _by("triton", "triton_launches"),
     "triton.runtime.interpreter": _by("triton", "triton_interpreted"),
     "triton.runtime.autotuner": _by("triton", "triton_autotuned"),
-    "triton.runtime.driver": _by("triton_driver", "triton_driver"),
+    "triton.runtime.driver": _by("triton", "triton_driver"),
 }
 ON_CPU: Libraries = {
     MASKS: _by("flex_attention", "flex_attention_on_cpu"),

@@ -14,7 +14,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.dispatch.type_calls import made_by, make
+from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import (
     RECEIVING,

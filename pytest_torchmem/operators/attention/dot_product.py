@@ -13,13 +13,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import Attention as CudnnAttention
-from pytest_torchmem.operators.arguments import Attention
 from pytest_torchmem.operators.attention.choice import (
     CUDNN,
     EFFICIENT,
     FLASH,
     choose,
 )
+from pytest_torchmem.operators.calls import Attention
 from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.libraries.cudnn import Cudnn, attention_operand
 from pytest_torchmem.operators.registry import operator

@@ -96,7 +96,7 @@ def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
 
     A gradient of the value is of one that lies with the heads inside, so never without gaps.
     """
-    from pytest_torchmem.operators.libraries.onednn.brgemm_matmul import Product
+    from pytest_torchmem.operators.matmul.onednn import Product
 
     rows, columns = _split(query, key)
     width, keys = query.shape[-1], key.shape[-2]

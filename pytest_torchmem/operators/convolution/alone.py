@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.convolution import convolution_on_cuda, convolution_shape
 from pytest_torchmem.operators.convolution.cudnn import as_told, forward, forward_with_relu
 from pytest_torchmem.operators.geometry import like

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.cudnn.installed import Version
-from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.geometry import suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import Convolution
 from pytest_torchmem.operators.geometry import beyond, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries.cublas import blas_buffer

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution import columns
 from pytest_torchmem.operators.convolution import cudnn as on_cudnn
 from pytest_torchmem.operators.convolution.choice import (
@@ -33,7 +33,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
-from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing
 from pytest_torchmem.targets.gpus import Gpu

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import Convolution, Operand
-from pytest_torchmem.operators.arguments import ConvolutionSettings
+from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import cuda_format
 from pytest_torchmem.operators.geometry import (
     contiguous_copy,

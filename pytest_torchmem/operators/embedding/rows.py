@@ -17,7 +17,7 @@ from pytest_torchmem.operators.geometry import (
     round_up,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cuda_buffers import HALVES
+from pytest_torchmem.operators.reduction.buffers import HALVES
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.operators.sorting.order import sort_requests
 from pytest_torchmem.operators.workspace import passing

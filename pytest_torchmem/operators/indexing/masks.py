@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cpu_buffers import GRAIN, sum_workspace
+from pytest_torchmem.operators.reduction.buffers import GRAIN, sum_workspace
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu

@@ -12,7 +12,7 @@ from pytest_torchmem.cudnn.installed import PINNED, Version, parse_version, vers
 from pytest_torchmem.cudnn.questions import ALIGNED, Operand, Question, without_free_strides
 from pytest_torchmem.targets.calibration import CUDNN, LibraryAnswer, WorkspaceKey
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.version import TORCH_SERIES
+from pytest_torchmem.torch_private.names import TORCH_SERIES
 
 
 class Cudnn:

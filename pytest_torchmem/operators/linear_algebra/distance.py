@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.formats import CONTIGUOUS, copied, dense_copy, made_like
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
-from pytest_torchmem.operators.reduction.cpu_buffers import mean_workspace, partial_results
-from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.reduction.buffers import mean_workspace, partial_results, sum_buffers
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host

@@ -2,6 +2,8 @@
 
 On CUDA cuBLAS's buffer, which stays. On the CPU oneDNN's scratchpad in bfloat16; what MKL packs for
 itself is not seen by PyTorch's allocator and not counted.
+
+The exponential of matrices; native/LinearAlgebra.cpp, ``mexp_impl``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, lik
 from pytest_torchmem.operators.libraries.cublas import beside_buffer
 from pytest_torchmem.operators.matmul.onednn import SCALE, as_read, onednn_product, uses_onednn
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import Workspace, as_workspace, bounded, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -331,3 +333,31 @@ def trilinear_flops(
         for at, size in zip(kept, tensor.shape, strict=True):
             sizes[at] = max(sizes[at], size)
     return 3 * math.prod(sizes)
+
+
+_POWERS = 5
+"""The powers of a matrix that ``compute_T18`` keeps."""
+
+_LONG = 8
+"""Bytes of a position."""
+
+
+@operator("aten::linalg_matrix_exp").workspace("cpu")
+def matrix_exp(machine: Host, input: Tensor) -> int | Workspace:
+    """compute_T18_scale_square: scaled matrices, their powers and as many sums of these, beside
+    norms, exponents and scales, and what a product of several takes.
+
+    One matrix is copied first, and takes a polynomial of a lower degree if its norm is small: these
+    are at most the bytes that it needs.
+    """
+    order = input.shape[-1]
+    if order <= 1 or input.numel() == 0:
+        return 0
+    matrices = input.numel() // order**2
+    norm = input.element_size() // (2 if input.is_complex() else 1)
+    scaled = dense_bytes(input) * (1 + 2 * _POWERS)
+    if matrices > 1:
+        batch = torch.empty((matrices, order, order), dtype=input.dtype, device="meta")
+        product = as_workspace(bmm(machine, batch, batch, batch), "aten::bmm")
+        return scaled - dense_bytes(input) + 3 * matrices * norm + product.nbytes
+    return bounded(scaled, dense_bytes(input), _LONG, 4 * norm)

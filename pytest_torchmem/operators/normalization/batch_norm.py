@@ -25,8 +25,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
-from pytest_torchmem.operators.reduction.cpu_buffers import sum_workspace
-from pytest_torchmem.operators.reduction.cuda_buffers import last_power
+from pytest_torchmem.operators.reduction.buffers import last_power, sum_workspace
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing, unknown
 from pytest_torchmem.targets.host import Host

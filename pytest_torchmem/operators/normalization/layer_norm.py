@@ -23,7 +23,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.nested.context import NestedTensors
-from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import ALL, Request, passing
 from pytest_torchmem.targets.gpus import Gpu

@@ -24,8 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.arguments import RecurrentSettings
-from pytest_torchmem.operators.calls import CompositeCall, Trace
+from pytest_torchmem.operators.calls import CompositeCall, RecurrentSettings, Trace
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Buffer, Workspace, bounded

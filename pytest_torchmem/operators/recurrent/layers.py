@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from pytest_torchmem.operators.arguments import LayerSettings
-from pytest_torchmem.operators.calls import CompositeCall
+from pytest_torchmem.operators.calls import CompositeCall, LayerSettings
 from pytest_torchmem.operators.geometry import Outputs, contiguous_copy, like
 from pytest_torchmem.operators.recurrent.cudnn import (
     DROPOUT_STATE,
@@ -38,7 +37,7 @@ from pytest_torchmem.operators.recurrent.cudnn import (
     weight_buffer,
     weight_elements,
 )
-from pytest_torchmem.operators.reduction.cuda_buffers import sum_buffers
+from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.registry import Kind, operator
 from pytest_torchmem.targets.gpus import Gpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.arguments import RecurrentSettings
+from pytest_torchmem.operators.calls import RecurrentSettings
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, RELU, TANH
 from pytest_torchmem.operators.registry import operator

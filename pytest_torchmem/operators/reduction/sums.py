@@ -23,20 +23,18 @@ from pytest_torchmem.operators.geometry import (
     like,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cpu_buffers import (
-    SCALAR,
-    mean_workspace,
-    partial_results,
-    sum_workspace,
-    takes_every_dim,
-)
-from pytest_torchmem.operators.reduction.cuda_buffers import (
+from pytest_torchmem.operators.reduction.buffers import (
     HALVES,
+    SCALAR,
     Dims,
     copied_and_reduced,
     dense_strides,
+    mean_workspace,
+    partial_results,
     reduced,
+    sum_workspace,
     summed,
+    takes_every_dim,
 )
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.targets.gpus import Gpu

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, output_bytes
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cuda_buffers import HALVES
+from pytest_torchmem.operators.reduction.buffers import HALVES
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host

@@ -24,7 +24,7 @@ from pytest_torchmem.operators.geometry import (
     type_of_number,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.cuda_buffers import HALVES
+from pytest_torchmem.operators.reduction.buffers import HALVES
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu

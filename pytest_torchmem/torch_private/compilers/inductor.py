@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, fx
 
 from pytest_torchmem.torch_private.names import (
+    TORCH_VERSION,
     private_if_imported,
     private_name,
     private_name_if_imported,
 )
 from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
-from pytest_torchmem.torch_private.version import TORCH_VERSION
 
 _graph_lowering: Callable[[], Any] = private_if_imported("torch._inductor.graph.GraphLowering")
 _TO_MODULE = private_name_if_imported(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.dispatch.kernels import run_torch_dispatch
+from pytest_torchmem.torch_private.dispatch.kernels import give_shards_back, run_torch_dispatch
 from pytest_torchmem.torch_private.dispatch.keys import (
     AUTOCAST_KEY,
     COMPOSITE_KEY,
@@ -35,9 +35,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     find_operator,
     is_dispatched,
 )
-from pytest_torchmem.torch_private.dispatch.shards import give_shards_back
-from pytest_torchmem.torch_private.names import dispatch_key, private
-from pytest_torchmem.torch_private.version import TORCH_VERSION
+from pytest_torchmem.torch_private.names import TORCH_VERSION, dispatch_key, private
 
 _new_library: Callable[..., Any] = private("torch._C._dispatch_library")
 _has_fallback: Callable[[Any], bool] = private("torch._C._dispatch_has_backend_fallback")

@@ -1,8 +1,17 @@
-"""An operator's kernel for one dispatch key, run where dispatch would choose another."""
+"""An operator's kernel for one dispatch key, run where dispatch would choose another.
+
+On shards of a ``DTensor`` torch before 2.13 lets calls pass by interceptions: there the key
+``FAKE`` comes before the key ``Python``, which excludes it (c10/core/DispatchKey.h). For a
+``DTensor`` that key calls no ``__torch_dispatch__``, in which it could be let in again, but
+operators on the shards (torch/csrc/autograd/python_variable.cpp, ``dispatchDTensorOp``). It reads
+the attribute with the shard right before it calls one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -24,15 +33,17 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     ExcludeKeys,
     keys_above_kernels,
     past_own_keys,
+    set_excluded,
 )
 from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, composite_key, has_kernel
-from pytest_torchmem.torch_private.dispatch.shards import is_dispatched_in_cpp, shards_intercepted
 from pytest_torchmem.torch_private.names import (
     dispatch_key,
     private,
     private_attribute,
+    private_if_imported,
     private_name,
+    private_name_if_imported,
 )
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
 
@@ -170,3 +181,51 @@ def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         return dispatch(operator, key, *args, **kwargs)
 
     return on_cpu
+
+
+_dtensor = private_if_imported("torch.distributed.tensor.DTensor")
+_SHARD = private_name_if_imported("torch.distributed.tensor.DTensor._local_tensor")
+_thread = threading.local()
+
+
+class _Shard(property):
+    """The attribute that C++ reads, and the one that is there without a trace."""
+
+    def __init__(self, before: Any) -> None:
+        super().__init__(self._read, before.__set__, before.__delete__)
+        self.before = before
+
+    def _read(self, tensor: Tensor) -> Any:
+        if getattr(_thread, "is_in_cpp", False):
+            set_excluded(FAKE, False)
+        return self.before.__get__(tensor)
+
+
+def is_dispatched_in_cpp(kind: type[Tensor]) -> bool:
+    """Return whether C++ runs the operators of a subclass, and no ``__torch_dispatch__``."""
+    dtensor = _dtensor()
+    if dtensor is None or not issubclass(kind, dtensor):
+        return False
+    method: Any = kind.__torch_dispatch__
+    return method.__func__ is dtensor.__torch_dispatch__.__func__
+
+
+@contextmanager
+def shards_intercepted() -> Iterator[None]:
+    """Let operators be intercepted that C++ calls on this thread, once it has read a shard."""
+    before = getattr(_dtensor(), _SHARD)
+    if not isinstance(before, _Shard):
+        setattr(_dtensor(), _SHARD, _Shard(before))
+    nested = getattr(_thread, "is_in_cpp", False)
+    _thread.is_in_cpp = True
+    try:
+        yield
+    finally:
+        _thread.is_in_cpp = nested
+
+
+def give_shards_back() -> None:
+    """Have the attribute of torch there again, as a trace ends."""
+    now = getattr(_dtensor(), _SHARD, None)
+    if isinstance(now, _Shard):
+        setattr(_dtensor(), _SHARD, now.before)

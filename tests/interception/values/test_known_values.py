@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.torch_private.version import TORCH_VERSION
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 from tests.tracing.programs import differences
 
 

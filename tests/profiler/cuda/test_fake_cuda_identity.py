@@ -13,7 +13,7 @@ from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.version import TORCH_VERSION
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 
 def test_every_way_of_placing_a_tensor() -> None:

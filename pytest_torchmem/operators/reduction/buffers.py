@@ -1,4 +1,5 @@
-"""How CUDA divides a reduction, and the buffers that blocks hand their partial results over in.
+"""What reductions take: partial results of blocks on CUDA; upcasts and results per thread on the
+CPU.
 
 native/cuda/Reduce.cuh of 2.13: ``setReduceConfig``, ``ReduceConfig::global_memory_size``,
 ``ReduceConfig::semaphore_size`` and ``gpu_reduce_kernel``; the order and merging of dimensions is
@@ -9,6 +10,8 @@ What reductions take on CUDA: buffers of one kernel, and the copy of an input of
 What one kernel takes is in ``cuda_configuration``; an input of another type than the result is
 copied (native/ReduceOpsUtils.h, ``make_reduction_from_out_ty``), but for 16-bit input of a float
 result, which is read as it is.
+
+native/ReduceOps.cpp and native/TensorIteratorReduce.cpp.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, dense_bytes, is_dense
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
 
 _WARP = 32
 _LEAST_VALUES, _MOST_VALUES = 16, 256
@@ -291,3 +297,65 @@ def summed(gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims) -> tuple[int, .
     """Return what a sum, a mean or a product takes."""
     as_is = input.dtype in HALVES and outputs.dtype == torch.float32
     return copied_and_reduced(gpu, outputs, input, dims, None if as_is else outputs.dtype)
+
+
+GRAIN = 32768
+"""``at::internal::GRAIN_SIZE``: below it a loop runs on one thread."""
+
+SCALAR = 8
+"""Bytes of a Python number wrapped in a tensor."""
+
+
+def partial_results(machine: Host, elements: int, results: int, element_size: int) -> int:
+    """One result per thread, where everything is reduced to one element on several threads;
+    native/TensorIteratorReduce.cpp, two_pass_reduction.
+    """
+    if results != 1 or elements < GRAIN or machine.threads < 2:
+        return 0
+    return machine.threads * element_size
+
+
+def takes_every_dim(input: Tensor, dims: Sequence[int] | None) -> bool:
+    """Whether the ``dim`` of a reduction names every dimension, or none."""
+    return not dims or len(dims) == input.dim()
+
+
+def needs_float_buffer(input: Tensor, dims: Sequence[int]) -> bool:
+    """Whether TensorIterator is left with two reduced dimensions innermost, so that a 16-bit sum
+    would be rounded between them; native/ReduceOps.cpp, should_use_acc_buffer.
+    """
+    if not input.numel():
+        return False
+    gone = {dim % input.dim() for dim in dims} if input.dim() else set()
+    walked = sorted(
+        (dim for dim in gone if input.shape[dim] != 1), key=lambda dim: (input.stride(dim), -dim)
+    )
+    return any(
+        input.stride(inner) * input.shape[inner] != input.stride(outer)
+        for inner, outer in pairwise(walked)
+    )
+
+
+def sum_workspace(
+    machine: Host,
+    input: Tensor,
+    result: torch.dtype,
+    results: int,
+    dims: Sequence[int] | None = None,
+) -> int:
+    """What ``sum`` takes: an upcast, or for 16-bit inputs of some layouts a sum in float."""
+    reduced = input.dtype == result and result in (torch.bfloat16, torch.float16)
+    if reduced and dims is not None and needs_float_buffer(input, dims):
+        buffer = results * torch.float32.itemsize
+        return buffer + sum_workspace(machine, input, torch.float32, results)
+    return converted(input, result) + partial_results(
+        machine, input.numel(), results, result.itemsize
+    )
+
+
+def mean_workspace(machine: Host, input: Tensor, dtype: torch.dtype, results: int) -> int:
+    """A sum in the accumulation type, then a division by a wrapped number; mean_out."""
+    accumulated = accumulation_type(dtype)
+    result = 0 if accumulated == dtype else results * accumulated.itemsize
+    summed = sum_workspace(machine, input, accumulated, results)
+    return result + max(summed, SCALAR + accumulated.itemsize)
