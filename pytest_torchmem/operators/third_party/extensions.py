@@ -8,26 +8,12 @@ here is peft's, which BOFT compiles to make block-diagonal matrices.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Function = Callable[..., Any]
-
-_DESCRIBED_IN = {"fbd_cuda": "pytest_torchmem.operators.third_party.peft"}
-"""Modules by the name of the extension, the first argument of ``torch.utils.cpp_extension.load``.
-Their ``EXTENSIONS`` has the functions by the names that the extension gives them."""
-
-
-def extension_function(extension: str, name: str) -> Function | None:
-    """Return what stands for a function of an extension, or None if nobody has described it."""
-    if extension not in _DESCRIBED_IN:
-        return None
-    extensions: Mapping[str, Mapping[str, Function]]
-    extensions = import_module(_DESCRIBED_IN[extension]).EXTENSIONS
-    return extensions[extension].get(name)
 
 
 def _block_diagonal(input: Tensor) -> list[Tensor]:
@@ -51,4 +37,13 @@ def _blocks_of(matrices: Tensor, shape: torch.Size) -> Tensor:
     return cut.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
-EXTENSIONS = {"fbd_cuda": {"forward": _block_diagonal, "backward": _block_diagonal_backward}}
+_EXTENSIONS: Mapping[str, Mapping[str, Function]] = {
+    "fbd_cuda": {"forward": _block_diagonal, "backward": _block_diagonal_backward}
+}
+"""By the name of the extension, the first argument of ``torch.utils.cpp_extension.load``, and the
+names that it gives its functions."""
+
+
+def extension_function(extension: str, name: str) -> Function | None:
+    """Return what stands for a function of an extension, or None if nobody has described it."""
+    return _EXTENSIONS.get(extension, {}).get(name)
