@@ -7,7 +7,7 @@ from inspect import Parameter, Signature
 MARKER = "memory_budget"
 SELECTED_BY = "torchmem"
 """The marker that every memory test gets, for ``-m torchmem``."""
-LIMITS = ("peak", "forward", "backward", "optimizer", "retained", "allocated", "reserved")
+LIMITS = ("peak", "forward", "backward", "optimizer", "retained", "allocated", "reserved", "host")
 _OTHERS = (
     *LIMITS[1:],
     "device",

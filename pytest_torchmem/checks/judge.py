@@ -111,7 +111,7 @@ class Judge:
         stored_by = self.context.calibrations.told_by(self.request.test.module, gpu) if gpu else ""
         room = headroom(gpu, profile.figures()) if fits else None
         trace = TraceResult.of(profile, room, stored_by)
-        if not profile.peak:
+        if not profile.peak and not (profile.device == "cpu" and profile.host_peak):
             findings = [Finding(outcome=Outcome.NOT_CHECKED)]
             return CheckResult(self.key, tuple(findings), trace, calibration=calibration)
         snapshot = self._snapshot(trace)
@@ -249,12 +249,16 @@ class Judge:
         allowed = self.request.growth
         if allowed is None:
             return []
-        found = step_growth(self.profile)
-        if found.steps < FEWEST:
-            return [Leaks(outcome=Outcome.NOT_CHECKED, growth=found, allowed=str(allowed))]
+        found = own = step_growth(self.profile.timeline)
+        if self.profile.host_peak is not None:
+            found = max(own, step_growth(self.profile.host_timeline), key=lambda one: one.most)
+        if own.steps < FEWEST:
+            return [Leaks(outcome=Outcome.NOT_CHECKED, growth=own, allowed=str(allowed))]
         if found.most <= allowed.allowance(self.profile.baseline):
             return []
-        holder = self.holder(self.profile, found) if self.holder is not None else ""
+        holder = ""
+        if self.holder is not None and found is own:
+            holder = self.holder(self.profile, found)
         return [Leaks(growth=found, allowed=str(allowed), holder=holder)]
 
     def _against_bounds(self) -> list[Finding]:

@@ -98,7 +98,7 @@ def difference(before: Entry, now: Alive, moment: str) -> MomentDifference:
     """Return how ``now`` differs from an entry at ``moment``, the name of a figure."""
     total = now.total(moment)
     old = before.figures.get(moment, 0)
-    if before.alive is None or moment not in before.alive.moments:
+    if before.alive is None or (moment in before.figures and moment not in before.alive.moments):
         totals = _totals(before, now, moment)
         return MomentDifference(moment, old, total, totals=totals, recorded=False)
     return difference_between(before.alive, now, moment, old)

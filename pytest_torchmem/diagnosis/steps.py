@@ -10,14 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, difference_between
 from pytest_torchmem.profile.timeline import Phase, Timeline
 from pytest_torchmem.snapshots.alive import alive_at
-
-if TYPE_CHECKING:
-    from pytest_torchmem.profile.profile import MemoryProfile
 
 FEWEST = 3
 """Steps without which nothing can be said: the first and the last have one end that counts."""
@@ -47,9 +43,8 @@ class StepGrowth:
         return max(self.grown, default=0)
 
 
-def step_growth(profile: MemoryProfile) -> StepGrowth:
-    """Return by how much memory grows between the steps of a profile."""
-    timeline = profile.timeline
+def step_growth(timeline: Timeline) -> StepGrowth:
+    """Return by how much memory grows between the steps of a timeline."""
     steps, counted, ends = ends_of_steps(timeline)
     if steps < FEWEST:
         return StepGrowth(steps, counted)
@@ -57,7 +52,7 @@ def step_growth(profile: MemoryProfile) -> StepGrowth:
     grown = _kept([live[end] for end in ends])
     worst = max(range(len(grown)), key=lambda index: grown[index])
     begin, end = ends[worst : worst + 2]
-    before, now = (alive_at(profile, {_MOMENT: at}, by_step=False) for at in (begin, end))
+    before, now = (alive_at(timeline, {_MOMENT: at}, by_step=False) for at in (begin, end))
     made = {event: None for event in timeline.events[begin:end] if event > 0}
     for event in timeline.events[begin:end]:
         made.pop(-event, None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, TypeAlias
-from weakref import ref
+from typing import Any, NamedTuple, TypeAlias, cast
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
@@ -101,6 +101,8 @@ class Conversion:
         self.mapped = MappedFiles()
         self._met: list[StorageRecord] = []
         """Real tensors that were met, by operators that are running where the host is real."""
+        self._foreign: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
+        """What lies on memory that torch's allocators did not make, by its address."""
         self._expected: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
         """Index and storage of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
@@ -130,10 +132,18 @@ class Conversion:
         else:
             record = self._ledger.book(storage, entry, device, earlier=True, hollow=hollow)
             self._met.append(record)
+            self._note_foreign(record, storage)
         if has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
         self._borrow_gradient(tensor)
         return record
+
+    def _note_foreign(self, record: StorageRecord, storage: torch.UntypedStorage) -> None:
+        """Take note of the bytes of memory that torch's allocators did not make, once."""
+        address = storage.data_ptr() if has_memory(storage) and not storage.resizable() else 0
+        if address and self._foreign.get(address) is None:
+            self._foreign[address] = cast(Any, record())
+            record.ledger.foreign[record.index] = storage.nbytes()
 
     def lent(self, tensor: Tensor) -> Lent | None:
         """Return what is known of a tensor of another ledger, or of a trace that is over."""
@@ -320,8 +330,10 @@ class Conversion:
             memory = memory.clone()
         on, taken = self._ledger.on(device), 0 if shared else nbytes
         hollow = make_hollow(self._ledger, output, nbytes, on, origin, memory=memory, taken=taken)
+        record = self._ledger.records[storage_address(hollow)]
+        self._note_foreign(record, tensor.untyped_storage())
         if kept:
-            self._contents.show(self._ledger.records[storage_address(hollow)])
+            self._contents.show(record)
         return hollow
 
     def enter_tensor(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,6 +62,9 @@ class DeviceLedger:
         """The private pools of entries that were made in one."""
         self.pinned: set[int] = set()
         """Entries in pinned memory, which is the host's."""
+        self.foreign: dict[int, int] = {}
+        """The bytes of entries in memory that torch's allocators did not make: numpy's arrays, what
+        processes share."""
         self.kept: dict[tuple[str, bool, int], int] = {}
         """Workspaces that stay, by library, whether it is the autograd engine's handle, and
         stream."""
@@ -152,6 +156,7 @@ class DeviceLedger:
         self.streams = {index: self.streams[index] for index in live if index in self.streams}
         self.private = {index: self.private[index] for index in live if index in self.private}
         self.pinned.intersection_update(live)
+        self.foreign = {index: self.foreign[index] for index in live if index in self.foreign}
         self.earlier.clear()
         self.calls = None
         self.events[:] = live
@@ -186,6 +191,13 @@ class DeviceLedger:
         self.entries = cast(dict[int, Allocation], allocations)  # by the same numbers
         events = (*self.earlier, *self.events)
         return Timeline(allocations, events, self._phases(), self._repeated_calls()), calls
+
+    def with_foreign(self, timeline: Timeline) -> Timeline:
+        """Return a timeline with the bytes of memory that torch's allocators did not make."""
+        made = list(timeline.allocations)
+        for index, nbytes in self.foreign.items():
+            made[index - 1] = made[index - 1]._replace(nbytes=nbytes)
+        return replace(timeline, allocations=tuple(made))
 
     def _phases(self) -> tuple[tuple[int, Phase], ...]:
         shift = len(self.earlier)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES
+from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES, HOST
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.operator_calls import OperatorCall
@@ -59,7 +59,9 @@ class MemoryProfile(ComputedLater):
     ``baseline`` is alive before the forward (parameters, buffers, inputs), ``retained`` at the end
     of the forward, and ``end`` at the end of the step. The peak of a phase that did not run is
     ``None``. ``allocated_peak`` and ``reserved_peak`` are the peaks of the caching allocator's
-    blocks and segments (cuda only); a trace computes them when they are first read.
+    blocks and segments (cuda only); a trace computes them when they are first read. ``host_peak``
+    is that of the host's memory, where a step on cuda has tensors there, or one on cpu has some
+    that torch's allocator did not make (numpy's arrays, shared memory).
     """
 
     device: str
@@ -74,6 +76,7 @@ class MemoryProfile(ComputedLater):
     end: int
     allocated_peak: int | None = None
     reserved_peak: int | None = None
+    host_peak: int | None = None
     torch_version: str = ""
     workload: str = ""
     """The fingerprint of the step: input shapes, dtypes and parameter bytes."""
@@ -107,6 +110,8 @@ class MemoryProfile(ComputedLater):
     functions: tuple[tuple[Origin, str], ...] = field(default=(), repr=False, compare=False)
     """Functions that the program's source calls where operators of other names run."""
     timeline: Timeline = field(default=Timeline(), repr=False)
+    host_timeline: Timeline = field(default=Timeline(), repr=False)
+    """The allocations in the host's memory, where ``host_peak`` is that of them."""
     calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
     """The operators that ran, in order; ``None`` for a measurement."""
     graphs: tuple[Any, ...] = field(default=(), repr=False, compare=False)
@@ -340,24 +345,28 @@ class MemoryProfile(ComputedLater):
             **escaped({**plain, **lists, "facts": facts}),
             "allocator_peaks": peaks,
             "timeline": plain_timeline(self.timeline),
+            "host_timeline": plain_timeline(self.host_timeline),
             "others": [other._plain() for other in self.others],
         }
 
     @classmethod
     def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
         from pytest_torchmem.allocator.recorded import Peaks
-        from pytest_torchmem.profile.formats.saved import check_plain, read_timeline
+        from pytest_torchmem.profile.formats.saved import check_plain, plain_timeline, read_timeline
 
+        plain = {HOST: None, "host_timeline": plain_timeline(Timeline()), **plain}
         check_plain(plain)
-        timeline = read_timeline(plain["timeline"])
+        timeline, on_host = map(read_timeline, (plain["timeline"], plain["host_timeline"]))
         peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
         found = figures_of(timeline)
+        found |= {HOST: host_peak_of(on_host)}
         if any(values[name] != found[name] for name in found):
             raise ValueError("its figures are not those of its timeline")
         lists: dict[str, Any] = {name: tuple(plain[name]) for name in _LISTS}
         others = tuple(map(cls._of_plain, plain["others"]))
-        values |= lists | {"facts": plain["facts"], "timeline": timeline, "others": others}
+        values |= lists | {"facts": plain["facts"], "others": others}
+        values |= {"timeline": timeline, "host_timeline": on_host}
         return cls(**values, replay=(lambda: MappingProxyType(peaks)) if peaks else None)
 
     def to_html(
@@ -492,3 +501,12 @@ def figures_of(timeline: Timeline) -> dict[str, Any]:
         "retained": max(ends.get(Phase.FORWARD, ()), default=None),
         "end": end,
     }
+
+
+def host_peak_of(timeline: Timeline) -> int | None:
+    """Return the peak of the host's memory, ``None`` where numbers are all that is in it, such as
+    those of an optimizer's steps.
+    """
+    if not any(allocation.shape and allocation.nbytes for allocation in timeline.allocations):
+        return None
+    return max(peak for peak, _ in timeline.peaks().values())

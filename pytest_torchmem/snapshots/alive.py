@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_torchmem.figures import END, PEAKS, RETAINED
+from pytest_torchmem.figures import END, HOST, PEAKS, RETAINED
 from pytest_torchmem.profile.lifetimes import Lifetimes, Role, live_indices
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
 from pytest_torchmem.profile.timeline import Phase, Timeline
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.profile.timeline import Allocation
 
-MOMENTS = (*PEAKS, RETAINED, END)
+MOMENTS = (*PEAKS, RETAINED, END, HOST)
 """The figures of which the contents are known."""
 MOST_GROUPS = 100
 _SMALLEST_SHARE = 0.001
@@ -127,18 +127,25 @@ class Alive:
 
 def alive_of(profile: MemoryProfile) -> Alive:
     """Return what was alive at the moments of a profile, everything in its group."""
-    positions = positions_of(profile)
-    return alive_at(profile, positions) if positions else Alive()
+    positions, host = positions_of(profile), profile.host_timeline
+    found = alive_at(profile.timeline, positions) if positions else Alive()
+    if profile.host_peak is None:
+        return found
+    _, at = max(host.peaks().values(), key=lambda peak: peak[0])
+    there = alive_at(host, {HOST: at})
+    known = {(group.what, group.numbers): group for group in found.groups}
+    for group in there.groups:
+        same = known.get((group.what, group.numbers), group)
+        known[group.what, group.numbers] = replace(same, counts={**same.counts, **group.counts})
+    groups = tuple(sorted(known.values(), key=_order))
+    return Alive(groups, {}, (*found.moments, HOST))
 
 
-def alive_at(
-    profile: MemoryProfile, positions: Mapping[str, int], *, by_step: bool = True
-) -> Alive:
+def alive_at(timeline: Timeline, positions: Mapping[str, int], *, by_step: bool = True) -> Alive:
     """Return what was alive after so many events, by the names of these moments.
 
     Unless ``by_step``, what an earlier step made is what it was to that step.
     """
-    timeline = profile.timeline
     lifetimes = Lifetimes.of(timeline)
     live = live_indices(timeline, positions.values())
     counts: dict[What, dict[str, int]] = {}

@@ -15,6 +15,7 @@ from pytest_torchmem.figures import (
     ALLOCATED,
     ALLOCATOR_PEAKS,
     FIGURES,
+    HOST,
     JUDGED,
     PEAK,
     PHASE_PEAKS,
@@ -151,6 +152,8 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
                 # The overall peak is that of a phase, whose own rule is then meant for it as well.
                 rule = find_rule(levels, device, _highest_phase(now.figures))
             values = before.figures.get(name), now.figures.get(name)
+            if name == HOST:  # which is left out where it is nothing
+                values = values[0] or 0, values[1] or 0
             if name == ALLOCATED and rule.figure is None:
                 # What is allowed of the sizes themselves may be less than rounding them up adds.
                 rules = rule, find_rule([BUILT_IN], device, name)

@@ -32,8 +32,8 @@ from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import Later
-from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of
-from pytest_torchmem.profile.timeline import Origin, Phase
+from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
+from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.in_place import InPlace
@@ -73,6 +73,9 @@ _NOT_STORED = (
     "pytest-torchmem is installed (docs/cudnn.md)"
 )
 _HOSTS: dict[str, Callable[[], Host]] = {"reference": lambda: REFERENCE, "here": this_machine}
+
+
+_CPU = torch.device("cpu")
 
 
 def trace(
@@ -376,7 +379,7 @@ def _profile(
     ]
     own = reported.pop(machine.device.index or 0)
     others = tuple(_profile_of(*about, *other) for other in reported)
-    profile = _profile_of(*about, *own, others, advised)
+    profile = _profile_of(*about, *own, others, advised, ledger.on(_CPU))
     del outcome
     return profile
 
@@ -472,9 +475,13 @@ def _profile_of(
     memory: DeviceMemory | None,
     others: tuple[MemoryProfile, ...] = (),
     advised: Suggest | None = None,
+    host: DeviceLedger | None = None,
 ) -> MemoryProfile:
     """Return the profile of one device, whose own warnings stand last."""
     (timeline, calls), device = ledger.finish(), ledger.device
+    on_host = Timeline()
+    if host is not None and (host is not ledger or host.foreign):
+        on_host = host.with_foreign(timeline if host is ledger else host.finish()[0])
     return MemoryProfile(
         device=device.type if device == machine.device else str(device),
         gpu=machine.gpu.name if machine.gpu else None,
@@ -496,6 +503,8 @@ def _profile_of(
         level=ran[0],
         graphs=ran[1],
         timeline=timeline,
+        host_peak=host_peak_of(on_host),
+        host_timeline=on_host,
         calls=cast(Any, Later(calls)),
         replay=memory.peaks if memory is not None else None,
         others=others,

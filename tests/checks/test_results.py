@@ -21,6 +21,7 @@ from pytest_torchmem.checks.result import CheckResult, SnapshotResult
 from pytest_torchmem.figures import (
     ALLOCATOR_PEAKS,
     FIGURES,
+    HOST,
     JUDGED,
     MEASURED,
     PEAKS,
@@ -109,6 +110,7 @@ def test_one_table_says_what_a_figure_is() -> None:
     assert set(PHASE_PEAKS) < set(PEAKS) < set(MEASURED) < set(JUDGED)
     rules = {name: str(find_rule([BUILT_IN], "cuda", name).tolerance) for name in JUDGED}
     assert {rules.pop(name) for name in ALLOCATOR_PEAKS} == {"1%+20MiB"}
+    assert rules.pop(HOST) == "1%+64KiB"
     assert set(rules.values()) == {"1%"}
 
 

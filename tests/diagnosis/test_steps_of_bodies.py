@@ -14,7 +14,7 @@ from pytest_torchmem.diagnosis.steps import StepGrowth, step_growth
 
 
 def growth_of(program: Callable[[], Any]) -> StepGrowth:
-    return step_growth(torchmem.trace(program, device="cuda"))
+    return step_growth(torchmem.trace(program, device="cuda").timeline)
 
 
 def inference(keep: list[Any] | None, calls: int = 1) -> None:
@@ -78,7 +78,7 @@ def test_a_saved_profile_has_the_same_steps(tmp_path: Any) -> None:
     profile = torchmem.trace(lambda: inference([]), device="cuda")
     profile.save(tmp_path / "profile.json")
     read = torchmem.MemoryProfile.load(tmp_path / "profile.json")
-    assert step_growth(read) == step_growth(profile)
+    assert step_growth(read.timeline) == step_growth(profile.timeline)
 
 
 def test_one_step_says_what_would_count() -> None:

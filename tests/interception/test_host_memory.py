@@ -1,0 +1,109 @@
+"""What a step has in the host's memory, whatever it is that allocates it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pytest_torchmem as torchmem
+from pytest_torchmem.diagnosis.steps import step_growth
+
+ROWS = 1000
+BYTES = ROWS * 100 * 4
+
+
+def test_what_is_offloaded_counts_on_the_host() -> None:
+    def program(saves: bool) -> None:
+        layers = nn.Sequential(*[nn.Linear(100, 100) for _ in range(3)]).cuda()
+        x = torch.randn(ROWS, 100, device="cuda")
+        with torch.autograd.graph.save_on_cpu() if saves else torch.enable_grad():
+            y = layers(x).sum()
+        y.backward()
+
+    plain, offloaded = (torchmem.trace(lambda s=s: program(s), device="cuda") for s in (0, 1))
+    assert plain.host_peak == 3 * (100 * 100 + 100) * 4
+    assert offloaded.host_peak == 3 * BYTES + 2 * 100 * 100 * 4  # inputs, weights
+
+
+def test_pinned_memory_counts_on_the_host() -> None:
+    profile = torchmem.trace(lambda: torch.empty(ROWS, 100, pin_memory=True).cuda(), device="cuda")
+    assert profile.host_peak == BYTES
+
+
+def test_numbers_alone_are_no_peak() -> None:
+    model = nn.Linear(10, 10)
+    profile = torchmem.trace(
+        model, torch.randn(2, 10), device="cuda", optimizer=torch.optim.AdamW, steps=2
+    )
+    assert profile.host_peak is None
+    assert "host_peak" not in profile.figures()
+
+
+def array() -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
+    return np.zeros((ROWS, 100), np.float32)
+
+
+FOREIGN: dict[str, Callable[[], torch.Tensor]] = {
+    "from_numpy": lambda: torch.from_numpy(array()),
+    "as_tensor": lambda: torch.as_tensor(array()),
+    "asarray": lambda: torch.asarray(array()),
+    "frombuffer": lambda: torch.frombuffer(bytearray(BYTES), dtype=torch.float32),
+    "from_dlpack": lambda: torch.from_dlpack(array()),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_memory_of_others_counts_on_the_host_alone(name: str, device: str) -> None:
+    def program() -> None:
+        made = FOREIGN[name]()
+        made.zero_()
+
+    profile = torchmem.trace(program, device=device)
+    assert (profile.peak, profile.host_peak) == (0, BYTES)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_memory_of_others_that_was_there_before(device: str) -> None:
+    brought, views = torch.from_numpy(array()), torch.from_numpy(array())
+
+    def program() -> None:
+        brought.zero_()
+        views[:10].zero_()
+        views[10:].zero_()
+
+    profile = torchmem.trace(program, device=device)
+    assert (profile.peak, profile.host_peak) == (0, 2 * BYTES)
+
+
+def test_one_array_counts_once() -> None:
+    def program() -> None:
+        shared = array()
+        several = [torch.from_numpy(shared) for _ in range(3)]
+        del several
+
+    assert torchmem.trace(program).host_peak == BYTES
+
+
+def test_a_saved_profile_has_the_host(tmp_path: "pytest.TempPathFactory") -> None:
+    profile = torchmem.trace(FOREIGN["from_numpy"])
+    path = f"{tmp_path}/profile.json"
+    profile.save(path)
+    read = torchmem.MemoryProfile.load(path)
+    assert (read.host_peak, read.host_timeline) == (profile.host_peak, profile.host_timeline)
+
+
+def test_what_stays_on_the_host_is_growth() -> None:
+    def program() -> None:
+        weight, kept = torch.randn(100, 100, device="cuda", requires_grad=True), []
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(5):
+            y = torch.randn(ROWS, 100, device="cuda") @ weight
+            y.sum().backward()
+            optimizer.step()
+            kept.append(y.detach().cpu())
+
+    profile = torchmem.trace(program, device="cuda")
+    assert step_growth(profile.host_timeline).most == BYTES
