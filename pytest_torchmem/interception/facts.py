@@ -62,7 +62,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     not_jit_tracing,
 )
 from pytest_torchmem.torch_private.distributed.sharding import arguments_of_sharding
-from pytest_torchmem.torch_private.state.entered import saved_tensors_hooks
+from pytest_torchmem.torch_private.state.all_settings import saved_tensors_hooks
 from pytest_torchmem.torch_private.state.settings import figure_settings
 from pytest_torchmem.torch_private.tensors.tensors import CHILDREN, unwrapped
 from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS as OWN_PARAMETERS

@@ -15,8 +15,8 @@ from torch.autograd.profiler import profile
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Plan, plan_of_result
 from pytest_torchmem.interception.values.memory import zeros
+from pytest_torchmem.journal.process import environment
 from pytest_torchmem.operators.workspace import Workspace
-from pytest_torchmem.step.global_state import environment
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 from pytest_torchmem.torch_private.tensors.recording import EventType, profiler_runs

@@ -32,7 +32,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.step.global_state import environment
+from pytest_torchmem.journal.process import environment
 from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
 from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverloadPacket,

@@ -27,12 +27,13 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.interception.values.policy import Values
-from pytest_torchmem.step.global_state import program_kept, settings_kept, thread_kept
+from pytest_torchmem.journal.process import program_kept, settings_kept
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.torch_private.self_test import check_torch
+from pytest_torchmem.torch_private.state.all_settings import all_settings, thread_settings
 from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
@@ -85,8 +86,8 @@ class StandingGpu:
         self._interceptor.parts.conversion.lender = self._lent_by_others
         self._context = TraceContext(self._interceptor)
         self._kept = ExitStack()
-        self._kept.enter_context(settings_kept())
-        self._kept.enter_context(thread_kept())
+        self._kept.enter_context(settings_kept(all_settings()))
+        self._kept.enter_context(settings_kept(thread_settings(), of_thread=True))
         self._taken: list[Any] = []
         self._layers = ExitStack()
         self._present: tuple[StorageRecord, ...] = ()

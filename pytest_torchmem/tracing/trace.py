@@ -30,12 +30,12 @@ from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
+from pytest_torchmem.journal.process import process_kept, settings_kept
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.step.generators import is_alone, own_generators
-from pytest_torchmem.step.global_state import process_kept, thread_kept
 from pytest_torchmem.step.in_place import InPlace
 from pytest_torchmem.step.optimizers import optimizers_kept
 from pytest_torchmem.step.program_state import ProgramState, SharedState
@@ -49,7 +49,8 @@ from pytest_torchmem.targets.target import MODELLED, NOT_LINKED, Selected, Targe
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.torch_private.state.entered import ends_once, what_is_entered_is_left
+from pytest_torchmem.torch_private.state.all_settings import entered_settings
+from pytest_torchmem.torch_private.state.entered import ends_once
 from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.hollow import HollowTensors
@@ -273,8 +274,7 @@ def _trace(
         stack.callback(ledger.give_back_outgrown)
         stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(ends_once(interceptor.threads.on_thread))
-        stack.enter_context(what_is_entered_is_left())
-        stack.enter_context(thread_kept())
+        stack.enter_context(settings_kept(entered_settings(), of_thread=True))
         stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))
 
     def run() -> MemoryProfile:

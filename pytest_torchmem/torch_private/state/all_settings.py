@@ -1,4 +1,6 @@
-"""What torch lets a program set for its process or thread, to be put back after a trace."""
+"""What torch lets a program set for its process or thread, and what a thread has entered: all that
+is asked for before a trace, and set to the same after it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,13 @@ import torch
 import torch.backends.mha
 import torch.backends.opt_einsum
 import torch.multiprocessing
+from torch.autograd import forward_ad
 from torch.utils.serialization import config
 
+from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes, global_device_context
 from pytest_torchmem.torch_private.names import optional, private, private_name
 from pytest_torchmem.torch_private.patching.registrations import REGISTRATION_HOOKS, STEP_HOOKS
 from pytest_torchmem.torch_private.state import settings
-from pytest_torchmem.torch_private.tensors.autograd import engine_has_threads
 
 NOT_SAID = object()
 
@@ -28,115 +31,51 @@ class Setting(NamedTuple):
     set_to: Callable[[Any], Any]
 
 
-_PAIRS = (
-    # In this order: what sets one for all devices also sets those of each.
-    (
-        optional("torch._C._get_float32_matmul_precision"),
-        optional("torch._C._set_float32_matmul_precision"),
-    ),
-    (optional("torch._C._get_cublas_allow_tf32"), optional("torch._C._set_cublas_allow_tf32")),
-    (optional("torch._C._get_cudnn_allow_tf32"), optional("torch._C._set_cudnn_allow_tf32")),
-    (optional("torch._C._get_onednn_allow_tf32"), optional("torch._C._set_onednn_allow_tf32")),
-    (settings.uses_cudnn, optional("torch._C._set_cudnn_enabled")),
-    (settings.tries_all, optional("torch._C._set_cudnn_benchmark")),
-    (settings.is_cudnn_deterministic, optional("torch._C._set_cudnn_deterministic")),
-    (
-        settings.get_depthwise_kernel,
-        optional("torch._C._set_cudnn_depthwise_kernel"),
-    ),
-    (optional("torch._C._get_mkldnn_enabled"), optional("torch._C._set_mkldnn_enabled")),
-    (
-        optional("torch._C._get_mkldnn_deterministic"),
-        optional("torch._C._set_mkldnn_deterministic"),
-    ),
-    (optional("torch._C._get_nnpack_enabled"), optional("torch._C._set_nnpack_enabled")),
-    (optional("torch._C._get_qengine"), optional("torch._C._set_qengine")),
-    (optional("torch._C._get_flash_sdp_enabled"), optional("torch._C._set_sdp_use_flash")),
-    (optional("torch._C._get_fa3_sdp_enabled"), optional("torch._C._set_sdp_use_fa3")),
-    (
-        optional("torch._C._get_mem_efficient_sdp_enabled"),
-        optional("torch._C._set_sdp_use_mem_efficient"),
-    ),
-    (optional("torch._C._get_math_sdp_enabled"), optional("torch._C._set_sdp_use_math")),
-    (optional("torch._C._get_cudnn_sdp_enabled"), optional("torch._C._set_sdp_use_cudnn")),
-    (
-        optional("torch._C._get_overrideable_sdp_enabled"),
-        optional("torch._C._set_sdp_use_overrideable"),
-    ),
-    (
-        optional("torch._C._get_math_sdp_allow_fp16_bf16_reduction"),
-        optional("torch._C._set_math_sdp_allow_fp16_bf16_reduction"),
-    ),
-    (settings.priority, optional("torch._C._set_sdp_priority_order")),
-    (
-        optional("torch._C._get_cublas_allow_fp16_accumulation"),
-        optional("torch._C._set_cublas_allow_fp16_accumulation"),
-    ),
-    (
-        optional("torch._C._get_cpu_allow_fp16_reduced_precision_reduction"),
-        optional("torch._C._set_cpu_allow_fp16_reduced_precision_reduction"),
-    ),
-    (
-        optional("torch._C._get_linalg_preferred_backend"),
-        optional("torch._C._set_linalg_preferred_backend"),
-    ),
-    (
-        optional("torch._C._get_blas_preferred_backend"),
-        optional("torch._C._set_blas_preferred_backend"),
-    ),
-    (
-        optional("torch._C._get_deterministic_fill_uninitialized_memory"),
-        optional("torch._C._set_deterministic_fill_uninitialized_memory"),
-    ),
-    (
-        optional("torch._C._check_sparse_tensor_invariants"),
-        optional("torch._C._set_check_sparse_tensor_invariants"),
-    ),
-    (optional("torch._C._get_warnAlways"), optional("torch._C._set_warnAlways")),
-    (
-        optional("torch._C._get_backcompat_broadcast_warn"),
-        optional("torch._C._set_backcompat_broadcast_warn"),
-    ),
-    (
-        optional("torch._C._get_backcompat_keepdim_warn"),
-        optional("torch._C._set_backcompat_keepdim_warn"),
-    ),
-    (
-        optional("torch._C._get_graph_executor_optimize"),
-        optional("torch._C._set_graph_executor_optimize"),
-    ),
-    (
-        engine_has_threads,
-        optional("torch._C._set_multithreading_enabled"),
-    ),
-    (optional("torch._C._is_view_replay_enabled"), optional("torch._C._set_view_replay_enabled")),
-    (optional("torch._C._is_fwd_grad_enabled"), optional("torch._C._set_fwd_grad_enabled")),
-    (
-        optional("torch._C._is_grad_layout_enforcement_enabled"),
-        optional("torch._C._set_grad_layout_enforcement_enabled"),
-    ),
-    (
-        optional("torch._C._get_dtensor_allow_implicit_replication"),
-        optional("torch._C._set_dtensor_allow_implicit_replication"),
-    ),
-    (
-        optional("torch._C._get_sm_carveout_experimental"),
-        optional("torch._C._set_sm_carveout_experimental"),
-    ),
-    (optional("torch._C._get_miopen_immediate"), optional("torch._C._set_miopen_immediate")),
-)
-"""What a version lacks cannot be set there."""
-_TUPLES = (
-    (
-        optional("torch._C._get_cublas_allow_fp16_reduced_precision_reduction"),
-        optional("torch._C._set_cublas_allow_fp16_reduced_precision_reduction"),
-    ),
-    (
-        optional("torch._C._get_cublas_allow_bf16_reduced_precision_reduction"),
-        optional("torch._C._set_cublas_allow_bf16_reduced_precision_reduction"),
-    ),
-)
-"""Those that are asked for and set with several values at once in newer versions."""
+# In this order: what sets one for all devices also sets those of each.
+_ASKED_FOR_AS_SET = [
+    "float32_matmul_precision",
+    "cublas_allow_tf32",
+    "cudnn_allow_tf32",
+    "onednn_allow_tf32",
+    "cudnn_enabled",
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+    "cudnn_depthwise_kernel",
+    "mkldnn_enabled",
+    "mkldnn_deterministic",
+    "nnpack_enabled",
+    "qengine",
+    "math_sdp_allow_fp16_bf16_reduction",
+    "sdp_priority_order",
+    "cublas_allow_fp16_accumulation",
+    "cpu_allow_fp16_reduced_precision_reduction",
+    "linalg_preferred_backend",
+    "blas_preferred_backend",
+    "deterministic_fill_uninitialized_memory",
+    "warnAlways",
+    "backcompat_broadcast_warn",
+    "backcompat_keepdim_warn",
+    "graph_executor_optimize",
+    "dtensor_allow_implicit_replication",
+    "sm_carveout_experimental",
+    "miopen_immediate",
+    "cublas_allow_fp16_reduced_precision_reduction",
+    "cublas_allow_bf16_reduced_precision_reduction",
+]
+"""Those of ``torch._C._get_`` and ``_set_``; what a version lacks cannot be set there."""
+_NAMED_OTHERWISE = {
+    "get_flash_sdp_enabled": "set_sdp_use_flash",
+    "get_fa3_sdp_enabled": "set_sdp_use_fa3",
+    "get_mem_efficient_sdp_enabled": "set_sdp_use_mem_efficient",
+    "get_math_sdp_enabled": "set_sdp_use_math",
+    "get_cudnn_sdp_enabled": "set_sdp_use_cudnn",
+    "get_overrideable_sdp_enabled": "set_sdp_use_overrideable",
+    "check_sparse_tensor_invariants": "set_check_sparse_tensor_invariants",
+    "is_multithreading_enabled": "set_multithreading_enabled",
+    "is_view_replay_enabled": "set_view_replay_enabled",
+    "is_fwd_grad_enabled": "set_fwd_grad_enabled",
+    "is_grad_layout_enforcement_enabled": "set_grad_layout_enforcement_enabled",
+}
 _PRECISIONS = (
     ("generic", "all"),
     *(
@@ -155,6 +94,36 @@ _SEEDS: tuple[Any, ...] = tuple(
 _VALIDATES = private_name("torch.distributions.Distribution._validate_args")
 _FULL_HOOKS = private_name("torch.nn.modules.module._global_is_full_backward_hook")
 """Which of two kinds of backward hooks of all modules there are: the other is refused then."""
+_function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
+_pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
+_pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
+saved_tensors_hooks: Callable[[bool], Any] = private(
+    "torch._C._autograd._top_saved_tensors_default_hooks"
+)
+_hooks_disabled: Callable[[], str | None] = private(
+    "torch._C._autograd._saved_tensors_hooks_get_disabled_error_message"
+)
+_disable_hooks: Callable[[str], None] = private("torch._C._autograd._saved_tensors_hooks_disable")
+_enable_hooks: Callable[[], None] = private("torch._C._autograd._saved_tensors_hooks_enable")
+_pop_saved_tensors_hooks: Callable[[], None] = private(
+    "torch._C._autograd._pop_saved_tensors_default_hooks"
+)
+_inference_mode: Callable[[bool], Any] = private("torch._C._InferenceMode")
+KEPT_GUARDS: list[Any] = []
+"""Guards that end no more: the end of one brings back what was there when it began."""
+_LEVEL = private_name("torch.autograd.forward_ad._current_level")
+_AUTOCAST_DEVICES = [
+    "cpu",
+    "cuda",
+    "xpu",
+    "mps",
+    "hpu",
+    "ipu",
+    "mtia",
+    "maia",
+    "xla",
+    "privateuseone",
+]
 _SMALLEST = 5e-324
 """The smallest number above 0, which is taken for 0 where denormal ones are flushed."""
 _HOOKS = (
@@ -170,17 +139,16 @@ _HOOKS = (
 
 @cache
 def all_settings() -> tuple[Setting, ...]:
-    """Return the settings that this torch has, in the order in which they are put back."""
-    return (*_of_pairs(), *_of_python(), *_of_hooks())
+    """Return the settings of a process that this torch has, in the order of putting them back."""
+    return (*_of_names(), *_of_python(), *_of_hooks())
 
 
-def _of_pairs() -> Iterator[Setting]:
-    for ask, set_to in _PAIRS:
-        if ask is not None and set_to is not None:
-            yield Setting(ask, set_to)
-    for ask, set_to in _TUPLES:
-        if ask is not None and set_to is not None:
-            yield Setting(ask, partial(_set_together, set_to))
+def _of_names() -> Iterator[Setting]:
+    alike = {f"get_{name}": f"set_{name}" for name in _ASKED_FOR_AS_SET}
+    for ask, set_to in (alike | _NAMED_OTHERWISE).items():
+        asks, sets = (optional(f"torch._C._{name}") for name in (ask, set_to))
+        if asks is not None and sets is not None:
+            yield Setting(asks, partial(_set_together, sets))
     for backend, what in _PRECISIONS:
         yield Setting(
             partial(settings.precision, backend, what), partial(_set_precision, backend, what)
@@ -208,6 +176,7 @@ def answer(setting: Setting) -> Any:
 
 
 def _set_together(set_to: Callable[..., Any], values: Any) -> None:
+    """Set what newer versions ask for as several values at once."""
     set_to(*values) if isinstance(values, tuple) else set_to(values)
 
 
@@ -260,3 +229,74 @@ def _of_hooks() -> Iterator[Setting]:
 def _replace(hooks: Any, items: list[tuple[Any, Any]]) -> None:
     hooks.clear()
     hooks.update(items)
+
+
+@cache
+def thread_settings() -> tuple[Setting, ...]:
+    """Return what a thread has set: its default device, autocast and gradient mode."""
+    return (_DEFAULT_DEVICE, *_of_autocast(), _GRADIENTS)
+
+
+@cache
+def entered_settings() -> tuple[Setting, ...]:
+    """Return the same and what a thread has entered: function and dispatch modes, hooks of saved
+    tensors, dual levels and inference mode. What was never left is left by putting them back.
+    """
+    entered = (
+        Setting(_function_modes, partial(_leave, _function_modes, _pop_function_mode)),
+        Setting(dispatch_modes, partial(_leave, dispatch_modes, _pop_dispatch_mode)),
+        Setting(partial(saved_tensors_hooks, False), _leave_saved_tensors_hooks),
+        Setting(_hooks_disabled, _disable_hooks_as),
+        Setting(_dual_level, partial(_leave, _dual_level, forward_ad.exit_dual_level)),
+        Setting(torch.is_inference_mode_enabled, _enter_inference_mode),
+    )
+    # The default device is one of the function modes; inference mode sets that of gradients.
+    return (_DEFAULT_DEVICE, *entered, *_of_autocast(), _GRADIENTS)
+
+
+def _of_autocast() -> Iterator[Setting]:
+    for device in _AUTOCAST_DEVICES:
+        yield Setting(
+            partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        )
+        yield Setting(
+            partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
+        )
+    yield Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
+    yield Setting(_nesting, partial(_leave, _nesting, torch.autocast_decrement_nesting))
+
+
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _dual_level() -> int:
+    return int(getattr(forward_ad, _LEVEL))
+
+
+def _leave(count: Callable[[], int], leave: Callable[[], object], before: int) -> None:
+    for _ in range(count() - before):
+        leave()
+
+
+def _leave_saved_tensors_hooks(before: Any) -> None:
+    while (now := saved_tensors_hooks(False)) is not None and now != before:
+        _pop_saved_tensors_hooks()
+
+
+def _disable_hooks_as(message: str | None) -> None:
+    _enable_hooks() if message is None else _disable_hooks(message)
+
+
+def _enter_inference_mode(enabled: bool) -> None:
+    KEPT_GUARDS.append(_inference_mode(enabled))
+    KEPT_GUARDS[-1].__enter__()
+
+
+def _set_default_device(before: Any) -> None:
+    torch.set_default_device(before.device if before is not None else None)
+
+
+_DEFAULT_DEVICE = Setting(global_device_context, _set_default_device)
+_GRADIENTS = Setting(torch.is_grad_enabled, torch.set_grad_enabled)

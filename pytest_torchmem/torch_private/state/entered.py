@@ -1,12 +1,7 @@
-"""What a program enters on its thread, and leaves open: modes, hooks of saved tensors, dual levels.
-
-Each is entered with ``__enter__`` or a function of its own; what is never left would be in force in
-the next trace and in everything else that the thread runs.
-"""
+"""Contexts that a program enters in a trace and leaves open: they end with it, and only once."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -19,29 +14,11 @@ from torch.cpu.amp.autocast_mode import autocast as cpu_autocast
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
-from pytest_torchmem.torch_private.names import optional, private, private_name
-from pytest_torchmem.torch_private.patching.patches import replaced_all
+from pytest_torchmem.torch_private.names import optional
+from pytest_torchmem.torch_private.patching.patches import Patch
+from pytest_torchmem.torch_private.state.all_settings import KEPT_GUARDS
 
-_function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
-_pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
-_pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
-saved_tensors_hooks: Callable[[bool], Any] = private(
-    "torch._C._autograd._top_saved_tensors_default_hooks"
-)
-_hooks_disabled: Callable[[], str | None] = private(
-    "torch._C._autograd._saved_tensors_hooks_get_disabled_error_message"
-)
-_disable_hooks: Callable[[str], None] = private("torch._C._autograd._saved_tensors_hooks_disable")
-_enable_hooks: Callable[[], None] = private("torch._C._autograd._saved_tensors_hooks_enable")
-_pop_saved_tensors_hooks: Callable[[], None] = private(
-    "torch._C._autograd._pop_saved_tensors_default_hooks"
-)
 _innermost_transform = optional("torch._C._functorch.peek_interpreter_stack")
-_inference_mode: Callable[[bool], Any] = private("torch._C._InferenceMode")
-_kept: list[Any] = []
-"""Guards that end no more: the end of one brings back what was there when it began."""
-_LEVEL = private_name("torch.autograd.forward_ad._current_level")
 
 
 def is_within_transform() -> bool:
@@ -64,6 +41,8 @@ class _Entered:
     on_thread: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)
     open: ClassVar[WeakSet[Any]] = WeakSet()
     ended: ClassVar[WeakSet[Any]] = WeakSet()
+    patch: ClassVar[Patch | None] = None
+    """What follows them: the same for every trace, unless another stands in torch's place."""
 
 
 @contextmanager
@@ -76,16 +55,21 @@ def ends_once(on_thread: Callable[[], bool]) -> Iterator[None]:
     old ones.
     """
     before = staticmethod(_Entered.on_thread), _Entered.open
+    patch = _Entered.patch
+    if patch is None or not patch.fits():
+        followed = [_followed(kind, kind.__enter__, kind.__exit__) for kind in _GUARDS]
+        patch = _Entered.patch = Patch(followed)
     _Entered.on_thread, _Entered.open = staticmethod(on_thread), WeakSet()
+    patch.put_in_place()
     try:
-        with replaced_all([_followed(kind, kind.__enter__, kind.__exit__) for kind in _GUARDS]):
-            yield
+        yield
     finally:
+        patch.put_back()
         left = [*_Entered.open]
         _Entered.on_thread, _Entered.open = before
         _Entered.ended.update(left)
         # These have guards of C++, whose end would bring back the state of the thread.
-        _kept.extend(one for one in left if isinstance(one, torch.inference_mode))
+        KEPT_GUARDS.extend(one for one in left if isinstance(one, torch.inference_mode))
 
 
 @cache
@@ -107,29 +91,3 @@ def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> 
         return end(self, *error)
 
     return kind, {"__enter__": enter, "__exit__": leave}
-
-
-@contextmanager
-def what_is_entered_is_left() -> Iterator[None]:
-    """Leave at the end what the body entered and did not leave itself."""
-    thread = threading.get_ident()
-    function_count, dispatch_count = _function_modes(), dispatch_modes()
-    hooks, level = saved_tensors_hooks(False), getattr(forward_ad, _LEVEL)
-    inference, disabled = torch.is_inference_mode_enabled(), _hooks_disabled()
-    try:
-        yield
-    finally:
-        if threading.get_ident() == thread:  # not in a process that another thread forked
-            for _ in range(_function_modes() - function_count):
-                _pop_function_mode()
-            for _ in range(dispatch_modes() - dispatch_count):
-                _pop_dispatch_mode()
-            while (now := saved_tensors_hooks(False)) is not None and now != hooks:
-                _pop_saved_tensors_hooks()
-            if _hooks_disabled() != disabled:
-                _enable_hooks() if disabled is None else _disable_hooks(disabled)
-            for _ in range(getattr(forward_ad, _LEVEL) - level):
-                forward_ad.exit_dual_level()
-            if torch.is_inference_mode_enabled() != inference:
-                _kept.append(_inference_mode(inference))
-                _kept[-1].__enter__()
