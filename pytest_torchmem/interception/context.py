@@ -54,6 +54,7 @@ class TraceContext:
         self.computed_aside = interceptor.computed_aside
         self.note_fused = interceptor.parts.attribution.note_fused
         self.mapped = interceptor.parts.conversion.mapped
+        self.handed = interceptor.parts.conversion.handed
         self.streams = interceptor.parts.streams
         self.values = interceptor.parts.values
         self.resized = interceptor.parts.ledger.resized

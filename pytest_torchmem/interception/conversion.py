@@ -103,6 +103,10 @@ class Conversion:
         """Real tensors that were met, by operators that are running where the host is real."""
         self._foreign: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
         """What lies on memory that torch's allocators did not make, by its address."""
+        self.handed: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
+        """What threads that are in no trace have put in a queue in its course, by its address."""
+        self.from_threads: dict[str, None] = {}
+        """The lines at which the program first came with such a tensor."""
         self._expected: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
         """Index and storage of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
@@ -130,7 +134,10 @@ class Conversion:
         if index:  # the program has made it in this trace
             record = self._ledger.attach(storage, index, device, hollow)
         else:
-            record = self._ledger.book(storage, entry, device, earlier=True, hollow=hollow)
+            made_meanwhile = storage_address(tensor) in self.handed
+            if made_meanwhile:
+                self.from_threads[self._attribution.user_line()] = None
+            record = self._ledger.book(storage, entry, device, not made_meanwhile, hollow)
             self._met.append(record)
             self._note_foreign(record, storage)
         if has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -358,6 +358,7 @@ def _profile(
     warnings = (
         *interceptor.parts.values.warnings,
         *_touched(),
+        *_from_threads(interceptor.parts.conversion.from_threads),
         *_compiled(interceptor.parts.attribution),
         *compiled.warnings(),
         *_fused(interceptor.parts.attribution),
@@ -526,6 +527,14 @@ def _touched() -> tuple[str, ...]:
     return (
         "something other than an operator of torch read or wrote the memory of a traced tensor, "
         "which has none: a C++ extension, or a thread that ran before the trace; it read zeros",
+    )
+
+
+def _from_threads(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{line or 'the traced program'}: a tensor comes from a thread that was there before the "
+        "trace; what is made and freed on that thread is not counted. Start it in the test"
+        for line in lines
     )
 
 

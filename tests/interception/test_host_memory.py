@@ -1,6 +1,9 @@
 """What a step has in the host's memory, whatever it is that allocates it."""
 
+import queue
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,9 +90,9 @@ def test_one_array_counts_once() -> None:
     assert torchmem.trace(program).host_peak == BYTES
 
 
-def test_a_saved_profile_has_the_host(tmp_path: "pytest.TempPathFactory") -> None:
+def test_a_saved_profile_has_the_host(tmp_path: Path) -> None:
     profile = torchmem.trace(FOREIGN["from_numpy"])
-    path = f"{tmp_path}/profile.json"
+    path = tmp_path / "profile.json"
     profile.save(path)
     read = torchmem.MemoryProfile.load(path)
     assert (read.host_peak, read.host_timeline) == (profile.host_peak, profile.host_timeline)
@@ -107,3 +110,55 @@ def test_what_stays_on_the_host_is_growth() -> None:
 
     profile = torchmem.trace(program, device="cuda")
     assert step_growth(profile.host_timeline).most == BYTES
+
+
+class Arrays(torch.utils.data.Dataset[object]):
+    """Rows of numpy's."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> object:
+        return np.zeros((ROWS, 100), np.float32)
+
+
+@pytest.mark.parametrize(("workers", "times"), [(0, 6), (1, 4)])
+def test_batches_of_arrays_count_on_the_host(workers: int, times: int) -> None:
+    """Beside a batch, the next one and, where they are loaded in the process, its rows."""
+
+    def program() -> None:
+        for batch in torch.utils.data.DataLoader(Arrays(), batch_size=2, num_workers=workers):
+            batch.cuda()
+
+    assert torchmem.trace(program, device="cuda").host_peak == times * BYTES
+
+
+def test_what_an_earlier_thread_hands_over_is_booked_and_told() -> None:
+    asked: queue.Queue[int] = queue.Queue()
+    made: queue.Queue[torch.Tensor] = queue.Queue()
+
+    def work() -> None:
+        while rows := asked.get():
+            made.put(torch.zeros(rows, 100))
+
+    def program() -> None:
+        for _ in range(3):
+            asked.put(ROWS)
+            made.get().zero_()  # handed over here
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        profile = torchmem.trace(program)
+    finally:
+        asked.put(0)
+        thread.join()
+    assert profile.peak == BYTES
+    (warning,) = profile.warnings
+    assert "a thread that was there before the trace" in warning
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), start=1)
+        if "# handed over here" in text
+    )
+    assert f"test_host_memory.py:{line}:" in warning

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import _thread
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import torch
+
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.step.imports import ThreadApart
+from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _RUN = "run"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Threads:
@@ -24,6 +29,7 @@ class Threads:
         self._start: Any = threading.Thread.start
         self._start_bare: Any = _thread.start_new_thread
         self._submit: Any = ThreadPoolExecutor.submit
+        self._put: Any = queue.Queue.put
 
     def replacements(self) -> Replacements:
         """Return what takes the place of Python's own."""
@@ -31,6 +37,7 @@ class Threads:
             (threading.Thread, {"start": self.start}),
             (ThreadPoolExecutor, {"submit": self.submit}),
             (_thread, {"start_new_thread": self.start_bare}),
+            (queue.Queue, {"put": self.put}),
         ]
 
     def start(self, thread: threading.Thread) -> None:
@@ -73,6 +80,15 @@ class Threads:
             function = self._in_trace(function)
         made: Future[Any] = self._submit(pool, function, *args, **kwargs)
         return made
+
+    def put(self, to: queue.Queue[Any], item: Any, *args: Any, **kwargs: Any) -> None:
+        """Take note of tensors that a thread which is there since before the trace hands over."""
+        if not self._trace.on_thread():
+            for tensor in tensors_in(item):
+                if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+                    storage = tensor.untyped_storage()
+                    self._trace.handed[storage._cdata] = storage
+        self._put(to, item, *args, **kwargs)
 
     def _in_trace(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return partial(_run, self._trace.joined_by_new(), function)
