@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pytest_torchmem.advice.function_mode import FunctionMode
 from pytest_torchmem.advice.observed import (
     CROSS_ENTROPY,
     IN_PLACE,
@@ -32,9 +31,10 @@ from pytest_torchmem.advice.observed import (
 )
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.torch_private.dispatch.modes import FunctionMode
+from pytest_torchmem.torch_private.patching.module_calls import optimizer_steps_seen
 from pytest_torchmem.torch_private.patching.patches import replaced
-from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
-from pytest_torchmem.torch_private.tensors.autograd import current_graph_task
+from pytest_torchmem.torch_private.tensors.tensors import current_graph_task
 
 Entered = Callable[[], AbstractContextManager[object]]
 

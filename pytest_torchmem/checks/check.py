@@ -29,7 +29,7 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.diagnosis.steps import StepGrowth
-    from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
+    from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.profile.timeline import Timeline
@@ -247,7 +247,7 @@ class DeviceCheck:
 def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     """Return the error of a trace that does not fit on its GPU, ``None`` for any other error."""
     # A trace that raised it has imported it; nothing here may import torch.
-    module = sys.modules.get("pytest_torchmem.fake_cuda.out_of_memory")
+    module = sys.modules.get("pytest_torchmem.fake_cuda.memory")
     found: OutOfMemoryError | None = None
     if module is not None and isinstance(error, module.OutOfMemoryError):
         found = error

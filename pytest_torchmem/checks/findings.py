@@ -16,7 +16,7 @@ from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.format import Key
 
 if TYPE_CHECKING:
-    from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
+    from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.profile.timeline import Allocation
 
 

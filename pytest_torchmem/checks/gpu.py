@@ -189,7 +189,7 @@ def fitting_trace(
 
 def _traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
     __tracebackhide__ = True
-    from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError
+    from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
 
     with nullcontext() if gpu.name in gpu_names() else registered_gpus(gpu):

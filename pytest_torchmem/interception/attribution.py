@@ -31,7 +31,7 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.modules import modules_by_path
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
-from pytest_torchmem.torch_private.tensors.autograd import (
+from pytest_torchmem.torch_private.tensors.tensors import (
     ENGINE_CODE,
     VMAP_CODE,
     current_graph_task,

@@ -15,7 +15,7 @@ from pytest_torchmem.interception.parts import Parts
 from pytest_torchmem.interception.plan import Plan
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Origin
-from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE
+from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE
 
 _CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.layouts.sparse import storage_holder
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.interception.values.memory import memory_for
+from pytest_torchmem.interception.values.policy import memory_for
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.step.trees import argument_tensors

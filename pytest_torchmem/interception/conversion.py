@@ -26,7 +26,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.survivors import survivor_at
 from pytest_torchmem.interception.values.contents import Assumption
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.interception.values.memory import memory_for, zeros
+from pytest_torchmem.interception.values.policy import memory_for, zeros
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import (

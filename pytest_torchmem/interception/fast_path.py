@@ -22,7 +22,7 @@ from pytest_torchmem.interception.materialize import make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.plans import Plans
-from pytest_torchmem.interception.values.memory import NO_MEMORIES
+from pytest_torchmem.interception.values.policy import NO_MEMORIES
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.torch_private.tensors.storages import storage_address

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.operators.geometry import is_dense
-from pytest_torchmem.torch_private.tensors.autograd import current_node
 from pytest_torchmem.torch_private.tensors.storages import storage_address, storage_use_count
-from pytest_torchmem.torch_private.tensors.tensors import tensor_use_count
+from pytest_torchmem.torch_private.tensors.tensors import current_node, tensor_use_count
 
 SUM = "aten::add.Tensor"
 """The operator that the engine adds gradients up with, maybe in place."""

@@ -30,7 +30,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
-from pytest_torchmem.interception.placement import check_generator
+from pytest_torchmem.interception.placement import check_generator, stage, staged_pairs
 from pytest_torchmem.interception.plan import Output, Plan, Same, broadcast_of
 from pytest_torchmem.interception.plans import (
     Plans,
@@ -45,14 +45,13 @@ from pytest_torchmem.interception.refusals import (
     Refusals,
     in_words_of_kernel,
 )
-from pytest_torchmem.interception.staging import stage, staged_pairs
 from pytest_torchmem.interception.values.assumptions import may_be_assumed
 from pytest_torchmem.interception.values.data_dependent import (
     equal_without_values,
     plan_from_values,
     without_masks,
 )
-from pytest_torchmem.interception.values.memory import NO_MEMORIES
+from pytest_torchmem.interception.values.policy import NO_MEMORIES
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.overlap import check_apart, check_written_once, keeps_apart
@@ -63,16 +62,18 @@ from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit, run_kernel
-from pytest_torchmem.torch_private.dispatch.meta import LIKE_ANOTHER
+from pytest_torchmem.torch_private.dispatch.kernels import (
+    LIKE_ANOTHER,
+    run_composite_explicit,
+    run_kernel,
+)
 from pytest_torchmem.torch_private.distributed.process_groups import (
     GATHERS_LISTS,
     flattened_like,
     with_work,
 )
-from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import TensorBase
+from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE, TensorBase
 
 _CPU = torch.device("cpu")
 _BACKWARD = Phase.BACKWARD

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, dtype_name
 from pytest_torchmem.interception.plan import Output, Plan, Same, Temporary
-from pytest_torchmem.interception.values.memory import EMPTY, NO_MEMORIES, memory_for
+from pytest_torchmem.interception.values.policy import EMPTY, NO_MEMORIES, memory_for
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
-from pytest_torchmem.torch_private.tensors.autograd import in_engine_thread
 from pytest_torchmem.torch_private.tensors.storages import (
     hollow_storage,
     storage_address,
     tensor_on,
 )
+from pytest_torchmem.torch_private.tensors.tensors import in_engine_thread
 
 _HOST = torch.device("cpu")
 _tuple: Any = tuple.__new__

@@ -14,7 +14,7 @@ from torch.autograd.profiler import profile
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Plan, plan_of_result
-from pytest_torchmem.interception.values.memory import zeros
+from pytest_torchmem.interception.values.policy import zeros
 from pytest_torchmem.journal.process import environment
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors

@@ -20,9 +20,14 @@ from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload
-from pytest_torchmem.torch_private.tensors.autograd import current_node, keeps_graph, saved_by
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, view_base
+from pytest_torchmem.torch_private.tensors.tensors import (
+    current_node,
+    is_view_of_another,
+    keeps_graph,
+    saved_by,
+    view_base,
+)
 
 
 class _Pending(NamedTuple):

@@ -12,9 +12,16 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import like_first, like_operands
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied, made_like
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, lying_alike, on_meta
-from pytest_torchmem.operators.nested.context import NestedTensors
+from pytest_torchmem.operators.geometry import (
+    CONTIGUOUS,
+    contiguous_copy,
+    copied,
+    dense_bytes,
+    lying_alike,
+    made_like,
+    on_meta,
+)
+from pytest_torchmem.operators.nested import NestedTensors
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel

@@ -15,8 +15,7 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.geometry import accumulation_type
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.dispatch.keys import below_autograd, with_autograd
-from pytest_torchmem.torch_private.tensors.autograd import name_node
-from pytest_torchmem.torch_private.tensors.tensors import unwrapped
+from pytest_torchmem.torch_private.tensors.tensors import name_node, unwrapped
 
 
 def gradients_of(

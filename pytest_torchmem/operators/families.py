@@ -14,24 +14,18 @@ from pytest_torchmem.operators.index import NAMES
 PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
     "": (
-        "activations checks checks_of_values derivatives elementwise factories foreach "
-        "fourier histograms quantization random workspace_of"
+        "activations checks checks_of_values derivatives elementwise embedding factories foreach "
+        "fourier histograms losses nested quantization random resampling workspace_of"
     ),
-    "attention": ("choice dot_product efficient flash flash_for_cpu multi_head values varlen"),
+    "attention": "choice dot_product efficient flash flash_for_cpu multi_head values varlen",
     "convolution": "alone convolution",
     "distributed": "fully_shard",
-    "embedding": "bag rows",
     "indexing": "advanced masks rearrange rows",
     "linear_algebra": "cusolver distance lapack lu work",
-    "losses": "ctc elementwise",
     "matmul": "low_precision products",
-    "nested": "conversion",
-    "normalization": (
-        "batch_norm cudnn_batch_norm group_norm layer_norm sync_batch_norm weight_norm"
-    ),
+    "normalization": "batch_norm cudnn_batch_norm group_norm layer_norm sync_batch_norm",
     "recurrent": "cudnn layers onednn values",
     "reduction": "sums",
-    "resampling": "interpolation pooling",
     "sorting": "distinct order",
     "sparse": "compressed coo",
 }

@@ -79,11 +79,9 @@ NAMES = {
     "distributed.fully_shard": """
         _chunk_cat _chunk_cat.out split_with_sizes_copy.out
     """,
-    "embedding.bag": """
+    "embedding": """
         _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward
         _embedding_bag_forward_only _embedding_bag_per_sample_weights_backward
-    """,
-    "embedding.rows": """
         embedding_dense_backward embedding_renorm embedding_renorm_
     """,
     "factories": """
@@ -169,13 +167,10 @@ NAMES = {
         linalg_cholesky_ex linalg_householder_product linalg_inv_ex linalg_lu_factor_ex
         linalg_lu_solve linalg_qr linalg_solve_triangular
     """,
-    "losses.ctc": """
-        _ctc_loss _ctc_loss.Tensor _ctc_loss_backward _cudnn_ctc_loss ctc_loss.IntList
-        ctc_loss.Tensor
-    """,
-    "losses.elementwise": """
-        binary_cross_entropy binary_cross_entropy_backward huber_loss huber_loss_backward mse_loss
-        mse_loss_backward multi_margin_loss multi_margin_loss_backward
+    "losses": """
+        _ctc_loss _ctc_loss.Tensor _ctc_loss_backward _cudnn_ctc_loss binary_cross_entropy
+        binary_cross_entropy_backward ctc_loss.IntList ctc_loss.Tensor huber_loss
+        huber_loss_backward mse_loss mse_loss_backward multi_margin_loss multi_margin_loss_backward
         multilabel_margin_loss_backward multilabel_margin_loss_forward nll_loss2d_backward
         nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss
         smooth_l1_loss_backward
@@ -189,7 +184,7 @@ NAMES = {
         _addmm_activation _compute_linear_combination _trilinear addbmm addbmm_ addmm addmm_ addmv
         addmv_ addr addr_ baddbmm baddbmm_ bmm dot linalg_matrix_exp mkldnn_linear mm mv vdot
     """,
-    "nested.conversion": """
+    "nested": """
         _nested_from_padded _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned
         _nested_tensor_from_tensor_list _nested_tensor_size _padded_dense_to_jagged_forward
         to_padded_tensor
@@ -205,16 +200,14 @@ NAMES = {
         group_norm native_group_norm native_group_norm_backward
     """,
     "normalization.layer_norm": """
-        _fused_rms_norm _fused_rms_norm_backward native_layer_norm native_layer_norm_backward
+        _fused_rms_norm _fused_rms_norm_backward _weight_norm_interface
+        _weight_norm_interface_backward native_layer_norm native_layer_norm_backward renorm renorm_
         rms_norm
     """,
     "normalization.sync_batch_norm": """
         batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
         batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_stats
         batch_norm_update_stats
-    """,
-    "normalization.weight_norm": """
-        _weight_norm_interface _weight_norm_interface_backward renorm renorm_
     """,
     "quantization": """
         _fake_quantize_learnable_per_channel_affine
@@ -253,31 +246,29 @@ NAMES = {
         linalg_vector_norm max max.dim mean min min.dim nansum norm prod segment_reduce std
         std_mean sum trace var var_mean
     """,
-    "resampling.interpolation": """
-        _grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward _upsample_bicubic2d_aa
+    "resampling": """
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
+        _adaptive_avg_pool3d_backward _grid_sampler_2d_cpu_fallback
+        _grid_sampler_2d_cpu_fallback_backward _upsample_bicubic2d_aa
         _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
         _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
         _upsample_nearest_exact2d_backward _upsample_nearest_exact3d
-        _upsample_nearest_exact3d_backward cudnn_affine_grid_generator
-        cudnn_affine_grid_generator_backward cudnn_grid_sampler cudnn_grid_sampler_backward
-        grid_sampler grid_sampler_2d_backward upsample_bicubic2d upsample_bicubic2d_backward
-        upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
-        upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
-        upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
-        upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward
-    """,
-    "resampling.pooling": """
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
-        _adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
+        _upsample_nearest_exact3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward
         adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool2d avg_pool2d_backward avg_pool3d
-        avg_pool3d_backward channel_shuffle col2im fractional_max_pool2d
-        fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward im2col
-        max_pool1d max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+        avg_pool3d_backward channel_shuffle col2im cudnn_affine_grid_generator
+        cudnn_affine_grid_generator_backward cudnn_grid_sampler cudnn_grid_sampler_backward
+        fractional_max_pool2d fractional_max_pool2d_backward fractional_max_pool3d
+        fractional_max_pool3d_backward grid_sampler grid_sampler_2d_backward im2col max_pool1d
+        max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
         max_pool3d_with_indices_backward max_unpool2d max_unpool3d pixel_shuffle pixel_unshuffle
         reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward
         reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad1d_backward
         replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
-        unfold_backward
+        unfold_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
+        upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward
+        upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d
+        upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward
+        upsample_trilinear3d upsample_trilinear3d_backward
     """,
     "sorting.distinct": """
         _unique _unique2 isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
-from pytest_torchmem.operators.formats import CONTIGUOUS, made_like
-from pytest_torchmem.operators.geometry import dense_bytes, lying_alike
+from pytest_torchmem.operators.geometry import CONTIGUOUS, dense_bytes, lying_alike, made_like
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import Kind, UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import passing

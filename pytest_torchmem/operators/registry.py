@@ -11,7 +11,7 @@ A record is made by naming the operator, and every aspect hangs on it the same w
 
 A name without an overload (``"aten::mm"``) is that of the overload without a name. Its geometry and
 its workspace are those of every overload that has none of its own.
-Functions take the operator's arguments by the names of its schema (``binding.py``) and only those
+Functions take the operator's arguments by the names of its schema (``calls.py``) and only those
 that they use.
 
 Registering the same aspect twice raises ``ValueError``. ``tests/operators/test_registry.py`` checks

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.operators.binding import Binding, Bound, InOrder
+from pytest_torchmem.operators.calls import Binding, Bound, InOrder
 from pytest_torchmem.operators.families import describe_namespace
 from pytest_torchmem.operators.overlay import LEADS, taught_of
 from pytest_torchmem.operators.registry import (

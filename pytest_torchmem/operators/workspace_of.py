@@ -18,7 +18,7 @@ On CUDA pointwise kernels read their arguments where they lie and in the type th
 the launch's own arguments (native/cuda/MultiTensorApply.cuh), as ``cat`` does
 (native/cuda/Shape.cu, ``parallel_cat``). On the CPU they read them where they lie, and copy what is
 not of the common type (native/TensorIterator.cpp, ``compute_types``). Those that convert have a
-function (``elementwise.py``); the others take nothing where all tensors are of one type.
+function (``losses.py``); the others take nothing where all tensors are of one type.
 
 What stands here for the CPU was compared with its allocator, on torch's own samples and on calls of
 single operators.

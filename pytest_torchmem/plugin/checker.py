@@ -30,9 +30,8 @@ from pytest_torchmem.checks.request import (
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, test_id
-from pytest_torchmem.plugin.commands import update_command
 from pytest_torchmem.plugin.expected import expecting_blocks, failure_is_expected
-from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.plugin.failure import MemoryCheckFailed, update_command
 from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.processes import NOT_HERE, OtherProcesses
 from pytest_torchmem.plugin.seen import node_id

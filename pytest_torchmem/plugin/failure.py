@@ -1,9 +1,10 @@
-"""The failure of a test whose memory is not as its snapshot or budget says."""
+"""The failure of a test whose memory is not as its snapshot or budget says, and what updates it."""
 
 from __future__ import annotations
 
 import linecache
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from types import FrameType, TracebackType
@@ -16,6 +17,7 @@ from pytest_torchmem.reports.layout import MARGIN
 
 if TYPE_CHECKING:
     from pytest_torchmem.reports.summary import Check
+
 
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
@@ -106,3 +108,25 @@ def _without_own_end(traceback: TracebackType | None) -> TracebackType | None:
     for one in reversed(frames):
         shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return shown
+
+
+_UPDATE = "pytest --torchmem-update"
+
+
+def update_command(path: str, test: str) -> str:
+    """Return the command that accepts what a test of the module at ``path`` does now.
+
+    A parameter that cannot be typed (a line end, an escape, a letter that is not seen) is left
+    out, and so are the parts before it that cannot: the function, or the module, is updated whole.
+    """
+    while not test.isprintable():
+        function, bracket, _ = test.partition("[")
+        test = function if bracket else test.rpartition("::")[0]
+    if "[" in path or not path.isprintable():
+        # pytest takes what follows a bracket for a parameter (_pytest/main.py,
+        # resolve_collection_argument), so no argument names such a file.
+        name = test.partition("[")[0].rpartition("::")[2]
+        return f"{_UPDATE} -k {name}" if name.isidentifier() else _UPDATE
+    if path.startswith(("-", "@")):  # an option, or a file of arguments
+        path = f"./{path}"
+    return f"{_UPDATE} {shlex.quote('::'.join(filter(None, (path, test))))}"

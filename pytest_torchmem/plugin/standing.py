@@ -406,7 +406,7 @@ class StandingGpus:
         if of_machine and (fixture.scope == "function" or self._fixtures_are_real()):
             yield
             return
-        from pytest_torchmem.fake_cuda.api.questions import questions_noted
+        from pytest_torchmem.fake_cuda.api.session import questions_noted
 
         world = self._world_of(item)
         found = self._set_up[id(fixture)] = SetUp(fixture, request, gpu, world=world)

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from torch.optim import Optimizer
 
+from pytest_torchmem.torch_private.patching.module_calls import optimizer_steps_seen
 from pytest_torchmem.torch_private.patching.patches import replaced
-from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from pytest_torchmem.torch_private.compilers.compiler import (
     own_module_calls_followed,
     run_uncompiled,
 )
+from pytest_torchmem.torch_private.patching.module_calls import optimizer_steps_seen
 from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
-from pytest_torchmem.torch_private.patching.registrations import optimizer_steps_seen
 from pytest_torchmem.torch_private.patching.replaceable import engine
 
 _Within = Callable[[], AbstractContextManager[object]]

@@ -35,17 +35,17 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_composite_implicit,
 )
 from pytest_torchmem.torch_private.names import check_names, unsupported
-from pytest_torchmem.torch_private.tensors.autograd import (
-    current_graph_task,
-    current_node,
-    keeps_graph,
-    sequence_number,
-)
 from pytest_torchmem.torch_private.tensors.storages import (
     has_memory,
     hollow_storage,
     storage_address,
     tensor_on,
+)
+from pytest_torchmem.torch_private.tensors.tensors import (
+    current_graph_task,
+    current_node,
+    keeps_graph,
+    sequence_number,
 )
 
 

@@ -25,8 +25,11 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.compiling import eager, when_compiler_is_used
 from pytest_torchmem.torch_private.compilers import compiler
-from pytest_torchmem.torch_private.patching.module_calls import module_calls_as_they_were
-from pytest_torchmem.torch_private.patching.registrations import own_step_hooks, step_wrapper
+from pytest_torchmem.torch_private.patching.module_calls import (
+    module_calls_as_they_were,
+    own_step_hooks,
+    step_wrapper,
+)
 from pytest_torchmem.tracing.lowering import Lowering
 
 if TYPE_CHECKING:

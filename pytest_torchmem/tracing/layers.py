@@ -21,10 +21,9 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.lasting import LASTING
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.python_api.cuda import cuda_refused
-from pytest_torchmem.interception.python_api.data import data_functions
+from pytest_torchmem.interception.python_api.data import data_functions, subclasses_made
 from pytest_torchmem.interception.python_api.functions import python_functions
 from pytest_torchmem.interception.python_api.storages import storages_booked
-from pytest_torchmem.interception.python_api.subclasses import subclasses_made
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.generators import keeping_forward_draws
 from pytest_torchmem.step.phases import optimizer_steps

@@ -1,29 +1,35 @@
 """A trace that is run once more, after a check has failed, to see what a profile does not hold.
 
-That is why attention took the way it took, and what refers to tensors that are still alive. What
-it takes to see this would be felt by the program, so that the figures are those of the first trace.
+That is why attention took the way it took, and what refers to tensors that are still alive. What it
+takes to see this would be felt by the program, so that the figures are those of the first trace.
+
+Tensors alive in garbage that Python has not collected are told with the program's objects in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import gc
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, cast
 
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from pytest_torchmem.advice.function_mode import FunctionMode
-from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.attribution import Attribution, is_own
+from pytest_torchmem.interception.facts import is_installed
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.choice import why_not_fused
 from pytest_torchmem.operators.calls import Attention
 from pytest_torchmem.profile.timeline import Allocation
+from pytest_torchmem.torch_private.dispatch.modes import FunctionMode
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.tracing import cycles
 from pytest_torchmem.tracing.holders import Names, holding_graphs, tensors_alive
 
 _MOST_TENSORS = 20
@@ -135,7 +141,7 @@ class Watch:
 
     def _find_cycles(self, ledger: Ledger, alive: Mapping[int, int]) -> None:
         """Find out what is alive only because Python has not collected garbage: have it do so."""
-        through = cycles.collect(_address, alive)
+        through = collect(_address, alive)
         for address, index in alive.items():
             record = ledger.records.get(address)
             if record is None or record.index - 1 != index:
@@ -242,3 +248,71 @@ def at_end(ledger: Ledger) -> None:
     watch = _WATCH.get()
     if watch is not None:
         watch.at_end(ledger)
+
+
+_MOST = 20_000
+"""Objects that are followed from one."""
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+
+
+def collect(address_of: Callable[[Tensor], int], wanted: Iterable[int]) -> dict[int, str]:
+    """Collect garbage; return by the addresses ``wanted`` the program's objects in it that hold
+    what is there.
+    """
+    left, flags = set(wanted), gc.get_debug()
+    found: dict[int, str] = {}
+    known = len(gc.garbage)
+    gc.set_debug(gc.DEBUG_SAVEALL)  # gc.garbage has then all that was found
+    try:
+        gc.collect()
+    finally:
+        gc.set_debug(flags)
+    garbage = gc.garbage[known:]
+    del gc.garbage[known:]
+    for one in sorted(garbage, key=lambda one: not issubclass(type(one), BaseException)):
+        if name := _name_of(one):
+            here = left & {address_of(tensor) for tensor in _tensors_below(one)}
+            found.update(dict.fromkeys(here, name))
+            left -= here
+    if found:  # what a graph in a cycle has saved is no object of Python's
+        found = dict.fromkeys(left, next(iter(found.values()))) | found
+    del garbage
+    gc.collect()
+    return found
+
+
+def _name_of(one: object) -> str:
+    """Return what one of the program's own objects is, "" for any other."""
+    kind = type(one)  # to ask an object for its class may run code of its own
+    if issubclass(kind, BaseException):
+        return f"the traceback of {kind.__qualname__}"
+    if issubclass(kind, FunctionType):
+        code = cast(FunctionType, one).__code__
+        is_program = not is_own(code) and _is_of_program(code.co_filename)
+        return cast(FunctionType, one).__qualname__ if is_program else ""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__qualname__ if isinstance(file, str) and _is_of_program(file) else ""
+
+
+def _is_of_program(file: str) -> bool:
+    return not (is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
+
+
+def _is_globals(one: object) -> bool:
+    return type(one) is dict and "__builtins__" in cast(dict[object, object], one)
+
+
+def _tensors_below(one: object) -> list[Tensor]:
+    """Return the tensors that an object leads to."""
+    seen, waiting, found = {id(one)}, [one], []
+    while waiting and len(seen) < _MOST:
+        for other in gc.get_referents(waiting.pop()):
+            kind = type(other)
+            if id(other) in seen or issubclass(kind, type | ModuleType) or _is_globals(other):
+                continue
+            seen.add(id(other))
+            if issubclass(kind, Tensor):
+                found.append(cast(Tensor, other))
+            waiting.append(other)
+    return found

@@ -13,7 +13,7 @@ from torch import nn
 from pytest_torchmem import trace
 from pytest_torchmem.allocator.recorded import replay
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.out_of_memory import OutOfMemoryError, format_size
+from pytest_torchmem.fake_cuda.memory import OutOfMemoryError, format_size
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchmem.operators.binding import Binding, Unbindable
-from pytest_torchmem.operators.formats import CONTIGUOUS, SUGGESTED, copied
+from pytest_torchmem.operators.calls import Binding, Unbindable
+from pytest_torchmem.operators.geometry import CONTIGUOUS, SUGGESTED, copied
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from tests.asked import workspace_of

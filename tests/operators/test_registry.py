@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._inductor.inductor_prims  # makes prims::fma
 
-from pytest_torchmem.operators.binding import Binding, Unbindable
+from pytest_torchmem.operators.calls import Binding, Unbindable
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.registry import (
     DEVICES,

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from pytest_torchmem.plugin.commands import update_command
+from pytest_torchmem.plugin.failure import update_command
 from tests.plugin.conftest import NO_CACHE, PLAIN
 
 CASES = """

@@ -49,9 +49,9 @@ EXCEPTIONS = {
     ("fake_cuda/api/device.py", "_exchange_device"),
     ("fake_cuda/api/device.py", "_maybe_exchange_device"),
     ("fake_cuda/api/device.py", "_sleep"),
-    ("fake_cuda/api/memory.py", "_record_memory_history"),
-    ("fake_cuda/api/memory.py", "_set_allocator_settings"),
-    ("fake_cuda/api/memory.py", "_snapshot"),
+    ("fake_cuda/api/torch_cuda.py", "_record_memory_history"),
+    ("fake_cuda/api/torch_cuda.py", "_set_allocator_settings"),
+    ("fake_cuda/api/torch_cuda.py", "_snapshot"),
     ("step/imports.py", "torch.testing._internal"),  # how names of modules begin
     # Of bitsandbytes, not of torch.
     ("fake_cuda/launches/bitsandbytes.py", "_instance"),

@@ -9,8 +9,8 @@ import torch
 
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.stand_in import build, environment
-from pytest_torchmem.stand_in.build import function
+from pytest_torchmem.stand_in import environment
+from pytest_torchmem.stand_in.environment import function
 from pytest_torchmem.targets.gpus import find_gpu
 
 CPU_BUILD = torch.version.cuda is None
@@ -32,9 +32,9 @@ def test_a_command_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "needs a command" in capsys.readouterr().err
 
 
-def installation(place: Path, cuda: tuple[int, int] = (13, 0)) -> build.Installation:
+def installation(place: Path, cuda: tuple[int, int] = (13, 0)) -> environment.Installation:
     (place / "torch" / "lib").mkdir(parents=True)
-    return build.Installation(place / "torch", "2.13.0", cuda)
+    return environment.Installation(place / "torch", "2.13.0", cuda)
 
 
 def test_headers_are_those_of_the_builds_major_version(
@@ -56,13 +56,13 @@ def test_headers_are_those_of_the_builds_major_version(
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match="gcc is not installed"):
-        build.build(installation(tmp_path))
+        environment.build(installation(tmp_path))
 
 
 def test_a_gpu_without_kernels_is_refused(tmp_path: Path) -> None:
     torch_at = installation(tmp_path)
     (torch_at.torch / "lib" / "libtorch_python.so").write_bytes(b"\0sm_75 sm_80 sm_90\0")
-    assert build.kernel_architectures(torch_at) == [75, 80, 90]
+    assert environment.kernel_architectures(torch_at) == [75, 80, 90]
     assert environment._architecture(find_gpu("a10"), torch_at) == 80
     with pytest.raises(UsageError, match="no kernels for b200"):
         environment._architecture(find_gpu("b200"), torch_at)

@@ -39,8 +39,8 @@ from pytest_torchmem.torch_private.dispatch.modes import (
 )
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.tensors.autograd import ENGINE_CODE
 from pytest_torchmem.torch_private.tensors.holders import HOLDERS
+from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TO_COPY = torch.ops.aten._to_copy.default

@@ -2,10 +2,14 @@
 
 These are made once for a process, and a trace lends them what they call: there are more than a
 hundred, and to make them anew would be the most of what a small model's trace takes.
+
+Questions whether there is a GPU are noted: what a fixture makes depends on the answer.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +18,14 @@ from inspect import signature
 from types import ModuleType
 from typing import Any, Protocol
 
+import torch
+import torch.accelerator
+
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.target import index_of
-from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt
+from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, replaced_all
 from pytest_torchmem.torch_private.patching.program_functions import is_of_program
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -189,3 +196,31 @@ def _class(original: Any, in_trace: type) -> Any:
             return issubclass(of_trace, (original, in_trace))
 
     return Kind(original.__name__, (), {"__doc__": original.__doc__, "in_trace": in_trace})
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_QUESTIONS = (
+    (torch.cuda, ("is_available", "device_count", "is_bf16_supported")),
+    (torch.accelerator, ("is_available", "device_count", "current_accelerator")),
+)
+
+
+@contextmanager
+def questions_noted() -> Iterator[list[str]]:
+    """Yield the names of what is asked meanwhile, by code that is not torch's own."""
+    asked: list[str] = []
+
+    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def question(*args: Any, **kwargs: Any) -> Any:
+            if not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+                asked.append(name)
+            return original(*args, **kwargs)
+
+        return question
+
+    replacements = [
+        (module, {name: noting(name, getattr(module, name)) for name in names})
+        for module, names in _QUESTIONS
+    ]
+    with replaced_all(replacements):
+        yield asked

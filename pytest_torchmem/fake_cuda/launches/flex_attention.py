@@ -24,7 +24,7 @@ from pytest_torchmem.torch_private.compilers.flex_attention import (
     flex_kernels_replaced,
     in_what_inductor_compiles,
 )
-from pytest_torchmem.torch_private.tensors.autograd import current_graph_task
+from pytest_torchmem.torch_private.tensors.tensors import current_graph_task
 
 _ROWS_AT_ONCE = 1 << 24
 """Scores that are computed together, at most."""

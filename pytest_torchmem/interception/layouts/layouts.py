@@ -1,27 +1,53 @@
 """Operators on tensors that are not strided: nested ones and sparse ones.
 
 All are made of strided tensors, and what runs on those comes to the interceptor.
+
+A nested tensor of the strided layout, which attention layers make of a padding mask, is a buffer,
+which is a storage like all others, and three small tensors on the host: the sizes, strides and
+offsets of its parts (aten/src/ATen/NestedTensorImpl.h). torch's own kernels for it are C++
+functions that call operators on the buffer, so they are run as they are while those operators are
+intercepted. Those that reach into the buffer's memory have a kernel in their record::
+
+    @operator("aten::native_layer_norm").nested()
+    def layer_norm(nested, input, normalized_shape, weight, bias, eps):
+        '''native/nested/NestedTensorMath.cpp, nested_layer_norm.'''
+
+``nested`` is the ``NestedTensors`` of the trace. Sizes have to be known: they decide every shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from pytest_torchmem.interception.layouts.nested import NestedTensors, has_nested
+import torch
+from torch import Tensor
+
+from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.layouts.sparse import (
     KnownTensors,
     has_compressed,
     run_compressed,
     run_sparse,
+    storage_holder,
 )
 from pytest_torchmem.interception.layouts.values import SparseValues
-from pytest_torchmem.interception.ledger import DeviceLedger
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.parts import Intercepts, Parts
-from pytest_torchmem.interception.values.memory import LIMIT_NESTED
+from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.interception.values.policy import LIMIT_NESTED
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import Kind
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.dispatch.keys import outside_interception
+from pytest_torchmem.torch_private.tensors.storages import nowhere, storage_address
 
 
 class Layouts:
@@ -98,3 +124,127 @@ class Layouts:
         if not is_whole or (on_gpu and operator.record.asks_cusparse):
             device.note(Workspace(unknown=(operator.name,)))
         return result
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_NO_MEMORY = "its data is not allocated"
+"""What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h) where storages lie at address 0."""
+
+
+def has_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a nested tensor is among the arguments of an operator."""
+    return any(tensor.is_nested for tensor in argument_tensors((args, kwargs)))
+
+
+class NestedTensors:
+    """Makes nested tensors of hollow ones and runs operators on them, for one trace.
+
+    Its methods run while operators are intercepted.
+    """
+
+    def __init__(self, target: Target, ledger: Ledger, values: KnownValues) -> None:
+        self._values = values
+        self._target = target
+        self._ledger = ledger
+
+    @property
+    def host(self) -> Host:
+        """The host that kernels for the CPU run on."""
+        return self._target.host
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that kernels for cuda run on."""
+        assert self._target.gpu is not None
+        return self._target.gpu
+
+    def run(self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that takes or makes nested tensors."""
+        device = self.device_of(args, kwargs).device.type
+        kernel = operator.on(device).nested
+        if kernel is not None:
+            call = GivenCall(args, kwargs, operator.overload)
+            return kernel(args, kwargs, nested=self, call=call)
+        cause = None
+        pages = nowhere()
+        if pages.touched():
+            pages.forget()
+        try:
+            result = run_nested_kernel(operator.overload, *args, **kwargs)
+            if not pages.touched():
+                return result
+            pages.forget()
+        except RuntimeError as error:
+            if _NO_MEMORY not in str(error):
+                raise
+            cause = error
+        raise UnsupportedOperatorError(
+            f"{operator.name} is not supported in a trace for nested tensors of the strided "
+            "layout: its kernel reads their data. Use layout=torch.jagged, whose operators "
+            "are made of ordinary ones"
+        ) from cause
+
+    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+        """Return where the first tensor among an operator's arguments is, also a compressed one."""
+        for tensor in argument_tensors((args, kwargs)):
+            record = self._ledger.records.get(storage_address(storage_holder(tensor)))
+            if record is not None:
+                return record.ledger
+        return self._ledger.on(self._target.device)
+
+    def wrap(self, buffer: Tensor, sizes: Tensor) -> Tensor:
+        """Return the nested tensor of the parts that lie one behind the other in ``buffer``.
+
+        ``sizes`` has a row for each part, and is kept; native/nested/NestedTensorUtils.h,
+        ``wrap_buffer``; NestedTensorImpl.cpp, ``construct_offsets``, ``construct_nested_strides``.
+        """
+        rows: list[list[int]] = sizes.tolist()
+        offsets = torch.empty((len(rows),), dtype=torch.int64)
+        strides = sizes.new_empty(sizes.shape)
+        position, positions, steps = 0, [], []
+        for row in rows:
+            positions.append(position)
+            steps.append(_contiguous_strides(row))
+            position += math.prod(row)
+        self._write(offsets, positions)
+        self._write(strides, steps)
+        made: Tensor = torch.ops.aten._nested_view_from_buffer.default(
+            buffer, sizes, strides, offsets
+        )
+        return made
+
+    def table(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the sizes of parts as the tensor that a nested one holds."""
+        sizes = torch.empty((len(rows), len(rows[0])), dtype=torch.int64)
+        self._write(sizes, rows)
+        return sizes
+
+    def launch(
+        self, name: str, kernel: Callable[..., object], written: Tensor, *read: Tensor
+    ) -> None:
+        """Compute what a kernel writes to a new tensor, ``kernel(written, *read)`` on values."""
+        tensors = [written, *read]
+        with outside_interception():
+            if not self._values.compute_launch(
+                name, tensors, written.numel(), lambda values: kernel(*values)
+            ):
+                self._values.forget([written])
+
+    def with_last_size(self, sizes: Tensor, size: int) -> Tensor:
+        """Return a copy of ``sizes`` with another last column."""
+        changed = sizes.clone()
+        changed.select(1, -1).fill_(size)
+        return changed
+
+    def _write(self, tensor: Tensor, values: Sequence[Any]) -> None:
+        record = self._ledger.records.get(storage_address(tensor))
+        if record is not None:
+            self._values.contents.begin_writing(record)
+        with outside_interception():
+            # Between traces what is on the host is real.
+            known = tensor if record is None else self._values.contents.value(record, tensor)
+            known.copy_(torch.tensor(values, dtype=torch.int64))
+
+
+def _contiguous_strides(row: Sequence[int]) -> list[int]:
+    return [math.prod(row[position + 1 :]) for position in range(len(row))]

@@ -19,7 +19,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.addresses import untouched_pages
-from pytest_torchmem.interception.values.memory import zeros
+from pytest_torchmem.interception.values.policy import zeros
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.patching.replaceable import legacy_save
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper

@@ -20,9 +20,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.torch_private.patching.module_calls import APPLIES, ModuleMethods
+from pytest_torchmem.torch_private.patching.module_calls import (
+    APPLIES,
+    ModuleMethods,
+    registrations_seen,
+)
 from pytest_torchmem.torch_private.patching.patches import ABSENT, Replacements
-from pytest_torchmem.torch_private.patching.registrations import registrations_seen
 from pytest_torchmem.torch_private.patching.replaceable import (
     CONTRACT,
     applied_item,

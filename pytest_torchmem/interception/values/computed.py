@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.values.collectives import run_functional
-from pytest_torchmem.interception.values.memory import zeros
+from pytest_torchmem.interception.values.policy import zeros
 from pytest_torchmem.step.generators import (
     current_draws,
     default_drawing_as,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger
-from pytest_torchmem.interception.values.memory import zeros
+from pytest_torchmem.interception.values.policy import zeros
 from pytest_torchmem.torch_private.dispatch.modes import NoDispatchModes
 from pytest_torchmem.torch_private.tensors.storages import bytes_of, tensor_on
 from pytest_torchmem.torch_private.tensors.tensors import read_as

@@ -43,14 +43,15 @@ from pytest_torchmem.interception.values.computed import (
     place_of_grown,
     run_for_real,
 )
-from pytest_torchmem.interception.values.memory import (
+from pytest_torchmem.interception.values.policy import (
     LIMIT_INTEGER,
     LIMIT_RANDOM,
     NO_MEMORIES,
+    NOTHING,
+    Values,
     worth_knowing,
     zeros,
 )
-from pytest_torchmem.interception.values.policy import NOTHING, Values
 from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of

@@ -26,7 +26,7 @@ from pytest_torchmem.operators.calls import (
     GivenCall,
 )
 from pytest_torchmem.operators.geometry import contiguous_copy, like
-from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
+from pytest_torchmem.operators.nested import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.dispatch.kernels import run_cpu_kernel

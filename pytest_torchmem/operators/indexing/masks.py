@@ -11,8 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
-from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import (
+    CONTIGUOUS,
+    ceil_div,
+    contiguous_copy,
+    copied,
+    dense_bytes,
+)
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.buffers import GRAIN, sum_workspace
 from pytest_torchmem.operators.registry import operator

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import CONTIGUOUS, contiguous_copy, copied, dense_bytes
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.sums import in_type_of_input
 from pytest_torchmem.operators.registry import operator

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.formats import dense_copy
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, dense_copy
 from pytest_torchmem.operators.indexing.advanced import put_in_order, range_of
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import passing

@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import CONTIGUOUS, contiguous_copy, copied, dense_bytes
 from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu

@@ -1,4 +1,10 @@
-"""Group normalization; native/group_norm.cpp, native/cuda/group_norm_kernel.cu."""
+"""Group normalization; native/group_norm.cpp, native/cuda/group_norm_kernel.cu.
+
+Norms of weights: apart from their directions, and bounded.
+
+native/cpu/WeightNormKernel.cpp, on the CPU along the first or last dimension;
+native/Normalization.cpp.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.tensors.autograd import saved_by
+from pytest_torchmem.torch_private.tensors.tensors import saved_by
 
 _forward = operator("aten::native_group_norm")
 _backward = operator("aten::native_group_norm_backward")

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied, dense_copy
 from pytest_torchmem.operators.geometry import (
+    CONTIGUOUS,
     Outputs,
     accumulation_type,
     contiguous_copy,
+    copied,
     dense_bytes,
+    dense_copy,
     like,
 )
 from pytest_torchmem.operators.libraries import cub

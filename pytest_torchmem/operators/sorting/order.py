@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.formats import CONTIGUOUS, copied, dense_copy, made_like
 from pytest_torchmem.operators.geometry import (
+    CONTIGUOUS,
     ceil_div,
     contiguous_copy,
+    copied,
     dense_bytes,
+    dense_copy,
     is_dense,
+    made_like,
     transpose_scratch,
     type_of_number,
 )

@@ -26,8 +26,8 @@ from pytest_torchmem.torch_private.patching.patches import (
     replaced,
     standing_functions,
 )
-from pytest_torchmem.torch_private.tensors.autograd import numbers_saved_by
 from pytest_torchmem.torch_private.tensors.holders import HOLDERS
+from pytest_torchmem.torch_private.tensors.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")
 _eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")

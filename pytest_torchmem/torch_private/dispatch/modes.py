@@ -1,12 +1,14 @@
-"""Function modes, and the default device that one of them stands for."""
+"""Function modes: the default device, which one of them stands for, and one that watches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.torch_private.dispatch.keys import TRACER, is_excluded, set_excluded
 from pytest_torchmem.torch_private.names import private
@@ -132,3 +134,22 @@ def convolution_for_jit(args: tuple[Any, ...]) -> Any:
     flags = torch.backends.cudnn
     run: Any = torch.ops.aten._convolution.default
     return run(*args, flags.benchmark, flags.deterministic, flags.enabled, flags.allow_tf32)
+
+
+class FunctionMode(TorchFunctionMode):
+    """Calls ``called`` in the place of every function of torch that a program calls."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self.called(func, args, dict(kwargs or {}))
+
+    @abstractmethod
+    def called(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return what the program gets of a call."""

@@ -18,7 +18,7 @@ from torch.utils.serialization import config
 
 from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes, global_device_context
 from pytest_torchmem.torch_private.names import optional, private, private_name
-from pytest_torchmem.torch_private.patching.registrations import REGISTRATION_HOOKS, STEP_HOOKS
+from pytest_torchmem.torch_private.patching.module_calls import REGISTRATION_HOOKS, STEP_HOOKS
 from pytest_torchmem.torch_private.state import settings
 
 NOT_SAID = object()

@@ -1,4 +1,4 @@
-"""Nested tensors made of others, and others made of them.
+"""Nested tensors made of others, others made of them, and what kernels of theirs are handed.
 
 Sizes, strides and offsets stay on the host; a kernel on a GPU is given those it needs.
 """
@@ -6,9 +6,9 @@ Sizes, strides and offsets stay on the host; a kernel on a GPU is given those it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as functional
@@ -16,10 +16,43 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.indexing.masks import selects_serially
-from pytest_torchmem.operators.nested.context import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import Kind, aten, operator
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
+
+
+class NestedTensors(Protocol):
+    """Makes nested tensors of tensors without data, while operators are intercepted."""
+
+    @property
+    def host(self) -> Host:
+        """The host that kernels for the CPU run on."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that kernels for cuda run on."""
+
+    def wrap(self, buffer: Tensor, sizes: Tensor) -> Tensor:
+        """Return the nested tensor of the parts that lie one behind the other in ``buffer``."""
+
+    def table(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the sizes of parts as the tensor that a nested one holds."""
+
+    def launch(
+        self, name: str, kernel: Callable[..., object], written: Tensor, *read: Tensor
+    ) -> None:
+        """Compute what a kernel writes to a new tensor, ``kernel(written, *read)`` on values."""
+
+    def with_last_size(self, sizes: Tensor, size: int) -> Tensor:
+        """Return a copy of ``sizes`` with another last column."""
+
+
+def sizes_on_gpu(beside: Tensor, count: int) -> Tensor:
+    """Return sizes and offsets for a kernel: one array of 32-bit integers on the GPU."""
+    return beside.new_empty((count,), dtype=torch.int32)
+
 
 _aten: Any = torch.ops.aten
 _from_tensors = operator("aten::_nested_tensor_from_tensor_list", kind=Kind.NESTED)

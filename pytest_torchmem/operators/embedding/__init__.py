@@ -1,1 +1,0 @@
-"""Embedding: what is known of these operators."""

@@ -1,1 +1,0 @@
-"""Losses: what is known of these operators."""

@@ -1,1 +1,0 @@
-"""Nested: what is known of these operators."""

@@ -1,1 +1,0 @@
-"""Pooling, padding, interpolation and sampling of images, and what rearranges their pixels."""
