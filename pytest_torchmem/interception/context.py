@@ -117,12 +117,12 @@ class TraceContext:
     @property
     def compiles(self) -> bool:
         """Whether the program's compiler is at work."""
-        return self._interceptor.compiles
+        return self._interceptor.mode.compiles
 
     @property
     def compiles_for_gpu(self) -> bool:
         """Whether the program's compiler is at work on what has tensors on the GPU."""
-        return self._interceptor.compiles and not self._interceptor.graph_on_host
+        return self._interceptor.mode.compiles and not self._interceptor.mode.graph_on_host
 
     def record(self, tensor: Tensor) -> StorageRecord | None:
         """Return the ledger's record of a tensor's storage, or None where it has none."""
@@ -166,7 +166,7 @@ class TraceContext:
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the fake GPU."""
-        if self._interceptor.makes_graphs:  # of fake tensors, which have no record
+        if self._interceptor.mode.makes_graphs:  # of fake tensors, which have no record
             return self.has_gpu and tensor.device.type == "cuda"
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
@@ -183,7 +183,7 @@ class TraceContext:
     def device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Return where that is made which C++ asks the CPU for in a call of an operator."""
         if self.is_placing:
-            return self._interceptor.placed_on or _CPU
+            return self._interceptor.mode.placed_on or _CPU
         for tensor in argument_tensors((args, kwargs)):
             record = self.record(tensor)
             return _CPU if record is None else record.ledger.device
@@ -193,7 +193,7 @@ class TraceContext:
         """Return a tensor that C++ made of Python numbers as it is in the trace."""
         if self.record(tensor) is not None:
             return tensor
-        device = self._interceptor.placed_on if self.is_placing else None
+        device = self._interceptor.mode.placed_on if self.is_placing else None
         conversion, frame = self._interceptor.parts.conversion, sys._getframe(1)
         with self.working():
             return conversion.lift(tensor, device or _CPU, frame)
@@ -323,7 +323,7 @@ class TraceContext:
     @property
     def is_placing(self) -> bool:
         """Whether ``placing_on`` is in force."""
-        return self._interceptor.placed_on is not None and self._threads.last == get_ident()
+        return self._interceptor.mode.placed_on is not None and self._threads.last == get_ident()
 
     @property
     def gpu(self) -> Gpu:

@@ -87,7 +87,7 @@ class FastPath:
         if len(ledger.devices) > 1 and [*map(_ledger_of, records)].count(device) < len(records):
             return LONGER
         if (
-            self._interceptor.placed_on is not None
+            self._interceptor.mode.placed_on is not None
             or device.routes
             or self._values.recordings
             or self._quantized.are_there

@@ -24,7 +24,7 @@ from pytest_torchmem.interception.kernels import Kernels
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.sparse import parts_of
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.parts import Parts
+from pytest_torchmem.interception.parts import Mode, Parts
 from pytest_torchmem.interception.plans import SubclassAsked
 from pytest_torchmem.interception.threads import TraceThreads
 from pytest_torchmem.interception.values.known import NotKnown
@@ -118,20 +118,10 @@ class Interceptor:
         self.paths: Mapping[str, Callable[..., Any]] = {}
         """What runs composite operators as the GPU does, by name."""
         self.threads = TraceThreads()
-        self.placed_on: torch.device | None = None
-        """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
-        self.makes_graphs = False
-        """Whether graphs of the program are made, of tensors that stand for those of the trace."""
-        self.compiles = False
-        """Whether that is the program's own compiler: tensors that stand for others say where these
-        are, as the program's own do."""
-        self.graph_on_host = False
-        """Whether the graph that it works on has tensors on the host alone."""
+        self.mode = Mode()
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""
-        self.aside = False
-        """Whether operators are run on known values, and nothing is booked."""
         self.after_import: list[Callable[[str], None]] = [seed_what_is_imported]
         """What is called with the name of each module that the program imports."""
         self._importing: set[int] = set()
@@ -173,7 +163,7 @@ class Interceptor:
         set_excluded(FAKE, True)
         was_inside, self.inside = self.inside, thread
         try:
-            if self.aside:
+            if self.mode.aside:
                 return self._run_aside(overload, args, kwargs)
             if (
                 self.real_host or (self._importing and thread in self._importing)
@@ -216,7 +206,7 @@ class Interceptor:
 
         A compiler's own tensors, of constants that it folds, are real. It waits for the program's.
         """
-        if self.compiles:
+        if self.mode.compiles:
             if spec_of(overload).record.waits:
                 self.kernels.in_flight.wait(args[0])
             args = tuple(map(_on_host, args))
@@ -278,8 +268,8 @@ class Interceptor:
             if nowhere().touched():  # where no tensor has memory: C++ made this one of such data
                 nowhere().forget()
                 raise parts.values.unknown("a tensor is made of tensors of unknown values")
-            lifted = parts.conversion.lift(args[0], self.placed_on or _CPU, sys._getframe(2))
-            if self.placed_on is None and parts.target.gpu is not None:
+            lifted = parts.conversion.lift(args[0], self.mode.placed_on or _CPU, sys._getframe(2))
+            if self.mode.placed_on is None and parts.target.gpu is not None:
                 parts.placement.guess(lifted)
             return lifted
         return self.kernels.resize(spec, args, kwargs)
@@ -368,13 +358,17 @@ class Interceptor:
     @contextmanager
     def placing_on(self, device: torch.device | None) -> Iterator[None]:
         """Make outputs on ``device`` rather than where their inputs are."""
-        lock = self.threads.begin_turn()
-        before, self.placed_on = self.placed_on, device
+        with self.threads.turn(), self.in_mode(self.mode._replace(placed_on=device)):
+            yield
+
+    @contextmanager
+    def in_mode(self, mode: Mode) -> Iterator[None]:
+        """Run operators in another mode."""
+        before, self.mode = self.mode, mode
         try:
             yield
         finally:
-            self.placed_on = before
-            lock.release()
+            self.mode = before
 
     @contextmanager
     def _importing_a_module(self, name: str) -> Iterator[None]:
@@ -400,7 +394,7 @@ class Interceptor:
 
     def _is_of_the_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an operator works on real tensors alone, and makes more of them on the host."""
-        if self.placed_on is not None and self.placed_on != _CPU:
+        if self.mode.placed_on is not None and self.mode.placed_on != _CPU:
             return False
         tensors = argument_tensors((args, kwargs))
         if not self.real_host:
@@ -412,7 +406,7 @@ class Interceptor:
             return False
         placement = self.parts.placement
         if not tensors:
-            asked = kwargs.get("device") if self.placed_on is None else None
+            asked = kwargs.get("device") if self.mode.placed_on is None else None
             return asked is None or (asked.type == "cpu" and placement.last_on_host)
         asked = kwargs.get("device")
         if asked is not None and asked.type != "cpu":
@@ -445,14 +439,11 @@ class Interceptor:
         values = self.parts.values
         if not values.affords(operations):
             return None
-        with self.threads.turn(), torch.no_grad():
-            before, self.aside = self.aside, True
+        with self.threads.turn(), torch.no_grad(), self.in_mode(self.mode._replace(aside=True)):
             try:
                 return compute()
             except NotKnown:
                 return None
-            finally:
-                self.aside = before
 
     # -- what happens without an operator ----------------------------------------------------------
 

@@ -158,7 +158,7 @@ class Kernels:
             if result is not LONGER:
                 return result
         call = Call(spec, args, kwargs, tensors, records)
-        device = self._placement.device_of(call, self._interceptor.placed_on)
+        device = self._placement.device_of(call, self._interceptor.mode.placed_on)
         if device is None:
             return spec.overload(*args, **kwargs)
         call.device = device
@@ -341,7 +341,7 @@ class Kernels:
             result = beside(spec, call.args, tensors, plan, device, frame, origin, memory)
         else:
             result = make_outputs(ledger, plan, tensors, device, origin, memory)
-        if self._on_gpu and self._interceptor.placed_on is None:
+        if self._on_gpu and self._interceptor.mode.placed_on is None:
             self._placement.note_guess(call, result)
         if spec.record.copies_across and len(ledger.devices) > 1:
             self._stage(call, result, device)
@@ -482,7 +482,7 @@ class Kernels:
     ) -> Any:
         """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
         __tracebackhide__ = True
-        asked = self._interceptor.placed_on or kwargs.get("device")
+        asked = self._interceptor.mode.placed_on or kwargs.get("device")
         if spec.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
             return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
         if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
@@ -575,7 +575,7 @@ class Kernels:
         derivatives use them, and operators that meet one take other paths, in C++.
         """
         call = Call(spec, args, kwargs, [], [])
-        device = self._parts.placement.device_of(call, self._interceptor.placed_on)
+        device = self._parts.placement.device_of(call, self._interceptor.mode.placed_on)
         if device is None:
             return cast(Tensor, spec.overload(*args, **kwargs))
         on_host: Tensor = spec.overload(*args, **{**kwargs, "device": _CPU})
@@ -592,7 +592,7 @@ class Kernels:
         if records is None:
             return spec.overload(*args, **kwargs)
         call = Call(spec, args, kwargs, tensors, records)
-        device = self._parts.placement.device_of(call, self._interceptor.placed_on)
+        device = self._parts.placement.device_of(call, self._interceptor.mode.placed_on)
         if device is None:
             return spec.overload(*args, **kwargs)
         call.device = device

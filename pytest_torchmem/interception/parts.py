@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -36,12 +36,28 @@ class Parts:
         self.placement = Placement(target, ledger)
 
 
+class Mode(NamedTuple):
+    """How operators are run at the moment; the default is as the program's own."""
+
+    placed_on: torch.device | None = None
+    """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
+    makes_graphs: bool = False
+    """Whether graphs of the program are made, of tensors that stand for those of the trace."""
+    compiles: bool = False
+    """Whether that is the program's own compiler: tensors that stand for others say where these
+    are, as the program's own do."""
+    graph_on_host: bool = False
+    """Whether the graph that it works on has tensors on the host alone."""
+    aside: bool = False
+    """Whether operators are run on known values, and nothing is booked."""
+
+
 class Intercepts(Protocol):
     """How those who run operators let others come to the interceptor, or go elsewhere."""
 
     @property
-    def placed_on(self) -> torch.device | None:
-        """Where outputs go, instead of where the inputs are."""
+    def mode(self) -> Mode:
+        """How operators are run at the moment."""
 
     def intercepting(self) -> AbstractContextManager[None]:
         """Let operators that are issued inside come to the interceptor."""

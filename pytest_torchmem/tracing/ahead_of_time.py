@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
@@ -163,28 +163,22 @@ class AheadOfTime:
     def _making_graphs(self) -> Iterator[None]:
         """Let the module's own forward run, and composite operators go the way of the device."""
         self._tracing = True
-        if self._interceptor is not None:
-            self._interceptor.makes_graphs = True
         try:
-            with taken_for_compiling():
+            with taken_for_compiling(), self._in_mode(makes_graphs=True):
                 yield
         finally:
             self._tracing = False
-            if self._interceptor is not None:
-                self._interceptor.makes_graphs = False
 
     @contextmanager
     def _running(self) -> Iterator[None]:
+        with taken_for_compiling(False), self._in_mode(makes_graphs=False):
+            yield
+
+    def _in_mode(self, makes_graphs: bool) -> AbstractContextManager[None]:
         interceptor = self._interceptor
-        with taken_for_compiling(False):
-            if interceptor is None:
-                yield
-                return
-            before, interceptor.makes_graphs = interceptor.makes_graphs, False
-            try:
-                yield
-            finally:
-                interceptor.makes_graphs = before
+        if interceptor is None:
+            return nullcontext()
+        return interceptor.in_mode(interceptor.mode._replace(makes_graphs=makes_graphs))
 
 
 def _without_graph(error: RuntimeError) -> str:

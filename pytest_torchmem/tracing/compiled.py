@@ -159,7 +159,7 @@ class Compiled:
     def _called(self, callback: Any, flex_attention: bool) -> Any:
         """Return what converts the frames of a compiled call that begins."""
         interceptor = self._interceptor
-        if not interceptor.threads.on_thread() or interceptor.makes_graphs:
+        if not interceptor.threads.on_thread() or interceptor.mode.makes_graphs:
             return callback
         if flex_attention:
             self._note_eager(flex_attention)
@@ -230,32 +230,32 @@ class Compiled:
     @contextmanager
     def _making_graphs(self) -> Iterator[None]:
         interceptor = self._interceptor
-        before = interceptor.makes_graphs, interceptor.compiles, interceptor.inside
-        was_aside, interceptor.aside = interceptor.aside, True
-        interceptor.makes_graphs = interceptor.compiles = True
+        compiling = interceptor.mode._replace(aside=True, makes_graphs=True, compiles=True)
+        was_inside = interceptor.inside
         if interceptor.parts.target.gpu is None:  # tensors are where torch's own functions say
             interceptor.inside = get_ident()
         try:
             # What it allocates is gone when it is done, and no part of a step.
-            with compiler.modules_as_they_were(), module_calls_as_they_were():
+            with (
+                interceptor.in_mode(compiling),
+                compiler.modules_as_they_were(),
+                module_calls_as_they_were(),
+            ):
                 yield
         finally:
-            interceptor.aside = was_aside
-            interceptor.makes_graphs, interceptor.compiles, interceptor.inside = before
+            interceptor.inside = was_inside
 
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Run operators of the program while its graphs are being made."""
         interceptor = self._interceptor
-        before = interceptor.makes_graphs, interceptor.compiles, interceptor.inside
-        was_aside, interceptor.aside = interceptor.aside, False
-        interceptor.makes_graphs = interceptor.compiles = False
-        interceptor.inside = 0
+        was_inside, interceptor.inside = interceptor.inside, 0
+        its_own = interceptor.mode._replace(aside=False, makes_graphs=False, compiles=False)
         try:
-            yield
+            with interceptor.in_mode(its_own):
+                yield
         finally:
-            interceptor.aside = was_aside
-            interceptor.makes_graphs, interceptor.compiles, interceptor.inside = before
+            interceptor.inside = was_inside
 
     def _forget(self) -> None:
         compiler.forget_code(self._codes.values())
@@ -268,13 +268,9 @@ class Compiled:
     @contextmanager
     def on_its_devices(self, graph: fx.GraphModule) -> Iterator[None]:
         """Let what C++ makes while a graph is compiled be where tensors of the graph are."""
-        interceptor = self._interceptor
-        before = interceptor.graph_on_host
-        interceptor.graph_on_host = not compiler.is_on_gpu(graph)
-        try:
+        mode = self._interceptor.mode._replace(graph_on_host=not compiler.is_on_gpu(graph))
+        with self._interceptor.in_mode(mode):
             yield
-        finally:
-            interceptor.graph_on_host = before
 
     def compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph of Dynamo at the level that the trace reaches."""
