@@ -1,6 +1,6 @@
 """Print what the records say of operators whose path on a GPU is another than on the CPU.
 
-python -m benchmarks.operator_table            the table of docs/cuda-dispatch.md
+python -m benchmarks.operator_table            the table of docs/cuda-operators.md
 python -m benchmarks.operator_table --write    the same, written into the page
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.registry import OperatorRecord, records
 
-PAGE = Path(__file__).parents[1] / "docs" / "cuda-dispatch.md"
+PAGE = Path(__file__).parents[1] / "docs" / "cuda-operators.md"
 BEGIN, END = "<!-- operators: begin -->\n", "<!-- operators: end -->\n"
 _OF_LIBRARIES = frozenset({"bitsandbytes/backends"})
 """The sources of records that are there only once a program has imported the library."""
@@ -79,7 +79,7 @@ def written(page: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or write it into the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write it into docs/cuda-dispatch.md")
+    parser.add_argument("--write", action="store_true", help="write it into docs/cuda-operators.md")
     if parser.parse_args(arguments).write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:

@@ -1,4 +1,4 @@
-"""The table of docs/cuda-dispatch.md is the one that the records give."""
+"""The table of docs/cuda-operators.md is the one that the records give."""
 
 from __future__ import annotations
 
