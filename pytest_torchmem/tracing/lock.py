@@ -7,6 +7,7 @@ forked, that thread's state. What it computes has to be real.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.torch_private.state.entered import is_within_transform
 
 _Result = TypeVar("_Result")
+_PATIENCE = 10.0
+"""Seconds that the end of the process waits for a trace."""
 
 
 class Standing(Protocol):
@@ -125,5 +128,11 @@ def _end_in_forked_process() -> None:
         layers.close()
 
 
+def _end_with_process() -> None:
+    """Wait for the trace of a daemon thread: one that Python ends within C++ ends the process."""
+    Running.lock.acquire(timeout=_PATIENCE)
+
+
+atexit.register(_end_with_process)
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_end_in_forked_process)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -270,3 +272,24 @@ def test_a_module_is_not_called_while_another_thread_traces_it() -> None:
     thread.join()
     assert "Waits is called while another thread traces it" in errors[0]
     assert model(x).isfinite().all()
+
+
+ENDS = """
+import threading, torch
+from pytest_torchmem import trace
+
+began, model, inputs = threading.Event(), torch.nn.Linear(8, 8), torch.randn(2, 8)
+
+def work():
+    while True:
+        trace(model, inputs, device="cuda")
+        began.set()
+
+threading.Thread(target=work, daemon=True).start()
+began.wait()
+"""
+
+
+def test_a_process_ends_while_a_daemon_thread_traces() -> None:
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", ENDS], check=True, stderr=subprocess.DEVNULL)

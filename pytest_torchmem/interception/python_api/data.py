@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, finalize, ref
 
 import torch
 import torch.utils.dlpack
@@ -195,7 +195,7 @@ class _Data:
             "copy_": self._written("copy_", self._copy),
             "__setitem__": self._written("__setitem__", self._set_item),
             "byteswap": self._written("byteswap", lambda whole, dtype: self._forget(whole)),
-            "share_memory_": self._written("share_memory_", self._share),
+            "share_memory_": self._share(),
             "is_shared": self._is_shared(),
         }
         sharing = [each.by(self._shared(each.original)) for each in SHARING]
@@ -225,10 +225,23 @@ class _Data:
     def _set_item(self, whole: Tensor, index: Any, value: Any) -> None:
         whole[index] = value
 
-    def _share(self, whole: Tensor) -> None:
-        record = self._trace.record(whole)
-        if record is not None:
+    def _share(self) -> Callable[..., torch.UntypedStorage]:
+        """Return the method that moves a storage to shared memory; one that the program brought
+        with it stays where it is.
+        """
+        original: Any = torch.UntypedStorage.share_memory_
+
+        def share_memory_(storage: torch.UntypedStorage, *args: Any) -> torch.UntypedStorage:
+            record = self._trace.record_of(storage)
+            if record is None and not (self._trace.off() or self._trace.stands):
+                self._trace.borrow_storage(storage)
+                record = self._trace.record_of(storage)
+            if record is None:
+                return original(storage, *args)  # type: ignore[no-any-return]
             record.shared = True
+            return storage
+
+        return share_memory_
 
     def _is_shared(self) -> Callable[..., bool]:
         """Return the method that says whether other processes may see a storage.
@@ -243,9 +256,7 @@ class _Data:
                 return bool(original(storage))
             if record.ledger.device.type == "cuda":
                 return True
-            if not record.hollow:
-                return bool(original(storage))
-            return getattr(record, "shared", False)
+            return getattr(record, "shared", False) or (not record.hollow and original(storage))
 
         return is_shared
 
@@ -267,7 +278,9 @@ class _Data:
             if known is None:
                 raise self._trace.values.unknown("a tensor of unknown values is sent to a process")
             with self._trace.working():
-                return original(known.clone().untyped_storage(), *args, **kwargs)
+                sent = known.clone().untyped_storage()  # its file is open while it lives
+                finalize(storage, sent.nbytes)
+                return original(sent, *args, **kwargs)
 
         return method
 
