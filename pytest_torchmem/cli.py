@@ -423,7 +423,7 @@ def _lines(entry: Entry) -> Iterable[str]:
             yield f"{label(figure)} measured on {gpu} {_exact(nbytes)}, torch {measured.torch}"
     for topic, known in entry.facts.items():
         for name, value in known.items():
-            yield f"{topic}: {name}: {value}"
+            yield f"{topic}: {name}: {value if isinstance(value, str) else json.dumps(value)}"
     yield from _alive(entry)
     for peak, explanation in entry.explained.items():
         for what, table in (("module", explanation.modules), ("operator", explanation.operators)):

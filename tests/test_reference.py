@@ -19,10 +19,7 @@ from pytest_torchmem.plugin import hookspec
 from pytest_torchmem.plugin.fixture import Torchmem
 from pytest_torchmem.plugin.options import add_options
 
-PAGES = [
-    Path(__file__).parents[1] / "docs" / name for name in ("reference.md", "reference-python.md")
-]
-REFERENCE = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+REFERENCE = (Path(__file__).parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:

@@ -15,12 +15,10 @@ from pytest_torchmem.diagnosis.difference import MomentDifference, Row
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.renamed import moved_lines
 from pytest_torchmem.profile.facts import (
-    EVERY,
     GIVEN,
-    NONE,
     OPERATORS,
+    Counts,
     FactChange,
-    Facts,
     changed_facts,
 )
 from pytest_torchmem.profile.lifetimes import Role
@@ -160,14 +158,20 @@ class Evidence:
 
     def counted(self, operator: str) -> Counted | None:
         """Return how often an operator was called; ``None`` where the snapshot does not say."""
-        before, now = (counts_of(entry.facts) for entry in (self.before, self.now))
-        return Counted(before.get(operator, 0), now.get(operator, 0)) if before else None
+        before, now = (entry.facts.get(OPERATORS, {}) for entry in (self.before, self.now))
+        sides = (side.get(operator, Counts()).called for side in (before, now))
+        return Counted(*sides) if before else None
 
-    def counts(self) -> dict[str, Counted]:
-        """Return every operator that was called more or less often than it was."""
-        before, now = (counts_of(entry.facts) for entry in (self.before, self.now))
-        found = {name: Counted(before.get(name, 0), now.get(name, 0)) for name in (*before, *now)}
-        return {name: one for name, one in found.items() if one.before != one.now and before}
+    def counts(self, which: str = "called") -> dict[str, Counted]:
+        """Return every operator that was called more or less often than it was, or more or less
+        often ``which`` of ``Counts``; nothing where the snapshot does not say.
+        """
+        before, now = (entry.facts.get(OPERATORS, {}) for entry in (self.before, self.now))
+        found = {
+            name: Counted(*(getattr(side.get(name, Counts()), which) for side in (before, now)))
+            for name in ({**before, **now} if before else ())
+        }
+        return {name: one for name, one in found.items() if one.before != one.now}
 
     def short(self, path: str) -> str:
         """Return a module's path as sentences have it: a long one without the only model's name."""
@@ -184,15 +188,6 @@ class Evidence:
         for group in (*self.alive.groups, *known):
             every.add(group.what.module, group.numbers)
         return self.short(unfold(pattern, every.marked(pattern, numbers)))
-
-    def counts_where(self, name: str) -> dict[str, Counted]:
-        """Return how often operators were called that were so, by the name of a list of the fact;
-        nothing where the snapshot has no such list.
-        """
-        before, now = (_counts_where(entry.facts, name) for entry in (self.before, self.now))
-        if before is None or now is None:
-            return {}
-        return {one: Counted(before.get(one, 0), now.get(one, 0)) for one in {**before, **now}}
 
     def known(self) -> Iterator[What]:
         """Yield what the snapshot has at any of its moments."""
@@ -216,23 +211,6 @@ class Evidence:
     def about(self, topic: str) -> list[FactChange]:
         """Return the changed facts of a topic."""
         return [change for change in self.facts if change.topic == topic]
-
-
-def counts_of(facts: Facts) -> dict[str, int]:
-    """Return how often the forward called each operator, nothing where that was not recorded."""
-    return _read_counts(facts.get(OPERATORS, {}).get("forward", ""))
-
-
-def _counts_where(facts: Facts, name: str) -> dict[str, int] | None:
-    text = facts.get(OPERATORS, {}).get(name)
-    if text is None or text == NONE:
-        return None if text is None else {}
-    return counts_of(facts) if text == EVERY else _read_counts(text)
-
-
-def _read_counts(text: str) -> dict[str, int]:
-    pairs = (part.rpartition(" ") for part in text.split(", ") if part)
-    return {name: int(number) for name, _, number in pairs if number.isdecimal()}
 
 
 Finder = Callable[[Evidence], Cause | None]

@@ -11,6 +11,7 @@ from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_caus
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, difference
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.renamed import with_names_of
+from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import PEAK, PEAKS
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
@@ -124,7 +125,7 @@ def diagnose(
     said = Diagnosis(
         found,
         find_causes(evidence),
-        tuple((change.name, change.before, change.now) for change in inputs),
+        tuple((c.name, shown_geometries(c.before), shown_geometries(c.now)) for c in inputs),
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},

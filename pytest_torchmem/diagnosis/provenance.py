@@ -165,12 +165,10 @@ class Provenance:
                 return one
         return None
 
-    def first_made(self, tensor: str) -> Origin | None:
-        """Return who made the first tensor that is described so: ``float32[4, 64]``."""
+    def first_made(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
+        """Return who made the first tensor of a type and a shape."""
         found = (
-            one.origin
-            for one in self._timeline.allocations
-            if one.dtype and tensor == f"{one.dtype}{[*one.shape]}"
+            one.origin for one in self._timeline.allocations if tensor == (one.dtype, one.shape)
         )
         return next(found, None)
 

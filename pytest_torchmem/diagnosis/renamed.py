@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
+from typing import Any
 
-from pytest_torchmem.profile.facts import LAYERS, Facts
+from pytest_torchmem.profile.facts import LAYERS, TIED, Facts
 from pytest_torchmem.profile.module_paths import prefixes
 from pytest_torchmem.snapshots.alive import Group
 from pytest_torchmem.snapshots.format import Entry
@@ -51,7 +52,7 @@ def _by_file(
     return found
 
 
-_Tree = Mapping[str, str]
+_Tree = Mapping[str, Any]
 """What a module and those in it are, by their paths within it."""
 
 
@@ -63,7 +64,10 @@ def with_names_of(before: Entry, now: Facts) -> Entry:
     if not names:
         return before
     facts = {
-        topic: {_renamed(name, names): _value(text, names) for name, text in known.items()}
+        topic: {
+            _renamed(name, names): _renamed(fact, names) if topic == TIED else fact
+            for name, fact in known.items()
+        }
         for topic, known in before.facts.items()
     }
     alive = before.alive
@@ -76,7 +80,7 @@ def with_names_of(before: Entry, now: Facts) -> Entry:
     return replace(before, facts=facts, alive=alive)
 
 
-def _renames(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
     """Return the present names of modules by those that are gone, the outermost ones."""
     old, new = _paths(before), _paths(now)
     came = [path for path in new if path not in old]
@@ -101,7 +105,7 @@ def _are_same(path: str, own: _Tree, other: str, tree: _Tree) -> bool:
         return False
     if "." in path and "." in other:
         return own == tree
-    inner = [{name: text for name, text in each.items() if name} for each in (own, tree)]
+    inner = [{name: layers for name, layers in each.items() if name} for each in (own, tree)]
     return bool(inner[0]) and inner[0] == inner[1]
 
 
@@ -109,11 +113,11 @@ def _paths(layers: Iterable[str]) -> list[str]:
     return [*dict.fromkeys(path for name in layers for path in prefixes(name))]
 
 
-def _tree(path: str, layers: Mapping[str, str]) -> _Tree:
+def _tree(path: str, layers: _Tree) -> _Tree:
     """Return a module and those in it."""
     return {
-        name.removeprefix(path): text
-        for name, text in layers.items()
+        name.removeprefix(path): own
+        for name, own in layers.items()
         if name == path or name.startswith(f"{path}.")
     }
 
@@ -125,7 +129,3 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
         if path == old or path.startswith(f"{old}."):
             return f"{start}{of}{new}{path.removeprefix(old)}"
     return name
-
-
-def _value(text: str, names: Mapping[str, str]) -> str:
-    return f"is {_renamed(text[3:], names)}" if text.startswith("is ") else text

@@ -14,8 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import lru_cache
 from itertools import compress
+from math import isfinite
 from types import CodeType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,37 +25,44 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pytest_torchmem.profile.facts import (
     ARGUMENTS,
+    AUTOCAST,
     BACKWARD,
     CALLS,
     COMPILED,
     CONFIGURATION,
-    EVERY,
     FORMATS,
+    FROZEN,
     GIVEN,
-    IN_BACKWARD,
     IN_PLACE,
     INPUTS,
     LAYERS,
     MODES,
     MODULES,
     NO_BACKWARD,
-    NONE,
-    NOT_RECORDED,
     OPERATORS,
     OPTIMIZERS,
     PACKED,
-    PARAMETERS,
     SETTINGS,
     SIZES,
     STATES,
+    TIED,
     TOPICS,
     UNCACHED,
+    Calls,
+    Counts,
     Facts,
+    Geometry,
+    InMode,
+    Layer,
+    Scalar,
+    Sized,
+    scalar,
+    settings_of,
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.modules import tensors_by_path
-from pytest_torchmem.step.trees import shape_text, tensors_in
+from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.dispatch.modes import (
     NoFunctionModes,
     function_modes,
@@ -80,7 +88,7 @@ _MOST_LAYERS = 200
 _MOST_SETTINGS = 40
 _LONGEST_VALUE = 40
 _ENDS_VALUE = re.compile(r"[,;|@\n]")
-"""What a value in a list of settings cannot have in it."""
+"""What a value has not that is to be read among others."""
 _TENSORS = frozenset({Tensor, nn.Parameter})
 """Classes whose sizes are numbers: those of a subclass may have names that change."""
 _PLAIN = frozenset({bool, int, float, str})
@@ -109,6 +117,11 @@ CallArguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """The arguments of a call, by place and by name."""
 
 
+_Kind = TypeVar("_Kind")
+_Patterns: TypeAlias = dict[tuple[str, _Kind], set[Numbers]]
+"""What modules are or do, by their pattern, and the numbers of those."""
+
+
 class Mode(NamedTuple):
     """How a module is called."""
 
@@ -120,20 +133,18 @@ class Mode(NamedTuple):
     packed: str = ""
     """What packs saved tensors, as ``torch.autograd.graph.save_on_cpu`` does."""
 
-    def beside(self, outer: Mode) -> str:
-        """Return in words what differs from the mode of the module around it."""
-        parts = []
+    def beside(self, outer: Mode) -> Iterator[InMode]:
+        """Yield what differs from the mode of the module around it."""
         if self.recomputed and not outer.recomputed:
-            parts.append("recomputed")
+            yield InMode("recomputed")
         if self.gradients != outer.gradients and not self.recomputed:
-            parts.append("with gradients" if self.gradients else "no_grad")
+            yield InMode("with gradients" if self.gradients else "no_grad")
         if self.autocast != outer.autocast:
-            parts.append(f"autocast {self.autocast or 'off'}")
+            yield InMode(AUTOCAST, self.autocast or "off")
         if self.training != outer.training:
-            parts.append("training" if self.training else "eval")
+            yield InMode("training" if self.training else "eval")
         if self.packed and self.packed != outer.packed:
-            parts.append(f"{PACKED}{self.packed}")
-        return ", ".join(parts)
+            yield InMode(PACKED, self.packed)
 
 
 _USUAL = Mode()
@@ -169,9 +180,9 @@ class FactCollector:
         """The code that called a function of torch which called an operator, and where in it."""
         self.broadcasts: dict[Origin, str] = {}
         """Where an operator's output has more elements than any input, and the inputs' shapes."""
-        self._modes: dict[tuple[str, str], set[Numbers]] = {}
-        self._layers: dict[tuple[str, str], set[Numbers]] = {}
-        self._given: dict[str, dict[str, set[Numbers]]] = {}
+        self._modes: _Patterns[InMode] = {}
+        self._layers: _Patterns[tuple[str, tuple[tuple[str, Scalar], ...]]] = {}
+        self._given: dict[str, dict[tuple[str, tuple[int, ...]], set[Numbers]]] = {}
         self._sizes: dict[tuple[str, tuple[int, ...]], set[Numbers]] = {}
         """Modules with parameters of their own, by pattern and by what these are."""
         self._graphs: list[str] = []
@@ -185,7 +196,7 @@ class FactCollector:
         """By what was asked of the engine: how often, and the first line that did."""
         self._configurations: dict[str, tuple[Any, dict[str, Any]]] = {}
         """Configurations of modules by their paths, and what they held when first called."""
-        self._known: dict[str, dict[str, str]] = {topic: {} for topic in TOPICS}
+        self._known: dict[str, dict[str, Any]] = {topic: {} for topic in TOPICS}
         self._dtypes: dict[torch.dtype, str] = {}
 
     def called(
@@ -217,28 +228,29 @@ class FactCollector:
                 if "." in path:  # of outermost modules whoever calls them takes note
                     self.called_with(fold(path)[0], *given)
         if mode != outer:
-            text = mode.beside(outer)
-            if text:
-                pattern, numbers = fold(path)
-                self._modes.setdefault((pattern, text), set()).add(numbers)
+            pattern, numbers = fold(path)
+            for one in mode.beside(outer):
+                self._modes.setdefault((pattern, one), set()).add(numbers)
         return mode
 
     def recomputed(self, path: str) -> None:
         """Take note that a checkpoint computes again what a module has not left to others."""
         pattern, numbers = fold(path)
-        self._modes.setdefault((pattern, "recomputed in part"), set()).add(numbers)
+        self._modes.setdefault((pattern, InMode("recomputed in part")), set()).add(numbers)
 
     def given(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Take note of an input's geometry; of several by one name the place is told too."""
         known = self._known[INPUTS]
         for position, tensor in enumerate(tensors):
             own = f"{name}[{position}]" if position else name
-            geometry = f"{str(tensor.dtype).removeprefix('torch.')}{shape_text(tensor)}"
-            before = known.get(own, "").split("; ") if own in known else []
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = f"nested {dtype}" if tensor.is_nested else dtype
+            geometry = Geometry(dtype, _sizes_of(tensor))
+            before = known.get(own, ())
             if _is_channels_last(tensor):
                 self._known[FORMATS][own] = _CHANNELS_LAST
             if geometry not in before and len(before) < _MOST_GEOMETRIES:
-                known[own] = "; ".join([*before, geometry])
+                known[own] = (*before, geometry)
 
     def called_with(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
         """Take note of what a module is called with, beside tensors in their places: an outermost
@@ -246,11 +258,11 @@ class FactCollector:
         """
         found = self._arguments.setdefault(name, {})
         for position, value in enumerate(args):
-            if type(value) in (bool, str) and (text := _short(value)):
-                found[f"argument {position} {text}"] = None
+            if type(value) in (bool, str) and _is_short(value):
+                found[f"argument {position} {value}"] = None
         for key, value in kwargs.items():
-            if type(value) in (bool, int, str) and (text := _short(value)):
-                found[f"{key}={text}"] = None
+            if type(value) in (bool, int, str) and _is_short(value):
+                found[f"{key}={value}"] = None
             elif any(True for _ in tensors_in(value)):
                 found[key] = None
             elif value is not None and not isinstance(value, _CONTAINERS):
@@ -278,7 +290,7 @@ class FactCollector:
 
     def model(self, root: nn.Module) -> None:
         """Take note of an outermost module's parameters: their sizes, what is frozen, what one."""
-        known, name = self._known[PARAMETERS], type(root).__name__
+        tied, name = self._known[TIED], type(root).__name__
         first: dict[int, str] = {}
         frozen: dict[str, set[Numbers]] = {}
         trains = True
@@ -287,7 +299,7 @@ class FactCollector:
             trains = trains and parameter.requires_grad
             met_at = first.setdefault(id(parameter), path)
             if met_at != path:
-                known[path] = f"is {met_at}"
+                tied[path] = met_at
             elif not is_lazy(parameter):
                 pattern, place = fold(path)
                 shape = tuple(parameter.shape)
@@ -297,7 +309,7 @@ class FactCollector:
         if not trains:
             self._find_frozen(root, name, frozen)
         for pattern, numbers in frozen.items():
-            known[pattern] = ", ".join(filter(None, ("frozen", write_numbers(numbers))))
+            self._known[FROZEN][pattern] = write_numbers(numbers)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that has made a step."""
@@ -305,9 +317,9 @@ class FactCollector:
         options += _numbers_of(optimizer)
         name = type(optimizer).__name__
         if name not in self._known[OPTIMIZERS]:
-            self._known[OPTIMIZERS][name] = ", ".join(options)
+            self._known[OPTIMIZERS][name] = tuple(options)
             names = {name for state in optimizer.state.values() for name in _tensors_of(state)}
-            self._known[STATES][name] = ", ".join(sorted(names))
+            self._known[STATES][name] = tuple(sorted(names))
 
     def facts(self, calls: Iterable[tuple[Origin, int]] = ()) -> Facts:
         """Return what was noted, by topic and name, both in order; ``calls`` are of operators, with
@@ -316,57 +328,38 @@ class FactCollector:
         for path, (config, own) in self._configurations.items():
             self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}
-        for (pattern, text), numbers in sorted((self._modes | self._unreached()).items()):
-            where = write_numbers(numbers)
-            told = f"{text}, {where}" if where else text
-            modes = found[MODES]
-            modes[pattern] = f"{modes[pattern]}; {told}" if pattern in modes else told
-        layers: dict[str, list[str]] = {}
-        for (pattern, text), numbers in sorted(self._layers.items()):
-            where = write_numbers(numbers)
-            layers.setdefault(pattern, []).append(f"{text} @{where}" if where else text)
-        if len(layers) <= _MOST_LAYERS:
-            found[LAYERS] = {pattern: " | ".join(texts) for pattern, texts in layers.items()}
+        for (pattern, mode), numbers in sorted((self._modes | self._unreached()).items()):
+            mode = mode._replace(numbers=write_numbers(numbers))
+            found[MODES][pattern] = (*found[MODES].get(pattern, ()), mode)
+        for (pattern, (kind, settings)), numbers in sorted(self._layers.items(), key=_by_text):
+            layer = Layer(kind, dict(settings), write_numbers(numbers))
+            found[LAYERS][pattern] = (*found[LAYERS].get(pattern, ()), layer)
         found[GIVEN] = {
-            pattern: " | ".join(
-                f"{shape} @{where}" if (where := write_numbers(numbers)) else shape
-                for shape, numbers in shapes.items()
-            )
+            pattern: tuple(Sized(*own, write_numbers(numbers)) for own, numbers in shapes.items())
             for pattern, shapes in self._given.items()
-            if len(self._given) <= _MOST_LAYERS
         }
-        found[SIZES] = self._sizes_of_no_layer()
+        for (pattern, shape), numbers in self._sizes.items():
+            if pattern.rpartition(".")[0] not in self._given:  # what it makes says as much
+                size = Sized("", shape, write_numbers(numbers))
+                found[SIZES][pattern] = (*found[SIZES].get(pattern, ()), size)
+        for topic in (LAYERS, GIVEN, SIZES):
+            if len(found[topic]) > _MOST_LAYERS:
+                found[topic] = {}
         if self._graphs:
-            first = next(filter(None, self._graphs), "")
-            found[COMPILED] = {"graphs": ", ".join(filter(None, (str(len(self._graphs)), first)))}
-        found[CALLS] = {
-            path: ", ".join((str(number), *lines)) for path, (number, lines) in self._calls.items()
-        }
-        found[ARGUMENTS] = {name: ", ".join(own) for name, own in self._arguments.items() if own}
+            first = tuple(filter(None, self._graphs))[:1]
+            found[COMPILED] = {"graphs": Calls(len(self._graphs), first)}
+        found[CALLS] = {path: Calls(n, tuple(lines)) for path, (n, lines) in self._calls.items()}
+        found[ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
         found[BACKWARD] = {
-            name: str(number) if name == "calls" or not line else f"{number}, {line}"
+            name: Calls(number, (line,) if line and name != "calls" else ())
             for name, (number, line) in self._backwards.items()
         }
         found[OPERATORS] = _operators([*calls])
         found[OPTIMIZERS] = {
-            name: ", ".join(filter(None, (self._implementation(), options)))
-            for name, options in found[OPTIMIZERS].items()
+            name: (self._implementation(), *options) for name, options in found[OPTIMIZERS].items()
         }
-        found[IN_PLACE] = {name: f"{n} calls" for name, n in sorted(self._in_place().items())}
+        found[IN_PLACE] = dict(sorted(self._in_place().items()))
         return {topic: known for topic, known in found.items() if known}
-
-    def _sizes_of_no_layer(self) -> dict[str, str]:
-        """Return the sizes of parameters, by pattern, but of those whose layer was given something:
-        what such a layer makes says as much.
-        """
-        found: dict[str, list[str]] = {}
-        for (pattern, shape), numbers in self._sizes.items():
-            if pattern.rpartition(".")[0] not in self._given:
-                where, size = write_numbers(numbers), str([*shape])
-                found.setdefault(pattern, []).append(f"{size} @{where}" if where else size)
-        if len(found) > _MOST_LAYERS:
-            return {}
-        return {pattern: " | ".join(sizes) for pattern, sizes in found.items()}
 
     def _is_in_library(self, path: str) -> bool:
         callers = self.callers
@@ -387,25 +380,23 @@ class FactCollector:
         packed = type(given) is PackedSequence
         tensor = given.data if packed else given
         if not own[CHILDREN] and own[OWN_PARAMETERS] and type(tensor) in _TENSORS:
-            shape = _sizes_of(tensor)
-            shape = f"packed {shape}" if packed else shape
+            word = "packed" if packed else "nested" if tensor.is_nested else ""
+            shape = word, _sizes_of(tensor)
             pattern, numbers = fold(path)
             self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
         if str(kind.__module__).startswith(_OF_TORCH):
             if own[CHILDREN]:
                 return
-            text = f"{kind.__name__}()"
+            name, settings = f"nn.{kind.__name__}", dict[str, Scalar]()
             with suppress(AttributeError):  # of which the program has taken one away
-                said = self._said_of_itself(module)
-                unsaid = (name for name in _switches(kind) if own.get(name) is True)
-                settings = (said, *(f"{name}=True" for name in unsaid if f"{name}=" not in said))
-                text = f"{kind.__name__}({', '.join(filter(None, settings))})"
+                settings = settings_of(self._said_of_itself(module))
+                unsaid = (one for one in _switches(kind) if own.get(one) is True)
+                settings |= {one: True for one in unsaid if one not in settings}
         else:  # a program's ``extra_repr`` may compute something, which would be traced
-            scalars = _scalars(own, own, _is_of_all)
-            scalars += (f"{name}={value}" for name, value in arguments_of_sharding(module))
-            text = f"{kind.__name__}: {', '.join(scalars)}" if scalars else kind.__name__
+            name, settings = kind.__name__, _scalars(own, own, _is_of_all)
+            settings.update((key, scalar(value)) for key, value in arguments_of_sharding(module))
         pattern, numbers = fold(path)
-        self._layers.setdefault((pattern, text), set()).add(numbers)
+        self._layers.setdefault((pattern, (name, tuple(settings.items()))), set()).add(numbers)
 
     def _said_of_itself(self, module: nn.Module) -> str:
         """Ask a module of torch; ``nn.EmbeddingBag`` prints its weights to say a few numbers."""
@@ -432,14 +423,14 @@ class FactCollector:
             # what is not as its class has it
             with suppress(Exception):
                 wanted = [name for name in config.to_diff_dict() if name not in _NOT_OF_MEMORY]
-        self._known[CONFIGURATION][path] = ", ".join(sorted(_scalars(own, wanted)))
+        self._known[CONFIGURATION][path] = dict(sorted(_scalars(own, wanted).items()))
         parts = []
         for names, text in _SETTINGS.items():
             value = next((own[name] for name in names if name in own), None)
             if value and isinstance(value, str | bool):
                 parts.append(text.format(value))
         if parts:
-            self._known[MODULES][path] = ", ".join(parts)
+            self._known[MODULES][path] = tuple(parts)
 
     def _find_frozen(self, module: nn.Module, path: str, frozen: dict[str, set[Numbers]]) -> None:
         """Note the outermost modules all of whose parameters are frozen, and single parameters."""
@@ -470,22 +461,22 @@ class FactCollector:
             return "fused"
         return "foreach" if any(name.startswith("aten::_foreach_") for name in names) else "loop"
 
-    def _unreached(self) -> dict[tuple[str, str], set[Numbers]]:
+    def _unreached(self) -> _Patterns[InMode]:
         """Return the outermost modules that no backward comes to, by pattern and mode."""
         ran: dict[Phase, set[str]] = {Phase.FORWARD: set(), Phase.BACKWARD: set()}
         for called in self.calls:
             origin = called.origin
             if origin.module and origin.phase in ran:
                 ran[origin.phase].update(prefixes(origin.module))
-        found: dict[tuple[str, str], set[Numbers]] = {}
+        found: _Patterns[InMode] = {}
         left = ran[Phase.FORWARD] - ran[Phase.BACKWARD] if ran[Phase.BACKWARD] else set()
-        without = {pattern for pattern, text in self._modes if "no_grad" in text.split(", ")}
+        without = {pattern for pattern, mode in self._modes if mode.name == "no_grad"}
         for path in left:
             outer = prefixes(path)
             if any(fold(one)[0] in without for one in outer) or left.intersection(outer[:-1]):
                 continue  # it is said already
             pattern, numbers = fold(path)
-            found.setdefault((pattern, NO_BACKWARD), set()).add(numbers)
+            found.setdefault((pattern, InMode(NO_BACKWARD)), set()).add(numbers)
         return found
 
     def _in_place(self) -> Mapping[str, int]:
@@ -499,37 +490,28 @@ class FactCollector:
         return found
 
 
-def _operators(calls: Sequence[tuple[Origin, int]]) -> dict[str, str]:
-    """Return how often the forward called each operator that makes tensors, how often without that
-    autograd recorded it, and how often a backward came to it.
-    """
+def _operators(calls: Sequence[tuple[Origin, int]]) -> dict[str, Counts]:
+    """Return how often the forward called each operator that makes tensors."""
     reached = {-node for _, node in calls if node < 0}
     forward = [call for call in calls if call[0].phase is Phase.FORWARD]
-    called = _counted(origin for origin, _ in forward)
-    if not called:
-        return {}
-    left_out = _counted(origin for origin, node in forward if not node)
-    in_backward = _counted(origin for origin, node in forward if node > 0 and node in reached)
+    called = Counter(origin.operator for origin, _ in forward)
+    left_out = Counter(origin.operator for origin, node in forward if not node)
+    met = Counter(origin.operator for origin, node in forward if node > 0 and node in reached)
     return {
-        "forward": called,
-        NOT_RECORDED: EVERY if left_out == called else left_out or NONE,
-        IN_BACKWARD: EVERY if in_backward == called else in_backward or NONE,
+        name: Counts(called[name], left_out[name], met[name])
+        for name in sorted(called)
+        if not name.partition(".")[0].endswith("_")
     }
 
 
-def _counted(calls: Iterable[Origin]) -> str:
-    found = Counter(call.operator for call in calls)
-    own = (name for name in sorted(found) if not name.partition(".")[0].endswith("_"))
-    return ", ".join(f"{name} {found[name]}" for name in own)
-
-
-def _sizes_of(tensor: Tensor) -> str:
-    """Return a tensor's shape as it reads; neither modes of the program nor a tracer see that."""
+def _sizes_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape; neither modes of the program nor a tracer see that."""
     if function_modes() or jit_tracing() is not None:
         with not_jit_tracing(), NoFunctionModes():
             return _sizes_of(tensor)
-    # C++ has no sizes of a nested tensor (NestedTensorImpl.cpp, sizes_custom).
-    return "nested" if tensor.is_nested else str([*tensor.shape])
+    if tensor.is_nested:  # C++ has no sizes of one (NestedTensorImpl.cpp, sizes_custom)
+        return (tensor.size(0),)
+    return tuple(size if type(size) is int else 0 for size in tensor.shape)  # 0: a symbol
 
 
 def _called_of(hook: Any) -> str:
@@ -599,18 +581,22 @@ def _is_of_all(name: str) -> bool:
 
 def _scalars(
     values: Mapping[str, Any], names: Collection[str], counts: Callable[[str], bool] = bool
-) -> list[str]:
-    """Return the public numbers, texts and switches of the names that count, as ``name=value``."""
+) -> dict[str, Scalar]:
+    """Return the public numbers, texts and switches of the names that count."""
     plain = map(_PLAIN.__contains__, map(type, map(values.get, names)))
     found = [
-        f"{name}={text}"
+        (name, value if type(value) is not float or isfinite(value) else str(value))
         for name in compress(names, plain)  # most of a module's are tables
-        if not name.startswith("_") and counts(name) and (text := _short(values[name]))
+        if not name.startswith("_") and counts(name) and _is_short(value := values[name])
     ]
-    return found[:_MOST_SETTINGS]
+    return dict(found[:_MOST_SETTINGS])
 
 
-def _short(value: object) -> str:
-    """Return a value as it stands in a list, "" where that cannot be read."""
+def _is_short(value: object) -> bool:
     text = str(value)
-    return text if len(text) <= _LONGEST_VALUE and not _ENDS_VALUE.search(text) else ""
+    return 0 < len(text) <= _LONGEST_VALUE and not _ENDS_VALUE.search(text)
+
+
+def _by_text(item: tuple[tuple[str, object], object]) -> tuple[str, str]:
+    (pattern, own), _ = item
+    return pattern, str(own)

@@ -1,126 +1,299 @@
 """What a snapshot keeps of a step beside its figures: what it was run with, and its course.
 
-A snapshot keeps the facts of its step, so that a later run can say which of them changed.
+A snapshot keeps the facts of its step, so that a later run can say which of them changed. In a file
+they are lists and objects, and a named tuple is a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import accumulate, starmap
+from math import isfinite
+from types import UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from pytest_torchmem.profile.module_paths import are_among, join_numbers, only_in
 from pytest_torchmem.profile.timeline import Timeline
 
-INPUTS = "inputs"
-"""What the step works on: ``{"input 0": "int64[4, 512]"}``."""
-MODES = "modes"
-"""Modules that are called in another mode than what calls them, and the modules of a step in
-another than the usual one: ``{"Teacher": "no_grad", "GPT.blocks.*": "recomputed, 0-11"}``."""
-PACKED = "saved tensors by "
-"""The mode of modules within hooks of saved tensors: ``"saved tensors by save_on_cpu"``."""
+Scalar = bool | int | float | str
+_OF_TORCH = "nn."
+_OUTSIDE_OF_BRACKETS = re.compile(r", (?![^(\[]*[)\]])")
+
+
+class Geometry(NamedTuple):
+    """Type and shape of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{[*self.shape]}"
+
+
+class InMode(NamedTuple):
+    """A mode that modules are called in, such as ``autocast`` to ``bfloat16``."""
+
+    name: str
+    detail: str = ""
+    numbers: str = ""
+    """Which modules of the pattern, as ``write_numbers`` writes it."""
+
+    @property
+    def text(self) -> str:
+        """The mode as people read it."""
+        return f"{self.name} {self.detail}".rstrip()
+
+
+class Layer(NamedTuple):
+    """What modules are: ``["nn.Conv2d", {"0": 3, "1": 32, "stride": "(2, 2)"}, "0-3"]``."""
+
+    kind: str
+    """The class; one of torch begins with ``nn.``."""
+    settings: Mapping[str, Scalar]
+    """What a layer of torch says of itself, what has no name by its place; else the attributes."""
+    numbers: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return self.kind.removeprefix(_OF_TORCH)
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether it is one of torch's layers."""
+        return self.kind.startswith(_OF_TORCH)
+
+    @property
+    def text(self) -> str:
+        """The layer as people read it."""
+        parts = ", ".join(parts_of(self.settings))
+        if self.is_of_torch:
+            return f"{self.name}({parts})"
+        return f"{self.name}: {parts}" if parts else self.name
+
+
+class Sized(NamedTuple):
+    """A shape that layers are given, or that parameters have; ``packed`` sequences are of one."""
+
+    kind: str
+    shape: tuple[int, ...]
+    numbers: str = ""
+
+    @property
+    def text(self) -> str:
+        """The shape as people read it."""
+        return f"{self.kind} {[*self.shape]}".lstrip()
+
+
+class Calls(NamedTuple):
+    """How often something was called, and by which lines."""
+
+    number: int = 0
+    lines: tuple[str, ...] = ()
+
+
+class Counts(NamedTuple):
+    """How often the forward called an operator that makes tensors."""
+
+    called: int = 0
+    not_recorded: int = 0
+    """How often autograd did not record it."""
+    in_backward: int = 0
+    """How often a backward came to it."""
+
+
+AUTOCAST = "autocast"
+"""The mode of modules within autocast, to the type that is its detail, or ``"off"``."""
+PACKED = "saved tensors by"
+"""The mode of modules within hooks of saved tensors, such as those of ``save_on_cpu``."""
 UNCACHED = " without cache"
-"""The end of a mode of autocast that keeps no casts: ``"autocast bfloat16 without cache"``."""
+"""The end of the type of an autocast that keeps no casts: ``"bfloat16 without cache"``."""
 NO_BACKWARD = "no backward"
 """The mode of modules that no backward of the step comes to, though it comes to others."""
-PARAMETERS = "parameters"
-"""What is frozen, and which parameters are one: ``{"GPT.head.weight": "is GPT.embed.weight"}``."""
-GIVEN = "given"
-"""The shapes of what layers with parameters are called with first: ``{"Net.head": "[8, 128]"}``."""
-FORMATS = "memory formats"
-"""Models with parameters, and inputs, that are channels last: ``{"ResNet": "channels last"}``."""
-SIZES = "sizes"
-"""Parameters that no layer of their own is called with: ``{"Vit.position": "[197, 768]"}``."""
-COMPILED = "compiled"
-"""How many graphs ``torch.compile`` made, and where: ``{"graphs": "2, train.py:12"}``."""
-CALLS = "calls"
-"""How often outermost modules are called, and where: ``{"Net": "2, train.py:12, train.py:15"}``."""
-MODULES = "modules"
-"""Settings of outermost modules: ``{"LlamaForCausalLM": "attention sdpa"}``."""
-CONFIGURATION = "configuration"
-"""What the configuration of an outermost module says: ``{"GPT": "n_head=12, n_layer=3"}``."""
+
 SETTINGS = "settings"
 """Settings that decide figures and are not torch's: ``{"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}``."""
-OPTIMIZERS = "optimizers"
-"""``{"AdamW": "foreach"}``."""
-STATES = "optimizer states"
-"""What optimizers keep of each parameter: ``{"AdamW": "exp_avg, exp_avg_sq"}``."""
-IN_PLACE = "in place"
-"""How often modules called operators that write to what they are given."""
+INPUTS = "inputs"
+"""What the step works on: ``{"input 0": [["int64", [4, 512]]]}``."""
 ARGUMENTS = "arguments"
-"""How outermost modules are called: ``{"Bert": "labels, output_hidden_states=True"}``."""
+"""How outermost modules are called: ``{"Bert": ["labels", "output_hidden_states=True"]}``."""
+CALLS = "calls"
+"""How often outermost modules are called, and where: ``{"Net": [2, ["a.py:12", "a.py:15"]]}``."""
+MODES = "modes"
+"""Modules that are called in another mode than what calls them, and the modules of a step in
+another than the usual one: ``{"GPT.blocks.*": [["recomputed", "", "0-11"]]}``."""
+FROZEN = "frozen"
+"""Modules and parameters that do not train, with their numbers: ``{"GPT.blocks.*": "0-3"}``."""
+TIED = "tied"
+"""Which parameters are one: ``{"GPT.head.weight": "GPT.embed.weight"}``."""
+MODULES = "modules"
+"""Settings of outermost modules: ``{"LlamaForCausalLM": ["attention sdpa"]}``."""
+CONFIGURATION = "configuration"
+"""What the configuration of an outermost module says: ``{"GPT": {"n_head": 12}}``."""
 LAYERS = "layers"
-"""What modules are, with the numbers of those that are so: ``{"Net.layers.*": "ReLU() @0-3"}``."""
+"""What modules are, with the numbers of those that are so: ``{"Net.*": [["nn.ReLU", {}, "0-3"]]}``.
+"""
+GIVEN = "given"
+"""What layers with parameters are called with first: ``{"Net.head": [["", [8, 128], ""]]}``."""
+SIZES = "sizes"
+"""Parameters that no layer of their own is called with: ``{"Vit.position": [["", [197], ""]]}``."""
+FORMATS = "memory formats"
+"""Models with parameters, and inputs, that are channels last: ``{"ResNet": "channels last"}``."""
+COMPILED = "compiled"
+"""How many graphs ``torch.compile`` made, and where: ``{"graphs": [2, ["train.py:12"]]}``."""
+OPTIMIZERS = "optimizers"
+"""``{"AdamW": ["foreach", "amsgrad"]}``."""
+STATES = "optimizer states"
+"""What optimizers keep of each parameter: ``{"AdamW": ["exp_avg", "exp_avg_sq"]}``."""
 BACKWARD = "backward"
-"""How often there was one, and with what: ``{"calls": "4", "retain_graph": "4, train.py:12"}``.
+"""How often there was one, and with what: ``{"calls": [4, []], "retain_graph": [4, ["a.py:12"]]}``.
 
 ``vmap`` counts those of ``torch.func.grad`` within ``torch.vmap``."""
+IN_PLACE = "in place"
+"""How often modules called operators that write to what they are given: ``{"aten::add_": 2}``."""
 OPERATORS = "operators"
-"""How often the forward called each operator: ``{"forward": "aten::addmm 12, aten::gelu 4"}``."""
-NOT_RECORDED = "not recorded"
-"""How often autograd did not record it, by the same topic: a list like the forward's."""
-IN_BACKWARD = "in backward"
-"""How often a backward came to it: a list like the forward's."""
-EVERY, NONE = "all", "none"
-"""A list that is the forward's, and one of nothing."""
-TOPICS = (
-    SETTINGS,
-    INPUTS,
-    ARGUMENTS,
-    CALLS,
-    MODES,
-    PARAMETERS,
-    MODULES,
-    CONFIGURATION,
-    LAYERS,
-    GIVEN,
-    SIZES,
-    FORMATS,
-    COMPILED,
-    OPTIMIZERS,
-    STATES,
-    BACKWARD,
-    IN_PLACE,
-    OPERATORS,
-)
+"""The forward's calls of each operator: ``{"aten::addmm": [12, 0, 12]}``, which are ``Counts``."""
 
-Facts = Mapping[str, Mapping[str, str]]
-ADDED = frozenset({CALLS, COMPILED, FORMATS, GIVEN, SETTINGS, SIZES, STATES})
-"""Topics that snapshots of before lack: nothing is known to have changed of what one lacks.
+_KINDS: dict[str, Any] = {
+    SETTINGS: str,
+    INPUTS: tuple[Geometry, ...],
+    ARGUMENTS: tuple[str, ...],
+    CALLS: Calls,
+    MODES: tuple[InMode, ...],
+    FROZEN: str,
+    TIED: str,
+    MODULES: tuple[str, ...],
+    CONFIGURATION: Mapping[str, Scalar],
+    LAYERS: tuple[Layer, ...],
+    GIVEN: tuple[Sized, ...],
+    SIZES: tuple[Sized, ...],
+    FORMATS: str,
+    COMPILED: Calls,
+    OPTIMIZERS: tuple[str, ...],
+    STATES: tuple[str, ...],
+    BACKWARD: Calls,
+    IN_PLACE: int,
+    OPERATORS: Counts,
+}
+"""What facts of each topic are, in the order in which causes look at them."""
+TOPICS = tuple(_KINDS)
 
-A snapshot that has one of them lacks the others because its step had nothing of the kind.
-"""
-_ADDED_NAMES = frozenset({NOT_RECORDED, IN_BACKWARD})
-"""Names of the operators' topic that snapshots of before lack."""
+Facts = Mapping[str, Mapping[str, Any]]
+Row = TypeVar("Row", InMode, Layer, Sized)
+
+
+def read_facts(plain: Any) -> Facts:
+    """Return facts of builtin types as they are here, those of unknown topics as they stand there.
+
+    Raises ``ValueError`` for what is none of its topic.
+    """
+    if not isinstance(plain, dict) or not all(isinstance(one, dict) for one in plain.values()):
+        raise ValueError("facts are objects by topic and name")
+    found: dict[str, dict[str, Any]] = {topic: {} for topic in TOPICS if topic in plain}
+    for topic, name, fact in ((t, name, fact) for t in plain for name, fact in plain[t].items()):
+        try:
+            read = _read(_KINDS[topic], fact) if topic in _KINDS else fact
+        except ValueError as error:
+            raise ValueError(f'"{topic}": "{name}": {error}') from None
+        found.setdefault(topic, {})[name] = read
+    return found
+
+
+def _read(kind: Any, plain: Any) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType and type(plain) in inner:
+        return plain
+    if origin is tuple and isinstance(plain, list | tuple):
+        return tuple(_read(inner[0], one) for one in plain)
+    if origin is not None and isinstance(plain, dict) and issubclass(origin, Mapping):
+        return {name: _read(inner[1], one) for name, one in plain.items()}
+    if origin is None and issubclass(kind, tuple) and isinstance(plain, list | tuple):
+        return kind(*starmap(_read, zip(_fields(kind), plain, strict=True)))
+    if type(plain) is not kind or (kind is int and plain < 0):
+        raise ValueError(f"{plain!r:.40} is not what stands here")
+    return plain
+
+
+@lru_cache(maxsize=16)
+def _fields(kind: type) -> tuple[Any, ...]:
+    return tuple(get_type_hints(kind).values())
+
+
+def scalar(text: str) -> Scalar:
+    """Return the number or switch that a text is, else the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            found = kind(text)
+            if str(found) == text and isfinite(found):
+                return found
+    return {"True": True, "False": False}.get(text, text)
+
+
+def settings_of(said: str) -> dict[str, Scalar]:
+    """Return settings such as ``3, 32, stride=(2, 2)`` by name, what has none by its place."""
+    found: dict[str, Scalar] = {}
+    for place, part in enumerate(_OUTSIDE_OF_BRACKETS.split(said) if said else ()):
+        name, _, value = part.rpartition("=")
+        found[name or str(place)] = scalar(value)
+    return found
+
+
+def parts_of(settings: Mapping[str, Scalar]) -> list[str]:
+    """Return settings as they read: ``name=value``, or the value of what has a place alone."""
+    return [
+        str(value) if name.isdecimal() else f"{name}={value}" for name, value in settings.items()
+    ]
 
 
 class FactChange(NamedTuple):
-    """One fact, then and now, each "" where there was none."""
+    """One fact, then and now, each empty where there was none."""
 
     topic: str
     name: str
-    before: str
-    now: str
-
-
-def lacks_added(own: Facts, other: Facts) -> bool:
-    """Tell whether ``own``, of a snapshot of before, lacks what ``other`` has and it could not."""
-    if (other.keys() & ADDED) - own.keys():
-        return True
-    return bool((other.get(OPERATORS, {}).keys() & _ADDED_NAMES) - own.get(OPERATORS, {}).keys())
+    before: Any
+    now: Any
 
 
 def changed_facts(before: Facts, now: Facts) -> Iterator[FactChange]:
     """Yield the facts that differ, topic by topic, in the order of the present ones."""
-    lacks_topics = ADDED.isdisjoint(before)
     for topic in TOPICS:
-        if topic in ADDED and lacks_topics:
-            continue
         old, new = before.get(topic, {}), now.get(topic, {})
-        for name in (*new, *(name for name in old if name not in new)):
-            if topic == OPERATORS and name in _ADDED_NAMES and name not in old:
-                continue
-            if old.get(name, "") != new.get(name, ""):
-                yield FactChange(topic, name, old.get(name, ""), new.get(name, ""))
+        for name in dict.fromkeys((*new, *old)):
+            was, own = old.get(name), new.get(name)
+            if was != own:
+                kind: Any = type(own if was is None else was)
+                yield FactChange(topic, name, was or kind(), own or kind())
+
+
+def new_in(own: Iterable[Row], others: Iterable[Row]) -> list[Row]:
+    """Return what none of the others is, whatever the numbers."""
+    known = [other[:-1] for other in others]
+    return [one for one in own if one[:-1] not in known]
+
+
+def lacking(own: Iterable[Row], others: Sequence[Row]) -> list[Row]:
+    """Return what of a pattern's modules is not so of others, with the numbers of those."""
+    found = []
+    for one in own:
+        same = next((other for other in others if other[:-1] == one[:-1]), None)
+        if same is None:
+            found.append(one)
+        elif not are_among(one.numbers, same.numbers):
+            found.append(one._replace(numbers=only_in(one.numbers, same.numbers)))
+    return found
+
+
+def exchanged(before: Sequence[Row], now: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return what modules of a pattern no longer are, and what they are now, each with its numbers:
+    also where others of the pattern were that already, or are that still.
+    """
+    gone, came = new_in(before, now), new_in(now, before)
+    if join_numbers(one.numbers for one in before) != join_numbers(one.numbers for one in now):
+        return gone, came  # one is gone or new, and those after it have moved up or down
+    return gone or lacking(before, now), came or lacking(now, before)
 
 
 POINTS = 96

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES, HOST
-from pytest_torchmem.profile.facts import Facts
+from pytest_torchmem.profile.facts import Facts, read_facts
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.timeline import (
@@ -339,7 +339,7 @@ class MemoryProfile(ComputedLater):
 
         plain = {name: getattr(self, name) for name in _TEXTS + _FIGURES + _RANK}
         lists = {name: list(getattr(self, name)) for name in _LISTS}
-        facts = {topic: dict(known) for topic, known in self.facts.items()}
+        facts = json.loads(json.dumps(self.facts))
         peaks = {name: asdict(found) for name, found in self.allocator_peaks().items()}
         return {
             **escaped({**plain, **lists, "facts": facts}),
@@ -352,10 +352,17 @@ class MemoryProfile(ComputedLater):
     @classmethod
     def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
         from pytest_torchmem.allocator.recorded import Peaks
-        from pytest_torchmem.profile.formats.saved import check_plain, plain_timeline, read_timeline
+        from pytest_torchmem.profile.formats.saved import (
+            check_plain,
+            escaped,
+            plain_timeline,
+            read_timeline,
+        )
 
         plain = {HOST: None, "host_timeline": plain_timeline(Timeline()), **plain}
         check_plain(plain)
+        if escaped(plain["facts"]) != plain["facts"]:
+            raise ValueError("its facts have text that would move a terminal's cursor")
         timeline, on_host = map(read_timeline, (plain["timeline"], plain["host_timeline"]))
         peaks = {name: Peaks(**found) for name, found in plain["allocator_peaks"].items()}
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
@@ -365,7 +372,7 @@ class MemoryProfile(ComputedLater):
             raise ValueError("its figures are not those of its timeline")
         lists: dict[str, Any] = {name: tuple(plain[name]) for name in _LISTS}
         others = tuple(map(cls._of_plain, plain["others"]))
-        values |= lists | {"facts": plain["facts"], "others": others}
+        values |= lists | {"facts": read_facts(plain["facts"]), "others": others}
         values |= {"timeline": timeline, "host_timeline": on_host}
         return cls(**values, replay=(lambda: MappingProxyType(peaks)) if peaks else None)
 
@@ -441,7 +448,7 @@ class MemoryProfile(ComputedLater):
         return sparkline(self.timeline, width)
 
 
-SAVED, SCHEMA = "pytest-torchmem profile", 1
+SAVED, SCHEMA = "pytest-torchmem profile", 2
 _GZIP = b"\x1f\x8b"
 _TEXTS = ("device", "gpu", "host", "torch_version", "workload", "values")
 _FIGURES = tuple(name for name in FIGURES if name not in ALLOCATOR_PEAKS)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.snapshots.compare import Change
 
 KIND = "pytest-torchmem report"
-SCHEMA = 2
-"""2: what grew is rows and causes; with what was alive."""
+SCHEMA = 3
+"""2: what grew is rows and causes; with what was alive; 3: facts are lists and objects."""
 
 
 def build(summary: Summary) -> dict[str, Any]:

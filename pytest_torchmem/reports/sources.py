@@ -178,7 +178,9 @@ def _report(name: str, data: dict[str, Any]) -> Source:
                     texts["workload"],
                     table_of(check["figures"], f"{key}: figures", size),
                     alive=read_alive(alive, "alive") if (alive := check.get("alive")) else None,
-                    facts=read_facts(check.get("facts", {}), "facts"),
+                    facts=read_facts(
+                        check.get("facts", {}), "facts", older=data["schema"] < SCHEMA
+                    ),
                 )
                 source.entries[where] = entry
                 if (told := _told(check.get("growth"))) is not None:

@@ -17,10 +17,12 @@ from typing import Any
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
-from pytest_torchmem.profile.facts import FULL, TOPICS, Facts, Outline, Stretch, lacks_added
+from pytest_torchmem.profile import facts
+from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
+from pytest_torchmem.snapshots.older import upgraded_facts
 from pytest_torchmem.snapshots.plain import (
     Contents,
     dump_file,
@@ -120,10 +122,12 @@ def _tensor(text: str, where: str) -> tuple[str, tuple[int, ...]]:
         raise SnapshotError(f"{where} has {text!r}, which is no type and shape") from None
 
 
-def read_facts(plain: Any, where: str) -> Facts:
-    """Return the facts of an entry: texts by topic and name."""
-    found = table_of(plain, where, lambda topic, place: table_of(topic, place, _text))
-    return {topic: found[topic] for topic in (*TOPICS, *found) if topic in found}
+def read_facts(plain: Any, where: str, *, older: bool = False) -> Facts:
+    """Return the facts of an entry, by topic and name; in ``older`` files they are texts."""
+    try:
+        return facts.read_facts(upgraded_facts(plain) if older else plain)
+    except (AttributeError, LookupError, ValueError) as error:
+        raise SnapshotError(f"{where}: {error}") from None
 
 
 def read_outline(plain: Any, where: str) -> Outline:
@@ -144,15 +148,9 @@ def _is_stretch(plain: Any) -> bool:
     return numbers and max(shares) <= FULL
 
 
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise SnapshotError(f"{where} must be a string")
-    return value
-
-
-SCHEMA = 3
+SCHEMA = 4
 """2: what was alive at each peak, in groups, and what the step was run with; 3: the course of the
-step's memory."""
+step's memory; 4: facts are lists and objects."""
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
@@ -261,7 +259,7 @@ class Entry(ComputedLater):
         """
         recorded = self.alive is not None or other.alive is None
         recorded = recorded and (bool(self.timeline) or not other.timeline)
-        recorded = recorded and not lacks_added(self.facts, other.facts)
+        recorded = recorded and (bool(self.facts) or not other.facts)
         return (
             recorded
             and self.same_trace(other)
@@ -318,7 +316,7 @@ def load(text: str) -> Snapshot:
     data = parse_file(text, "snapshot", SCHEMA, "entries")
     entries: dict[Key, Entry] = {}
     for number, plain in enumerate(data["entries"], start=1):
-        entry = _entry(plain, f"entry {number}")
+        entry = _entry(plain, f"entry {number}", data["schema"])
         if entry.key in entries:
             raise SnapshotError(f"has two entries for {entry.key}. Remove one of them")
         entries[entry.key] = entry
@@ -326,7 +324,7 @@ def load(text: str) -> Snapshot:
     return Contents(entries, extra)
 
 
-def _entry(plain: Any, where: str) -> Entry:
+def _entry(plain: Any, where: str, schema: int) -> Entry:
     test = plain.get("test") if isinstance(plain, dict) else None
     if isinstance(test, str) and test:
         where = f"the entry of {test}"
@@ -354,7 +352,11 @@ def _entry(plain: Any, where: str) -> Entry:
             if f"at_{peak}" in plain
         },
         alive=read_alive(plain["alive"], f"{where}, alive") if "alive" in plain else None,
-        facts=read_facts(plain.get("facts", {}), f"{where}, facts"),
+        facts=read_facts(
+            plain.get("facts", {}) if schema > 2 else {},  # of before, many topics lack
+            f"{where}, facts",
+            older=schema < SCHEMA,
+        ),
         timeline=read_outline(plain.get("timeline", []), f"{where}, timeline"),
         tolerance=tolerance,
         reason=reason,

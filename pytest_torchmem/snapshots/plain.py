@@ -13,6 +13,8 @@ from pytest_torchmem.units import MOST, format_size, parse_size
 
 _ROUNDED = 0.05
 """By how much the text of a size may differ from it."""
+_OPENED = 3
+"""Levels of objects that have a line for each of their values: a fact is one."""
 DEEPEST = 100
 """Levels of objects and lists in a file."""
 K = TypeVar("K")
@@ -163,20 +165,25 @@ def sized(table: Mapping[str, int]) -> dict[str, list[Any]]:
     return {name: [nbytes, format_size(nbytes)] for name, nbytes in table.items()}
 
 
-def block(plain: Mapping[str, Any], indent: str) -> str:
-    """Return an object with one value a line; objects and lists of lists are opened up."""
+def block(plain: Mapping[str, Any], indent: str, levels: int = _OPENED) -> str:
+    """Return an object with one value a line; objects and lists of lists are opened up.
+
+    A fact, which is ``levels`` deep, has one line; one of several lists has a line for each.
+    """
     if not plain:
         return indent + "{}"
     lines = [
-        f"{indent}  {text_of(key)}: {_value(value, indent + '  ')}" for key, value in plain.items()
+        f"{indent}  {text_of(key)}: {_value(value, indent + '  ', levels - 1)}"
+        for key, value in plain.items()
     ]
     return f"{indent}{{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
-def _value(value: Any, indent: str) -> str:
-    if isinstance(value, dict):
-        return block(value, indent).lstrip(" ")
-    if isinstance(value, list) and value and isinstance(value[0], list):
+def _value(value: Any, indent: str, levels: int) -> str:
+    if isinstance(value, dict) and levels:
+        return block(value, indent, levels).lstrip(" ")
+    several = isinstance(value, list | tuple) and (levels or value[1:])
+    if several and value and isinstance(value[0], list | tuple):
         rows = ",\n".join(f"{indent}  {text_of(row)}" for row in value)
         return f"[\n{rows}\n{indent}]"
     return text_of(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.profile.facts import Stretch
+from pytest_torchmem.profile.facts import Geometry, Stretch
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
@@ -27,7 +27,7 @@ def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
     key = Key(test, device="cuda", gpu="h100")
     what = What("saved for backward", "Net.*", "aten::mm", "float32", (2, 192), "net.py:3", peak)
     alive = Alive((Group(what, {"peak": 1}, "0-3"),), {"end": 8}, ("peak", "end"))
-    given = {"alive": alive, "facts": {"inputs": {"x": "float32[2, 8]"}}, **details}
+    given = {"alive": alive, "facts": {"inputs": {"x": (Geometry("float32", (2, 8)),)}}, **details}
     given.setdefault("timeline", (Stretch("forward", 3, (500, 1000)),))
     return Entry(key, "2.13.0", "w", {"peak": peak}, **given)
 
@@ -47,7 +47,7 @@ def test_format_is_made_for_review():
     assert (
         text
         == """{
-  "schema": 3,
+  "schema": 4,
   "entries": [
     {
       "test": "test_a",
@@ -62,7 +62,7 @@ def test_format_is_made_for_review():
       "peak": [1536, "1.50 KiB"],
       "facts": {
         "inputs": {
-          "x": "float32[2, 8]"
+          "x": [["float32", [2, 8]]]
         }
       },
       "timeline": [
@@ -87,7 +87,7 @@ def test_format_is_made_for_review():
       "peak": [1536, "1.50 KiB"],
       "facts": {
         "inputs": {
-          "x": "float32[2, 8]"
+          "x": [["float32", [2, 8]]]
         }
       },
       "timeline": [
@@ -141,7 +141,7 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         ("[]", "expected an object, found a list"),
         ("{}", 'has no valid "schema" number'),
         ('{"schema": true, "entries": []}', 'has no valid "schema" number'),
-        ('{"schema": 4, "entries": []}', "written by a newer pytest-torchmem (schema 4; this one"),
+        ('{"schema": 5, "entries": []}', "written by a newer pytest-torchmem (schema 5; this one"),
         ('{"schema": 0, "entries": []}', 'has no valid "schema" number'),
         ('{"schema": 1}', 'has no list "entries"'),
         ('{"schema": 1, "schema": 1, "entries": []}', 'the key "schema" twice'),
@@ -164,7 +164,10 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         (_file(_entry()).replace('"groups"', '"group"'), 'with "at", "groups" and "rest"'),
         (_file(_entry()).replace("[1, 0]", "[1]"), 'a count for each moment of "at"'),
         (_file(_entry()).replace("[2, 192]", "[2, x]"), "which is no type and shape"),
-        (_file(_entry()).replace('"float32[2, 8]"', "7"), '"x" must be a string'),
+        (
+            _file(_entry()).replace('["float32", [2, 8]]', "7"),
+            '"inputs": "x": 7 is not what stands',
+        ),
         (_file(_entry(tolerance="x")), "the tolerance in the entry of test_it: 'x' is not a"),
         (_file(_entry()).replace('"peak": [', '"top": ['), 'has no "peak"'),
         (_file(_entry(measured=MEASURED)).replace('"torch": "2.14', '"t": "2.14'), MEASURED_HAS),
@@ -187,7 +190,7 @@ def test_what_is_no_snapshot(text, message, tmp_path):
     assert file.read_text() == text
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"schema": 4, "entries": []}', b""])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b'{"schema": 5, "entries": []}', b""])
 @pytest.mark.parametrize("options", [[], ["--torchmem-update"], ["--torchmem-dry-run"]])
 def test_a_bad_file_fails_its_tests_and_is_left_alone(stored, content, options):
     stored.file().write_bytes(content)

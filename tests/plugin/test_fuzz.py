@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.errors import SnapshotError
+from pytest_torchmem.profile.facts import Geometry
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.changes import plan_file
 from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
@@ -24,7 +25,7 @@ NOW = Entry(
     "w2",
     {"baseline": 5, "forward_peak": 70, "peak": 70},
     alive=Alive((Group(What("activation", "net.*", "aten::mm", "int8", (70,), "a:1", 70), {}),)),
-    facts={"inputs": {"x": "int8[70]"}},
+    facts={"inputs": {"x": (Geometry("int8", (70,)),)}},
 )
 
 
@@ -46,7 +47,7 @@ def _original() -> str:
                 {"end": 7},
                 ("peak", "end"),
             ),
-            facts={"inputs": {"x": "int8[70]"}},
+            facts={"inputs": {"x": (Geometry("int8", (70,)),)}},
         ),
         Entry(
             Key("test_b", "large", "cuda", "h100"),

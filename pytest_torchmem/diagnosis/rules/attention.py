@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, counts_of, rule
+from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.rules.types import wider_type
+from pytest_torchmem.profile.facts import OPERATORS
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation
@@ -31,7 +32,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
     if alive is None:
         return None
     kernels = {_KERNELS[g.what.source] for g in alive.groups if g.what.source in _KERNELS}
-    if counts_of(evidence.before.facts):  # what is called as often: the softmax is another one
+    if evidence.before.facts.get(OPERATORS):  # what is called as often: the softmax is another one
         counts = evidence.counts()
         kernels = {_KERNELS[name] for name, one in counts.items() if name in _KERNELS and one.fell}
     before = next((name for name in _ORDER if name in kernels), "")

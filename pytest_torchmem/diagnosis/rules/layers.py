@@ -23,12 +23,8 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
     LayerChange,
-    changed_texts,
+    changed_values,
     changes_between,
-    class_of,
-    element_count,
-    exchanged,
-    layers_of,
     new_modules,
     set_otherwise,
     widths_of,
@@ -41,6 +37,10 @@ from pytest_torchmem.profile.facts import (
     GIVEN,
     INPUTS,
     LAYERS,
+    Sized,
+    exchanged,
+    new_in,
+    parts_of,
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import (
@@ -81,7 +81,7 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     larger = _given_larger(evidence)
     found = [
         _of_change(evidence, name, pattern, change, larger)
-        for pattern, (before, now) in changed_texts(evidence, LAYERS)
+        for pattern, (before, now) in changed_values(evidence, LAYERS)
         if not resized or pattern in otherwise  # wider layers are another cause
         for change in changes_between(before, now)
         if change.is_of_torch is of_torch
@@ -102,15 +102,14 @@ def _of_change(
         return None  # what is before it makes more
     own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]
     resized = [row for row in evidence.came(Role.PARAMETER.value) if _is_resized(row)]
-    is_wider = widths_of(change.text) != widths_of(change.was) or any(
+    is_wider = widths_of(change.layer) != widths_of(change.was) or any(
         not change.is_of_torch or _is_about(row, pattern, numbers) for row in resized
     )
     if change.is_same_class and (
         is_wider or (change.is_of_torch and _is_before(evidence, pattern, numbers, larger))
     ):
         own = [*evidence.came()]  # what is computed of its output is larger, too
-    classes = class_of(change.text), class_of(change.was)
-    if not own and classes[0] == _NOTHING and _KEEPS_SHAPE.search(classes[1]):
+    if not own and change.layer.name == _NOTHING and _KEEPS_SHAPE.search(change.was.name):
         return None  # what is given to others is as large without it
     rows = own or [row for row in evidence.came() if _is_resized(row)]
     text, was = change.now, change.before
@@ -158,19 +157,20 @@ def _attributes(text: str) -> str:
 @rule("layer gone", "{layer} in {module} is gone", last=True)
 def layer_gone(evidence: Evidence) -> Cause | None:
     """A pooling or a stride no longer makes what follows it smaller."""
-    for pattern, (before, now) in changed_texts(evidence, LAYERS):
-        old, new = layers_of(before), layers_of(now)
-        gone = [text for text in old if text not in new and text.endswith(")")]
-        if gone and all(text in old for text in new) and not exchanged(before, now)[1]:
+    for pattern, (before, now) in changed_values(evidence, LAYERS):
+        _, came = exchanged(before, now)
+        gone = [one for one in new_in(before, now) if one.is_of_torch]
+        if gone and not came:
             place = evidence.short(pattern.removesuffix(".*"))
-            return cause("layer gone", evidence.came(), layer=gone[0], module=place)
+            return cause("layer gone", evidence.came(), layer=gone[0].text, module=place)
     return None
 
 
 @rule("new module", "{module} is new{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
-    if any(not change.now or not change.before for change in evidence.about(COMPILED)):
+    compiled = evidence.about(COMPILED)
+    if any(not change.now.number or not change.before.number for change in compiled):
         return None  # compiled modules go by another path, and their calls are not to be seen
     best: Cause | None = None
     for pattern, numbers in new_modules(evidence):
@@ -225,18 +225,16 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
 def called_more_often(evidence: Evidence) -> Cause | None:
     """A model is called once more: for a metric, for another loss, for a sample."""
     for change in evidence.about(CALLS):
-        before, _, _ = change.before.partition(", ")
-        now, _, lines = change.now.partition(", ")
-        if not before.isdecimal() or not now.isdecimal() or int(now) <= int(before):
+        before, now, lines = change.before.number, change.now.number, change.now.lines
+        if not 0 < before < now:
             continue
-        places = lines.split(", ")
         found = cause(
             "called",
             [row for row in evidence.came() if within(change.name, row.what.module)],
             module=change.name,
-            now=times(int(now)),
-            before=times(int(before)),
-            lines=f": at {' and '.join(places)}" if 1 < len(places) <= _MOST_SHOWN else "",
+            now=times(now),
+            before=times(before),
+            lines=f": at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_SHOWN else "",
         )
         if found is not None:
             return found
@@ -263,24 +261,25 @@ def given_more(evidence: Evidence) -> Cause | None:
     larger = _given_larger(evidence)
     if not larger:
         return None
-    shapes = {shape for one in larger.values() for shape in one.shapes}  # which a layer may save
-    first, found_first = next(iter(larger.items()))  # in the order of their calls
-    shape, was, numbers = found_first.shapes[0], found_first.before, found_first.first
+    shapes = {one.shape for given in larger.values() for one in given.now}  # a layer may save them
+    first, given = next(iter(larger.items()))  # in the order of their calls
+    shape = given.now[0]
     own = [row for row in evidence.came() if any(within(one, row.what.module) for one in larger)]
     around = {path for one in larger for path in ("", *prefixes(one))}
     rows = own + [
         row
         for row in evidence.came(*MADE, *_PASSING)
         if row.what.module in around - {*larger}
-        and (row.what.role in _PASSING or str([*row.what.shape]) in shapes)
+        and (row.what.role in _PASSING or row.what.shape in shapes)
         and row not in own
     ]
     begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
     if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*MADE)):
         return None  # who made what the layer is given is nearer to the cause
-    made = _maker_of(evidence, first, numbers, shape)
-    values = {"now": f"{shape} of {made.operator}" if made else shape, "before": was}
-    found = cause("given", rows, module=evidence.module(first, numbers), **values)
+    made = _maker_of(evidence, first, shape)
+    now = f"{shape.text} of {made.operator}" if made else shape.text
+    module = evidence.module(first, shape.numbers)
+    found = cause("given", rows, module=module, now=now, before=given.before.text)
     placed = [row for row in own if within(first, row.what.module)]
     counted = evidence.counted(made.operator) if made is not None else None
     is_new = counted is not None and counted.rose
@@ -292,10 +291,8 @@ def given_more(evidence: Evidence) -> Cause | None:
 class _Given(NamedTuple):
     """What layers of a pattern are given that were given less."""
 
-    shapes: list[str]
-    before: str
-    first: str
-    """The numbers of the modules that are given the first of the shapes."""
+    now: list[Sized]
+    before: Sized
     numbers: str
     """Those of the modules that are given any of them."""
 
@@ -305,35 +302,32 @@ def _given_larger(evidence: Evidence) -> dict[str, _Given]:
     calls.
     """
     found: dict[str, _Given] = {}
-    for pattern, (before, now) in changed_texts(evidence, GIVEN):
-        old, new = layers_of(before), layers_of(now)
-        came = [shape for shape in new if shape not in old]
-        gone = [shape for shape in old if shape not in new]
-        if came and gone and element_count(came[0]) > element_count(gone[0]):
-            numbers = join_numbers([new[shape] for shape in came])
-            found[pattern] = _Given(came, gone[0], new[came[0]], numbers)
+    for pattern, (before, now) in changed_values(evidence, GIVEN):
+        came, gone = new_in(now, before), new_in(before, now)
+        if came and gone and prod(came[0].shape) > prod(gone[0].shape):
+            found[pattern] = _Given(came, gone[0], join_numbers([one.numbers for one in came]))
     return found
 
 
-def _maker_of(evidence: Evidence, module: str, numbers: str, shape: str) -> Origin | None:
+def _maker_of(evidence: Evidence, module: str, given: Sized) -> Origin | None:
     """Return who made what a layer is given now; ``None`` where it is an input of the step."""
-    for read in evidence.ran.read_in(module, read_numbers(numbers)):
-        if str([*read.shape]) == shape and read.kind is not Kind.PARAMETER:
+    for read in evidence.ran.read_in(module, read_numbers(given.numbers)):
+        if read.shape == given.shape and not given.kind and read.kind is not Kind.PARAMETER:
             return read.origin if read.origin.operator and read.origin.line else None
     return None
 
 
-def _made_otherwise(evidence: Evidence, made: Origin, shape: str) -> bool:
+def _made_otherwise(evidence: Evidence, made: Origin, given: Sized) -> bool:
     """Tell whether an operator made something smaller at its place."""
     gone = evidence.gone(fold(made.module)[0], made.operator)
-    return any(0 < prod(one.shape) < element_count(shape) for one in gone)
+    return any(0 < prod(one.shape) < prod(given.shape) for one in gone)
 
 
 def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:
-    for module, (before, now) in changed_texts(evidence, topic, also_new=topic is ARGUMENTS):
-        old, new = before.split(", "), now.split(", ")
-        came = [part for part in new if part and part not in old]
-        gone = [part for part in old if part and part not in new]
+    for module, (before, now) in changed_values(evidence, topic, also_new=topic is ARGUMENTS):
+        old, new = (parts_of(one) if isinstance(one, dict) else one for one in (before, now))
+        came = [part for part in new if part not in old]
+        gone = [part for part in old if part not in new]
         if not came and not gone:
             continue
         rows = [row for row in evidence.came() if within(module, row.what.module)]

@@ -16,7 +16,7 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END
-from pytest_torchmem.profile.facts import BACKWARD, INPUTS
+from pytest_torchmem.profile.facts import BACKWARD, INPUTS, Calls
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
@@ -39,7 +39,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
             continue
         of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
-        line = now[option].partition(", ")[2] or "some line"
+        line = next(iter(now[option].lines), "some line")
         holder = _holder(evidence, rows).replace("the graph of ", "")
         values = {"option": option, "line": line, "holder": holder}
         calls, were = _calls(now, option), _calls(before, option)
@@ -56,7 +56,7 @@ def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
     before, now = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
     if not before or _calls(now, "vmap") <= _calls(before, "vmap"):
         return None
-    line = now["vmap"].partition(", ")[2] or "some line"
+    line = next(iter(now["vmap"].lines), "some line")
     return cause("per sample", evidence.came(), line=line)
 
 
@@ -73,9 +73,8 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
     return cause("backwards", rows, **words)
 
 
-def _calls(facts: Mapping[str, str], name: str) -> int:
-    number = facts.get(name, "").partition(",")[0]
-    return int(number) if number.isdecimal() else 0
+def _calls(facts: Mapping[str, Calls], name: str) -> int:
+    return facts.get(name, Calls()).number
 
 
 @rule("gradients kept", "gradients of an earlier backward are alive in the {phase}: {why}")

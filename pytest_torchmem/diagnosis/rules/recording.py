@@ -28,17 +28,17 @@ from pytest_torchmem.diagnosis.rules.setup import (
     checkpointing_lost,
     is_of,
     lost_modes,
-    modes_of,
     once,
     rows_of,
+    thawed,
 )
 from pytest_torchmem.profile.facts import (
     CALLS,
-    IN_BACKWARD,
+    FROZEN,
     LAYERS,
     NO_BACKWARD,
-    NOT_RECORDED,
-    PARAMETERS,
+    TIED,
+    Calls,
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
@@ -47,11 +47,12 @@ from pytest_torchmem.snapshots.alive import What
 
 _OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
 _MOST_LINES = 3
+_RECOMPUTED = ("recomputed", "recomputed in part")
 
 
 def _called_at(evidence: Evidence, module: str) -> str:
     """Return in words the lines that call an outermost module, "" where it is one: it is told."""
-    lines = evidence.now.facts.get(CALLS, {}).get(module, "").split(", ")[1:]
+    lines = evidence.now.facts.get(CALLS, {}).get(module, Calls()).lines
     return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else ""
 
 
@@ -59,12 +60,11 @@ def _called_at(evidence: Evidence, module: str) -> str:
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     found = []
-    for change, word, numbers in lost_modes(evidence, "no_grad"):
-        if {"recomputed", "recomputed in part"} & {*modes_of(change.before)}:
+    for change, lost in lost_modes(evidence, "no_grad"):
+        if any(one.name in _RECOMPUTED for one in change.before):
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
-        module = evidence.module(change.name, numbers)
-        lines = _called_at(evidence, change.name)
-        words = {"module": module, "mode": word, "lines": lines}
+        module = evidence.module(change.name, lost.numbers)
+        words = {"module": module, "lines": _called_at(evidence, change.name)}
         rows, origin = rows_of(evidence, change.name), None
         if not rows:
             rows, origin = _another_forward(evidence, partial(_is_in, change.name))
@@ -103,10 +103,8 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     there = {path for name in evidence.now.facts.get(LAYERS, {}) for path in prefixes(name)}
     lost = [
         one
-        for one in evidence.about(PARAMETERS)
-        if one.before.startswith("frozen")
-        and (one.name in there or one.name.rpartition(".")[0] in there or not there)
-        and not one.now.startswith("frozen")
+        for one in thawed(evidence)
+        if (one.name in there or one.name.rpartition(".")[0] in there or not there)
         and not _only_new_are_trained(evidence, one.name)
     ]
     rows = [row for one in lost for row in rows_of(evidence, one.name)]
@@ -125,8 +123,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
 
 def _trained_parts(evidence: Evidence, module: str) -> list[str]:
     """Return a module, or what of it has gradients where others of its parts are still frozen."""
-    facts = evidence.now.facts.get(PARAMETERS, {}).items()
-    if not any(name.startswith(f"{module}.") and text.startswith("frozen") for name, text in facts):
+    if not any(name.startswith(f"{module}.") for name in evidence.now.facts.get(FROZEN, {})):
         return [module]
     depth = module.count(".") + 1
     found = []
@@ -154,7 +151,7 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
     """A ``detach`` is gone, another output has a loss, or something before a module is trained."""
     if no_longer_frozen(evidence) or runs_with_gradients(evidence):
         return None  # which says the same, and why
-    lost = [(change.name, left) for change, _, left in lost_modes(evidence, NO_BACKWARD)]
+    lost = [(change.name, one.numbers) for change, one in lost_modes(evidence, NO_BACKWARD)]
     own = once(row for name, _ in lost for row in rows_of(evidence, name))
     rows = once([*own, *(evidence.came(*_OF_BACKWARD) if lost else ())])
     names = [evidence.module(name, numbers) for name, numbers in lost]
@@ -171,7 +168,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     counts = evidence.counts()
     lost = {
         name: one
-        for name, one in evidence.counts_where(NOT_RECORDED).items()
+        for name, one in evidence.counts("not_recorded").items()
         if one.fell and not (name in counts and counts[name].fell)
     }
     if not lost or (len(lost) == 1 and (counts or _CONVERTS in lost)):
@@ -181,7 +178,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     origin = None
     if sum(row.change for row in rows) < WEIGHTY * growth:
         rows, origin = _another_forward(evidence, lambda what: what.source in lost)
-    why = "" if evidence.about(PARAMETERS) or new_gradient(evidence) else _GONE
+    why = "" if evidence.about(FROZEN) or evidence.about(TIED) or new_gradient(evidence) else _GONE
     found = cause("recorded", rows, operators=_most_often(lost), why=why)
     if found is None or origin is not None:
         return found and replace(found, origin=origin)
@@ -223,7 +220,7 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
     counts = evidence.counts()
     more = {
         name: one
-        for name, one in evidence.counts_where(IN_BACKWARD).items()
+        for name, one in evidence.counts("in_backward").items()
         if one.rose and name not in counts
     }
     rows = _rows_of(evidence, more)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -20,16 +19,17 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layer_texts import (
-    element_count,
     is_switched,
     new_modules,
     set_otherwise,
 )
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.profile.facts import (
+    AUTOCAST,
     CALLS,
     COMPILED,
     FORMATS,
+    FROZEN,
     IN_PLACE,
     INPUTS,
     LAYERS,
@@ -37,15 +37,20 @@ from pytest_torchmem.profile.facts import (
     MODULES,
     OPTIMIZERS,
     PACKED,
-    PARAMETERS,
     SETTINGS,
     SIZES,
     STATES,
+    TIED,
     UNCACHED,
     FactChange,
+    Geometry,
+    InMode,
+    Layer,
+    lacking,
+    new_in,
 )
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import ALL, fold, only_in, prefixes, read_numbers
+from pytest_torchmem.profile.module_paths import ALL, fold, prefixes, read_numbers
 
 OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
 _DECIDES = {
@@ -55,8 +60,7 @@ _DECIDES = {
     "cudnn": (Role.WORKSPACE.value,),
 }
 """By parts of settings' names: what they decide, where that is not everything."""
-_COUNT = re.compile(r"\d+")
-_TENSOR = re.compile(r"(\w+)\[([\d, ]*)\]")
+_NOTHING = "nothing of that"
 _OF_NO_INPUT = (Role.PARAMETER.value, Role.BUFFER.value, Role.LIBRARY.value)
 _SLACK = 2
 """For kernels that take more with other sizes."""
@@ -93,11 +97,10 @@ def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
     """
     grown = 1.0
     for change in changes:
-        sides = [_TENSOR.findall(text) for text in (change.before, change.now)]
-        types, now = ({dtype for dtype, _ in side} for side in sides)
+        types, now = ({one.dtype for one in side} for side in (change.before, change.now))
         if not types or types != now:
-            return True  # another type, or what cannot be read
-        before, after = (max(_numbers(shape) for _, shape in side) for side in sides)
+            return True  # another type
+        before, after = (max(prod(one.shape) for one in side) for side in change[2:])
         grown = max(grown, after / max(before, 1))
     found, alive = evidence.difference, evidence.before.alive
     groups = alive.groups if alive is not None else ()
@@ -105,14 +108,10 @@ def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
     return found.change <= _SLACK * (grown**2 - 1) * (found.before - apart)
 
 
-def _numbers(shape: str) -> int:
-    return prod(int(size) for size in _COUNT.findall(shape))
-
-
 def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:
     """Tell whether a module has made what it is given, as it does a cache."""
     module = change.name.partition(" of ")[2].partition("[")[0]
-    made = evidence.ran.first_made(change.now.rpartition("; ")[2]) if module else None
+    made = evidence.ran.first_made(change.now[-1]) if module else None
     return made is not None and bool(made.module) and within(module, made.module)
 
 
@@ -124,20 +123,24 @@ def _is_one_more(change: FactChange) -> bool:
 def _fewer_calls(evidence: Evidence, name: str) -> str:
     """Return in words that the module of an input is called less often, with more at once."""
     for change in evidence.about(CALLS):
-        before, now = (_number(text) for text in (change.before, change.now))
+        before, now = change.before.number, change.now.number
         if name.endswith(f" of {change.name}") and 0 < now < before:
             return f", in {now} {'call' if now == 1 else 'calls'} instead of {before}"
     return ""
 
 
 def _step_of_input(change: FactChange) -> str:
-    before, now = change.before, change.now
+    before, now = (shown_geometries(side) for side in (change.before, change.now))
     if not before:
         return f"{change.name} {now} is new"
-    dtype = before.partition("[")[0]
-    if now.startswith(f"{dtype}[") and ";" not in now:
-        now = now.removeprefix(dtype)
+    if len(change.now) == 1 and change.now[0].dtype == change.before[0].dtype:
+        now = now.removeprefix(change.now[0].dtype)
     return f"{change.name} {before} → {now}"
+
+
+def shown_geometries(geometries: Iterable[Geometry]) -> str:
+    """Return what a step is given by one name as people read it."""
+    return "; ".join(map(str, geometries))
 
 
 _OF_LOSSES = frozenset({"target", "targets", "reduction"})
@@ -184,13 +187,14 @@ def _is_loss(operator: str) -> bool:
 def autocast_left(evidence: Evidence) -> Cause | None:
     """A module is no longer called within autocast."""
     left = [
-        (change.name, numbers, word.partition(" ")[2])
-        for change, word, numbers in lost_modes(evidence, "autocast")
-        if word != "autocast off" and not _autocasts_to(word, modes_of(change.now))
+        (change.name, one.numbers, one.detail)
+        for change, one in lost_modes(evidence, AUTOCAST)
+        if one.detail != "off" and not _autocasts_to(one.detail, change.now)
     ] or [
-        (change.name, modes_of(change.now)["autocast off"], "it")
+        (change.name, one.numbers, "it")
         for change in evidence.about(MODES)
-        if "autocast off" in modes_of(change.now) and "autocast off" not in modes_of(change.before)
+        for one in new_in(change.now, change.before)
+        if (one.name, one.detail) == (AUTOCAST, "off")
     ]
     return largest(
         cause(
@@ -214,36 +218,38 @@ def autocast_uncached(evidence: Evidence) -> Cause | None:
         cause(
             "autocast uncached",
             [row for row in rows_of(evidence, change.name) if row.what.source == "aten::_to_copy"],
-            module=evidence.module(change.name, numbers),
+            module=evidence.module(change.name, lost.numbers),
         )
-        for change, word, numbers in lost_modes(evidence, "autocast")
-        if word + UNCACHED in modes_of(change.now)
+        for change, lost in lost_modes(evidence, AUTOCAST)
+        if any(one[:-1] == (AUTOCAST, lost.detail + UNCACHED) for one in change.now)
     )
 
 
-def _autocasts_to(mode: str, modes: Container[str]) -> bool:
-    """Tell whether one of ``modes`` is autocast to the type of ``mode``, cached or not."""
-    cached = mode.removesuffix(UNCACHED)
-    return cached in modes or cached + UNCACHED in modes
+def _autocasts_to(dtype: str, modes: Iterable[InMode]) -> bool:
+    """Tell whether one of ``modes`` is autocast to a type, cached or not."""
+    cached = {one.detail.removesuffix(UNCACHED) for one in modes if one.name == AUTOCAST}
+    return dtype.removesuffix(UNCACHED) in cached
 
 
 @rule("training mode", "{module} is in training mode, and was in eval mode", sure=True)
 def training_mode(evidence: Evidence) -> Cause | None:
     """``eval()`` is no longer called; of what was frozen, too, that is the lesser news."""
-    thawed = [
-        one.name
-        for one in evidence.about(PARAMETERS)
-        if one.before.startswith("frozen") and not one.now.startswith("frozen")
-    ]
+    trained = [one.name for one in thawed(evidence)]
     return largest(
         cause(
             "training mode",
             rows_of(evidence, change.name),
-            module=evidence.module(change.name, numbers),
+            module=evidence.module(change.name, lost.numbers),
         )
-        for change, _, numbers in lost_modes(evidence, "eval")
-        if not any(within(change.name, one) or within(one, change.name) for one in thawed)
+        for change, lost in lost_modes(evidence, "eval")
+        if not any(within(change.name, one) or within(one, change.name) for one in trained)
     )
+
+
+def thawed(evidence: Evidence) -> list[FactChange]:
+    """Return what was frozen and is no more."""
+    now = evidence.now.facts.get(FROZEN, {})
+    return [change for change in evidence.about(FROZEN) if change.name not in now]
 
 
 @rule("packed", "{module} no longer runs within {hooks}", sure=True)
@@ -253,10 +259,10 @@ def no_longer_packed(evidence: Evidence) -> Cause | None:
         cause(
             "packed",
             rows_of(evidence, change.name),
-            module=evidence.module(change.name, numbers),
-            hooks=word.removeprefix(PACKED),
+            module=evidence.module(change.name, lost.numbers),
+            hooks=lost.detail,
         )
-        for change, word, numbers in lost_modes(evidence, PACKED)
+        for change, lost in lost_modes(evidence, PACKED)
     )
 
 
@@ -264,17 +270,10 @@ def no_longer_packed(evidence: Evidence) -> Cause | None:
 def checkpointing_lost(evidence: Evidence) -> Cause | None:
     """Modules keep their activations that a backward recomputed before."""
     lost: dict[str, str] = {}
-    for change in evidence.about(MODES):
-        before, now = modes_of(change.before), modes_of(change.now)
-        for word in ("recomputed in part", "recomputed"):
-            if word not in before or before[word] == now.get(word):
-                continue
-            numbers = before[word]
-            if word in now:
-                numbers = only_in(before[word], now[word])
-                if numbers == before[word]:
-                    continue
-            lost[change.name] = numbers
+    for word in ("recomputed in part", "recomputed"):
+        for change, one in lost_modes(evidence, word):
+            if one not in change.before or one[:-1] not in [other[:-1] for other in change.now]:
+                lost[change.name] = one.numbers
     lost = {
         name: numbers for name, numbers in lost.items() if not _is_in_checkpoint(evidence, name)
     }
@@ -288,7 +287,7 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     numbers = lost.get(place) or next(iter(lost.values()))
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
     own = [change for change in evidence.about(MODES) if change.name in lost]
-    whole = [one.name for one in own if "recomputed" in modes_of(one.before)]
+    whole = [one.name for one in own if _is_in("recomputed", one.before)]
     part = not whole or (place not in whole and _has_others(evidence, place, whole))
     shown = f"a part of {shown}" if part else shown
     return cause("checkpoint", rows, module=shown, why=_why_not_checkpointed(evidence, place))
@@ -297,12 +296,12 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
 def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
     """Return in words what of a module is checkpointed still, or the mode that ended it."""
     modes = evidence.now.facts.get(MODES, {})
-    inside = [name for name, text in modes.items() if within(place, name) and name != place]
-    kept = [name for name in inside if "recomputed" in modes_of(modes[name])]
+    inside = [name for name in modes if within(place, name) and name != place]
+    kept = [name for name in inside if _is_in("recomputed", modes[name])]
     if kept:
         return f": of it only {evidence.short(_around(kept))} is"
     for change in evidence.about(MODES):
-        is_new = "eval" in modes_of(change.now) and "eval" not in modes_of(change.before)
+        is_new = _is_in("eval", change.now) and not _is_in("eval", change.before)
         if is_new and (within(change.name, place) or within(place, change.name)):
             return ": it is in eval mode, and was not"
     return ""
@@ -323,19 +322,12 @@ def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
 def another_checkpoint(evidence: Evidence) -> Cause | None:
     """A checkpoint keeps the graph of the forward, or runs it under ``no_grad``."""
     for change in evidence.about(MODES):
-        before, now = modes_of(change.before), modes_of(change.now)
-        if (
-            "recomputed" in before
-            and "recomputed" in now
-            and before["recomputed"] == now["recomputed"]
-        ):
-            reentrant = "no_grad" in now
-            if reentrant is not ("no_grad" in before):
-                module = evidence.module(change.name, now["recomputed"])
-                own = rows_of(evidence, change.name)
-                return cause(
-                    "reentrant", own, module=module, now=str(reentrant), before=str(not reentrant)
-                )
+        same = [one for one in change.now if one.name == "recomputed" and one in change.before]
+        reentrant = _is_in("no_grad", change.now)
+        if same and reentrant is not _is_in("no_grad", change.before):
+            module = evidence.module(change.name, same[0].numbers)
+            values = {"module": module, "now": str(reentrant), "before": str(not reentrant)}
+            return cause("reentrant", rows_of(evidence, change.name), **values)
     return None
 
 
@@ -343,9 +335,9 @@ def another_checkpoint(evidence: Evidence) -> Cause | None:
 def compiled_otherwise(evidence: Evidence) -> Cause | None:
     """``torch.compile`` is new or gone, or cuts what it compiles into more graphs."""
     for change in evidence.about(COMPILED):
-        before, now = _number(change.before), _number(change.now)
-        place = (change.now or change.before).partition(", ")[2]
-        at = f" at {place}" if place else ""
+        before, now = change.before.number, change.now.number
+        lines = (change.now if now else change.before).lines
+        at = f" at {lines[0]}" if lines else ""
         if not now:
             text = f"torch.compile{at} compiles nothing more"
         elif not before:
@@ -362,7 +354,7 @@ def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
     """Tell whether a module around this one is recomputed as a whole now."""
     modes = evidence.now.facts.get(MODES, {})
     around = prefixes(name)[:-1]
-    return any("recomputed" in modes_of(modes[path]) for path in around if path in modes)
+    return any(_is_in("recomputed", modes[path]) for path in around if path in modes)
 
 
 def _around(modules: Iterable[str]) -> str:
@@ -377,10 +369,10 @@ def _around(modules: Iterable[str]) -> str:
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
-    for change in evidence.about(PARAMETERS):
-        if not change.before.startswith("is ") or change.now.startswith("is "):
+    for change in evidence.about(TIED):
+        if not change.before or change.now:
             continue
-        other = change.before.removeprefix("is ")
+        other = change.before
         owner = change.name.rpartition(".")[0]
         own = [row for row in evidence.came(Role.PARAMETER.value) if is_of(row, owner)]
         shapes = {row.what.shape for row in own}
@@ -413,8 +405,8 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     if not changed:
         return None
     rows = evidence.came(Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
-    before = ", ".join(f"{one.name} ({one.before})" for one in changed if one.before)
-    now = ", ".join(f"{one.name} ({one.now})" for one in changed if one.now)
+    before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
+    now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
     others = [*evidence.before.facts.get(OPTIMIZERS, {})]
     if others and not before:
         change = f"{now} is another optimizer beside {', '.join(others)}"
@@ -427,12 +419,11 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
 def another_state(evidence: Evidence) -> Cause | None:
     """The same optimizer keeps more of each parameter than it did."""
     for change in evidence.about(STATES):
-        before, now = change.before.split(", "), change.now.split(", ")
-        came = [name for name in now if name and name not in before]
+        came = [name for name in change.now if name not in change.before]
         if not came or (not change.before and evidence.about(OPTIMIZERS)):
             continue
         rows = evidence.came(Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
-        had = change.before or "nothing"
+        had = ", ".join(change.before) or "nothing"
         return cause("state", rows, optimizer=change.name, came=", ".join(came), before=had)
     return None
 
@@ -442,11 +433,10 @@ def another_setting(evidence: Evidence) -> Cause | None:
     """A configuration of transformers asks for another attention, or for more outputs."""
     found = []
     for change in evidence.about(MODULES):
-        before, now = change.before.split(", "), change.now.split(", ")
-        gone = ", ".join(part for part in before if part and part not in now) or "not"
-        new = ", ".join(part for part in now if part and part not in before) or "nothing of that"
+        gone = ", ".join(part for part in change.before if part not in change.now) or "not"
+        new = ", ".join(part for part in change.now if part not in change.before)
         rows = rows_of(evidence, change.name)
-        found.append(cause("settings", rows, module=change.name, before=gone, now=new))
+        found.append(cause("settings", rows, module=change.name, before=gone, now=new or _NOTHING))
     return largest(found)
 
 
@@ -454,7 +444,7 @@ def another_setting(evidence: Evidence) -> Cause | None:
 def no_longer_in_place(evidence: Evidence) -> Cause | None:
     """An operator that wrote to what it was given makes a tensor of its own."""
     for change in evidence.about(IN_PLACE):
-        calls, left = _number(change.before), _number(change.now)
+        calls, left = change.before, change.now
         plain = change.name.removesuffix("_")
         rows = [row for row in evidence.came() if row.what.source.partition(".")[0] == plain]
         if calls > left and rows and not _is_written_anew(evidence, shown_by(rows)):
@@ -517,12 +507,11 @@ def _size_of_no_layer(evidence: Evidence) -> Cause | None:
     if any(change.before for change in evidence.about(INPUTS)):
         return None
     for change in evidence.about(SIZES):
-        before, now = (text.partition(" @")[0] for text in (change.before, change.now))
-        if not element_count(before) < element_count(now) or not before:
-            continue
-        owner, _, name = change.name.rpartition(".")
-        values = {"module": evidence.short(owner), "parameter": name}
-        return cause("size", evidence.came(), now=now, before=before, **values)
+        before, now = (side[0] if side else None for side in (change.before, change.now))
+        if before and now and prod(before.shape) < prod(now.shape):
+            owner, _, name = change.name.rpartition(".")
+            values = {"module": evidence.short(owner), "parameter": name}
+            return cause("size", evidence.came(), now=now.text, before=before.text, **values)
     return None
 
 
@@ -532,7 +521,10 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     if evidence.before.alive is None or left_at_end(evidence) is not None:
         return None
     named = {(what.module, what.source) for what in evidence.known()}
-    untied = {change.name for change in evidence.about(PARAMETERS) if change.before}
+    facts = evidence.before.facts
+    otherwise = {
+        c.name for t in (FROZEN, TIED) for c in evidence.about(t) if c.name in facts.get(t, ())
+    }
     layers = evidence.before.facts.get(LAYERS, {})
     known = {module for module, _ in named} | set(layers)
     rows = [
@@ -541,7 +533,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
         if row.before is None
         and row.what.module in known
         and ((row.what.module, row.what.source) not in named or _is_in_known(row, layers))
-        and f"{row.what.module}.{row.what.source}" not in untied
+        and f"{row.what.module}.{row.what.source}" not in otherwise
         and not _is_one_more_of(evidence, row)
     ]
     if not rows:
@@ -593,14 +585,13 @@ def _is_one_more_of(evidence: Evidence, row: Row) -> bool:
     }
 
 
-def _is_in_known(row: Row, layers: Mapping[str, str]) -> bool:
+def _is_in_known(row: Row, layers: Mapping[str, tuple[Layer, ...]]) -> bool:
     """Tell whether the modules of a row's numbers, or those around them, were there before."""
     if "*" not in row.what.module or not row.numbers or row.numbers == ALL:
         return False
     for path in (path for path in prefixes(row.what.module)[::-1] if path in layers):
         own = read_numbers(row.numbers)[: path.count("*")]
-        texts = (text.rpartition(" @")[2] for text in layers[path].split(" | "))
-        there = [read_numbers(text) for text in texts]
+        there = [read_numbers(one.numbers) for one in layers[path]]
         return bool(own) and all(
             star <= set().union(*(one[place] for one in there if len(one) > place))
             for place, star in enumerate(own)
@@ -617,24 +608,16 @@ def another_torch(evidence: Evidence) -> Cause | None:
     return cause("torch", evidence.came(), before=before.torch, now=now.torch)
 
 
-def modes_of(text: str) -> dict[str, str]:
-    """Return the modes of a fact, and the numbers of the modules that have each."""
-    found: dict[str, str] = {}
-    for part in filter(None, text.split("; ")):
-        words = part.split(", ")
-        numbers = words.pop() if words[-1][:1].isdigit() else ""
-        found.update(dict.fromkeys(words, numbers))
-    return found
-
-
-def lost_modes(evidence: Evidence, word: str) -> Iterator[tuple[FactChange, str, str]]:
-    """Yield modes that begin with ``word`` and that modules had and have no more."""
+def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, InMode]]:
+    """Yield the modes of a name that modules had and have no more, with the numbers of those."""
     for change in evidence.about(MODES):
-        now = modes_of(change.now)
-        for mode, numbers in modes_of(change.before).items():
-            if mode.startswith(word) and now.get(mode) != numbers:
-                left = only_in(numbers, now[mode]) if mode in now else numbers
-                yield change, mode, left
+        for one in lacking(change.before, change.now):
+            if one.name == name:
+                yield change, one
+
+
+def _is_in(name: str, modes: Iterable[InMode]) -> bool:
+    return any(one.name == name for one in modes)
 
 
 def rows_of(evidence: Evidence, module: str) -> list[Row]:
@@ -648,8 +631,3 @@ def is_of(row: Row, module: str) -> bool:
 
 def once(rows: Iterable[Row]) -> list[Row]:
     return [*{id(row): row for row in rows}.values()]
-
-
-def _number(text: str) -> int:
-    match = _COUNT.match(text)
-    return int(match.group()) if match is not None else 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, called, cause, rule, within
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.profile.facts import INPUTS, MODES
+from pytest_torchmem.profile.facts import AUTOCAST, INPUTS, MODES
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
@@ -79,9 +78,9 @@ def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
 
 
 def _sizes_before(evidence: Evidence, known: Iterable[What]) -> set[int]:
-    inputs = " ".join(evidence.before.facts.get(INPUTS, {}).values())
-    own = {size for one in known for size in one.shape}
-    return own | {int(size) for size in re.findall(r"[0-9]+", inputs)}
+    inputs = evidence.before.facts.get(INPUTS, {}).values()
+    given = (one.shape for geometries in inputs for one in geometries)
+    return {size for shape in (*given, *(one.shape for one in known)) for size in shape}
 
 
 def _sizes(made: str) -> tuple[int, ...]:
@@ -132,7 +131,7 @@ def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
     if any(one.dtype == what.dtype and prod(one.shape) >= size for one in known):
         return None
     modes = evidence.now.facts.get(MODES, {})
-    is_cast = any("autocast " in modes.get(path, "") for path in prefixes(module))
+    is_cast = any(one.name == AUTOCAST for path in prefixes(module) for one in modes.get(path, ()))
     if not module or is_cast or _narrower_in(known, what) is None:
         return None
     read = (one for one in evidence.ran.read_in(module) if one.kind is Kind.PARAMETER)
@@ -156,7 +155,7 @@ def _width(what: What) -> float:
 def autocast_cache(evidence: Evidence) -> Cause | None:
     """A region of autocast ends later: until then it keeps copies of parameters that it cast."""
     modes = evidence.now.facts.get(MODES, {}).values()
-    if not any("autocast " in mode for mode in modes):
+    if not any(one.name == AUTOCAST for own in modes for one in own):
         return None
     rows = [row for row in evidence.came(*_KEPT) if _is_cast_parameter(evidence, row)]
     first = max(rows, key=lambda row: row.change, default=None)

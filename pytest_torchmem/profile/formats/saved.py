@@ -46,7 +46,7 @@ _PLAIN: dict[str, Any] = {
     "calibrated_workspaces": [str],
     "library_workspaces": [str],
     "allocator_peaks": {str: {str: int}},
-    "facts": {str: {str: str}},
+    "facts": dict,
     "others": [dict],
 }
 """What a saved profile holds beside its timeline, by name; ``str`` stands for any name."""

@@ -1,0 +1,120 @@
+"""Facts of older files, which were texts, as lists and objects: read for one release."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytest_torchmem.profile.facts import (
+    ARGUMENTS,
+    BACKWARD,
+    CALLS,
+    COMPILED,
+    CONFIGURATION,
+    FROZEN,
+    GIVEN,
+    IN_PLACE,
+    INPUTS,
+    LAYERS,
+    MODES,
+    MODULES,
+    OPERATORS,
+    OPTIMIZERS,
+    PACKED,
+    SIZES,
+    STATES,
+    TIED,
+    settings_of,
+)
+
+_LAYER = re.compile(r"(\w+)(?:\((.*)\)|: (.*))?")
+_SHAPE = re.compile(r"(.*?) ?\[([\d, ]*)\]")
+
+
+def upgraded_facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return the facts of a snapshot of schema 3, or a report of schema 2, as they are now.
+
+    Raises ``ValueError`` for what no version wrote.
+    """
+    if any(not isinstance(text, str) for known in facts.values() for text in known.values()):
+        raise ValueError("facts of this schema are texts")
+    found: dict[str, dict[str, Any]] = {
+        topic: {name: _UPGRADES.get(topic, str)(text) for name, text in known.items()}
+        for topic, known in facts.items()
+    }
+    for name, text in found.pop("parameters", {}).items():
+        is_tied = text.startswith("is ")
+        value = text.removeprefix("is " if is_tied else "frozen").removeprefix(", ")
+        found.setdefault(TIED if is_tied else FROZEN, {})[name] = value
+    if OPERATORS in found:
+        lists = found[OPERATORS]
+        called = lists["forward"]
+        others = [lists.get(name, {}) for name in ("not recorded", "in backward")]
+        others = [called if one == {"all": 1} else one for one in others]
+        found[OPERATORS] = {
+            name: [number, *(one.get(name, 0) for one in others)] for name, number in called.items()
+        }
+    return found
+
+
+def _parts(text: str) -> list[str]:
+    return text.split(", ") if text else []
+
+
+def _calls(text: str) -> list[Any]:
+    number, *lines = _parts(text)
+    return [int(number), lines]
+
+
+def _modes(text: str) -> list[list[str]]:
+    found = []
+    for group in text.split("; "):
+        words = _parts(group)
+        numbers = words.pop() if words[-1][:1].isdigit() else ""
+        for word in words:
+            name = next((one for one in ("autocast", PACKED) if word.startswith(f"{one} ")), word)
+            found.append([name, word[len(name) + 1 :], numbers])
+    return sorted(found)
+
+
+def _numbered(text: str) -> list[tuple[str, str]]:
+    """Return the parts of ``ReLU() @0-3 | GELU() @4``, each with its numbers."""
+    found = (part.rpartition(" @") for part in text.split(" | "))
+    return [(own, last) if own else (last, "") for own, _, last in found]
+
+
+def _layer(text: str, numbers: str) -> list[Any]:
+    match = _LAYER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r:.40} is no layer")
+    name, said, attributes = match.groups()
+    return [name if said is None else f"nn.{name}", settings_of(said or attributes or ""), numbers]
+
+
+def _shape(text: str) -> list[Any]:
+    match = _SHAPE.fullmatch(text)
+    kind, sizes = match.groups() if match is not None else (text, "")
+    return [kind, [int(size) for size in sizes.split(",") if size.strip()]]
+
+
+def _counts(text: str) -> dict[str, int]:
+    if text in ("all", "none"):
+        return {"all": 1} if text == "all" else {}
+    parts = (part.rpartition(" ") for part in _parts(text))
+    return {name: int(number) for name, _, number in parts}
+
+
+_UPGRADES: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys((ARGUMENTS, MODULES, OPTIMIZERS, STATES), _parts),
+    **dict.fromkeys((BACKWARD, CALLS, COMPILED), _calls),
+    **dict.fromkeys(
+        (GIVEN, SIZES), lambda text: [[*_shape(own), at] for own, at in _numbered(text)]
+    ),
+    CONFIGURATION: settings_of,
+    IN_PLACE: lambda text: int(text.partition(" ")[0]),
+    INPUTS: lambda text: [_shape(one) for one in text.split("; ")],
+    LAYERS: lambda text: [_layer(*one) for one in _numbered(text)],
+    MODES: _modes,
+    OPERATORS: _counts,
+}
