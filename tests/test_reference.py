@@ -19,7 +19,10 @@ from pytest_torchmem.plugin import hookspec
 from pytest_torchmem.plugin.fixture import Torchmem
 from pytest_torchmem.plugin.options import add_options
 
-REFERENCE = (Path(__file__).parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
+PAGES = [
+    Path(__file__).parents[1] / "docs" / name for name in ("reference.md", "reference-python.md")
+]
+REFERENCE = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def section(title: str) -> str:

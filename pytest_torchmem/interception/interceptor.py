@@ -447,6 +447,14 @@ class Interceptor:
 
     # -- what happens without an operator ----------------------------------------------------------
 
+    def enter_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Begin a backward, and return what runs it; one of a ``FakeTensorMode`` is no phase."""
+        if not is_excluded(FAKE):
+            with self.threads.turn():
+                self.parts.numbers.settle()
+                self.parts.phases.enter_backward()
+        return run
+
     def enter_optimizer(self) -> None:
         """Begin an optimizer's step."""
         with self.threads.turn():

@@ -1,10 +1,10 @@
-"""The phase and the CUDA stream of operators; nothing of the autograd engine is replaced.
+"""The phase and the CUDA stream of operators.
 
-Outside of a backward it is the one that the program chose. The autograd engine runs every node on
-the stream that was current when its forward ran (torch/csrc/autograd/engine.cpp,
+Outside of a backward the stream is the one that the program chose. The autograd engine runs every
+node on the stream that was current when its forward ran (torch/csrc/autograd/engine.cpp,
 ``evaluate_function``; input_metadata.h), and adds gradients up on that of the node that they go to
-(input_buffer.cpp, ``InputBuffer::add``). While the program never leaves the default stream, nothing
-here runs.
+(input_buffer.cpp, ``InputBuffer::add``). While the program never leaves the default stream, none is
+looked for.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from pytest_torchmem.torch_private.tensors.tensors import (
 #: Streams of one priority, which are handed out in turn (c10/cuda/CUDAStream.cpp).
 POOL = 32
 _PRIORITIES = 4
+_COMING = -2
+"""The task of a backward that has come to no operator yet."""
 _LEAF = (1 << 64) - 1
 """The sequence number of every ``AccumulateGrad``."""
 
@@ -142,7 +144,11 @@ class Streams:
 
 
 class Phases:
-    """Finds the phase that an operator belongs to, from the task that the autograd engine is at."""
+    """The phase that an operator belongs to.
+
+    A backward begins where Python asks the autograd engine for one, or, where a C++ extension does,
+    with its first operator; it ends when the engine is seen at another task.
+    """
 
     def __init__(
         self, ledger: Ledger, attribution: Attribution, streams: tuple[Streams, ...]
@@ -187,6 +193,12 @@ class Phases:
         if not self._enter():
             self._ledger.begin_step()
 
+    def enter_backward(self) -> None:
+        """Begin a backward that Python starts; it ends as any other does."""
+        self.find()
+        self._begin(Phase.BACKWARD, _COMING)
+        self._enter()
+
     def enter_optimizer(self) -> None:
         """Begin an optimizer's step."""
         self._follow_engine()
@@ -209,6 +221,9 @@ class Phases:
     def _follow_engine(self) -> None:
         """Begin and end backwards, which the engine does without a word."""
         task = current_graph_task()
+        if self._task == _COMING and task not in (-1, self._tasks[-2]):
+            self._tasks[-1] = self._task = task
+            self._attribution.note_backward()
         while self._task != task and (task == -1 or self._own[-1:] == [Phase.BACKWARD]):
             self._end()
         if self._task != task:

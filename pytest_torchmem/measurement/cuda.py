@@ -48,8 +48,6 @@ class Span:
     phase: Phase
     events: int
     """Requests and releases before it, since the measurement began."""
-    requests: int
-    """Requests in it."""
     peaks: Mapping[str, int]
     ends: Mapping[str, int]
 
@@ -79,12 +77,11 @@ class PhaseMeter:
         self._device.synchronise()
         found = self._statistics()
         counted = found[_REQUESTS] - self._first[0], found[_RELEASES] - self._first[1]
-        requests = counted[0] - self._counted[0]
         peaks, ends = (
             {name: found[f"{name}.all.{what}"] - self.base[name] for name in _COUNTERS}
             for what in ("peak", "current")
         )
-        self.spans.append(Span(self.phase, sum(self._counted), requests, peaks, ends))
+        self.spans.append(Span(self.phase, sum(self._counted), peaks, ends))
         self._counted = counted
         self._device.reset_peaks()
 
@@ -96,9 +93,7 @@ class PhaseMeter:
         """Return the peak of every phase that ran, as a trace's timeline has it."""
         peaks: dict[Phase, int] = {}
         for span in self.spans:
-            asks = span.requests or span.phase is not Phase.BACKWARD
-            phase = span.phase if asks else Phase.BETWEEN  # as Timeline.course
-            peaks[phase] = max(peaks.get(phase, 0), span.peaks[counter])
+            peaks[span.phase] = max(peaks.get(span.phase, 0), span.peaks[counter])
         return peaks
 
     def ends(self, counter: str, phase: Phase) -> list[int]:

@@ -25,21 +25,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-import torch
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.journal.process import environment
 from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
-from pytest_torchmem.torch_private.dispatch.operators import (
-    OpOverloadPacket,
-    has_kernels,
-    is_composite_implicit,
-    is_view,
-)
 from pytest_torchmem.torch_private.tensors.recording import (
     EventType,
     all_threads_counted,
@@ -266,9 +258,6 @@ class Range:
     start: int
     stop: int
     name: str
-    works: int | None = None
-    """When it first took memory, ran an operator that is more than a view or began an optimizer's
-    step; None where never."""
 
 
 @dataclass(slots=True)
@@ -304,56 +293,23 @@ def _read(roots: list[Any], recorded: Recording) -> None:
     events, ranges = recorded.events, recorded.ranges
     compilations: list[tuple[int, int]] = []
 
-    def works(within: tuple[Range, ...], time: int) -> None:
-        for found in within:
-            if found.works is None or found.works > time:
-                found.works = time
-
-    pending: list[tuple[Any, tuple[str, ...], tuple[Range, ...]]] = [
-        (root, (), ()) for root in reversed(roots)
-    ]
+    pending: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in reversed(roots)]
     while pending:
-        node, path, open_ranges = pending.pop()
+        node, path = pending.pop()
         if node.tag == EventType.Allocation:
             fields = node.extra_fields
             if fields.device.type == "cpu":
                 time, size = node.start_time_ns, fields.alloc_size
                 total = fields.total_allocated
                 events.append(MemoryEvent(time, size, fields.ptr, path, total))
-                if size > 0:
-                    works(open_ranges, time)
             continue
         name = node.name
         if compiles(name):
             compilations.append((node.start_time_ns, node.end_time_ns))
-        if name.startswith(OPTIMIZER_STEP):
-            works(open_ranges, node.start_time_ns)  # in a hook of the backward, say
         if name.startswith(MARKS):
-            found = Range(node.start_time_ns, node.end_time_ns, name)
-            ranges.append(found)
-            open_ranges = (*open_ranges, found)
-        elif open_ranges and computes(name):
-            works(open_ranges, node.start_time_ns)
+            ranges.append(Range(node.start_time_ns, node.end_time_ns, name))
         inner = (*path, name)
-        pending.extend((child, inner, open_ranges) for child in reversed(node.children))
+        pending.extend((child, inner) for child in reversed(node.children))
     events.sort(key=lambda event: event.time)
     recorded.events = without_compilations(with_other_threads(events), compilations)
     ranges.sort(key=lambda found: (found.start, -found.stop))
-
-
-@cache
-def computes(name: str) -> bool:
-    """Return whether a recorded function is an operator that does more than make a view.
-
-    What it is made of is recorded as well, so composite operators do not count.
-    """
-    namespace, _, base = name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
-    if not isinstance(packet, OpOverloadPacket):
-        return False
-    overloads = (getattr(packet, overload) for overload in packet.overloads())
-    return any(
-        not is_composite_implicit(overload) and not is_view(overload)
-        for overload in overloads
-        if has_kernels(overload)
-    )

@@ -221,11 +221,8 @@ def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phas
         phase = next(
             (phase for name, phase in _PHASES.items() if found.name.startswith(name)), None
         )
-        if phase is Phase.BACKWARD and found.works is None:
-            continue  # a trace sees nothing of a backward that only makes views
         if phase is not None and step.start <= found.start and found.stop <= step.stop:
-            begins = found.works if phase is Phase.BACKWARD else found.start
-            bounds.append((begins or found.start, 1, partial(phases.begin, phase)))
+            bounds.append((found.start, 1, partial(phases.begin, phase)))
             bounds.append((found.stop, 0, phases.end))
     changes = [(step.start, phases.phase)]
     for time, _, take_note in sorted(bounds, key=lambda bound: bound[:2]):

@@ -41,6 +41,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.registry import Kind, aten, operator
+from pytest_torchmem.operators.workspace import ALL, Request
 
 _INDEX = 8
 """Bytes of an index in a table."""
@@ -71,14 +72,15 @@ nearest3d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_
 # cpu_upsample_genNd_backward_aa
 aa_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, outputs=CONTIGUOUS))
 
-for _forward in (nearest1d, bilinear2d_aa, bicubic2d_aa):
-    _forward.workspace("cuda")(copied(self=CONTIGUOUS))
+nearest1d.workspace("cuda")(copied(self=CONTIGUOUS))
 for _backward in (nearest3d_backward, aa_backward):
     _backward.workspace("cuda")(copied(grad_output=CONTIGUOUS))
 # A result beside the one that was given is copied to where it belongs: UpSampleNearest3d.cu,
 # upsample_nearest3d_out_cuda_template; UpSampleTrilinear3d.cu,
-# upsample_trilinear3d_backward_out_cuda_template.
-nearest3d.workspace("cuda")(copied(outputs=CONTIGUOUS, self=CONTIGUOUS))
+# upsample_trilinear3d_backward_out_cuda_template; UpSampleBilinear2d.cu,
+# upsample_gen2d_aa_out_cuda_template.
+for _forward in (nearest3d, bilinear2d_aa, bicubic2d_aa):
+    _forward.workspace("cuda")(copied(outputs=CONTIGUOUS, self=CONTIGUOUS))
 trilinear3d_backward.workspace("cuda")(copied(outputs=CONTIGUOUS, grad_output=CONTIGUOUS))
 
 
@@ -248,8 +250,15 @@ sampler_backward = operator(
     "aten::cudnn_grid_sampler_backward", source="native/cudnn/GridSampler.cpp"
 )
 sampler_backward.meta("cuda")(made_like(self=CONTIGUOUS, grid=CONTIGUOUS))
-sampler.workspace("cuda")(copied(self=CONTIGUOUS, grid=CONTIGUOUS))
-sampler_backward.workspace("cuda")(copied(self=CONTIGUOUS, grid=CONTIGUOUS, grad_output=CONTIGUOUS))
+
+
+@sampler.workspace("cuda")
+@sampler_backward.workspace("cuda")
+def dense(input: Tensor, grid: Tensor, grad_output: Tensor | None = None) -> tuple[Request, ...]:
+    """Copies of what is expanded, and of the grid; ``contiguousIfZeroInStrides``."""
+    read = (input, grid) if grad_output is None else (input, grid, grad_output)
+    copies = (contiguous_copy(one) for one in read if one is grid or 0 in one.stride())
+    return (*copies, ALL)
 
 
 @sampler.meta("cuda")
@@ -306,21 +315,22 @@ def affine_gradient_values(grad: Tensor, N: int, C: int, H: int, W: int) -> Any:
     return torch.ops.aten.affine_grid_generator_backward.default(grad, [N, C, H, W], True)
 
 
-operator(*aten("avg_pool2d max_pool2d_with_indices max_pool3d_with_indices")).workspace(
-    "cpu", "cuda"
-)(copied(self=SUGGESTED))
+operator(*aten("avg_pool2d max_pool2d_with_indices")).workspace("cpu", "cuda")(
+    copied(self=SUGGESTED)
+)
+max3d = operator("aten::max_pool3d_with_indices")
+max3d.workspace("cpu")(copied(self=SUGGESTED))
 operator("aten::_adaptive_avg_pool2d").workspace("cpu", "cuda")(copied(first=True, self=SUGGESTED))
-operator(
-    "aten::avg_pool3d", "aten::fractional_max_pool2d", "aten::fractional_max_pool3d"
-).workspace("cpu", "cuda")(copied(self=CONTIGUOUS))
-operator(
-    "aten::avg_pool3d_backward",
-    "aten::adaptive_max_pool3d_backward",
-    "aten::fractional_max_pool2d_backward",
-).workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
+operator("aten::avg_pool3d").workspace("cpu", "cuda")(copied(self=CONTIGUOUS))
+operator(*aten("fractional_max_pool2d fractional_max_pool3d")).workspace("cpu")(
+    copied(self=CONTIGUOUS)
+)
+operator(*aten("avg_pool3d_backward adaptive_max_pool3d_backward")).workspace("cpu", "cuda")(
+    copied(grad_output=CONTIGUOUS)
+)
+fractional2d_backward = operator("aten::fractional_max_pool2d_backward")
+fractional2d_backward.workspace("cpu", "cuda")(copied(first=True, grad_output=CONTIGUOUS))
 operator("aten::fractional_max_pool3d_backward").workspace("cpu")(copied(grad_output=CONTIGUOUS))
-operator("aten::_adaptive_avg_pool3d").workspace("cuda")(copied(first=True, self=CONTIGUOUS))
-operator("aten::adaptive_max_pool3d").workspace("cuda")(copied(self=CONTIGUOUS))
 
 average2d_backward = operator("aten::avg_pool2d_backward")
 average2d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
@@ -333,16 +343,41 @@ for _max_backward in (max2d_backward, max3d_backward):
         copied(grad_output=SUGGESTED, indices="grad_output", outputs="grad_output")
     )
 max2d_backward.workspace("cuda")(copied(self=SUGGESTED, grad_output="self", indices="self"))
-max3d_backward.workspace("cuda")(copied(grad_output="self", indices="self"))
+
+
+@max3d.workspace("cuda")
+@max3d_backward.workspace("cuda")
+def max_copies(
+    input: Tensor, grad_output: Tensor | None = None, indices: Tensor | None = None
+) -> tuple[int, ...]:
+    """What is read, dense, or with channels last if the input has them; DilatedMaxPool3d.cu."""
+    read = (input,) if grad_output is None else (grad_output, indices)
+    batches = [one if one is None or one.dim() == 5 else one.unsqueeze(0) for one in read]
+    layout = suggested_format(input) if input.dim() == 5 else CONTIGUOUS
+    if input.unsqueeze(0).is_contiguous(memory_format=torch.channels_last_3d):
+        layout = torch.channels_last_3d
+    return tuple(contiguous_copy(one, layout) for one in batches)
+
+
+@operator("aten::_adaptive_avg_pool3d").workspace("cuda")
+def adaptive_average_copy(input: Tensor) -> tuple[Request, ...]:
+    """A dense batch; a single volume is read as it lies."""
+    return (adaptive_max_copy(input), ALL)
+
+
+@operator("aten::adaptive_max_pool3d").workspace("cuda")
+def adaptive_max_copy(input: Tensor) -> int:
+    """A dense batch; a single volume is read as it lies."""
+    return contiguous_copy(input) if input.dim() == 5 else 0
+
 
 adaptive_average2d_backward = operator("aten::_adaptive_avg_pool2d_backward")
 adaptive_average3d_backward = operator("aten::_adaptive_avg_pool3d_backward")
 adaptive_average2d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
-adaptive_average3d_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS))
+adaptive_average3d_backward.workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
 
 
 @adaptive_average2d_backward.workspace("cuda")
-@adaptive_average3d_backward.workspace("cuda")
 def adaptive_average_backward(grad_output: Tensor, input: Tensor) -> int:
     """A dense gradient, but for images with channels last, of which it is read as it lies."""
     last = suggested_format(input) == torch.channels_last

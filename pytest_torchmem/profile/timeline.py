@@ -117,14 +117,11 @@ class Timeline:
 
     def course(self) -> Iterator[tuple[Phase, tuple[int, int], int]]:
         """Yield for each of ``spans()`` its phase, its peak as in ``peaks``, and the bytes live at
-        its end. A backward that asks for nothing, as of zeros that nobody wrote, is no phase of its
-        own: not every one of these is seen.
+        its end.
         """
         changes, events, live = self.changes(), self.events, 0
         change = changes.__getitem__
         for start, stop, phase in self.spans():
-            asks = phase is not Phase.BACKWARD or any(changes[at] > 0 for at in events[start:stop])
-            phase = phase if asks else Phase.BETWEEN
             highest, reached = live, start
             for begin in range(start, stop, _AT_ONCE):
                 part = events[begin : min(stop, begin + _AT_ONCE)]

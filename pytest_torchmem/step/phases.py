@@ -22,6 +22,7 @@ from pytest_torchmem.torch_private.patching.patches import replaced, replaced_al
 from pytest_torchmem.torch_private.patching.replaceable import engine
 
 _Within = Callable[[], AbstractContextManager[object]]
+_Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class StepPhases:
@@ -62,31 +63,45 @@ class StepPhases:
 
 
 class _Engine:
-    """The autograd engine, with a context around every run that Python starts."""
+    """The autograd engine, of which Python asks ``run_backward`` for every run that it starts."""
 
-    def __init__(self, engine: Any, within: _Within) -> None:
-        self._engine, self._within = engine, within
-        self._thread = threading.get_ident()
+    def __init__(self, engine: Any, around: _Around, is_here: Callable[[], bool]) -> None:
+        self._engine, self._around, self._is_here = engine, around, is_here
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != self._thread:
-            return self._engine.run_backward(*args, **kwargs)
-        with self._within():
-            return self._engine.run_backward(*args, **kwargs)
+        found = getattr(self._engine, name)
+        return self._around(found) if name == "run_backward" and self._is_here() else found
 
 
-@contextmanager
-def engine_runs(within: _Within) -> Iterator[None]:
-    """Run the autograd engine within ``within()`` where this thread starts it.
+def engine_asked(
+    around: _Around, on_thread: Callable[[], bool] | None = None
+) -> AbstractContextManager[None]:
+    """Call ``around(run)`` before each run of the autograd engine that is started on this thread,
+    or where ``on_thread()`` is true; the engine is run by what it returns.
 
     Every run that Python starts goes through ``Variable._execution_engine`` (autograd/graph.py,
     ``_engine_run_backward``).
     """
-    with replaced_all([engine.by(_Engine(engine.original, within))]):
-        yield
+    is_here = on_thread or _on_this_thread()
+    return replaced_all([engine.by(_Engine(engine.original, around, is_here))])
+
+
+def engine_runs(within: _Within) -> AbstractContextManager[None]:
+    """Run the autograd engine within ``within()`` where this thread starts it."""
+
+    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_within(*args: Any, **kwargs: Any) -> Any:
+            with within():
+                return run(*args, **kwargs)
+
+        return run_within
+
+    return engine_asked(around)
+
+
+def _on_this_thread() -> Callable[[], bool]:
+    thread = threading.get_ident()
+    return lambda: threading.get_ident() == thread
 
 
 @contextmanager
@@ -129,8 +144,7 @@ def optimizer_steps(
     """Call ``begin`` and ``end`` around each step of an optimizer on this thread, or where
     ``on_thread()`` is true, and ``stepped`` with the optimizer after each.
     """
-    thread = threading.get_ident()
-    is_here = on_thread or (lambda: threading.get_ident() == thread)
+    is_here = on_thread or _on_this_thread()
 
     def before(optimizer: Optimizer, *_: Any) -> None:
         if is_here():

@@ -26,7 +26,7 @@ from pytest_torchmem.interception.python_api.functions import python_functions
 from pytest_torchmem.interception.python_api.storages import storages_booked
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.generators import keeping_forward_draws
-from pytest_torchmem.step.phases import optimizer_steps
+from pytest_torchmem.step.phases import engine_asked, optimizer_steps
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
@@ -108,6 +108,7 @@ def layers(
             stack.enter_context(cuda_refused())
         stack.enter_context(data_functions("cpu" if gpu is None else "cuda"))
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))
+        stack.enter_context(engine_asked(interceptor.enter_backward, on_thread))
         stack.enter_context(
             optimizer_steps(
                 interceptor.enter_optimizer,

@@ -26,8 +26,10 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
 from pytest_torchmem.operators.reduction.buffers import last_power, sum_workspace
+from pytest_torchmem.operators.reduction.sums import moments
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing, unknown
+from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
 _INT = 4
@@ -115,21 +117,44 @@ def forward_workspace_on_cpu(
 
 
 @_forward.workspace("cuda")
-def forward_workspace_on_cuda(input: Tensor, training: bool) -> tuple[int, ...]:
-    """Channels last in training: partial results of blocks; else nothing;
-    ``batch_norm_stats_channels_last_cuda_template``.
+def forward_workspace_on_cuda(
+    machine: Gpu,
+    outputs: Sequence[Tensor],
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+) -> tuple[int, ...]:
+    """Channels last in training: partial results of blocks. Of what is neither that nor dense a
+    variance, of bfloat16 in float, and numbers in the place of parameters;
+    ``batch_norm_mean_var``, ``batch_norm_elementwise``.
     """
-    return staging(input, 4) if training and is_channels_innermost_on_cuda(input) else ()
+    if input.is_contiguous() or input.is_contiguous(memory_format=torch.channels_last):
+        return staging(input, 4) if training and is_channels_innermost_on_cuda(input) else ()
+    one = accumulation_type(input.dtype).itemsize
+    numbers = one * (weight is None), one * (bias is None)
+    if not training:
+        return numbers
+    is_copied = input.dtype == torch.bfloat16  # native/ReduceOpsUtils.h, make_reduction of two
+    read = lying_alike(input, dtype=torch.float32) if is_copied else input
+    variance = moments(machine, outputs[1:3], read, (0, *range(2, input.dim())))
+    return *passing(dense_bytes(read) * is_copied, *variance), *numbers
 
 
 @_with_update.workspace("cuda")
 def forward_with_update_workspace_on_cuda(
-    outputs: tuple[Tensor, ...], input: Tensor
+    machine: Gpu,
+    outputs: tuple[Tensor, ...],
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
 ) -> Workspace | tuple[int, ...]:
     """As in training; through cuDNN where it takes it."""
-    if outputs[3].numel() or cudnn_takes(input):
+    if cudnn_takes(input, weight, running_mean, running_var):
         return unknown()
-    return forward_workspace_on_cuda(input, True)
+    return forward_workspace_on_cuda(machine, outputs, input, weight, bias, True)
 
 
 @_backward.meta("cpu")
@@ -142,13 +167,18 @@ def backward_on_cpu(
 
 
 @_backward.meta("cuda")
+@_with_update_backward.meta("cuda")
 def backward_on_cuda(
-    input: Tensor, weight: Tensor | None, train: bool, output_mask: Sequence[bool]
+    input: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+    train: bool = False,
+    update: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Channels last as the input in training, whatever the gradient is; contiguous in evaluation;
-    ``batch_norm_backward_cuda``.
+    ``batch_norm_backward_cuda``. One of both operators calls training ``update``.
     """
-    last = train and is_channels_last(input)
+    last = (train or update) and is_channels_last(input)
     layout = suggested_format(input) if last else torch.contiguous_format
     return _gradients(input, weight, output_mask, layout)
 
@@ -277,13 +307,14 @@ def with_update_backward_workspace_on_cuda(
     grad_out: Tensor,
     input: Tensor,
     weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     save_var: Tensor | None,
     update: bool,
     output_mask: Sequence[bool],
-    reserve: Tensor,
 ) -> Workspace | tuple[Request, ...]:
     """The one of cuDNN or ATen's own, as the forward was; ``_new_batch_norm_backward_cuda``."""
-    if reserve.numel() or cudnn_takes(input):
+    if cudnn_takes(input, weight, running_mean, running_var):
         return unknown(contiguous_copy(grad_out, suggested_format(input)))
     return backward_workspace_on_cuda(grad_out, input, weight, save_var, update, output_mask)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.geometry import (
+    accumulation_type,
     contiguous_copy,
     is_channels_last,
     laid_out,
@@ -39,9 +40,26 @@ _forward = operator(
 _backward = operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
 
 
-def cudnn_takes(input: Tensor) -> bool:
-    """``_select_batch_norm_backend``, of what the arguments say."""
-    return input.dim() > 2 and input.dtype != torch.bfloat16
+def cudnn_takes(
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool = True,
+) -> bool:
+    """``_select_batch_norm_backend`` of what has a bias; native/Normalization.cpp."""
+    if weight is None or not torch.backends.cudnn.enabled:
+        return False
+    has_statistics = running_mean is not None and running_var is not None
+    most = _LARGEST_TRAINING_BATCH if training else _LARGEST_EVALUATION_BATCH
+    return (
+        torch.bfloat16 not in (input.dtype, weight.dtype)
+        and (input.dtype != torch.float16 or weight.dtype == torch.float32)
+        and input.dim() >= 3
+        and input.numel() < 2**31 - 1
+        and (has_statistics or (training and running_mean is running_var is None))
+        and input.size(0) <= most
+    )
 
 
 @operator("aten::_batch_norm_impl_index").path("cuda")
@@ -57,26 +75,11 @@ def batch_norm_impl_index(
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    """CuDNN where it can; native/Normalization.cpp, ``_select_batch_norm_backend``."""
-    if weight is None or bias is None or not cudnn_enabled or not torch.backends.cudnn.enabled:
-        return call()
-    if input.numel() == 0:
-        return call()
-    has_statistics = running_mean is not None and running_var is not None
-    usable = (
-        input.dtype != torch.bfloat16
-        and (input.dtype != torch.float16 or weight.dtype == torch.float32)
-        and weight.dtype != torch.bfloat16
-        and input.dim() >= 3
-        and input.numel() < 2**31 - 1
-        and (training or has_statistics)
-        and (has_statistics or (running_mean is None and running_var is None))
-        and (
-            (training and input.size(0) <= _LARGEST_TRAINING_BATCH)
-            or (not training and input.size(0) <= _LARGEST_EVALUATION_BATCH)
-        )
-    )
-    if not usable:
+    """CuDNN where it can; native/Normalization.cpp."""
+    if input.numel() == 0 and input.dim() > 1:
+        return _of_nothing(input, weight, bias)
+    taken = cudnn_takes(input, weight, running_mean, running_var, training)
+    if weight is None or bias is None or not cudnn_enabled or not taken:
         return call()
     output, save_mean, save_variance, reserve = torch.ops.aten.cudnn_batch_norm.default(
         input.contiguous(memory_format=suggested_format(input)),
@@ -89,6 +92,16 @@ def batch_norm_impl_index(
         eps,
     )
     return output, save_mean, save_variance, reserve, _CUDNN_INDEX
+
+
+def _of_nothing(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
+    """Statistics in the type that a GPU accumulates in, and a result with a gradient."""
+    dtype = accumulation_type(input.dtype)
+    reserve = input.new_empty((0,), dtype=torch.uint8)
+    mean, deviation = (input.new_empty((input.shape[1],), dtype=dtype) for _ in range(2))
+    output = input.clone()
+    output = output if weight is None else output * weight[0]
+    return output if bias is None else output + bias[0], mean, deviation, reserve, 0
 
 
 @_forward.meta("cuda")
