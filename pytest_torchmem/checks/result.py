@@ -16,6 +16,7 @@ from pytest_torchmem.snapshots.format import Entry, Key
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
 
+AT_MOST = ", at most, by guessed values"
 ACCEPTED = (Outcome.NEW, Outcome.UPDATED)
 """The outcomes of checks of which an update writes the entry."""
 
@@ -44,6 +45,8 @@ class TraceResult:
     headroom: int | None = None
     """What the GPU has left beyond the reserved peak; ``None`` where no GPU is named."""
 
+    guessed: bool = False
+    """Whether values that are not known decided sizes: figures are at most these."""
     not_counted: tuple[str, ...] = ()
     """What takes memory of the GPU and is in no figure."""
 
@@ -65,6 +68,7 @@ class TraceResult:
             cudnn_before=cudnn_before,
             workspaces=profile.by_confidence(),
             headroom=headroom,
+            guessed=profile.values == "guessed",
             not_counted=profile.not_counted,
         )
 
@@ -107,6 +111,11 @@ class CheckResult:
         """The outcome of the first finding that fails, else of the first."""
         by_weight = sorted(self.findings, key=lambda finding: not finding.fails)
         return by_weight[0].outcome if by_weight else Outcome.PASSED
+
+    @property
+    def told(self) -> str:
+        """The outcome, and whether the figures are more than that by a guess."""
+        return f"{self.outcome.value}{AT_MOST if self.trace.guessed else ''}"
 
     @property
     def accepted(self) -> bool:

@@ -85,7 +85,8 @@ class MemoryProfile(ComputedLater):
     """Operators of the step whose workspace is unknown, sorted."""
     values: str = ""
     """Which values of tensors were computed in a trace: ``"real"`` (all), ``"in part"`` (as far as
-    the budget went) or ``"none"`` (those of small integer and boolean tensors)."""
+    the budget went) or ``"none"`` (those of small integer and boolean tensors); ``"guessed"`` where
+    values that are not known decided sizes, which count as the largest: no figure is larger."""
     level: str = "eager"
     """What ran: ``"eager"``, the program itself, or ``"aot"``, the graphs that AOTAutograd makes of
     a module."""

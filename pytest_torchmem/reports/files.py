@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
-from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.checks.result import AT_MOST, CheckResult
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports.difference import Difference, Group, group_of, in_order, notes_on
 from pytest_torchmem.reports.growth import line_of, why
@@ -166,6 +166,8 @@ def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
     if unknown:
         what = f"{_checks(unknown, 'is a lower bound', 'are lower bounds')}, without the workspace"
         yield f"{what} of: {_names(unknown)}."
+    if guessed := [trace for trace in traced if trace.guessed]:
+        yield f"{_checks(guessed, 'is', 'are')} as reported{AT_MOST}."
     apart = [trace.not_counted for trace in traced if trace.not_counted]
     if apart:
         what = ", ".join(sorted({one for several in apart for one in several}))

@@ -18,7 +18,7 @@ def properties(check: Check) -> list[tuple[str, object]]:
     """
     result = check.result
     key, trace = result.key, result.trace
-    found: dict[str, object] = {"outcome": result.outcome.value}
+    found: dict[str, object] = {"outcome": result.told}
     if result.outcome is Outcome.NOT_CHECKED:
         found["reason"] = check.headline
     if key.gpu:

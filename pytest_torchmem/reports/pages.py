@@ -50,7 +50,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
             f"{check.nodeid}{_of_name(check)}",
             profile.timeline,
             profile.figures(),
-            lines=[f"{profile.name}, torch {profile.torch_version}", check.result.outcome.value],
+            lines=[f"{profile.name}, torch {profile.torch_version}", check.result.told],
             notes=notes_of(profile),
             before=before.figures if before is not None else None,
             before_outline=before.timeline if before is not None else (),
@@ -87,7 +87,7 @@ def _row(directory: Path, check: Check) -> str:
     before = result.snapshot.before if result.snapshot is not None else None
     known = before.figures.get("peak") if before is not None else None
     sizes = format_step(known, result.figures.get("peak"))
-    said = result.outcome.value + (f": {check.headline}" if check.is_left_out else "")
+    said = result.told + (f": {check.headline}" if check.is_left_out else "")
     outcome = f'<td class="{"failed" if result.failed else ""}">{escape(printable(said))}</td>'
     return f"<tr>{outcome}<td>{name}</td>{''.join(_cells(check, sizes))}</tr>"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.gpu import Measurement
-from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.checks.result import AT_MOST, CheckResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth
@@ -159,7 +159,8 @@ def _rows(check: Check) -> Iterable[tuple[str, ...]]:
     name = f"{check.nodeid} · {result.key.name}" if result.key.name else check.nodeid
     peaks = ("forward_peak", "backward_peak")
     sizes = (format_size(result.figures.get(peak)) for peak in peaks)
-    yield (name, check.device, *sizes, _change(result), _result(check))
+    at_most = AT_MOST if result.trace.guessed else ""
+    yield (name, check.device, *sizes, _change(result), f"{_result(check)}{at_most}")
     if measured is not None and measured.figures:
         sizes = (format_size(measured.figures.get(peak)) for peak in peaks)
         came_to = "not judged" if measured.untold else "measured"
@@ -237,6 +238,7 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
     found: dict[tuple[str, ...], list[str]] = {}
     unknown: dict[str, tuple[str, ...]] = {}
     others: set[str] = set()
+    guessed: set[str] = set()
     for check in checks:
         trace = check.result.trace
         if not trace.warnings:
@@ -245,7 +247,9 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
         if trace.unknown_workspaces:
             unknown[check.nodeid] = (*unknown.get(check.nodeid, ()), *trace.unknown_workspaces)
         # Workspaces are one warning, whatever their number.
-        if len(trace.warnings) > bool(trace.unknown_workspaces):
+        if trace.guessed:
+            guessed.add(check.nodeid)
+        elif len(trace.warnings) > bool(trace.unknown_workspaces):
             others.add(check.nodeid)
     if every:
         for warnings, nodeids in found.items():
@@ -260,6 +264,8 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
         parts.append(f"{tests} with unknown workspace {operators}, figures are lower bounds")
     if others:
         parts.append(f"{_plural(len(others), 'test')} with other warnings")
+    if guessed:
+        parts.insert(0, f"{_plural(len(guessed), 'test')}{AT_MOST} (values='real' computes them)")
     if parts:
         yield f"warnings: {'; '.join(parts)}; -v lists them"
 

@@ -324,7 +324,7 @@ def _missing(found: Missing, result: CheckResult) -> Told:
 
 def _unknown_workspace(found: Finding, result: CheckResult) -> Told:
     lines = "\n".join(f"  {warning}" for warning in result.trace.warnings)
-    return Told("the profile contains unknown workspace (--torchmem-strict)", [lines])
+    return Told("figures leave something out or assume it (--torchmem-strict)", [lines])
 
 
 def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
@@ -504,6 +504,11 @@ def _circumstances(
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
             "sizes of the parameters, have changed"
+        )
+    if trace.guessed:
+        yield (
+            "Values that are not known decided sizes, so every figure is at most what is reported. "
+            "values='real' computes them: figures are then true"
         )
     if comparison.torch_changed:
         yield (

@@ -304,7 +304,7 @@ def test_unknown_workspace_is_one_line_and_fail_when_strict(light):
     result = light.run("--torchmem-strict")
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
-        ["*cpu*: the profile contains unknown workspace (--torchmem-strict)", f"*{said}"]
+        ["*cpu*: figures leave something out or assume it (--torchmem-strict)", f"*{said}"]
     )
 
 
@@ -411,3 +411,31 @@ def test_the_reserved_peak_heads_no_failure_of_other_peaks(light, monkeypatch):
     )
     monkeypatch.setenv("SIZE", "150000000")
     light.run().stdout.fnmatch_lines(["E *MemoryCheckFailed: +* backward peak, cuda*"])
+
+
+GUESSES = """
+import torch
+
+def test_kept(torchmem):
+    def program():
+        x = torch.randn(1000, 64)
+        return x[x.sum(1) > 8] @ torch.randn(64, 100)
+    torchmem.check(program, device="cpu")
+"""
+
+
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_sizes_by_guessed_values_are_told(
+    pytester: pytest.Pytester, quiet: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(GUESSES)
+    pytester.makeini("[pytest]\ntorchmem_values = none")
+    pytester.runpytest("--torchmem-update")
+    result = pytester.runpytest("--torchmem-markdown=out.md", "--junitxml=out.xml", *quiet)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*1 test, at most, by guessed values (values='real' computes*"])
+    if not quiet:
+        result.stdout.fnmatch_lines(["*passed, at most, by guessed values*"])
+    for name in ("out.md", "out.xml"):
+        assert "at most, by guessed values" in (pytester.path / name).read_text()
+    assert "at most" not in pytester.runpytest("--torchmem-values=real").stdout.str()

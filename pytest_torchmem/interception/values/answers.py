@@ -88,10 +88,12 @@ class Answers:
     @property
     def known_are(self) -> str:
         """Which values were computed, as profiles say it."""
+        if self.keeps_all:
+            return "guessed"
         if not self.mode.computes:
             return "none"
         spent = self._budget is not None and self._budget.spent
-        return "in part" if spent or self.keeps_all else "real"
+        return "in part" if spent else "real"
 
     def item(self, tensor: Tensor, record: StorageRecord) -> Any:
         """Return the number of a tensor of one element, for C++ or a program that needs it now."""
@@ -302,12 +304,12 @@ class Answers:
             return (
                 f"to compute the values of this program {spent}. Pass values='real', "
                 "which computes every value for real whatever it takes, or trace a smaller model, "
-                "or pass values='none', which lets unknown values count as 1"
+                "or pass values='none', which guesses: unknown values count as 1"
             )
         if self.misses and not self._failed:
             return (
-                f"it was computed from what {self.misses}, or pass values='none', which lets "
-                "unknown values count as 1"
+                f"it was computed from what {self.misses}, or pass values='none', which "
+                "guesses: unknown values count as 1"
             )
         why = f"{self._failed}. " if self._failed else _ORIGIN
         return f"{why}Pass tensors that have values, or skip this line while tracing"

@@ -102,7 +102,7 @@ def test_models_without_memory_have_bounds() -> None:
     with torch.device("meta"):
         model = Routed()
     profile = trace(model, torch.randn(128, 64))
-    assert profile.values == "in part"
+    assert profile.values == "guessed"
     assert "every element counts as kept" in profile.warnings[0]
     with pytest.raises(UnknownValueError, match="indexed with a mask of unknown values"):
         trace(model, torch.randn(128, 64), values="real")
