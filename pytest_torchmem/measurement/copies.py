@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pytest_torchmem.journal.contents import ProgramState
+from pytest_torchmem.journal.in_place import Given, InPlace
+from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices
-from pytest_torchmem.step.in_place import Given, InPlace
-from pytest_torchmem.step.program_state import ProgramState
-from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch

@@ -23,10 +23,10 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
+    from pytest_torchmem.journal.contents import ProgramState
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.step.program_state import ProgramState
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
 
@@ -350,8 +350,8 @@ def _target_of_sizes(
 def _state_of(*reached: Any) -> ProgramState | None:
     """Return what a function finds before its first trace, ``None`` where torch is missing."""
     try:
-        from pytest_torchmem.step.program_state import ProgramState
-        from pytest_torchmem.step.reached import Reached
+        from pytest_torchmem.journal.contents import ProgramState
+        from pytest_torchmem.journal.reached import Reached
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

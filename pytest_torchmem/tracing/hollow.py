@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.plan import Output
+from pytest_torchmem.journal.in_place import Given
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices, compressed_like
-from pytest_torchmem.step.in_place import Given
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
 

@@ -21,8 +21,8 @@ from pytest_torchmem.interception.values.messages import (
     never_sent,
 )
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
+from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.profile.profile import MemoryProfile
-from pytest_torchmem.step.program_state import ProgramState
 from pytest_torchmem.targets.target import Selected, Target
 from pytest_torchmem.tracing.lowering import Lowering
 

@@ -6,7 +6,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.survivors import address_of
-from pytest_torchmem.step.program_state import SharedState
+from pytest_torchmem.journal.contents import SharedState
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 
 

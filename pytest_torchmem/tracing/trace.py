@@ -30,16 +30,16 @@ from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
+from pytest_torchmem.journal.contents import ProgramState, SharedState
+from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.process import process_kept, settings_kept
+from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.step.generators import is_alone, own_generators
-from pytest_torchmem.step.in_place import InPlace
 from pytest_torchmem.step.optimizers import optimizers_kept
-from pytest_torchmem.step.program_state import ProgramState, SharedState
-from pytest_torchmem.step.reached import Reached
 from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in

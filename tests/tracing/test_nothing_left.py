@@ -24,7 +24,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
 from pytest_torchmem import trace
-from pytest_torchmem.step.in_place import InPlace
+from pytest_torchmem.journal.in_place import InPlace
 
 DEVICES = ("cpu", "cuda")
 OWN_KEYS = ("Fake", "AutocastIPU", "AutocastHPU")

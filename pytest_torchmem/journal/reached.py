@@ -8,24 +8,27 @@ from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dis import get_instructions, opmap
+from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.step.geometries import Geometries
-from pytest_torchmem.step.names import (
+from pytest_torchmem.journal.names import (
     FUNCTIONS,
     names_of_cell,
     names_of_class,
     names_of_globals,
     names_of_slots,
 )
+from pytest_torchmem.step.geometries import Geometries
 from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS
 
 #: The most objects that are looked at: behind that, a program has data rather than state.
 _MOST = 50_000
+_LEVELS = 3
+"""Levels of containers and objects that are looked into where there is no end to them."""
 MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
 SEQUENCES = frozenset({list, deque})
 CHANGEABLE = MAPPINGS | SEQUENCES | {set}
@@ -57,13 +60,22 @@ _CODE = frozenset({type, ABCMeta, types.ModuleType, *FUNCTIONS})
 _STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 
 
+class Scope(IntEnum):
+    """Whose something is; what is no program's own, others use, too."""
+
+    OWN = 0
+    MODULE = 1
+    """An attribute of a module, or in one."""
+    GLOBAL = 2
+    """A global variable, an attribute of a class, or in one."""
+
+
 class Holder(NamedTuple):
     """Something whose contents a program can change."""
 
     place: Any
     """A container, or ``Names``."""
-    shared: bool
-    """Whether it belongs to a module or a library rather than to who asked for the trace."""
+    scope: Scope
 
 
 class Reached:
@@ -72,9 +84,6 @@ class Reached:
     Functions are followed through closures, defaults and the globals that they name. Of the classes
     of modules and other objects, and of the files that define modules, only what stands there is
     looked at: there is no end to what a library's functions name.
-
-    Shared is what other programs use, too: global variables and the containers in them, attributes
-    of classes, and those of modules.
     """
 
     def __init__(self, target: Callable[..., Any] | None, *arguments: Any) -> None:
@@ -87,16 +96,17 @@ class Reached:
         """What was looked at lives on, so that no other object gets its address."""
         self._seen: set[int] = set()
         self._kinds: set[type] = set()
-        self._globals: list[Any] = []
-        self._walk([target, *arguments], shared=False)
-        while self._globals and len(self._seen) < _MOST:
-            waiting, self._globals = self._globals, []
-            self._walk(waiting, shared=True)
+        self._waiting: dict[Scope, list[Any]] = {scope: [] for scope in Scope}
+        self._waiting[Scope.OWN] = [target, *arguments]
+        for scope in Scope:
+            while (waiting := self._waiting[scope]) and len(self._seen) < _MOST:
+                self._waiting[scope] = []
+                self._walk(waiting, scope)
         self._look_at_classes()
         self._keep.clear()
 
-    def _walk(self, waiting: list[Any], *, shared: bool) -> None:
-        while waiting and len(self._seen) < _MOST:
+    def _walk(self, waiting: list[Any], scope: Scope, levels: int = _MOST) -> None:
+        while waiting and levels and len(self._seen) < _MOST:
             found: list[Any] = []
             for one in waiting:
                 if id(one) in self._seen or isinstance(one, _WITHOUT_STATE) or one is None:
@@ -105,21 +115,21 @@ class Reached:
                     continue
                 self._seen.add(id(one))
                 self._keep.append(one)
-                found.extend(self._inside(one, shared))
-            waiting = found
+                found.extend(self._inside(one, scope))
+            waiting, levels = found, levels - 1
 
-    def _inside(self, one: Any, shared: bool) -> Iterator[Any]:
+    def _inside(self, one: Any, scope: Scope) -> Iterator[Any]:
         """Note what can be changed of an object, and yield where to look next."""
         kind = type(one)
         container = container_of(kind)
         if container in CHANGEABLE:
-            self.holders.append(Holder(one, shared))
+            self.holders.append(Holder(one, scope))
         if container is not None:
             yield from list(container.values(one) if container in MAPPINGS else items_of(one))
         if container is kind:
             return
         if kind is types.FunctionType:
-            yield from self._of_function(one, shared)
+            yield from self._of_function(one, scope)
         elif kind is types.MethodType:
             yield from (one.__self__, one.__func__)
         elif kind is partial:
@@ -127,13 +137,13 @@ class Reached:
         elif isinstance(one, type):
             self._kinds.add(one)
         elif is_of_program(kind):
-            yield from self._of_object(one, shared)
+            yield from self._of_object(one, scope)
 
-    def _of_function(self, function: types.FunctionType, shared: bool) -> Iterator[Any]:
+    def _of_function(self, function: types.FunctionType, scope: Scope) -> Iterator[Any]:
         """Yield what a function has at hand, and note the globals that it names."""
         for cell in function.__closure__ or ():
             names = names_of_cell(cell)
-            self.holders.append(Holder(names, shared))
+            self.holders.append(Holder(names, scope))
             yield from names.read().values()
         yield from function.__defaults__ or ()
         yield from (function.__kwdefaults__ or {}).values()
@@ -145,31 +155,36 @@ class Reached:
         variables = function.__globals__
         for code in codes_of(function.__code__):
             if written := written_by(code):
-                self.holders.append(Holder(names_of_globals(variables, written), shared=True))
-            self._globals += [variables[name] for name in code.co_names if name in variables]
+                self.holders.append(Holder(names_of_globals(variables, written), Scope.GLOBAL))
+            names = code.co_names
+            self._waiting[Scope.GLOBAL] += [variables[name] for name in names if name in variables]
 
-    def _of_object(self, one: Any, shared: bool) -> Iterator[Any]:
+    def _of_object(self, one: Any, scope: Scope) -> Iterator[Any]:
         self._kinds.add(type(one))
         own = getattr(one, "__dict__", None)
         module = isinstance(one, nn.Module)
+        if module:
+            scope = max(scope, Scope.MODULE)
         if type(own) is dict:
-            self.holders.append(Holder(own, shared or module))
+            self.holders.append(Holder(own, Scope.MODULE if module else scope))
             for name, value in own.items():
                 # Of a module's own tables only these change with a step.
                 if module and name == PARAMETERS:
                     self.parameters.append(value)
-                elif not (module and name.endswith(("hooks", "hooks_with_kwargs"))):
+                elif module and not name.endswith(("hooks", "hooks_with_kwargs")):
+                    self._waiting[scope].append(value)
+                elif not module:
                     yield value
         slots = names_of_slots(one)
         if slots is not None:
-            self.holders.append(Holder(slots, shared))
+            self.holders.append(Holder(slots, scope))
             yield from slots.read().values()
 
     def _look_at_classes(self) -> None:
         """Note what can be changed of classes, and of the files that define those of modules."""
         kinds = {base for kind in self._kinds for base in kind.__mro__}
         kinds = {kind for kind in kinds if str(kind.__module__).partition(".")[0] not in _OTHERS}
-        self.holders += [Holder(names_of_class(kind), shared=True) for kind in kinds]
+        places = [names_of_class(kind) for kind in kinds]
         files = {kind.__module__ for kind in kinds if issubclass(kind, nn.Module)}
         for file in files & sys.modules.keys():
             variables = vars(sys.modules[file])
@@ -178,13 +193,11 @@ class Reached:
                 for name, value in variables.items()
                 if type(value) not in _CODE and not name.startswith("__") and not is_code(value)
             }
-            self.holders.append(Holder(names_of_globals(variables, states), shared=True))
-            for value in states.values():
-                kept = container_of(type(value)) in CHANGEABLE
-                if kept and id(value) not in self._seen:
-                    self._seen.add(id(value))
-                    self._keep.append(value)
-                    self.holders.append(Holder(value, shared=True))
+            places.append(names_of_globals(variables, states))
+        for names in places:
+            self.holders.append(Holder(names, Scope.GLOBAL))
+            values = (one for one in names.read().values() if not isinstance(one, nn.Module))
+            self._walk([*values], Scope.GLOBAL, _LEVELS)
 
 
 def container_of(kind: type) -> Any:

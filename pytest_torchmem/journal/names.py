@@ -33,15 +33,16 @@ class Names:
     ) -> None:
         self.read, self._bind, self._unbind = read, bind, unbind
 
-    def bind(self, name: str, value: Any) -> None:
-        """Bind a name; a class may not let itself be changed."""
-        with suppress(AttributeError, TypeError):
-            self._bind(name, value)
-
-    def unbind(self, name: str) -> None:
-        """Undo that a name was bound."""
-        with suppress(AttributeError, TypeError, KeyError):
-            self._unbind(name)
+    def write(self, contents: dict[str, Any]) -> None:
+        """Bind these and no others; a class may not let itself be changed."""
+        now = self.read()
+        for name, value in contents.items():
+            if name not in now or now[name] is not value:
+                with suppress(AttributeError, TypeError):
+                    self._bind(name, value)
+        for name in now.keys() - contents.keys():
+            with suppress(AttributeError, TypeError, KeyError):
+                self._unbind(name)
 
 
 def names_of_cell(cell: types.CellType) -> Names:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pytest_torchmem.journal.contents import fill
+from pytest_torchmem.journal.reached import MAPPINGS, PLAIN, container_of, is_of_program, items_of
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.modules import modules_by_path, tensors_in_tables
-from pytest_torchmem.step.program_state import is_same
-from pytest_torchmem.step.reached import MAPPINGS, PLAIN, container_of, is_of_program, items_of
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.tensors import (
@@ -99,7 +99,7 @@ class _Module:
             module.__class__ = self._kind  # as a lazy one changes it
         for name in HOOK_TABLES:
             if (now := self._own.get(name)) is not None:
-                _refill(now, self._hooks.get(name, {}))
+                fill(now, self._hooks.get(name, {}))
 
 
 class InPlace:
@@ -270,18 +270,12 @@ def _exchange(tensor: Tensor, other: Tensor) -> None:
 
 
 def _restore_attributes(tensor: Tensor, laid: _Laid) -> None:
-    _refill(tensor.__dict__, laid.attributes)
+    fill(tensor.__dict__, laid.attributes)
     for name, (own, before) in zip(_HOOKS, laid.hooks, strict=True):
         if getattr(tensor, name) is not own:
             setattr(tensor, name, own)
         if own is not None:
-            _refill(own, before)
-
-
-def _refill(table: Any, before: Mapping[Any, Any]) -> None:
-    if not is_same(table, before):
-        table.clear()
-        table.update(before)
+            fill(own, before)
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:

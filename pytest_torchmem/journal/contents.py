@@ -1,0 +1,293 @@
+"""What the objects of a program hold, so that it can be run again as if for the first time.
+
+A program may be traced several times: on each device, and once more with real values. What it
+writes down in objects that it did not make itself (an optimizer's state, ``self.calls += 1``, a
+list of losses, a table in a cache) would be there in the next run, with tensors of a trace that is
+over.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABCMeta
+from collections.abc import Callable, Mapping
+from enum import EnumMeta
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
+
+from torch import Tensor, nn
+
+from pytest_torchmem.journal.names import FUNCTIONS, Names
+from pytest_torchmem.journal.reached import (
+    CHANGEABLE,
+    CONTAINERS,
+    MAPPINGS,
+    PLAIN,
+    Reached,
+    Scope,
+    container_of,
+    is_code,
+    is_of_program,
+    items_of,
+)
+
+_HOLD_NOTHING = (*PLAIN, *FUNCTIONS)
+_NOTHING_OF_INTEREST = (*_HOLD_NOTHING, nn.Module)
+_QUICK = frozenset({*_HOLD_NOTHING, bool, ABCMeta, EnumMeta})
+"""The same for most objects, told by their own type."""
+_DEEPEST = 3
+"""Levels of containers and objects that are looked into."""
+_GONE: Any = object()
+"""Stands for what was there before, and is no more."""
+
+
+class Held(Protocol):
+    """What holds tensors and modules weakly, by their ids."""
+
+    def __contains__(self, key: int) -> bool: ...
+
+    def __getitem__(self, key: int) -> Any: ...
+
+
+class _Given(NamedTuple):
+    """Stands for a tensor or module that is held elsewhere."""
+
+    held: Held
+    key: int
+
+    def found(self) -> Any:
+        return self.held[self.key]
+
+
+class _Weak(ref):  # type: ignore[type-arg]
+    """Stands for what is not kept alive; contents may be weak references themselves."""
+
+    def found(self) -> Any:
+        one = self()
+        return _GONE if one is None else one
+
+
+class _Parts(NamedTuple):
+    """Stands for a tuple or a frozenset whose parts are not kept alive."""
+
+    kind: type
+    parts: list[Any]
+
+    def found(self) -> Any:
+        parts = [*map(_there, self.parts)]
+        gone = any(one is _GONE for one in parts)
+        return _GONE if gone else container_of(self.kind).__new__(self.kind, parts)
+
+
+def _there(one: Any) -> Any:
+    """Return what was noted, ``_GONE`` if it is no more."""
+    return one.found() if type(one) in (_Weak, _Given, _Parts) else one
+
+
+def _weakly(one: Any) -> Any:
+    """Return what stands for something without keeping it alive, or a tensor in it.
+
+    Containers that can be changed have their own contents noted, and are themselves.
+    """
+    kind = type(one)
+    if kind in _QUICK or isinstance(one, _HOLD_NOTHING):
+        return one
+    container = container_of(kind)
+    if container in CHANGEABLE:
+        return one
+    if container is not None:
+        parts = items_of(one)
+        return one if _hold_nothing(parts) else _Parts(kind, [*map(_weakly, parts)])
+    try:
+        return _Weak(one)
+    except TypeError:  # ``SimpleNamespace`` for one, whose attributes are noted
+        return one
+
+
+class ProgramState:
+    """The contents of all that a program can reach and change.
+
+    What is held ``in_place`` is not held here.
+    """
+
+    def __init__(self, reached: Reached, in_place: Held | None = None) -> None:
+        def elsewhere(one: Any) -> Any:
+            return _Given(in_place, id(one)) if in_place and id(one) in in_place else one
+
+        self._held = in_place is not None
+        self._noted = [
+            (place, scope, _mapped(elsewhere, contents_of(place)))
+            for place, scope in reached.holders
+        ]
+        # Of parameters no more than weak references, or it would not be seen that they are gone.
+        self._parameters = [
+            (table, _mapped(elsewhere if self._held else _weakly, table))
+            for table in reached.parameters
+        ]
+
+    def has_let_go(self) -> bool:
+        """Return whether something was lost that only what is kept here holds.
+
+        Its memory was not freed then, as it would have been. What is held in place was.
+        """
+        if self._held:
+            return False
+        for place, _, contents in self._noted:
+            now = contents_of(place)
+            if is_same(now, contents):
+                continue
+            there = set(map(id, _parts(now)))
+            gone = (one for one in _parts(contents) if id(one) not in there)
+            if any(isinstance(one, Tensor) or not isinstance(one, PLAIN) for one in gone):
+                return True
+        return False
+
+    def restore(self) -> None:
+        """Give everything its contents back."""
+        for place, scope, noted in self._noted:
+            now, contents = contents_of(place), _mapped(_there, noted)
+            if scope is Scope.GLOBAL and isinstance(place, dict):
+                # What a library registers as it is imported is registered once in a process.
+                new = {key: one for key, one in now.items() if key not in contents}
+                contents |= {key: one for key, one in new.items() if is_code(one)}
+            fill(place, contents, now)
+        for table, noted in self._parameters:
+            found = _mapped(_there, noted)
+            there = (found[name] for name, one in noted.items() if one is not None)
+            if not any(one is _GONE or one is None for one in there):
+                fill(table, found)
+
+
+class SharedState:
+    """What is shared with other programs, which is to hold no tensors of a trace that is over.
+
+    Tensors that it held before are not kept alive: a program may let go of them.
+    """
+
+    def __init__(self, reached: Reached) -> None:
+        places = [place for place, scope in reached.holders if scope is not Scope.OWN]
+        self._noted = [
+            (place, _mapped(_weakly, contents_of(place)))
+            for place in (*places, *reached.parameters)
+        ]
+
+    def let_go(self, is_made_here: Callable[[Tensor], bool]) -> None:
+        """Put what was there before in the place of what holds tensors that a trace has made.
+
+        What a program holds beside them is its own: the tables of a cache, with what it had
+        computed.
+        """
+
+        def is_over(one: Any, before: Any) -> bool:
+            known = type(one) in _QUICK or not holds_tensor(one, is_made_here)
+            return not known and not _is_the_same(one, before)
+
+        for place, noted in self._noted:
+            now = contents_of(place)
+            if isinstance(now, dict):
+                contents = {}
+                for name, one in now.items():
+                    then = one
+                    if is_over(one, noted.get(name, _GONE)):
+                        then = _there(noted.get(name, _GONE))
+                        if then is _GONE and name in noted and isinstance(place, Names):
+                            then = None  # a tensor that is gone
+                    if then is not _GONE:
+                        contents[name] = then
+            else:
+                before = [*map(_there, noted)]
+                there = {id(one): then for one, then in zip(before, noted, strict=True)}
+                kept = [one for one in now if not is_over(one, there.get(id(one), _GONE))]
+                lost = any(one is _GONE for one in before)
+                contents = before if len(kept) < len(now) and not lost else kept
+            fill(place, contents, now)
+
+
+def _is_the_same(one: Any, noted: Any) -> bool:
+    """Return whether something is what was noted, or a tuple of the same."""
+    if type(noted) is not _Parts:
+        return _there(noted) is one
+    found = items_of(one) if type(one) is noted.kind else []
+    return len(found) == len(noted.parts) and all(map(_is_the_same, found, noted.parts))
+
+
+def _mapped(function: Callable[[Any], Any], contents: Any) -> Any:
+    if isinstance(contents, Mapping):
+        return {name: function(one) for name, one in contents.items()}
+    return [*map(function, contents)]
+
+
+def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _DEEPEST) -> bool:
+    """Return whether something is a tensor that is meant, or holds one, not too deep."""
+    kind, inside = type(one), []
+    if kind not in CONTAINERS:
+        if isinstance(one, Tensor):
+            return is_meant(one)
+        if depth == 0 or isinstance(one, _NOTHING_OF_INTEREST):
+            return False
+        own = getattr(one, "__dict__", None)
+        if type(own) is dict and is_of_program(kind):
+            inside = [*own.values()]
+        if container_of(kind) is None:
+            return any(holds_tensor(part, is_meant, depth - 1) for part in inside)
+    elif depth == 0:
+        return False
+    contents = contents_of(one)
+    if not inside and _hold_nothing(contents):
+        return False
+    inside += _parts(contents)
+    return any(
+        holds_tensor(part, is_meant, depth - 1) for part in inside if type(part) not in _QUICK
+    )
+
+
+def _hold_nothing(contents: Any) -> bool:
+    """Return whether what a container holds, keys and values alike, holds nothing itself."""
+    if isinstance(contents, dict):
+        return _hold_nothing([*contents]) and _hold_nothing([*contents.values()])
+    return _QUICK.issuperset(map(type, contents)) or all(
+        type(part) in _QUICK or isinstance(part, _HOLD_NOTHING) for part in contents
+    )
+
+
+def contents_of(place: Any) -> Any:
+    """Return names and values as a dictionary, and anything else as a list."""
+    kind = type(place)
+    if kind is Names:
+        return place.read()
+    if kind is dict:
+        return place.copy()
+    if kind is list:
+        return place[:]
+    kind = container_of(kind)
+    return dict(kind.items(place)) if kind in MAPPINGS else items_of(place)
+
+
+def fill(place: Any, contents: Any, now: Any = None) -> None:
+    """Give a container, or names, contents unless it has these ``now``."""
+    if is_same(contents_of(place) if now is None else now, contents):
+        return
+    if type(place) is Names:
+        place.write(contents)
+        return
+    kind = container_of(type(place))
+    kind.clear(place)
+    if kind in MAPPINGS:
+        for key, value in contents.items():
+            kind.__setitem__(place, key, value)
+    else:
+        (kind.update if kind is set else kind.extend)(place, contents)
+
+
+def _parts(container: Any) -> list[Any]:
+    """Return what a container holds, keys and values alike."""
+    if isinstance(container, dict):
+        return [part for pair in container.items() for part in pair]
+    return list(container)
+
+
+def is_same(now: Any, before: Any) -> bool:
+    """Return whether contents are the very same things, in the same order."""
+    if len(now) != len(before) or not all(map(operator.is_, now, before)):
+        return False
+    return not isinstance(now, dict) or all(map(operator.is_, now.values(), before.values()))
