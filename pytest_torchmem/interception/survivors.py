@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.interception.layouts.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.contents import Contents
+from pytest_torchmem.journal.contents import SharedState
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.storages import storage_address
@@ -100,6 +101,18 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
                 else:
                     _without_hollow_gradient(value, survivors)
             _note(value, record, known)
+
+
+def let_go_of_tensors(ledger: Ledger, shared: SharedState) -> None:
+    """Take tensors that a trace has made out of global variables, classes and modules.
+
+    The next program would find a table that has no memory in the place of none, and its trace would
+    not count it.
+    """
+    made = ledger.made()
+    if made:
+        with DisableTorchFunctionSubclass():
+            shared.let_go(lambda tensor: not is_lazy(tensor) and address_of(tensor) in made)
 
 
 def forget_cached() -> None:

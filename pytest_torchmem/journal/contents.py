@@ -185,21 +185,21 @@ class SharedState:
         for place, noted in self._noted:
             now = contents_of(place)
             if isinstance(now, dict):
-                contents = {}
+                contents: Any = {**now}
                 for name, one in now.items():
-                    then = one
-                    if is_over(one, noted.get(name, _GONE)):
-                        then = _there(noted.get(name, _GONE))
-                        if then is _GONE and name in noted and isinstance(place, Names):
-                            then = None  # a tensor that is gone
-                    if then is not _GONE:
-                        contents[name] = then
+                    before = noted.get(name, _GONE)
+                    if is_over(one, before):
+                        contents[name] = _there(before)
+                        if contents[name] is _GONE and name in noted and isinstance(place, Names):
+                            contents[name] = None  # a tensor that is gone
+                        elif contents[name] is _GONE:
+                            del contents[name]
             else:
-                before = [*map(_there, noted)]
-                there = {id(one): then for one, then in zip(before, noted, strict=True)}
+                contents = [*map(_there, noted)]
+                there = {id(one): then for one, then in zip(contents, noted, strict=True)}
                 kept = [one for one in now if not is_over(one, there.get(id(one), _GONE))]
-                lost = any(one is _GONE for one in before)
-                contents = before if len(kept) < len(now) and not lost else kept
+                if len(kept) == len(now) or any(one is _GONE for one in contents):
+                    contents = kept
             fill(place, contents, now)
 
 

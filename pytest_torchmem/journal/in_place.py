@@ -17,11 +17,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.journal.contents import fill
-from pytest_torchmem.journal.reached import MAPPINGS, PLAIN, container_of, is_of_program, items_of
+from pytest_torchmem.journal.reached import (
+    MAPPINGS,
+    PLAIN,
+    Reached,
+    container_of,
+    is_of_program,
+    items_of,
+)
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.modules import modules_by_path, tensors_in_tables
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
+from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import (
     ACCUMULATED_HOOKS,
     BUFFERS,
@@ -31,10 +39,13 @@ from pytest_torchmem.torch_private.tensors.tensors import (
     PARAMETERS,
     exchange_implementations,
     is_wrapper,
+    set_version,
+    version_of,
     wrapped_tensors,
 )
 
 _PLAIN = frozenset(PLAIN) | {bool}
+_OF_TORCH = (Tensor, nn.Parameter)
 _HOOKS = GRADIENT_HOOKS, ACCUMULATED_HOOKS
 
 
@@ -102,12 +113,57 @@ class _Module:
                 fill(now, self._hooks.get(name, {}))
 
 
+class _Lies(NamedTuple):
+    """How a tensor lay, which is not held, on which storage."""
+
+    tensor: ref[Tensor]
+    storage: int
+    nbytes: int
+    geometry: tuple[Any, ...]
+    version: int
+
+    @classmethod
+    def of(cls, reference: ref[Tensor]) -> _Lies | None:
+        """Return how a strided tensor lies; of others nothing changes so."""
+        tensor: Any = reference()
+        if type(tensor) not in _OF_TORCH or tensor.layout is not torch.strided:
+            return None
+        try:
+            address, nbytes = storage_address(tensor), tensor.untyped_storage().nbytes()
+            version = -1 if tensor.is_inference() else version_of(tensor)
+            return cls(reference, address, nbytes, _geometry(tensor), version)
+        except (RuntimeError, NotImplementedError):  # it has no storage, or is a lazy parameter
+            return None
+
+    def restore(self) -> None:
+        """Let it lie so if it is still on its storage.
+
+        An operator in place that changes no more than that (``resize_``, ``t_``) runs on the
+        program's own tensor.
+        """
+        tensor = self.tensor()
+        if tensor is None or storage_address(tensor) != self.storage:
+            return
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != self.nbytes and storage.resizable():
+            storage.resize_(self.nbytes)
+        if _geometry(tensor) != self.geometry:
+            with torch.no_grad():
+                tensor.set_(storage, *self.geometry)
+            if self.version >= 0:
+                set_version((tensor,), (self.version,))
+
+
 class InPlace:
-    """The tensors and modules of a step, which is run on them again and again."""
+    """The tensors and modules of a step, which is run on them again and again.
+
+    All tensors that are ``reached`` lie afterwards as they did.
+    """
 
     def __init__(
         self,
-        target: Any,
+        reached: Reached,
+        target: Any = None,
         args: Iterable[Any] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
         loss_fn: Any = None,
@@ -120,6 +176,7 @@ class InPlace:
         self._gone: dict[int, Tensor] = {}
         """What takes the place of tensors that a step has let go of."""
         self.modules: dict[int, _Module] = {}
+        self._lie = [one for one in map(_Lies.of, reached.tensors) if one is not None]
         with DisableTorchFunctionSubclass():
             roots = [target] if isinstance(target, nn.Module) else []
             self._note_modules(target, "")
@@ -242,6 +299,8 @@ class InPlace:
                 if (wrapper := holder()) is not None:
                     wrapper.grad = gradient
             self._gradients.clear()
+            for lies in self._lie:
+                lies.restore()
         for module in self.modules.values():
             module.restore()
 
@@ -276,6 +335,10 @@ def _restore_attributes(tensor: Tensor, laid: _Laid) -> None:
             setattr(tensor, name, own)
         if own is not None:
             fill(own, before)
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:

@@ -11,6 +11,7 @@ from dis import get_instructions, opmap
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from pytest_torchmem.journal.names import (
     names_of_globals,
     names_of_slots,
 )
-from pytest_torchmem.step.geometries import Geometries
 from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS
 
 #: The most objects that are looked at: behind that, a program has data rather than state.
@@ -90,8 +90,7 @@ class Reached:
         self.holders: list[Holder] = []
         self.parameters: list[dict[str, Tensor | None]] = []
         """Tables of modules' parameters."""
-        self.geometries = Geometries()
-        """How the tensors lie that were found."""
+        self.tensors: list[ref[Tensor]] = []
         self._keep: list[Any] = []
         """What was looked at lives on, so that no other object gets its address."""
         self._seen: set[int] = set()
@@ -111,7 +110,7 @@ class Reached:
             for one in waiting:
                 if id(one) in self._seen or isinstance(one, _WITHOUT_STATE) or one is None:
                     if isinstance(one, Tensor):
-                        self.geometries.note(one)
+                        self.tensors.append(ref(one))
                     continue
                 self._seen.add(id(one))
                 self._keep.append(one)
@@ -156,8 +155,8 @@ class Reached:
         for code in codes_of(function.__code__):
             if written := written_by(code):
                 self.holders.append(Holder(names_of_globals(variables, written), Scope.GLOBAL))
-            names = code.co_names
-            self._waiting[Scope.GLOBAL] += [variables[name] for name in names if name in variables]
+            named = (name for name in code.co_names if name in variables)
+            self._waiting[Scope.GLOBAL] += map(variables.__getitem__, named)
 
     def _of_object(self, one: Any, scope: Scope) -> Iterator[Any]:
         self._kinds.add(type(one))

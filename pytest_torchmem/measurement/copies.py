@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.journal.in_place import Given, InPlace
 from pytest_torchmem.journal.reached import Reached
+from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices
-from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
 
@@ -41,8 +41,8 @@ def on_copies(
     itself.
     """
     module = target if isinstance(target, nn.Module) else None
-    in_place = InPlace(module, args, kwargs, step.loss_fn)
     reached = Reached(module, args, kwargs, step.loss_fn if module is not None else None)
+    in_place = InPlace(reached, module, args, kwargs, step.loss_fn)
     state = ProgramState(reached, in_place)
 
     def run(begins: Callable[[], None] | None = None) -> object:
@@ -55,7 +55,6 @@ def on_copies(
     finally:
         with undisturbed():
             in_place.restore()
-            reached.geometries.restore()
             state.restore()
 
 

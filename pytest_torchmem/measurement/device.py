@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.journal.journal import what_stands
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from pytest_torchmem.torch_private.state.devices import has_gpu
 from pytest_torchmem.torch_private.tensors.recording import (
@@ -23,7 +24,6 @@ from pytest_torchmem.torch_private.tensors.recording import (
     memory_snapshot,
     record_memory_history,
 )
-from pytest_torchmem.tracing.lock import a_fake_gpu_is_seen
 
 _HISTORY = 4_000_000
 """Requests and releases kept; what one step makes is three to four orders below."""
@@ -45,7 +45,7 @@ class Device:
 
     def why_not(self) -> str:
         """Return why nothing can be measured, "" where it can; makes no CUDA context."""
-        if a_fake_gpu_is_seen():
+        if what_stands() is not None:
             return "the GPU that the program sees here is a fake one"
         if not torch.backends.cuda.is_built():
             return "this build of torch has no CUDA"

@@ -11,10 +11,8 @@ those that it was told of, as present from the beginning.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -27,8 +25,15 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.interception.values.policy import Values
+from pytest_torchmem.journal.journal import (
+    Journal,
+    no_longer_stand,
+    stand,
+    standing_paused,
+    what_stands,
+)
 from pytest_torchmem.journal.process import program_kept, settings_kept
-from pytest_torchmem.step.signals import undisturbed
+from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
@@ -37,7 +42,6 @@ from pytest_torchmem.torch_private.state.all_settings import all_settings, threa
 from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
-from pytest_torchmem.tracing.lock import Running, release, standing_paused, take
 from pytest_torchmem.tracing.lowering import Lowering
 
 _STANDING: WeakSet[StandingGpu] = WeakSet()
@@ -88,8 +92,7 @@ class StandingGpu:
         self._kept = ExitStack()
         self._kept.enter_context(settings_kept(all_settings()))
         self._kept.enter_context(settings_kept(thread_settings(), of_thread=True))
-        self._taken: list[Any] = []
-        self._layers = ExitStack()
+        self._journal = Journal()
         self._present: tuple[StorageRecord, ...] = ()
         _STANDING.add(self)
 
@@ -98,7 +101,7 @@ class StandingGpu:
     @property
     def is_on(self) -> bool:
         """Whether this process sees the GPU now; one that was forked does not."""
-        return Running.standing is not None and Running.standing[0] is self
+        return what_stands() is self
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -121,25 +124,19 @@ class StandingGpu:
 
     def resume(self) -> None:
         """Switch on."""
-        taken: list[Any] = []
-        take(taken)
-        stack = ExitStack()
-        self._taken, self._layers = taken, stack
-        Running.layers, Running.standing = stack, (self, threading.get_ident())
-        try:
+
+        def switch_on(stack: ExitStack) -> None:
             stack.callback(self._interceptor.threads.released)
             stack.callback(nowhere().forget)
             compiled = Compiled(self._interceptor, None, Lowering(_REAL_HOST))
             stack.enter_context(program_kept(compiled.following()))
             stack.enter_context(layers(self._interceptor, self._context, self._memories))
-        except BaseException:
-            self.pause()
-            raise
+
+        self._journal = stand(self, switch_on)
 
     def pause(self) -> None:
         """Switch off; what is on the GPU stays there."""
-        Running.standing = None
-        release(self._taken, self._layers)
+        no_longer_stand(self._journal)
 
     def close(self) -> None:
         """End: what is still on the GPU reads as nan from now on."""

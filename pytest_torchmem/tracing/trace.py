@@ -25,22 +25,23 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.optimizer_states import OptimizerStates
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
 from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
-from pytest_torchmem.interception.survivors import give_survivors_data
+from pytest_torchmem.interception.survivors import give_survivors_data, let_go_of_tensors
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace
+from pytest_torchmem.journal.journal import run_alone
+from pytest_torchmem.journal.optimizers import optimizers_kept
 from pytest_torchmem.journal.process import process_kept, settings_kept
 from pytest_torchmem.journal.reached import Reached
+from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.step.generators import is_alone, own_generators
-from pytest_torchmem.step.optimizers import optimizers_kept
-from pytest_torchmem.step.signals import undisturbed
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, Gpu, find_gpu
@@ -55,10 +56,8 @@ from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled
 from pytest_torchmem.tracing.hollow import HollowTensors
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
-from pytest_torchmem.tracing.lock import run_alone
 from pytest_torchmem.tracing.lowering import Lowering
 from pytest_torchmem.tracing.passes import run_passes
-from pytest_torchmem.tracing.shared import let_go_of_tensors
 from pytest_torchmem.tracing.standing import lender_of_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.tracing.watch import at_begin, at_end
 from pytest_torchmem.units import parse_size
@@ -171,9 +170,9 @@ def _in_passes(
     __tracebackhide__ = True
     reached, lowering = Reached(target, *inputs), Lowering()
     if not isinstance(target, nn.Module):
-        run = partial(run, reached, InPlace(None), lowering=lowering)
+        run = partial(run, reached, InPlace(reached), lowering=lowering)
         return run_passes(run, machine, passes, partial(ProgramState, reached), lowering)
-    in_place = InPlace(target, *inputs)
+    in_place = InPlace(reached, target, *inputs)
     run = partial(run, reached, in_place, lowering=lowering)
     state = ProgramState(reached, in_place)
     try:
@@ -269,7 +268,6 @@ def _trace(
         if machine.world is not None:
             stack.callback(forget_meshes)
         stack.callback(let_go_of_tensors, ledger, SharedState(reached))
-        stack.callback(reached.geometries.restore)
         stack.callback(in_place.restore)
         stack.callback(ledger.give_back_outgrown)
         stack.callback(interceptor.parts.conversion.return_borrowed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -106,3 +107,32 @@ def test_a_forked_process_finds_torch_as_it_is(on_another_thread: bool) -> None:
     with torch.set_grad_enabled(not on_another_thread):
         trace(program, device="cuda")
     assert texts == [repr([3.0, True, "cpu", False, True, 20])]
+
+
+def test_a_process_forked_while_a_trace_begins_or_ends_finds_torch_as_it_is() -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    trace(model, x, device="cuda")
+    owners = torch, torch.cuda, Tensor, nn.Module
+    before = [dict(vars(owner)) for owner in owners]
+    codes = nn.Module.__call__.__code__
+    texts: list[str] = []
+
+    def changed() -> list[object]:
+        now = [
+            name
+            for one, owner in zip(before, owners, strict=True)
+            for name in one
+            if vars(owner).get(name) is not one[name]
+        ]
+        return [now, nn.Module.__call__.__code__ is codes, torch.ones(3).sum().item()]
+
+    def fork() -> None:
+        for step in range(40):
+            time.sleep(step * 1e-4)
+            texts.append(in_forked_process(changed))
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    while thread.is_alive():
+        trace(model, x, device="cuda")
+    assert set(texts) == {repr([[], True, 3.0])}
