@@ -25,7 +25,7 @@ from tabulate import tabulate
 from pytest_torchmem import trace
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.library import Library, library
-from pytest_torchmem.cudnn.questions import Attention, Question
+from pytest_torchmem.cudnn.questions import AttentionQuestion, Question
 from pytest_torchmem.targets.gpus import find_gpu
 
 MODELS = """
@@ -76,7 +76,7 @@ def _sum(output: Any) -> torch.Tensor:
 
 
 def _dtype(question: Question) -> str:
-    if isinstance(question, Attention):
+    if isinstance(question, AttentionQuestion):
         return dict(question.operands)["query"].dtype
     return question.x.dtype
 

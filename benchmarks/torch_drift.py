@@ -103,7 +103,7 @@ def missing_names() -> list[str]:
     absent = [
         path
         for path in later
-        if isinstance(names.find(path), names.Missing) and not names.is_named(path)
+        if isinstance(names.find(path), names.MissingName) and not names.is_named(path)
     ]
     return sorted([*names.missing_names(), *absent])
 
@@ -122,7 +122,7 @@ def import_package() -> list[str]:
 def _found(path: str) -> Any:
     """Return what a name stands for; the name itself where only instances or calls have it."""
     found = names.find(path)
-    return path.rpartition(".")[2] if isinstance(found, names.Missing) else found
+    return path.rpartition(".")[2] if isinstance(found, names.MissingName) else found
 
 
 def replaced_functions() -> dict[str, str]:
@@ -199,7 +199,7 @@ def drift(before: Mapping[str, Mapping[str, str]], named: set[str]) -> list[str]
             found += _changed(f"{path} takes", shape, shape_now)
     for path, shape in before["replaced functions"].items():
         found += _changed(f"{path} takes", shape, now["replaced functions"].get(path, shape))
-        found += [f"gone: {path}"] if isinstance(names.find(path), names.Missing) else []
+        found += [f"gone: {path}"] if isinstance(names.find(path), names.MissingName) else []
     bases = {name.partition(".")[0] for name in named}
     for name, described in before["operators"].items():
         is_named = name.partition(".")[0] in bases

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch._C._profiler import _EventType
 from torch._ops import OpOverload
 
-from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import as_workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
@@ -137,7 +137,7 @@ class Recorder:
     def _kernel(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         operator = spec_of(overload)
         tensors = argument_tensors((args, kwargs))
-        if operator.kind is Kind.DECOMPOSED:
+        if operator.kind is OperatorKind.DECOMPOSED:
             return run_composite_implicit(overload, *args, **kwargs)
         if operator.composite and tensors:
             return run_composite_explicit(overload, *args, **kwargs)

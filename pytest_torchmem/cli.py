@@ -21,7 +21,7 @@ from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.difference import (
     Difference,
-    Group,
+    DifferenceKind,
     differences,
     failing,
     grouped,
@@ -239,20 +239,20 @@ def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[D
     rules = parse_rules(tolerance, "--tolerance")
     found = differences(base.entries, head.entries, rules, head.told)
     unchecked = [
-        Difference(f"{file}::{key.test}", key.name, key.where, Group.FAILED, note=why)
+        Difference(f"{file}::{key.test}", key.name, key.where, DifferenceKind.FAILED, note=why)
         for (file, key), why in head.unchecked.items()
     ]
     tests = {difference.test for difference in unchecked}
-    kept = [d for d in found if d.group is not Group.GONE or d.test not in tests]
+    kept = [d for d in found if d.group is not DifferenceKind.GONE or d.test not in tests]
     return in_order([*kept, *unchecked])
 
 
-def _text(groups: dict[Group, list[Difference]], base: Source, head: Source) -> str:
+def _text(groups: dict[DifferenceKind, list[Difference]], base: Source, head: Source) -> str:
     from tabulate import tabulate
 
     lines = [printable(f"{base.name} -> {head.name}: {verdict(groups)}")]
     for group, members in groups.items():
-        if group is Group.SAME:
+        if group is DifferenceKind.SAME:
             continue
         rows = [tuple(map(printable, _row(difference))) for difference in members]
         table = tabulate(
@@ -300,7 +300,7 @@ def _row(difference: Difference) -> tuple[str, ...]:
     change = difference.main
     if change is None:
         size = format_size((difference.figures or {}).get("peak"))
-        sides = (size, "-") if difference.group is Group.GONE else ("-", size)
+        sides = (size, "-") if difference.group is DifferenceKind.GONE else ("-", size)
         return (name, difference.device, "peak", *sides, "", difference.note)
     sizes = format_step(change.before, change.now)
     return (name, difference.device, label(change.figure), *sizes, difference.note)

@@ -12,7 +12,7 @@ from benchmarks import operator_lists
 from benchmarks.comparison import Status
 from benchmarks.isolation.sample import Sample
 from benchmarks.operator_lists import differences, recorded_in_trace, run_sample
-from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.interception.values.policy import Values, ValuesBudget
 
 
 def test_lists_that_differ() -> None:
@@ -74,8 +74,8 @@ def test_another_device_is_told_apart() -> None:
 def test_a_step_that_fails_is_skipped_and_a_trace_that_fails_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Values, "budget", lambda self: Budget(0, 0))
-    monkeypatch.setattr(Budget, "CHEAP", 0)
+    monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
+    monkeypatch.setattr(ValuesBudget, "CHEAP", 0)
 
     def fails(x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no kernel")

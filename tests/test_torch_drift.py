@@ -81,7 +81,7 @@ def test_a_torch_that_cannot_be_traced(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(names.DECLARED, "torch._C._gone", names.Missing("torch._C._gone"))
+    monkeypatch.setitem(names.DECLARED, "torch._C._gone", names.MissingName("torch._C._gone"))
     gone, refused = printed(described, tmp_path, capsys)
     assert gone == "gone: torch._C._gone"
     assert "cannot trace on torch" in refused

@@ -40,7 +40,7 @@ Entered = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StepChange:
     """One change: what it is called, what the step runs in, and with which options of a trace."""
 
     text: str
@@ -59,9 +59,9 @@ class Change:
             yield
 
 
-def joined(changes: Sequence[Change]) -> Change:
+def joined(changes: Sequence[StepChange]) -> StepChange:
     """Return several changes as one."""
-    return Change(
+    return StepChange(
         ", and ".join(change.text for change in changes),
         tuple(enter for change in changes for enter in change.entered),
     )

@@ -13,10 +13,10 @@ import torch
 from pytest_torchmem.advice.changes import (
     CHUNKS,
     HAS_FUSED,
-    Change,
     LossMode,
     NarrowMode,
     OverwritingMode,
+    StepChange,
     buffers_narrowed,
     checkpointed,
     joined,
@@ -51,7 +51,7 @@ class Trials:
             self.before = again()
         self._flops = operations(self.before)
 
-    def of(self, change: Change) -> Found | None:
+    def of(self, change: StepChange) -> Found | None:
         """Trace the step with a change; ``None`` where the step does not bear it."""
         profile = None
         with suppress(RuntimeError, TypeError, ValueError, AssertionError), change.made():
@@ -82,7 +82,7 @@ Chosen = dict[Layers, int]
 class Checkpoints:
     """Traces of a step in which modules of some kinds compute their forward again."""
 
-    def __init__(self, trials: Trials, limit: int | None, others: Change | None = None) -> None:
+    def __init__(self, trials: Trials, limit: int | None, others: StepChange | None = None) -> None:
         self._trials, self._limit = trials, limit
         self._others = () if others is None else (others,)
         self._layers = trials.observed.layers
@@ -162,7 +162,7 @@ class Checkpoints:
         alike = [one for one in self._layers if one[0] == layers[0]]
         return f"{layers[1]} " if len(alike) > 1 else ""
 
-    def _change(self, chosen: Chosen) -> Change:
+    def _change(self, chosen: Chosen) -> StepChange:
         """Return the change of modules that are chosen."""
         paths = [path for layers, count in chosen.items() for path in self._layers[layers][:count]]
         parts = []
@@ -175,7 +175,7 @@ class Checkpoints:
                 which = f"each {of}" if count == number else f"{count} {of}"
                 parts.append(f"{which} ({number})" if count == number else which)
         how = checkpointed if self._trials.follows_python else checkpointed_in_graphs
-        return Change(
+        return StepChange(
             f"checkpoint {' and '.join(parts)}: "
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
             (partial(how, paths),),
@@ -240,7 +240,7 @@ def _fits(one: Found, limit: int | None) -> bool:
     return limit is not None and one.figure == "peak" and one.profile.peak <= limit
 
 
-def changes_of(trials: Trials, allocator: str) -> Iterator[Change]:
+def changes_of(trials: Trials, allocator: str) -> Iterator[StepChange]:
     """Yield everything that is tried of a step but checkpoints."""
     yield from _optimizers(trials)
     if trials.before.device == "cuda" and not allocator:
@@ -253,7 +253,7 @@ def changes_of(trials: Trials, allocator: str) -> Iterator[Change]:
         yield from _compiled(trials)
 
 
-def _compiled(trials: Trials) -> Iterator[Change]:
+def _compiled(trials: Trials) -> Iterator[StepChange]:
     """Yield what can be changed of a compiled step: its functions and modules are not called.
 
     A function in place is none of it: AOTAutograd makes the same graph of both.
@@ -268,24 +268,24 @@ def _compiled(trials: Trials) -> Iterator[Change]:
                 f"torch._functorch.config.activation_memory_budget = {share}: compiled code keeps "
                 f"about {share:.0%} of what it keeps for the backward, and computes the rest again"
             )
-            yield Change(text, (partial(activations_kept, share),))
+            yield StepChange(text, (partial(activations_kept, share),))
 
 
-def _optimizers(trials: Trials) -> Iterator[Change]:
+def _optimizers(trials: Trials) -> Iterator[StepChange]:
     if trials.before.optimizer_peak is not None:
         for option, value in (("foreach", False), ("fused", True)):
             text = f"{option}={value} in the optimizer"
-            yield Change(text, (partial(stepping, option, value),), is_free=option == "fused")
+            yield StepChange(text, (partial(stepping, option, value),), is_free=option == "fused")
     if trials.observed.zeroing:
-        yield Change("zero_grad(set_to_none=True)", (set_to_none,), is_free=True)
+        yield StepChange("zero_grad(set_to_none=True)", (set_to_none,), is_free=True)
 
 
-def _expandable() -> Change:
+def _expandable() -> StepChange:
     text = f"PYTORCH_ALLOC_CONF={_EXPANDABLE}"
-    return Change(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
+    return StepChange(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
 
 
-def _in_place(trials: Trials) -> Iterator[Change]:
+def _in_place(trials: Trials) -> Iterator[StepChange]:
     """Yield functions that write over their argument: at all lines, or at those that bear it."""
     for name, lines in sorted(trials.observed.in_place.items()):
         every = _overwriting(name, list(lines))
@@ -298,56 +298,56 @@ def _in_place(trials: Trials) -> Iterator[Change]:
             yield _overwriting(name, borne)
 
 
-def _overwriting(name: str, lines: list[str]) -> Change:
+def _overwriting(name: str, lines: list[str]) -> StepChange:
     where = f" at {lines[0]}" if lines[0] else ""
     more = f" and {len(lines) - 1} other lines" if len(lines) > 1 else ""
     how = f"{name}_" if name in OVERWRITING else "inplace=True"
-    return Change(
+    return StepChange(
         f"{name} in place ({how}){where}{more}",
         (partial(OverwritingMode, name, lines),),
         is_free=True,
     )
 
 
-def _losses(trials: Trials) -> Iterator[Change]:
+def _losses(trials: Trials) -> Iterator[StepChange]:
     for line, numbers in trials.observed.losses.items():
         where = f" at {line}" if line else ""
         if HAS_FUSED and trials.follows_python:
-            yield Change(
+            yield StepChange(
                 f"the loss{where} fused with its linear layer: torch.nn.functional."
                 "linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())",
                 (partial(LossMode, numbers, fused=True),),
                 is_free=True,
             )
         chunked = partial(LossMode, numbers, fused=False)
-        yield Change(
+        yield StepChange(
             f"the loss{where} and its linear layer in {CHUNKS} chunks of rows, each under "
             "torch.utils.checkpoint.checkpoint",
             (chunked if trials.follows_python else partial(chunked_loss_in_graphs, line),),
         )
 
 
-def _precisions(trials: Trials) -> Iterator[Change]:
+def _precisions(trials: Trials) -> Iterator[StepChange]:
     """Yield narrower types: of the forward, of some modules, of buffers and of conversions."""
     least = trials.before.peak // _LEAST
     yield from _autocast(trials)
     for pattern, nbytes in _largest(trials.observed.buffers):
         if nbytes > least:
             text = f"the buffer {pattern} in bfloat16"
-            yield Change(text, (partial(buffers_narrowed, pattern),))
+            yield StepChange(text, (partial(buffers_narrowed, pattern),))
     widened = {line: nbytes for line, (_, nbytes) in trials.observed.widened.items()}
     for line, nbytes in _largest(widened):
         if nbytes > least and line:
             dtype = trials.observed.widened[line][0]
             text = f"{dtype} kept at {line}, which converts to a wider type"
-            yield Change(text, (partial(NarrowMode, line),))
+            yield StepChange(text, (partial(NarrowMode, line),))
 
 
-def _autocast(trials: Trials) -> Iterator[Change]:
+def _autocast(trials: Trials) -> Iterator[StepChange]:
     device = trials.before.device.partition(":")[0]
     if not torch.is_autocast_enabled(device):
         text = f'under torch.autocast("{device}", dtype=torch.bfloat16)'
-        yield Change(f"the forward {text}", (partial(under_autocast, device),))
+        yield StepChange(f"the forward {text}", (partial(under_autocast, device),))
 
 
 def _largest(nbytes: dict[str, int]) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.gpu import fitting_trace
-from pytest_torchmem.checks.request import Target
+from pytest_torchmem.checks.request import CheckTarget
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.snapshots.calibration import (
@@ -108,7 +108,7 @@ class Calibrations:
         found = Calibration(nested(self._directory(module).stored.entries))
         return found.told_by(CUDNN, gpu)
 
-    def measure(self, module: Path, target: Target) -> CalibrationResult | None:
+    def measure(self, module: Path, target: CheckTarget) -> CalibrationResult | None:
         """Run ``target`` on this machine's GPU for what no formula gives, and no figure does yet.
 
         Traces of the module take the figures from then on. Returns ``None`` where there is no GPU.
@@ -132,7 +132,7 @@ class Calibrations:
         directory: _Directory,
         device: Device,
         gpu: Gpu,
-        target: Target,
+        target: CheckTarget,
         questions: Collection[WorkspaceKey],
     ) -> CalibrationResult:
         """Return the figures that an update writes of ``questions``, measured now where need be."""

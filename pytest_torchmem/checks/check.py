@@ -13,8 +13,8 @@ from pytest_torchmem.checks.calibrations import CalibrationResult, told_figures
 from pytest_torchmem.checks.findings import DoesNotFit
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
-from pytest_torchmem.checks.limits import Contents, contents
-from pytest_torchmem.checks.request import Request, Target
+from pytest_torchmem.checks.limits import PeakContents, contents
+from pytest_torchmem.checks.request import CheckTarget, Request
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.diagnosis.causes import Watched
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
@@ -57,7 +57,7 @@ _MOST = 50
 
 
 def watched(
-    target: Target, key: Key, world: World | None, profile: MemoryProfile, found: Diagnosis
+    target: CheckTarget, key: Key, world: World | None, profile: MemoryProfile, found: Diagnosis
 ) -> Watched | None:
     """Trace ``target`` again, if that tells more of what was found; what goes wrong in that is no
     finding of the check.
@@ -80,7 +80,7 @@ def watched(
 
 
 def holder_of_step(
-    target: Target, key: Key, world: World | None, profile: MemoryProfile, found: StepGrowth
+    target: CheckTarget, key: Key, world: World | None, profile: MemoryProfile, found: StepGrowth
 ) -> str:
     """Trace ``target`` again and return what refers to the largest tensor that a step left alive,
     such as ``the list trainer.losses``; empty where that cannot be told.
@@ -93,7 +93,7 @@ def holder_of_step(
 
 
 def _watch(
-    target: Target,
+    target: CheckTarget,
     key: Key,
     world: World | None,
     timeline: Timeline,
@@ -145,7 +145,7 @@ class DeviceCheck:
 
     key: Key
     request: Request
-    target: Target
+    target: CheckTarget
     context: Context
     world: World | None = None
     """The process of a distributed step that is traced."""
@@ -182,7 +182,7 @@ class DeviceCheck:
         )
         return judge.judge(), profile
 
-    def _without_limit(self, on: str | None, gpu: Gpu) -> Contents | None:
+    def _without_limit(self, on: str | None, gpu: Gpu) -> PeakContents | None:
         """Trace what did not fit as if it did; ``None`` where that goes wrong as well."""
         try:
             profile = self.target.trace(self.key.device, on, self.world, memory="unlimited")

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.checks.limits import Contents, Overrun
+from pytest_torchmem.checks.limits import Overrun, PeakContents
 from pytest_torchmem.checks.request import Bound
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.steps import StepGrowth
@@ -85,7 +85,7 @@ class OverBudget(Finding):
 
     outcome: Outcome = Outcome.OVER_BUDGET
     overruns: Sequence[Overrun]
-    contents: Contents | None = None
+    contents: PeakContents | None = None
     """What was alive at the peak, where it is known."""
     measured_on: str = ""
     """The real GPU, where it is not a trace that is over budget."""
@@ -120,7 +120,7 @@ class DoesNotFit(Finding):
 
     outcome: Outcome = Outcome.OVER_BUDGET
     error: OutOfMemoryError
-    contents: Contents | None = None
+    contents: PeakContents | None = None
     """What the step has at its peak where memory is unlimited."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_torchmem.checks.request import Target
+from pytest_torchmem.checks.request import CheckTarget
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.figures import MEASURED, PEAKS
 from pytest_torchmem.profile.timeline import Allocation, Phase
@@ -149,7 +149,7 @@ def measured_figures(figures: dict[str, int]) -> dict[str, int]:
 
 
 def run_for_real(
-    target: Target, required: bool, traced: MemoryProfile, traced_for: str
+    target: CheckTarget, required: bool, traced: MemoryProfile, traced_for: str
 ) -> RealRun | None:
     """Measure ``target`` on this machine's GPU and trace it for the same; ``None`` without one.
 
@@ -176,7 +176,7 @@ def run_for_real(
 
 
 def fitting_trace(
-    target: Target, device: Device, gpu: Gpu, traced: MemoryProfile | None = None
+    target: CheckTarget, device: Device, gpu: Gpu, traced: MemoryProfile | None = None
 ) -> MemoryProfile | str:
     """Return a trace for the real GPU, which is ``traced`` if there is one, or why it must not run.
 
@@ -187,7 +187,7 @@ def fitting_trace(
     return estimate if isinstance(estimate, str) else _no_room(device, gpu, estimate) or estimate
 
 
-def _traced_on(target: Target, gpu: Gpu) -> MemoryProfile | str:
+def _traced_on(target: CheckTarget, gpu: Gpu) -> MemoryProfile | str:
     __tracebackhide__ = True
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
@@ -220,7 +220,7 @@ def _no_room(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
 
 
 def _measured(
-    target: Target, device: Device, gpu: Gpu, estimate: MemoryProfile, required: bool
+    target: CheckTarget, device: Device, gpu: Gpu, estimate: MemoryProfile, required: bool
 ) -> RealRun:
     __tracebackhide__ = True
     device.take_untold()

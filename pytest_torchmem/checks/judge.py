@@ -22,7 +22,14 @@ from pytest_torchmem.checks.findings import (
     OverBudget,
 )
 from pytest_torchmem.checks.gpu import Measurement, RealRun
-from pytest_torchmem.checks.limits import Contents, Overrun, contents, headroom, limits_of, overruns
+from pytest_torchmem.checks.limits import (
+    Overrun,
+    PeakContents,
+    contents,
+    headroom,
+    limits_of,
+    overruns,
+)
 from pytest_torchmem.checks.request import Limit, Request
 from pytest_torchmem.checks.result import (
     ACCEPTED,
@@ -238,7 +245,7 @@ class Judge:
             over = overruns(limits, measured.figures)
         return [_over_budget(over, measured_on=self.key.gpu)] if over else []
 
-    def _contents(self, over: list[Overrun]) -> Contents | None:
+    def _contents(self, over: list[Overrun]) -> PeakContents | None:
         first = next((one for one in over if one.value is not None), None)
         if first is None:
             return None
@@ -303,7 +310,7 @@ class Judge:
 
 
 def _over_budget(
-    over: list[Overrun], contents: Contents | None = None, measured_on: str = ""
+    over: list[Overrun], contents: PeakContents | None = None, measured_on: str = ""
 ) -> OverBudget:
     ran = any(overrun.value is not None for overrun in over)
     return OverBudget(

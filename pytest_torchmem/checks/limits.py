@@ -41,7 +41,7 @@ class Less:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class PeakContents:
     """What is alive at a peak that is too high, and what would lower it."""
 
     figure: str
@@ -52,7 +52,7 @@ class Contents:
     less: Less | None = None
 
 
-def contents(profile: MemoryProfile, figure: str, most: int) -> Contents | None:
+def contents(profile: MemoryProfile, figure: str, most: int) -> PeakContents | None:
     """Return what is alive at the moment of a figure, which may be no more than ``most``; ``None``
     where that is not known.
     """
@@ -64,7 +64,7 @@ def contents(profile: MemoryProfile, figure: str, most: int) -> Contents | None:
     nothing = Alive((), {}, (moment,))
     rows = difference_between(nothing, alive, moment, 0).rows
     nbytes = figures.get(figure, figures[PEAK])
-    return Contents(figure, nbytes, nbytes - most, rows, _less(profile, figure, nbytes - most))
+    return PeakContents(figure, nbytes, nbytes - most, rows, _less(profile, figure, nbytes - most))
 
 
 def _less(profile: MemoryProfile, figure: str, excess: int) -> Less | None:

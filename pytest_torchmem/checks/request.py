@@ -128,7 +128,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CheckTarget:
     """What is checked: how it is traced, and how it is run for real."""
 
     trace: Callable[..., MemoryProfile]

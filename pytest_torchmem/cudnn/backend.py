@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 
-class Kind(IntEnum):
+class DescriptorType(IntEnum):
     """``cudnnBackendDescriptorType_t``."""
 
     POINTWISE = 0
@@ -107,7 +107,7 @@ class Attribute(IntEnum):
     DEVICE_JSON = 2702
 
 
-class Mode(IntEnum):
+class HeuristicMode(IntEnum):
     """``cudnnBackendHeurMode_t``."""
 
     INSTANT = 0
@@ -165,7 +165,9 @@ class Backend:
         """Destroy the descriptors made so far."""
         self._made.close()
 
-    def make(self, kind: Kind, attributes: Mapping[Attribute, tuple[Type, Sequence[Any]]]) -> int:
+    def make(
+        self, kind: DescriptorType, attributes: Mapping[Attribute, tuple[Type, Sequence[Any]]]
+    ) -> int:
         """Return a descriptor with these attributes; raises ``CudnnError``."""
         made = self.create(kind)
         for attribute, (type_, values) in attributes.items():
@@ -174,7 +176,7 @@ class Backend:
         self._call("cudnnBackendFinalize", made)
         return made
 
-    def create(self, kind: Kind) -> int:
+    def create(self, kind: DescriptorType) -> int:
         """Return a descriptor that has nothing yet."""
         made = ctypes.c_void_p()
         status = self._library.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(made))
@@ -189,7 +191,7 @@ class Backend:
         return list(array)[:found]
 
     def descriptors(
-        self, of: int, attribute: Attribute, kind: Kind, count: int | None = None
+        self, of: int, attribute: Attribute, kind: DescriptorType, count: int | None = None
     ) -> list[int]:
         """Return an attribute that is a list of descriptors, all of them without a ``count``."""
         if count is None:
@@ -202,7 +204,7 @@ class Backend:
         """Return the descriptor of a GPU that need not be there."""
         text = json.dumps(properties).encode() + b"\0"
         characters = [text[position : position + 1] for position in range(len(text))]
-        return self.make(Kind.DEVICE, {Attribute.DEVICE_JSON: (Type.CHAR, characters)})
+        return self.make(DescriptorType.DEVICE, {Attribute.DEVICE_JSON: (Type.CHAR, characters)})
 
     def _read(self, of: int, attribute: Attribute, type_: Type, most: int, array: Any) -> int:
         count = ctypes.c_int64()

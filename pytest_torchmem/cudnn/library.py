@@ -34,7 +34,7 @@ from pytest_torchmem.cudnn.installed import (
     find_installed,
     version_text,
 )
-from pytest_torchmem.cudnn.questions import Answer, Convolution, ExecutionPlan, Question
+from pytest_torchmem.cudnn.questions import Answer, ConvolutionQuestion, ExecutionPlan, Question
 
 _FORMAT = 1
 """To be counted up when questions, or what is taken from cuDNN's answers, change."""
@@ -185,7 +185,9 @@ class Library:
                 return failed
             self._deaths = 0
             # Without an answer about attention, what it needs beside cuDNN may be missing here.
-            self._memory.add(place, answer, bool(answer.plans or isinstance(question, Convolution)))
+            self._memory.add(
+                place, answer, bool(answer.plans or isinstance(question, ConvolutionQuestion))
+            )
             return answer
 
     def _asked(self, message: str) -> Answer | None:

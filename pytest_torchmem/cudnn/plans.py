@@ -24,8 +24,8 @@ from pytest_torchmem.cudnn.backend import (
     Attribute,
     Backend,
     CudnnError,
-    Kind,
-    Mode,
+    DescriptorType,
+    HeuristicMode,
     Type,
 )
 from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan
@@ -40,9 +40,9 @@ _FIRST = 4
 """How many configurations are asked for at first."""
 #: The operation by direction, and what its attributes' names begin with.
 _DIRECTIONS = {
-    "forward": (Kind.CONVOLUTION_FORWARD, "FORWARD"),
-    "backward_input": (Kind.CONVOLUTION_BACKWARD_INPUT, "BACKWARD_INPUT"),
-    "backward_weight": (Kind.CONVOLUTION_BACKWARD_WEIGHT, "BACKWARD_WEIGHT"),
+    "forward": (DescriptorType.CONVOLUTION_FORWARD, "FORWARD"),
+    "backward_input": (DescriptorType.CONVOLUTION_BACKWARD_INPUT, "BACKWARD_INPUT"),
+    "backward_weight": (DescriptorType.CONVOLUTION_BACKWARD_WEIGHT, "BACKWARD_WEIGHT"),
 }
 
 
@@ -89,7 +89,9 @@ def _graph_of(backend: Backend, question: Mapping[str, Any]) -> int:
             _pointwise(backend, _ADD, sum_, added[1], biased),
             _pointwise(backend, _RELU, biased, None, y),
         ]
-    return backend.make(Kind.GRAPH, {Attribute.GRAPH_OPERATIONS: (Type.DESCRIPTOR, operations)})
+    return backend.make(
+        DescriptorType.GRAPH, {Attribute.GRAPH_OPERATIONS: (Type.DESCRIPTOR, operations)}
+    )
 
 
 def _tensor(
@@ -101,7 +103,7 @@ def _tensor(
 ) -> int:
     shape, strides, alignment = operand
     return backend.make(
-        Kind.TENSOR,
+        DescriptorType.TENSOR,
         {
             Attribute.TENSOR_TYPE: (Type.DATA_TYPE, [DATA_TYPES[dtype]]),
             Attribute.TENSOR_SHAPE: (Type.INT64, shape),
@@ -118,7 +120,7 @@ def _convolution(backend: Backend, question: Mapping[str, Any], x: int, w: int, 
     double = question["dtype"] == "float64"
     computed = DATA_TYPES["float64" if double else "float32"]
     described = backend.make(
-        Kind.CONVOLUTION,
+        DescriptorType.CONVOLUTION,
         {
             Attribute.CONVOLUTION_TYPE: (Type.DATA_TYPE, [computed]),
             Attribute.CONVOLUTION_MODE: (Type.CONVOLUTION_MODE, [_CROSS_CORRELATION]),
@@ -152,7 +154,7 @@ def _pointwise(
     alphas: Mapping[Attribute, tuple[Type, Sequence[Any]]] | None = None,
 ) -> int:
     described = backend.make(
-        Kind.POINTWISE,
+        DescriptorType.POINTWISE,
         {
             Attribute.POINTWISE_MODE: (Type.POINTWISE_MODE, [mode]),
             Attribute.POINTWISE_PRECISION: (Type.DATA_TYPE, [DATA_TYPES["float32"]]),
@@ -164,17 +166,21 @@ def _pointwise(
         **{at: (Type.DESCRIPTOR, [one]) for at, one in operands.items() if one is not None},
         **(alphas or {}),
     }
-    return backend.make(Kind.POINTWISE_OPERATION, values)
+    return backend.make(DescriptorType.POINTWISE_OPERATION, values)
 
 
 def _configurations(
     backend: Backend, device: int, graph: int, question: Mapping[str, Any]
 ) -> Iterator[tuple[int, frozenset[int]]]:
     """Yield what the heuristics list and ATen keeps of it, then the same of the fallbacks."""
-    wanted = Mode.B if question["mode_b"] and not question["benchmark"] else Mode.INSTANT
-    for mode in (wanted, Mode.FALLBACK):
+    wanted = (
+        HeuristicMode.B
+        if question["mode_b"] and not question["benchmark"]
+        else HeuristicMode.INSTANT
+    )
+    for mode in (wanted, HeuristicMode.FALLBACK):
         heuristics = backend.make(
-            Kind.HEURISTICS,
+            DescriptorType.HEURISTICS,
             {
                 Attribute.HEURISTICS_GRAPH: (Type.DESCRIPTOR, [graph]),
                 Attribute.HEURISTICS_MODE: (Type.HEURISTICS_MODE, [mode]),
@@ -196,12 +202,16 @@ def _listed(backend: Backend, heuristics: int, first: int) -> Iterator[int]:
     result = Attribute.HEURISTICS_RESULTS
     yielded = 0
     if first:
-        beginning = backend.descriptors(heuristics, result, Kind.ENGINE_CONFIGURATION, first)
+        beginning = backend.descriptors(
+            heuristics, result, DescriptorType.ENGINE_CONFIGURATION, first
+        )
         yield from beginning
         yielded = len(beginning)
         if yielded < first:
             return
-    yield from backend.descriptors(heuristics, result, Kind.ENGINE_CONFIGURATION)[yielded:]
+    yield from backend.descriptors(heuristics, result, DescriptorType.ENGINE_CONFIGURATION)[
+        yielded:
+    ]
 
 
 def _is_left_out(notes: frozenset[int], question: Mapping[str, Any]) -> bool:
@@ -213,9 +223,9 @@ def _is_left_out(notes: frozenset[int], question: Mapping[str, Any]) -> bool:
 
 
 def _engine_of(backend: Backend, configuration: int) -> int:
-    return backend.descriptors(configuration, Attribute.CONFIGURATION_ENGINE, Kind.ENGINE, count=1)[
-        0
-    ]
+    return backend.descriptors(
+        configuration, Attribute.CONFIGURATION_ENGINE, DescriptorType.ENGINE, count=1
+    )[0]
 
 
 def _plan_of(
@@ -227,7 +237,7 @@ def _plan_of(
     workspace = _without_compiling(backend, configuration, engine)
     if workspace is None:
         plan = backend.make(
-            Kind.PLAN,
+            DescriptorType.PLAN,
             {
                 Attribute.PLAN_CONFIGURATION: (Type.DESCRIPTOR, [configuration]),
                 Attribute.PLAN_DEVICE: (Type.DESCRIPTOR, [device]),

@@ -40,7 +40,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class ConvolutionQuestion:
     """A convolution's forward, or one of its gradients.
 
     ``x`` is the input or its gradient, ``w`` the weight or its gradient and ``y`` the output or its
@@ -108,7 +108,7 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionQuestion:
     """Attention through cuDNN, its forward or its backward.
 
     Operands are there by name: ``query``, ``key``, ``value`` and ``output``; ``statistics`` where a
@@ -147,7 +147,7 @@ class Attention:
         }
 
 
-Question = Convolution | Attention
+Question = ConvolutionQuestion | AttentionQuestion
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from pytest_torchmem.graphs.operators_at import Inner, run_alone
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.plans import find_plan, geometry_of_arguments
 from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.profile.node_table import NodeTable, Row
+from pytest_torchmem.profile.node_table import NodeRow, NodeTable
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, tensors_in
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_view
@@ -40,7 +40,7 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.tracing.trace import trace
 
 
-class Storages:
+class GraphStorages:
     """The storages of some graphs, whose values have the same names in all of them, by address."""
 
     def __init__(self, graphs: Iterable[fx.GraphModule]) -> None:
@@ -231,7 +231,7 @@ def graph_profile(
     graphs = [forward] if backward is None else [forward, backward]
     for graph in graphs:
         _refuse_unless_graph(graph)
-    walk = _Walk(Storages(graphs))
+    walk = _Walk(GraphStorages(graphs))
     inputs = walk.begin(graphs)
     baseline = walk.live
     nodes = list(walk.run(forward, "forward", held=inputs))
@@ -250,7 +250,7 @@ def graph_profile(
 class _Walk:
     """What is alive on a walk through graphs, by the addresses of storages."""
 
-    def __init__(self, storages: Storages) -> None:
+    def __init__(self, storages: GraphStorages) -> None:
         self._storages = storages
         self._alive: dict[int, int] = {}
         self.live = 0
@@ -359,7 +359,7 @@ def node_table(target: Any, *args: Any, **kwargs: Any) -> NodeTable:
     """Trace one training step of ``target``, and return the memory and work of its operators.
 
     The arguments are those of ``trace``. Of a ``torch.fx.GraphModule`` each row has its ``node``,
-    and each node's ``meta`` gets what it needs: ``meta["memory"]`` is its ``Row``, and
+    and each node's ``meta`` gets what it needs: ``meta["memory"]`` is its ``NodeRow``, and
     ``fwd_in``, ``fwd_tmp``, ``fwd_out``, ``bwd_tmp``, ``bwd_out`` (bytes), ``fwd_flops``,
     ``bwd_flops`` and ``save_fwd_in`` (whether the backward needs what it read) are its figures.
     Raises what ``trace`` raises.
@@ -369,7 +369,7 @@ def node_table(target: Any, *args: Any, **kwargs: Any) -> NodeTable:
     table = trace(_noting(target), *args, **kwargs).node_table()
     rows = {row.node: row for row in table.by_node()}
     for node in target.graph.nodes:
-        row = rows.get(node.name) or Row("forward", "", "", "", node=node.name)
+        row = rows.get(node.name) or NodeRow("forward", "", "", "", node=node.name)
         node.meta["memory"] = row
         node.meta.update((name, getattr(row, name)) for name in _META)
         node.meta["save_fwd_in"] = row.fwd_in_saved > 0

@@ -23,13 +23,12 @@ from torch import Tensor, fx
 
 from pytest_torchmem.graphs.comparable import Comparable, comparable
 from pytest_torchmem.graphs.polynomials import Grid, Polynomial
-from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.work import CallWork, Geometry
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.profile.profile import MemoryProfile
-from pytest_torchmem.profile.timeline import Kind as AllocationKind
-from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.trees import replace_tensors, tensors_in
 from pytest_torchmem.torch_private.dispatch.operators import (
     HigherOrderOperator,
@@ -108,7 +107,9 @@ def _is_several(node: fx.Node, device: str) -> bool:
         return False
     spec = spec_of(operator)
     return (
-        spec.kind is Kind.DECOMPOSED or spec.composite or spec.on(device).decomposition is not None
+        spec.kind is OperatorKind.DECOMPOSED
+        or spec.composite
+        or spec.on(device).decomposition is not None
     )
 
 
@@ -144,7 +145,7 @@ def _peaks(profile: MemoryProfile) -> dict[str, int]:
         live = most = 0
         for event in timeline.events[start:stop]:
             allocation = timeline.allocations[abs(event) - 1]
-            if allocation.kind is not AllocationKind.WORKSPACE:
+            if allocation.kind is not Kind.WORKSPACE:
                 live += allocation.nbytes if event > 0 else -allocation.nbytes
                 most = max(most, live)
         peaks[label] = most
@@ -156,7 +157,7 @@ _MACHINE = ("device", "gpu", "host", "calibration", "cudnn", "gpus")
 _CONTAINERS = (list, tuple, torch.Size)
 
 
-class Answers(NamedTuple):
+class OperatorsAtSizes(NamedTuple):
     """What operators take at some sizes."""
 
     nbytes: dict[int, int]
@@ -209,7 +210,7 @@ class OperatorsAt:
                 before, now = self._last.bytes_of(place), traced.bytes_of(place)
                 one.agrees = one.agrees and now[-1] - before[-1] == grown
 
-    def at(self, sizes: Mapping[str, int]) -> Answers:
+    def at(self, sizes: Mapping[str, int]) -> OperatorsAtSizes:
         """Return what operators take at these sizes."""
         doubts = [why for one in self._calls if (why := one.not_at(sizes)) is not None]
         missing = dict.fromkeys(doubts[:1])  # what follows has sizes that were rounded there
@@ -230,7 +231,7 @@ class OperatorsAt:
         for one in self._calls:
             if one.decides and not one.agrees and self._took(one):
                 missing[f"what {one.name} takes depends on more than its arguments' shapes"] = None
-        return Answers(nbytes, tuple(missing))
+        return OperatorsAtSizes(nbytes, tuple(missing))
 
     def _took(self, one: _Growing) -> bool:
         return any(self._last.bytes_of(place)[-1] for place in one.places)

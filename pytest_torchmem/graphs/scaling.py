@@ -20,7 +20,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.graphs.build import Build, trace_built
 from pytest_torchmem.graphs.comparable import Comparable, comparable
-from pytest_torchmem.graphs.operators_at import Answers, OperatorsAt
+from pytest_torchmem.graphs.operators_at import OperatorsAt, OperatorsAtSizes
 from pytest_torchmem.graphs.polynomials import Grid, Polynomial, total
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
@@ -108,7 +108,9 @@ class Scaling:
         for name, value in sizes.items():
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name}={value!r}: expected a whole number from 1 on")
-        answers = self._operators.at(sizes) if self._operators is not None else Answers({}, ())
+        answers = (
+            self._operators.at(sizes) if self._operators is not None else OperatorsAtSizes({}, ())
+        )
         found = figures_of(self._timeline_of(sizes, answers.nbytes))
         figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
         chance = [self._chance] if self._chance else []

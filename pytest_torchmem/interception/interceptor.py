@@ -24,14 +24,14 @@ from pytest_torchmem.interception.kernels import Kernels
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.sparse import parts_of
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.parts import Mode, Parts
+from pytest_torchmem.interception.parts import Parts, RunMode
 from pytest_torchmem.interception.plans import SubclassAsked
 from pytest_torchmem.interception.threads import TraceThreads
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.interception.wrapped_numbers import run_on_host
 from pytest_torchmem.journal.process import seed_what_is_imported
-from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.step.imports import imports_within
@@ -58,7 +58,7 @@ from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctio
 from pytest_torchmem.torch_private.tensors.storages import nowhere, storage_address
 
 _CPU = torch.device("cpu")
-_LEAF = Kind.LEAF
+_LEAF = OperatorKind.LEAF
 _WRAPS = "_c10d_functional::_wrap_tensor_autograd"
 """Makes a subclass that waits for a collective of a tensor, and no storage
 (torch/distributed/_functional_collectives.py)."""
@@ -118,7 +118,7 @@ class Interceptor:
         self.paths: Mapping[str, Callable[..., Any]] = {}
         """What runs composite operators as the GPU does, by name."""
         self.threads = TraceThreads()
-        self.mode = Mode()
+        self.mode = RunMode()
         self.inside = 0
         """The thread on which the profiler itself is at work, and tensors answer as torch made
         them; 0 for none."""
@@ -220,14 +220,14 @@ class Interceptor:
         """Return what is to be known of an operator on this target."""
         spec, device = spec_of(overload), self.parts.target.device.type
         if spec.name == _WRAPS:
-            return replace(spec, kind=Kind.NATIVE)
+            return replace(spec, kind=OperatorKind.NATIVE)
         taught = spec.on(device).taught
         if taught is not None and taught.describes_kernel:
-            return replace(spec, kind=Kind.LEAF, composite=False, opaque=True)
+            return replace(spec, kind=OperatorKind.LEAF, composite=False, opaque=True)
         if spec.name in self.paths:
-            return replace(spec, kind=Kind.DECOMPOSED)
-        if spec.kind is Kind.DECOMPOSED and spec.one_kernel_on(device):
-            return replace(spec, kind=Kind.LEAF)
+            return replace(spec, kind=OperatorKind.DECOMPOSED)
+        if spec.kind is OperatorKind.DECOMPOSED and spec.one_kernel_on(device):
+            return replace(spec, kind=OperatorKind.LEAF)
         return spec
 
     def _run_specially(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -237,7 +237,7 @@ class Interceptor:
         if run is not None:
             parts.phases.find()
             return run(spec, args, kwargs)
-        if kind is Kind.DECOMPOSED:
+        if kind is OperatorKind.DECOMPOSED:
             path = self.paths.get(spec.name)
             if path is not None and not is_composite_implicit(spec.overload):
                 own = spec_of(spec.overload)
@@ -247,24 +247,24 @@ class Interceptor:
                 if path is not None:
                     return path(*args, **kwargs)
                 return run_composite_implicit(spec.overload, *args, **kwargs)
-        if kind is Kind.NATIVE:
+        if kind is OperatorKind.NATIVE:
             if spec.record.waits:
                 self.kernels.in_flight.wait(args[0])
             return spec.overload(*args, **kwargs)
-        if kind is Kind.PASS:
+        if kind is OperatorKind.PASS:
             self._check(spec, args, kwargs)
             made_of = spec.cpu.decomposition  # of both devices
             if made_of is not None and not args[0].is_meta:
                 with self.intercepting():
                     made_of(args, kwargs)
             return None
-        if kind is Kind.ZERO:
+        if kind is OperatorKind.ZERO:
             return self.kernels.zero_tensor(spec, args, kwargs)
-        if kind is Kind.QUANTIZED:
+        if kind is OperatorKind.QUANTIZED:
             return self.kernels.quantized(spec, args, kwargs)
-        if kind is Kind.SCALAR:
+        if kind is OperatorKind.SCALAR:
             return self.kernels.item(spec, args[0])
-        if kind is Kind.LIFT:
+        if kind is OperatorKind.LIFT:
             if nowhere().touched():  # where no tensor has memory: C++ made this one of such data
                 nowhere().forget()
                 raise parts.values.unknown("a tensor is made of tensors of unknown values")
@@ -302,7 +302,7 @@ class Interceptor:
         conversion = self.parts.conversion
         met = conversion.met
         try:
-            if spec.kind is Kind.LEAF:
+            if spec.kind is OperatorKind.LEAF:
                 result = self.kernels.run(spec, args, kwargs)
             else:
                 result = self._run_specially(spec, args, kwargs)
@@ -362,7 +362,7 @@ class Interceptor:
             yield
 
     @contextmanager
-    def in_mode(self, mode: Mode) -> Iterator[None]:
+    def in_mode(self, mode: RunMode) -> Iterator[None]:
         """Run operators in another mode."""
         before, self.mode = self.mode, mode
         try:

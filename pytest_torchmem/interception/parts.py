@@ -36,7 +36,7 @@ class Parts:
         self.placement = Placement(target, ledger)
 
 
-class Mode(NamedTuple):
+class RunMode(NamedTuple):
     """How operators are run at the moment; the default is as the program's own."""
 
     placed_on: torch.device | None = None
@@ -56,7 +56,7 @@ class Intercepts(Protocol):
     """How those who run operators let others come to the interceptor, or go elsewhere."""
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> RunMode:
         """How operators are run at the moment."""
 
     def intercepting(self) -> AbstractContextManager[None]:

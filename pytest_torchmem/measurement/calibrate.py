@@ -22,7 +22,7 @@ from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
 from pytest_torchmem.measurement.device import Device
-from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.garbage import without_collections
@@ -164,7 +164,7 @@ class _Recorder:
         """Return what runs an operator as the sequence of others that a trace sees in its place."""
         if has_kernel_on(operator.overload, self._device.torch_device.type):
             return None
-        if operator.kind is Kind.DECOMPOSED:
+        if operator.kind is OperatorKind.DECOMPOSED:
             return run_composite_implicit
         return run_composite_explicit if operator.composite else None
 

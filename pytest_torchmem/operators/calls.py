@@ -97,7 +97,7 @@ def proxy(out: Tensor, geometry: Tensor) -> Tensor:
     return out if out.stride() == geometry.stride() else empty_as(geometry)
 
 
-class Attention(NamedTuple):
+class AttentionArguments(NamedTuple):
     """Those of ``aten::scaled_dot_product_attention`` that its kernel depends on; ``sdp_params`` in
     native/transformers/sdp_utils_cpp.h.
     """
@@ -218,7 +218,7 @@ class LayerSettings(NamedTuple):
 GROUPS = {
     group.__name__: group
     for group in (
-        Attention,
+        AttentionArguments,
         AttentionLayer,
         ConvolutionSettings,
         EncoderLayer,

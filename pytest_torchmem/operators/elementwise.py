@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import dense_bytes, lying_alike, type_of_number
-from pytest_torchmem.operators.registry import Kind, UnknownOutputs, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, aten, operator
 from pytest_torchmem.torch_private.dispatch.kernels import run_on_meta
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 
@@ -58,7 +58,7 @@ operator(*aten(_OTHER_DTYPE), other_dtype=True)
 operator("aten::mul_.Tensor", "aten::div_.Tensor", "aten::div_.Tensor_mode", saves_number=True)
 # Made of a power and a product up to torch 2.13, and then one kernel for every backend.
 if TORCH_VERSION >= (2, 14):
-    operator("aten::ldexp.Tensor", "aten::ldexp_", kind=Kind.LEAF)
+    operator("aten::ldexp.Tensor", "aten::ldexp_", kind=OperatorKind.LEAF)
 
 operator("aten::isfinite", unknown_outputs=UnknownOutputs.TRUE)
 operator(*aten("isinf isnan isneginf isposinf"), unknown_outputs=UnknownOutputs.FALSE)

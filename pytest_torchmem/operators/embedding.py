@@ -23,7 +23,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.buffers import HALVES
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.sorting.order import sort_requests
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
@@ -314,7 +314,9 @@ _BLOCK = 1024
 _ATOMIC_BLOCKS = 4
 _LONG = 8
 
-operator("aten::embedding_renorm", kind=Kind.LEAF)  # for every backend, reading and writing data
+operator(
+    "aten::embedding_renorm", kind=OperatorKind.LEAF
+)  # for every backend, reading and writing data
 _renorm = operator("aten::embedding_renorm_")
 _backward = operator("aten::embedding_dense_backward")
 _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))

@@ -24,7 +24,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import transpose_scratch
-from pytest_torchmem.operators.registry import Fills, Kind, UnknownOutputs, aten, operator
+from pytest_torchmem.operators.registry import Fills, OperatorKind, UnknownOutputs, aten, operator
 
 # Of random floating ones, single numbers are worth knowing.
 operator(
@@ -50,12 +50,12 @@ operator(
     *aten(
         "empty_like full_like new_empty new_empty_strided new_ones new_zeros ones_like zeros_like"
     ),
-    kind=Kind.LEAF,
+    kind=OperatorKind.LEAF,
 )
 
 
 # One allocation and one copy: as well from meta as by their body, and quicker.
-operator("aten::_unsafe_view", "aten::stack", kind=Kind.LEAF)
+operator("aten::_unsafe_view", "aten::stack", kind=OperatorKind.LEAF)
 
 
 @operator("aten::cat", "aten::stack").workspace("cpu")
@@ -70,10 +70,10 @@ def parts_of_another_type(
     return max((part.numel() * part.element_size() for part in others), default=0)
 
 
-operator("aten::lift_fresh", kind=Kind.LIFT)
+operator("aten::lift_fresh", kind=OperatorKind.LIFT)
 # It maps a file of the host, which the allocator does not know of.
-operator("aten::from_file", kind=Kind.NATIVE)
-operator("aten::_efficientzerotensor", kind=Kind.ZERO)
+operator("aten::from_file", kind=OperatorKind.NATIVE)
+operator("aten::_efficientzerotensor", kind=OperatorKind.ZERO)
 # C++ lays no quantized tensor on a storage that is there.
 operator(
     *aten("""
@@ -85,20 +85,20 @@ operator(
         quantized_gru_cell quantized_rnn_relu_cell quantized_rnn_tanh_cell
         _fused_moving_avg_obs_fq_helper
     """),
-    kind=Kind.QUANTIZED,
+    kind=OperatorKind.QUANTIZED,
 )
-operator("aten::resize_", "aten::resize_as_", kind=Kind.RESIZE)
+operator("aten::resize_", "aten::resize_as_", kind=OperatorKind.RESIZE)
 operator("aten::set_.source_Tensor", across_devices=True)
 operator("aten::cat", unknown_outputs=UnknownOutputs.CARRIED)
 
-clone = operator("aten::clone", kind=Kind.LEAF, unknown_outputs=UnknownOutputs.CARRIED)
+clone = operator("aten::clone", kind=OperatorKind.LEAF, unknown_outputs=UnknownOutputs.CARRIED)
 # Registered for every backend, and reading and writing data all the same.
 copy_ = operator(
-    "aten::copy_", kind=Kind.LEAF, overwrites=True, across_devices=True, copies_across=True
+    "aten::copy_", kind=OperatorKind.LEAF, overwrites=True, across_devices=True, copies_across=True
 )
 operator(
     "aten::_to_copy",
-    kind=Kind.LEAF,
+    kind=OperatorKind.LEAF,
     across_devices=True,
     copies_across=True,
     unknown_outputs=UnknownOutputs.CARRIED,
@@ -231,7 +231,7 @@ def unchecked(call: CompositeCall, input: Tensor, num_classes: int = -1) -> Any:
     return input.new_zeros((*input.shape, classes)).scatter_(-1, input.unsqueeze(-1), 1)
 
 
-operator("aten::_local_scalar_dense", kind=Kind.SCALAR)
+operator("aten::_local_scalar_dense", kind=OperatorKind.SCALAR)
 # Asked by C++ composites; no data is read.
 operator(
     *aten("""
@@ -239,9 +239,10 @@ operator(
         _use_cudnn_ctc_loss _version is_pinned is_same_size is_set_to sym_numel sym_size.int
         sym_storage_offset sym_stride.int
     """),
-    kind=Kind.NATIVE,
+    kind=OperatorKind.NATIVE,
 )
 # They ask something of data, make nothing and raise where it is wrong.
 operator(
-    *aten("_assert_async _assert_async.msg _validate_compressed_sparse_indices"), kind=Kind.PASS
+    *aten("_assert_async _assert_async.msg _validate_compressed_sparse_indices"),
+    kind=OperatorKind.PASS,
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.indexing.masks import selects_serially
-from pytest_torchmem.operators.registry import Kind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
@@ -55,10 +55,13 @@ def sizes_on_gpu(beside: Tensor, count: int) -> Tensor:
 
 
 _aten: Any = torch.ops.aten
-_from_tensors = operator("aten::_nested_tensor_from_tensor_list", kind=Kind.NESTED)
-_from_padded = operator("aten::_nested_from_padded", kind=Kind.NESTED)
-operator(*aten("_nested_tensor_from_mask _nested_tensor_from_mask_left_aligned"), kind=Kind.NESTED)
-operator("aten::_nested_tensor_size", kind=Kind.NATIVE)
+_from_tensors = operator("aten::_nested_tensor_from_tensor_list", kind=OperatorKind.NESTED)
+_from_padded = operator("aten::_nested_from_padded", kind=OperatorKind.NESTED)
+operator(
+    *aten("_nested_tensor_from_mask _nested_tensor_from_mask_left_aligned"),
+    kind=OperatorKind.NESTED,
+)
+operator("aten::_nested_tensor_size", kind=OperatorKind.NATIVE)
 
 
 @_from_tensors.nested("cpu")
@@ -85,7 +88,7 @@ def concatenated(nested: NestedTensors, list: Sequence[Tensor]) -> Tensor:
     return nested.wrap(buffer, nested.table([part.shape for part in list]))
 
 
-@operator("aten::_padded_dense_to_jagged_forward", kind=Kind.NESTED).nested()
+@operator("aten::_padded_dense_to_jagged_forward", kind=OperatorKind.NESTED).nested()
 def padded_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
     """The values of a jagged tensor; native/nested/NestedTensorTransformerFunctions.cpp,
     _padded_dense_to_jagged_forward_cpu; native/nested/cuda/NestedTensorTransformerFunctions.cu.

@@ -12,7 +12,7 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
 from pytest_torchmem.operators.geometry import CONTIGUOUS, dense_bytes, lying_alike, made_like
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import Kind, UnknownOutputs, operator
+from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -24,7 +24,7 @@ _SCALAR = 8
 _DOUBLE = 8
 
 # Registered for every backend, and writing data all the same.
-operator("aten::_philox_normal", "aten::_philox_uniform", kind=Kind.LEAF)
+operator("aten::_philox_normal", "aten::_philox_uniform", kind=OperatorKind.LEAF)
 
 operator("aten::multinomial", unknown_outputs=UnknownOutputs.POSITIONS)
 

@@ -27,7 +27,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 from pytest_torchmem.operators.families import load_for
-from pytest_torchmem.profile.timeline import Kind as Holding
+from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.torch_private.patching.patches import is_another
 
 DEVICES = ("cpu", "cuda")
@@ -37,7 +37,7 @@ Function = Callable[..., Any]
 _F = TypeVar("_F", bound=Function)
 
 
-class Kind(Enum):
+class OperatorKind(Enum):
     """What the interceptor does with an operator."""
 
     LEAF = "its outputs are made hollow, with the geometry it has on meta"
@@ -88,7 +88,7 @@ class OperatorRecord:
     name: str
     source: str = ""
     """The file and function of torch that the record follows."""
-    kind: Kind | None = None
+    kind: OperatorKind | None = None
     """How the interceptor treats it; ``LEAF`` for a composite operator whose body is not run."""
     meta: dict[str, Function] = field(default_factory=dict)
     """Outputs on ``meta`` from arguments on ``meta``, where torch has none or has them wrong."""
@@ -182,7 +182,7 @@ class OperatorRecord:
     """Whether its kernel for compressed tensors reads no values itself; for every overload."""
     asks_cusparse: bool = False
     """Whether cuSPARSE decides what it takes of compressed tensors on CUDA."""
-    holds: Mapping[str, Holding] = field(default_factory=dict)
+    holds: Mapping[str, Kind] = field(default_factory=dict)
     """What the storages of an argument turn out to be by its being called with them."""
     asks_grad_mode: bool = False
     """Whether its kernel does something else where gradients are not enabled."""

@@ -40,7 +40,7 @@ from pytest_torchmem.operators.geometry import (
     shaped_by,
     suggested_format,
 )
-from pytest_torchmem.operators.registry import Kind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.workspace import ALL, Request
 
 _INDEX = 8
@@ -214,7 +214,8 @@ operator("aten::grid_sampler_2d_backward").workspace("cpu")(  # native/GridSampl
 )
 # Registered for every backend, and reading and writing data all the same.
 operator(
-    *aten("_grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward"), kind=Kind.LEAF
+    *aten("_grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward"),
+    kind=OperatorKind.LEAF,
 )
 
 

@@ -16,13 +16,13 @@ from pytest_torchmem.operators.registry import (
     DEVICES,
     EVERY,
     Fills,
-    Kind,
+    OperatorKind,
     OperatorRecord,
     UnknownOutputs,
     aten,
     find_record,
 )
-from pytest_torchmem.profile.timeline import Kind as Holding
+from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverload,
@@ -138,7 +138,7 @@ class OperatorSpec:
 
     overload: OpOverload
     name: str
-    kind: Kind
+    kind: OperatorKind
     record: OperatorRecord
     shared: OperatorRecord
     """What is known of all of the operator's overloads."""
@@ -169,7 +169,7 @@ class OperatorSpec:
     """Whether it returns what a collective is waited for by."""
     leaves_work: bool
     """Whether it is a collective that has begun when it returns, and makes what is waited for."""
-    holds: tuple[tuple[int, str, Holding], ...]
+    holds: tuple[tuple[int, str, Kind], ...]
     """Positions and names of arguments, and what their storages turn out to be by this call."""
     keeps_geometry: bool
     """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
@@ -253,7 +253,7 @@ class OperatorSpec:
             cpu=OnDevice(overload, "cpu"),
             cuda=OnDevice(overload, "cuda"),
             composite=composite_key(overload) is not None
-            and record.kind is not Kind.LEAF
+            and record.kind is not OperatorKind.LEAF
             and (not opaque or is_triton_operator(overload)),
             opaque=opaque,
             dynamic=record.data_dependent or (not record.masks and _depends_on_data(overload)),
@@ -269,7 +269,7 @@ class OperatorSpec:
             mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
             makes_work=collective
             and any(str(one.type).endswith(".c10d.Work") for one in schema(overload).returns),
-            leaves_work=functional and record.kind is not Kind.NATIVE,
+            leaves_work=functional and record.kind is not OperatorKind.NATIVE,
             holds=tuple(
                 (position, argument.name, record.holds[argument.name])
                 for position, argument in enumerate(arguments)
@@ -394,7 +394,7 @@ class OperatorSpec:
 
     def held(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[torch.Tensor, Holding]]:
+    ) -> list[tuple[torch.Tensor, Kind]]:
         """Return tensors of this call with what their storages turn out to be."""
         return [
             (tensor, kind)
@@ -472,15 +472,15 @@ def _depends_on_data(overload: OpOverload) -> bool:
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
-def _kind_of(overload: OpOverload, name: str) -> Kind:
+def _kind_of(overload: OpOverload, name: str) -> OperatorKind:
     if is_composite_implicit(overload):
-        return Kind.DECOMPOSED
+        return OperatorKind.DECOMPOSED
     if overload.is_view and not name.startswith("aten::_unsafe"):
-        return Kind.NATIVE
+        return OperatorKind.NATIVE
     if torch.Tag.inplace_view in overload.tags:  # ``transpose_`` changes no more than metadata
-        return Kind.NATIVE
+        return OperatorKind.NATIVE
     if "Tensor" not in str(schema(overload)):  # marks for a profiler, arithmetic on shapes
-        return Kind.NATIVE
+        return OperatorKind.NATIVE
     if overload.namespace in _QUANTIZED:
-        return Kind.QUANTIZED
-    return Kind.LEAF
+        return OperatorKind.QUANTIZED
+    return OperatorKind.LEAF

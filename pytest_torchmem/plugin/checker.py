@@ -21,8 +21,8 @@ from pytest_torchmem.checks.judge import Context, stored_for
 from pytest_torchmem.checks.request import (
     Budget,
     CheckedTest,
+    CheckTarget,
     Request,
-    Target,
     gpu_name,
     make_request,
     worlds_of,
@@ -178,7 +178,7 @@ class Checker:
         return self._budget
 
     def check(
-        self, target: Target, *, on_cuda: str = "", **arguments: Any
+        self, target: CheckTarget, *, on_cuda: str = "", **arguments: Any
     ) -> dict[str, MemoryProfile]:
         """Trace ``target`` on every device, judge it, and raise once for all failures.
 
@@ -325,7 +325,7 @@ class Checker:
         return f"{path}:{line}"
 
     def _check_on(
-        self, device: str, world: World | None, request: Request, target: Target
+        self, device: str, world: World | None, request: Request, target: CheckTarget
     ) -> tuple[CheckResult | None, MemoryProfile | None]:
         """Check on one device; of a program that runs on cuda alone nothing comes of the CPU."""
         __tracebackhide__ = True

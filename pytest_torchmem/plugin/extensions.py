@@ -14,7 +14,7 @@ _GPUS = "pytest_torchmem_register_gpus"
 _OPERATORS = "pytest_torchmem_register_operators"
 
 
-class Registrations:
+class PluginRegistrations:
     """Asks every plugin once, and takes everything back when the run ends.
 
     ``conftest.py`` files of subdirectories come to be known in the course of collection: whoever

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.request import Target
+from pytest_torchmem.checks.request import CheckTarget
 from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.checker import Checker
@@ -284,7 +284,7 @@ def _target(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     sizes: Mapping[str, Sequence[int]] | None = None,
-) -> Target:
+) -> CheckTarget:
     """Return what is checked; within ``real(target)`` it is run for real, as what that gives."""
     of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
 
@@ -327,7 +327,7 @@ def _target(
         return scaling_of(target, args, of_step, names, sizes, **{**options, **given})
 
     calibrates = None if "calibration" in kwargs else calibrate
-    return Target(run, run_for_real, calibrates, scale)
+    return CheckTarget(run, run_for_real, calibrates, scale)
 
 
 def _target_of_sizes(
@@ -336,7 +336,7 @@ def _target_of_sizes(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     sizes: Mapping[str, Sequence[int]],
-) -> Target:
+) -> CheckTarget:
     """Return what is checked of a function of ``sizes``: what it returns for the first of each."""
     from pytest_torchmem.graphs.build import built_at
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.plugin.checker import Checker
     from pytest_torchmem.plugin.collection import Collection
-    from pytest_torchmem.plugin.extensions import Registrations
+    from pytest_torchmem.plugin.extensions import PluginRegistrations
     from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.plugin.processes import OtherProcesses
     from pytest_torchmem.plugin.run import Run
@@ -110,7 +110,7 @@ class _RunHooks:
         self.is_worker = hasattr(config, "workerinput")
         self.run: Run | None = None
         self._settings: Settings | None = None
-        self._registrations: Registrations | None = None
+        self._registrations: PluginRegistrations | None = None
         self._collection: Collection | None = None
         self._context: Context | None = None
         self._collect_reports: list[pytest.CollectReport] = []
@@ -201,12 +201,12 @@ class _RunHooks:
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
 
-    def registrations(self) -> Registrations:
+    def registrations(self) -> PluginRegistrations:
         """What plugins add to the profiler for this run."""
         if self._registrations is None:
-            from pytest_torchmem.plugin.extensions import Registrations
+            from pytest_torchmem.plugin.extensions import PluginRegistrations
 
-            self._registrations = Registrations(self.config)
+            self._registrations = PluginRegistrations(self.config)
         return self._registrations
 
     def collection(self) -> Collection:

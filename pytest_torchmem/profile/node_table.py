@@ -29,7 +29,7 @@ _OUTSIDE = "(outside of operators)"
 
 
 @dataclass(slots=True)
-class Row:
+class NodeRow:
     """One operator, or several that stand together: bytes by storage, operations by call.
 
     ``fwd`` columns are of the operator itself, whatever phase it ran in, and ``bwd`` columns of the
@@ -68,7 +68,7 @@ class Row:
     """The node of the graph, where one was run node by node."""
 
 
-COLUMNS = tuple(entry.name for entry in fields(Row))
+COLUMNS = tuple(entry.name for entry in fields(NodeRow))
 _BYTES = ("fwd_in", "fwd_in_saved", "fwd_saved", "fwd_out", "fwd_out_saved", "bwd_out")
 _MOST = ("fwd_tmp", "fwd_peak", "bwd_tmp", "bwd_peak")
 _COLUMNS_OF = attrgetter(*COLUMNS)
@@ -95,7 +95,7 @@ class NodeTable:
     """
 
     def __init__(
-        self, rows: Sequence[Row], storages: Sequence[_Storages], sizes: Sequence[int]
+        self, rows: Sequence[NodeRow], storages: Sequence[_Storages], sizes: Sequence[int]
     ) -> None:
         self.rows = tuple(rows)
         self._storages = tuple(storages)
@@ -104,7 +104,7 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[NodeRow]:
         return iter(self.rows)
 
     def peaks(self) -> dict[str, int]:
@@ -117,9 +117,9 @@ class NodeTable:
         peaks = {f"{name}_peak": peak for name, peak in found.items() if name in _PHASES_SHOWN}
         return peaks | {"peak": max(found.values(), default=0)}
 
-    def total(self) -> Row:
+    def total(self) -> NodeRow:
         """Return all rows in one: storages counted once, the highest of peaks and temporaries."""
-        return next(iter(self._regrouped(lambda row: ()).rows), Row("", "", "", ""))
+        return next(iter(self._regrouped(lambda row: ()).rows), NodeRow("", "", "", ""))
 
     def by_module(self) -> NodeTable:
         """Return a row for each module, by its path."""
@@ -139,7 +139,7 @@ class NodeTable:
             lambda row: (row.phase, _NUMBER.sub("*", row.module), row.operator, row.line)
         )
 
-    def largest(self, most: int | None = None) -> list[Row]:
+    def largest(self, most: int | None = None) -> list[NodeRow]:
         """Return the ``most`` rows with the most bytes, or all, in the order of the step."""
         rows = [row for row in self.rows if row.operator != _OUTSIDE or row.fwd_out]
         if most is None or most >= len(rows):
@@ -166,7 +166,7 @@ class NodeTable:
         """Return the rows as comma-separated values, and write them to ``path`` if there is one.
 
         Bytes and operations are plain numbers. The first line has the names of the columns, which
-        are the fields of ``Row``.
+        are the fields of ``NodeRow``.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -176,11 +176,11 @@ class NodeTable:
             Path(path).write_text(text.getvalue(), encoding="utf-8")
         return text.getvalue()
 
-    def _regrouped(self, key: Callable[[Row], tuple[str, ...]]) -> NodeTable:
+    def _regrouped(self, key: Callable[[NodeRow], tuple[str, ...]]) -> NodeTable:
         with without_collections():
             return self._grouped_by(key)
 
-    def _grouped_by(self, key: Callable[[Row], tuple[str, ...]]) -> NodeTable:
+    def _grouped_by(self, key: Callable[[NodeRow], tuple[str, ...]]) -> NodeTable:
         groups: dict[tuple[str, ...], list[int]] = {}
         for index, row in enumerate(self.rows):
             groups.setdefault(key(row), []).append(index)
@@ -200,7 +200,7 @@ class NodeTable:
         columns = zip(*(self._storages[at] for at in members), strict=True)
         return _Storages(*({*chain.from_iterable(column)} for column in columns))
 
-    def _merged(self, rows: Sequence[Row], storages: _Storages) -> Row:
+    def _merged(self, rows: Sequence[NodeRow], storages: _Storages) -> NodeRow:
         """Return several rows in one; a text that is not the same in all of them is left out."""
         if len(rows) == 1:
             return replace(rows[0])
@@ -211,7 +211,7 @@ class NodeTable:
         merged |= {name: sum(columns[name]) for name in _SUMS}
         merged |= {name: max(columns[name]) for name in _MOST}
         merged |= {name: self._bytes(getattr(storages, name)) for name in _BYTES}
-        return Row(**merged)
+        return NodeRow(**merged)
 
     def _bytes(self, storages: Iterable[int]) -> int:
         return sum(map(self._sizes.__getitem__, storages))
@@ -232,11 +232,11 @@ _SHOWN = (
 )
 
 
-def _weight(row: Row) -> int:
+def _weight(row: NodeRow) -> int:
     return row.fwd_saved + row.fwd_tmp + row.fwd_out + row.bwd_tmp + row.bwd_out
 
 
-def _text(row: Row, name: str) -> str:
+def _text(row: NodeRow, name: str) -> str:
     value: int = getattr(row, name)
     if not value:
         return ""
@@ -256,7 +256,7 @@ class _Open:
 
     __slots__ = ("births", "made", "made_in_backward", "reads", "row", "saved")
 
-    def __init__(self, row: Row, births: int, reads: tuple[int, ...], made: tuple[int, ...]):
+    def __init__(self, row: NodeRow, births: int, reads: tuple[int, ...], made: tuple[int, ...]):
         self.row = row
         self.births = births
         """The last allocation that was made when the operator returned."""
@@ -335,7 +335,7 @@ class _Builder:
         self, step: OperatorStep, operator: str, reads: tuple[int, ...], made: tuple[int, ...]
     ) -> _Open:
         phase, module, _, line, _ = step.origin
-        row = Row(phase.value, module, operator, line)
+        row = NodeRow(phase.value, module, operator, line)
         if step.call is not None:
             row.node = step.call.label
         opened = _Open(row, self._births, reads, made)
@@ -368,7 +368,7 @@ class _Builder:
         elif reads:
             reads = self._activations(reads)
         phase, module, operator, line, _ = origin
-        row, work = Row(phase.value, module, operator, line, 1), call.work
+        row, work = NodeRow(phase.value, module, operator, line, 1), call.work
         row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
         row.fwd_tmp, row.fwd_peak, row.node = temporary, peak, call.label
         opened = _Open(row, last, reads, made)

@@ -14,7 +14,7 @@ from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
 
 
-class Group(str, Enum):
+class DifferenceKind(str, Enum):
     """The kinds of differences, in the order in which people want to see them."""
 
     FAILED = "Failed"
@@ -34,7 +34,7 @@ class Difference:
     """The test as people find it: file and test id."""
     name: str
     device: str
-    group: Group
+    group: DifferenceKind
     changes: tuple[Change, ...] = ()
     figures: Mapping[str, int] | None = None
     """The figures of a check that only one side has."""
@@ -45,10 +45,13 @@ class Difference:
     @property
     def main(self) -> Change | None:
         """The change that stands for all: one that broke its tolerance, or the largest."""
-        broken = {Group.GREW: (Verdict.GREW, Verdict.NOT_RUN), Group.SHRANK: (Verdict.SHRANK,)}
+        broken = {
+            DifferenceKind.GREW: (Verdict.GREW, Verdict.NOT_RUN),
+            DifferenceKind.SHRANK: (Verdict.SHRANK,),
+        }
         verdicts = broken.get(self.group)
         changes = [c for c in self.changes if verdicts is None or c.verdict in verdicts]
-        if self.group is Group.GREW:
+        if self.group is DifferenceKind.GREW:
             return leading_change(changes, self.diagnosis)
         return main_change(changes)
 
@@ -83,7 +86,7 @@ def differences(
         if before is None or now is None:
             entry = now or before
             assert entry is not None
-            group = Group.NEW if before is None else Group.GONE
+            group = DifferenceKind.NEW if before is None else DifferenceKind.GONE
             found.append(_one(where, key, group, figures=entry.figures))
             continue
         own = parse_rules(now.tolerance, "the entry's own tolerance")
@@ -108,31 +111,31 @@ def notes_on(comparison: Comparison) -> list[str]:
     return notes
 
 
-def group_of(comparison: Comparison) -> Group:
+def group_of(comparison: Comparison) -> DifferenceKind:
     """Return the group of an entry by how its figures changed."""
     if comparison.grew:
-        return Group.GREW
+        return DifferenceKind.GREW
     if comparison.shrank:
-        return Group.SHRANK
-    return Group.WITHIN if comparison.having(Verdict.WITHIN) else Group.SAME
+        return DifferenceKind.SHRANK
+    return DifferenceKind.WITHIN if comparison.having(Verdict.WITHIN) else DifferenceKind.SAME
 
 
 def in_order(found: Iterable[Difference]) -> list[Difference]:
     """Return differences by group, and in each the largest change first."""
-    groups = list(Group)
+    groups = list(DifferenceKind)
     return sorted(found, key=lambda d: (groups.index(d.group), -abs(d.step), d.test, d.device))
 
 
 def failing(difference: Difference) -> bool:
     """Tell whether a gate must not let ``difference`` through."""
-    return difference.group in (Group.FAILED, Group.GREW)
+    return difference.group in (DifferenceKind.FAILED, DifferenceKind.GREW)
 
 
-def grouped(found: Sequence[Difference]) -> dict[Group, list[Difference]]:
+def grouped(found: Sequence[Difference]) -> dict[DifferenceKind, list[Difference]]:
     """Return differences by group, in order, without empty groups."""
     return {
         group: members
-        for group in Group
+        for group in DifferenceKind
         if (members := [difference for difference in found if difference.group is group])
     }
 
@@ -140,7 +143,7 @@ def grouped(found: Sequence[Difference]) -> dict[Group, list[Difference]]:
 def _one(
     test: str,
     key: Key,
-    group: Group,
+    group: DifferenceKind,
     changes: tuple[Change, ...] = (),
     figures: Mapping[str, int] | None = None,
     note: str = "",

@@ -12,7 +12,13 @@ from typing import Any
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.result import AT_MOST, CheckResult
 from pytest_torchmem.printable import printable, printable_lines
-from pytest_torchmem.reports.difference import Difference, Group, group_of, in_order, notes_on
+from pytest_torchmem.reports.difference import (
+    Difference,
+    DifferenceKind,
+    group_of,
+    in_order,
+    notes_on,
+)
 from pytest_torchmem.reports.growth import line_of, why
 from pytest_torchmem.reports.markdown import code, fenced, plain, render
 from pytest_torchmem.reports.pages import write_index
@@ -103,7 +109,11 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-_GROUPS = {Outcome.GREW: Group.GREW, Outcome.SHRANK: Group.SHRANK, Outcome.NEW: Group.NEW}
+_GROUPS = {
+    Outcome.GREW: DifferenceKind.GREW,
+    Outcome.SHRANK: DifferenceKind.SHRANK,
+    Outcome.NEW: DifferenceKind.NEW,
+}
 _BY_CHANGE = (Outcome.PASSED, *_GROUPS)
 """The outcomes that the change of a figure shows."""
 _BY_HEADLINE = (Outcome.OVER_BUDGET, Outcome.ESTIMATE_OFF, Outcome.MEASURED_GREW)
@@ -203,7 +213,7 @@ def _difference(check: Check) -> Difference:
     )
 
 
-def _group(result: CheckResult) -> Group:
+def _group(result: CheckResult) -> DifferenceKind:
     if result.outcome in (Outcome.PASSED, Outcome.UPDATED):
-        return group_of(result.comparison) if result.comparison is not None else Group.SAME
-    return _GROUPS.get(result.outcome, Group.FAILED)
+        return group_of(result.comparison) if result.comparison is not None else DifferenceKind.SAME
+    return _GROUPS.get(result.outcome, DifferenceKind.FAILED)

@@ -9,7 +9,7 @@ from html import escape
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
-from pytest_torchmem.reports.difference import Difference, Group, grouped
+from pytest_torchmem.reports.difference import Difference, DifferenceKind, grouped
 from pytest_torchmem.reports.layout import PLAIN, joined, lines_of
 from pytest_torchmem.units import format_size, format_step
 
@@ -19,7 +19,7 @@ MARKER = "<!-- pytest-torchmem -->"
 """By this line a workflow finds its own earlier comment."""
 _MOST = 50
 _MOST_TOLD = 5
-_FOLDED = (Group.WITHIN, Group.NEW, Group.GONE)
+_FOLDED = (DifferenceKind.WITHIN, DifferenceKind.NEW, DifferenceKind.GONE)
 
 
 def render(
@@ -32,7 +32,7 @@ def render(
     groups = grouped(found)
     lines = [MARKER, "", f"### Memory: {verdict(groups)}", ""]
     for group, members in groups.items():
-        if group is Group.SAME:
+        if group is DifferenceKind.SAME:
             continue
         table = _table(members, base, head)
         if group in _FOLDED:
@@ -41,29 +41,29 @@ def render(
         else:
             lines += [f"**{group.value} ({len(members)})**", "", *table, ""]
             lines += _what_changed(members)
-    if Group.SAME in groups:
-        lines += [f"{len(groups[Group.SAME])} unchanged.", ""]
+    if DifferenceKind.SAME in groups:
+        lines += [f"{len(groups[DifferenceKind.SAME])} unchanged.", ""]
     lines += [line for part in footer for line in (part, "")]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def verdict(groups: dict[Group, list[Difference]]) -> str:
+def verdict(groups: dict[DifferenceKind, list[Difference]]) -> str:
     """Return the groups' sizes in one line: "2 grew, 1 shrank, 40 unchanged"."""
     words = {
-        Group.FAILED: "failed",
-        Group.GREW: "grew",
-        Group.SHRANK: "shrank",
-        Group.WITHIN: "changed within tolerance",
-        Group.NEW: "new",
-        Group.GONE: "gone",
-        Group.SAME: "unchanged",
+        DifferenceKind.FAILED: "failed",
+        DifferenceKind.GREW: "grew",
+        DifferenceKind.SHRANK: "shrank",
+        DifferenceKind.WITHIN: "changed within tolerance",
+        DifferenceKind.NEW: "new",
+        DifferenceKind.GONE: "gone",
+        DifferenceKind.SAME: "unchanged",
     }
     parts = [f"{len(members)} {words[group]}" for group, members in groups.items()]
     return ", ".join(parts) if parts else "no checks"
 
 
 def _table(members: Sequence[Difference], base: str, head: str) -> list[str]:
-    single = members[0].group in (Group.NEW, Group.GONE)
+    single = members[0].group in (DifferenceKind.NEW, DifferenceKind.GONE)
     if single:
         lines = ["| test | device | forward | backward | peak |", "|---|---|---:|---:|---:|"]
     else:

@@ -19,7 +19,7 @@ from pytest_torchmem.checks.findings import (
     OverBudget,
 )
 from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.checks.limits import Contents, Overrun
+from pytest_torchmem.checks.limits import Overrun, PeakContents
 from pytest_torchmem.checks.request import word_of
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.diagnosis.difference import MomentDifference
@@ -337,7 +337,7 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
     return Told(first, alive if error.live else ["No memory was allocated at that point"])
 
 
-def _alive(contents: Contents) -> Section:
+def _alive(contents: PeakContents) -> Section:
     """Return what is alive at a peak that is too high, and how much of it is too much."""
     head = f"Alive {growth.at(contents.figure)}: {format_size(contents.nbytes)}"
     head += f", of which {format_size(contents.excess)} has to go" if contents.excess > 0 else ""
@@ -346,7 +346,7 @@ def _alive(contents: Contents) -> Section:
     return Section(head, growth.rows_of(contents.rows), rest, why, are_changes=False)
 
 
-def _less(contents: Contents) -> Parts:
+def _less(contents: PeakContents) -> Parts:
     """Return what would lower a peak, as one sentence."""
     less = contents.less
     if less is None:

@@ -15,7 +15,7 @@ from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots.changes import FilePlan, refused
 from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.plain import (
-    Contents,
+    FileContents,
     dump_file,
     parse_file,
     size,
@@ -120,7 +120,7 @@ CalibrationPlan = FilePlan[WorkspacePlace, WorkspaceSize]
 
 def read_calibration_file(path: Path) -> StoredCalibration:
     """Return what the calibration file at ``path`` holds; see ``read_stored``."""
-    return read_stored(path, lambda text: Contents(dict(flat(load(text)))))
+    return read_stored(path, lambda text: FileContents(dict(flat(load(text)))))
 
 
 def read_calibration(path: str | Path) -> Calibration:

@@ -29,8 +29,8 @@ from pytest_torchmem.snapshots.format import Entry, Key, Measured
 from pytest_torchmem.snapshots.tolerance import (
     BUILT_IN,
     Level,
-    Rule,
     Tolerance,
+    ToleranceRule,
     find_rule,
     parse_rules,
 )
@@ -224,7 +224,9 @@ def _of_libraries(entry: Entry, figure: str) -> int:
     return sum(group.nbytes(figure) for group in groups)
 
 
-def _judge(name: str, before: int | None, now: int | None, rule: Rule, apart: int) -> Change:
+def _judge(
+    name: str, before: int | None, now: int | None, rule: ToleranceRule, apart: int
+) -> Change:
     if now is None:
         return Change(name, before, now, Verdict.NOT_RUN if phase_of(name) else Verdict.SHOWN)
     if before is None:

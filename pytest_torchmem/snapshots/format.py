@@ -24,7 +24,7 @@ from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.older import upgraded_facts
 from pytest_torchmem.snapshots.plain import (
-    Contents,
+    FileContents,
     dump_file,
     parse_file,
     size,
@@ -300,7 +300,7 @@ class Entry(ComputedLater):
         return plain
 
 
-Snapshot = Contents[Key, Entry]
+Snapshot = FileContents[Key, Entry]
 """The contents of one file."""
 
 
@@ -321,7 +321,7 @@ def load(text: str) -> Snapshot:
             raise SnapshotError(f"has two entries for {entry.key}. Remove one of them")
         entries[entry.key] = entry
     extra = {key: value for key, value in data.items() if key not in ("schema", "entries")}
-    return Contents(entries, extra)
+    return FileContents(entries, extra)
 
 
 def _entry(plain: Any, where: str, schema: int) -> Entry:

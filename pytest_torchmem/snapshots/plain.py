@@ -22,7 +22,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True)  # ``typing`` cannot set ``__orig_class__`` on frozen slots
-class Contents(Generic[K, V]):
+class FileContents(Generic[K, V]):
     """What the text of a file holds."""
 
     entries: Mapping[K, V] = field(default_factory=dict)

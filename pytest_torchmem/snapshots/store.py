@@ -13,7 +13,7 @@ from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.snapshots.files import read_text
 from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import is_calibration
-from pytest_torchmem.snapshots.plain import Contents
+from pytest_torchmem.snapshots.plain import FileContents
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,7 +60,7 @@ def read(path: Path) -> StoredSnapshot:
     return read_stored(path, load)
 
 
-def read_stored(path: Path, load: Callable[[str], Contents[K, V]]) -> Stored[K, V]:
+def read_stored(path: Path, load: Callable[[str], FileContents[K, V]]) -> Stored[K, V]:
     """Return what the file at ``path`` holds, nothing if there is none.
 
     Raises ``SnapshotError`` for a file that cannot be read or understood. A merge conflict is no

@@ -66,7 +66,7 @@ def _short(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ToleranceRule:
     """A tolerance, where it was written, and what it is for; ``None`` means for all of them."""
 
     tolerance: Tolerance
@@ -83,14 +83,14 @@ class Rule:
         return f"{self.tolerance}, {self.source}"
 
 
-Level = Sequence[Rule]
+Level = Sequence[ToleranceRule]
 """The rules written in one place. Of several that fit, the one that says most holds."""
 
 _BUILT_IN_SOURCE = "the built-in default"
 BUILT_IN: Level = (
-    Rule(parse_tolerance(DEFAULT_TOLERANCE), _BUILT_IN_SOURCE),
+    ToleranceRule(parse_tolerance(DEFAULT_TOLERANCE), _BUILT_IN_SOURCE),
     *(
-        Rule(parse_tolerance(tolerance), _BUILT_IN_SOURCE, figure=figure)
+        ToleranceRule(parse_tolerance(tolerance), _BUILT_IN_SOURCE, figure=figure)
         for figure, tolerance in TOLERANCES.items()
     ),
 )
@@ -104,7 +104,7 @@ def parse_rules(value: object, source: str) -> Level:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
-        return (Rule(_tolerance(value, source), source),)
+        return (ToleranceRule(_tolerance(value, source), source),)
     rules = []
     for selector, tolerance in value.items():
         rule = _select(str(selector), _tolerance(tolerance, source), source)
@@ -125,14 +125,14 @@ def parse_rule_lines(text: str, source: str) -> Level:
             continue
         selector, colon, tolerance = line.rpartition(":")
         if not colon:
-            rules.append(Rule(_tolerance(line, source), source))
+            rules.append(ToleranceRule(_tolerance(line, source), source))
         else:
             where = f"{source} ({selector.strip()})"
             rules.append(_select(selector, _tolerance(tolerance.strip(), source), where))
     return tuple(rules)
 
 
-def for_path(rules: Iterable[Rule], path: str) -> tuple[Level, Level]:
+def for_path(rules: Iterable[ToleranceRule], path: str) -> tuple[Level, Level]:
     """Split ini rules into those for ``path``, relative to the root, and the general ones."""
     from fnmatch import fnmatchcase
 
@@ -148,7 +148,7 @@ def for_path(rules: Iterable[Rule], path: str) -> tuple[Level, Level]:
     return tuple(special), tuple(rule for rule in rules if rule.path is None)
 
 
-def find_rule(levels: Iterable[Level], device: str, figure: str) -> Rule:
+def find_rule(levels: Iterable[Level], device: str, figure: str) -> ToleranceRule:
     """Return the rule that holds: of the first level that has one that fits, the most specific."""
     for level in levels:
         fitting = [rule for rule in level if rule.fits(device, figure)]
@@ -164,7 +164,7 @@ def _tolerance(value: object, source: str) -> Tolerance:
         raise UsageError(f"{source}: {error}") from None
 
 
-def _select(selector: str, tolerance: Tolerance, source: str) -> Rule:
+def _select(selector: str, tolerance: Tolerance, source: str) -> ToleranceRule:
     device = figure = path = None
     for word in selector.split():
         if word in DEVICES and device is None:
@@ -178,4 +178,4 @@ def _select(selector: str, tolerance: Tolerance, source: str) -> Rule:
                 f"{source}: {word!r} in {selector.strip()!r} is not a device "
                 f"({', '.join(DEVICES)}), a phase ({', '.join(SELECTORS)}) or a path"
             )
-    return Rule(tolerance, source, device, figure, path)
+    return ToleranceRule(tolerance, source, device, figure, path)

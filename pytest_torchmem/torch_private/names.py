@@ -20,7 +20,7 @@ from pytest_torchmem.errors import UnsupportedTorchError
 DECLARED: dict[str, Any] = {}
 
 
-class Missing:
+class MissingName:
     """What a name stands for that this torch does not have: whatever uses it raises."""
 
     def __init__(self, path: str) -> None:
@@ -37,7 +37,7 @@ class Missing:
 
 
 def private(path: str) -> Any:
-    """Return what a private name of torch stands for, or a ``Missing``.
+    """Return what a private name of torch stands for, or a ``MissingName``.
 
     The result is bound to a name of the module that declares it, so that using it costs nothing.
     """
@@ -56,7 +56,7 @@ def private_name(path: str) -> str:
     It may be an attribute that instances of a class in Python have, and their methods name.
     """
     name = path.rpartition(".")[2]
-    if isinstance(private(path), Missing) and is_named(path):
+    if isinstance(private(path), MissingName) and is_named(path):
         DECLARED[path] = name
     return name
 
@@ -80,29 +80,29 @@ def private_name_if_imported(path: str) -> str:
 def optional(path: str) -> Any:
     """Return what a private name stands for that not all versions of torch have, or None."""
     found = find(path)
-    return None if isinstance(found, Missing) else found
+    return None if isinstance(found, MissingName) else found
 
 
 def dispatch_key(name: str) -> Any:
-    """Return a dispatch key by its name (c10/core/DispatchKey.h), or a ``Missing``."""
+    """Return a dispatch key by its name (c10/core/DispatchKey.h), or a ``MissingName``."""
     parse = private("torch._C._parse_dispatch_key")
     try:
         found = parse(name)
     except (RuntimeError, UnsupportedTorchError):
         found = None
     path = f"dispatch key {name}"
-    DECLARED[path] = Missing(path) if found is None else found
+    DECLARED[path] = MissingName(path) if found is None else found
     return DECLARED[path]
 
 
 def missing_names() -> list[str]:
     """Return the declared names that this torch does not have."""
-    return sorted(path for path, found in DECLARED.items() if isinstance(found, Missing))
+    return sorted(path for path, found in DECLARED.items() if isinstance(found, MissingName))
 
 
 def check_names() -> None:
     """Raise ``UnsupportedTorchError`` that lists what is missing."""
-    if Missing in {*map(type, DECLARED.values())}:
+    if MissingName in {*map(type, DECLARED.values())}:
         raise unsupported(f"it has no {', '.join(missing_names())}")
 
 
@@ -125,7 +125,7 @@ def is_named(path: str) -> bool:
 
 
 def find(path: str) -> Any:
-    """Return what a dotted path leads to, or a ``Missing``; modules are imported for it.
+    """Return what a dotted path leads to, or a ``MissingName``; modules are imported for it.
 
     A package may have a function by the name of one of its modules, which then hides the module.
     """
@@ -141,7 +141,7 @@ def find(path: str) -> Any:
             else:
                 found = getattr(found, part)
         except (AttributeError, ImportError):
-            return Missing(path)
+            return MissingName(path)
     return found
 
 

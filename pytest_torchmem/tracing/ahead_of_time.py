@@ -36,7 +36,7 @@ _NO_ADDRESS = "Cannot access data pointer"
 """How torch refuses the address of a tensor without one (c10/core/StorageImpl.cpp)."""
 
 
-class Graph(fx.Interpreter):
+class NamedGraph(fx.Interpreter):
     """One graph, run with the names of its nodes written down."""
 
     def run_node(self, n: fx.Node) -> Any:
@@ -153,7 +153,7 @@ class AheadOfTime:
             was_tracing, self._tracing = self._tracing, False
             try:
                 with self._running():
-                    return Graph(graph).boxed_run(args)
+                    return NamedGraph(graph).boxed_run(args)
             finally:
                 self._tracing = was_tracing
 

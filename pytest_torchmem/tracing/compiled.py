@@ -373,12 +373,12 @@ class Compiled:
         return compiler.ahead_of_time(self._run_as_it_is)(graph, inputs)
 
     def _run_as_it_is(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        from pytest_torchmem.tracing.ahead_of_time import Graph
+        from pytest_torchmem.tracing.ahead_of_time import NamedGraph
 
         self.graphs.append(graph)
 
         def run(args: list[Any]) -> Any:
-            return Graph(graph).boxed_run(args)
+            return NamedGraph(graph).boxed_run(args)
 
         return compiler.given_a_list(run)
 
@@ -386,7 +386,7 @@ class Compiled:
 
     def _allocate(
         self,
-        buffer: inductor.Buffer,
+        buffer: inductor.OutputBuffer,
         device: str,
         size: Any,
         stride: Any,
@@ -452,7 +452,7 @@ class _Backend:
         return found
 
 
-def _origin(origin: Origin, buffer: inductor.Buffer) -> Origin:
+def _origin(origin: Origin, buffer: inductor.OutputBuffer) -> Origin:
     """Return the origin of a buffer, where Inductor knows more than the call of the graph tells."""
     if not buffer.name:
         return origin

@@ -92,7 +92,7 @@ class _Referrers:
         self._known |= wanted
 
 
-class Names:
+class HeldNames:
     """The names under which a program holds what it holds, now."""
 
     def __init__(self, ignore: object = None) -> None:
@@ -365,7 +365,7 @@ def _key_of(names: Mapping[Any, Any], value: object) -> str:
 
 
 def holding_graphs(
-    tensors: Iterable[Tensor], wanted: Mapping[int, int], names: Names
+    tensors: Iterable[Tensor], wanted: Mapping[int, int], names: HeldNames
 ) -> dict[int, str]:
     """Return which tensor's graph has the nodes of the numbers ``wanted``, by their keys.
 

@@ -25,12 +25,12 @@ from pytest_torchmem.interception.attribution import Attribution, is_own
 from pytest_torchmem.interception.facts import is_installed
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.choice import why_not_fused
-from pytest_torchmem.operators.calls import Attention
+from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.torch_private.dispatch.modes import FunctionMode
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.tracing.holders import Names, holding_graphs, tensors_alive
+from pytest_torchmem.tracing.holders import HeldNames, holding_graphs, tensors_alive
 
 _MOST_TENSORS = 20
 _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
@@ -60,7 +60,7 @@ class Watch:
         given = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
         given |= dict(zip(names, args[3:6], strict=False)) | kwargs
         reason = why_not_fused(
-            Attention(*args[:3], *(given[name] for name in names)),
+            AttentionArguments(*args[:3], *(given[name] for name in names)),
             self._device,
         )
         self.attention.setdefault(Attribution().user_line(), reason)
@@ -126,7 +126,7 @@ class Watch:
     def _name(self, device: DeviceLedger, alive: Mapping[int, int]) -> None:
         """Name what refers to allocations: ``alive`` has their indices by their addresses."""
         found = tensors_alive()
-        names = Names(ignore=found)
+        names = HeldNames(ignore=found)
         asked = [(index, one) for one in found if (index := alive.get(_address(one))) is not None]
         names.prepare(tensor for _, tensor in asked)
         for index, tensor in asked:

@@ -23,8 +23,8 @@ from pytest_torchmem.cudnn.installed import Installed, find_installed, parse_ver
 from pytest_torchmem.cudnn.library import DiskMemory, Library
 from pytest_torchmem.cudnn.questions import (
     Answer,
-    Attention,
-    Convolution,
+    AttentionQuestion,
+    ConvolutionQuestion,
     ExecutionPlan,
     Operand,
     contiguous_strides,
@@ -35,14 +35,14 @@ A100 = (8, 0), 108
 LINUX = sys.platform == "linux" and driver.is_supported()
 
 
-def layer(dtype: str = "float16", batch: int = 2, **settings: bool) -> Convolution:
+def layer(dtype: str = "float16", batch: int = 2, **settings: bool) -> ConvolutionQuestion:
     """Return the forward of a layer of 64 filters of 3 x 3."""
 
     def dense(*shape: int) -> Operand:
         return Operand(dtype, shape, contiguous_strides(shape))
 
     x, w, y = dense(batch, 64, 8, 8), dense(64, 64, 3, 3), dense(batch, 64, 8, 8)
-    return Convolution("forward", x, w, y, (1, 1), (1, 1), (1, 1), **settings)
+    return ConvolutionQuestion("forward", x, w, y, (1, 1), (1, 1), (1, 1), **settings)
 
 
 def test_a_question_as_text() -> None:
@@ -294,7 +294,7 @@ def test_answers_of_cudnn(cudnn: Library) -> None:
     w = 2 * 64 * 64 * 3 * 3
     shape = (32, 64, 56, 56)
     image = Operand("float16", shape, contiguous_strides(shape))
-    plain = Convolution("forward", image, layer().w, image, (1, 1), (1, 1), (1, 1))
+    plain = ConvolutionQuestion("forward", image, layer().w, image, (1, 1), (1, 1), (1, 1))
     first = cudnn.ask(*A100, plain)
     assert first.workspace == x + w + y + 16
     assert len(first.plans) == 1
@@ -313,7 +313,7 @@ def test_the_package_starts_no_process_and_imports_no_torch_for_it() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-def attention(direction: str, **settings: Any) -> Attention:
+def attention(direction: str, **settings: Any) -> AttentionQuestion:
     """Return attention over 2 x 16 heads of 1,024 rows of 64."""
 
     def dense(*shape: int, dtype: str = "bfloat16") -> Operand:
@@ -322,7 +322,7 @@ def attention(direction: str, **settings: Any) -> Attention:
     names = ["query", "key", "value", "output", *(["gradient"] if direction == "backward" else [])]
     operands = [(name, dense(2, 16, 1024, 64)) for name in names]
     operands.append(("statistics", dense(2, 16, 1024, 1, dtype="float32")))
-    return Attention(direction, tuple(operands), **settings)
+    return AttentionQuestion(direction, tuple(operands), **settings)
 
 
 def test_a_question_about_attention_as_text() -> None:
@@ -353,7 +353,7 @@ def test_a_plan_that_would_be_compiled_is_not(cudnn: Library) -> None:
     shape, strides = (8, 96, 14, 14), (96 * 14 * 14, 1, 14 * 96, 96)
     image = Operand("float16", shape, strides)
     weight = Operand("float16", (96, 1, 3, 3), (9, 1, 3, 1))
-    asked = Convolution("forward", image, weight, image, (1, 1), (1, 1), (1, 1))
+    asked = ConvolutionQuestion("forward", image, weight, image, (1, 1), (1, 1), (1, 1))
     cudnn.ask((9, 0), 132, layer())  # the libraries are loaded
     began = time.perf_counter()
     answer = cudnn.ask((9, 0), 132, asked)

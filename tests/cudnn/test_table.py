@@ -11,7 +11,7 @@ from pytest_torchmem.cli import main
 from pytest_torchmem.commands.arguments import load_function
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.installed import Installed
-from pytest_torchmem.cudnn.questions import Answer, Convolution, ExecutionPlan, Question
+from pytest_torchmem.cudnn.questions import Answer, ConvolutionQuestion, ExecutionPlan, Question
 from pytest_torchmem.reports import cudnn as tables
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
@@ -46,7 +46,7 @@ class Told:
 
     def ask(self, capability: tuple[int, int], multiprocessors: int, question: Question) -> Answer:
         """Answer for a GPU, by its number of multiprocessors."""
-        assert isinstance(question, Convolution)
+        assert isinstance(question, ConvolutionQuestion)
         if question.direction == "backward_weight" and question.x.shape[1] == 8:
             return Answer(why="cuDNN has no engine for it")
         nbytes = 4 * 2 * 3 * 16 * 16 + 16

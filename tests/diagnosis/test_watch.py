@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.profile.lifetimes import Lifetimes, Role
-from pytest_torchmem.tracing.holders import Names
+from pytest_torchmem.tracing.holders import HeldNames
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 
@@ -66,14 +66,14 @@ def test_functions_of_the_plugin_hold_nothing_that_a_program_knows() -> None:
         return lambda: value
 
     kept = closure_of(torch.zeros(1))
-    assert "the closure of " in Names().of(kept())
+    assert "the closure of " in HeldNames().of(kept())
     kept.__module__ = "pytest_torchmem.interception.materialize"
-    assert "the closure of " not in Names().of(kept())
+    assert "the closure of " not in HeldNames().of(kept())
 
 
 def test_a_module_that_a_variable_holds_is_told_by_its_path() -> None:
     average = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    named = Names().of(average[1].weight)
+    named = HeldNames().of(average[1].weight)
     assert named.startswith("average.1.weight of test_a_module_that")
 
 
@@ -90,7 +90,7 @@ def test_what_a_librarys_object_holds_is_told_with_what_holds_that(
     caches.append(cache)
     tensor = layer.keys
     del cache, layer
-    caches_of = Names(ignore=None)
+    caches_of = HeldNames(ignore=None)
     caches_of._variables.pop(id(tensor))  # the variable of this test
     named = caches_of.of(tensor)
     assert named.startswith("Layer.keys in the list caches of test_what_a_librarys")
@@ -150,7 +150,7 @@ class Keeper:
 def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: str) -> None:
     keeper = Keeper()
     kept = [keep(keeper)]
-    assert Names(ignore=kept).of(kept[0]).startswith(name)
+    assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

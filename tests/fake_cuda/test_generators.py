@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.interception.values.policy import Values, ValuesBudget
 
 cuda = torch.cuda
 
@@ -121,7 +121,7 @@ def test_a_program_that_seeds_all_alike_draws_as_on_the_cpu() -> None:
 def test_a_gpus_own_numbers_after_draws_that_are_not_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Values, "budget", lambda self: Budget(0, 0))
+    monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
     told: list[Any] = []
 
     def program(device: str, seed: Callable[[int], object]) -> None:

@@ -18,14 +18,14 @@ from pytest_torchmem import measure, node_table, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.registry import records
-from pytest_torchmem.profile.node_table import COLUMNS, NodeTable, Row
+from pytest_torchmem.profile.node_table import COLUMNS, NodeRow, NodeTable
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from tests.tracing.programs import MODELS, PROGRAMS
 
 FIGURES = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
 
 
-def row_of(table: NodeTable, operator: str) -> Row:
+def row_of(table: NodeTable, operator: str) -> NodeRow:
     [row] = [row for row in table if row.operator == operator]
     return row
 

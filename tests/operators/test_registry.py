@@ -15,7 +15,7 @@ from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.registry import (
     DEVICES,
     EVERY,
-    Kind,
+    OperatorKind,
     OperatorRecord,
     operator,
     record_of,
@@ -81,9 +81,9 @@ def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     """Return whether a trace can come to ask for an aspect of an overload on a device."""
     if aspect in ("check", "path", "nested", "sparse", "compressed", "flops"):
         return True
-    if spec.kind is not Kind.LEAF and not spec.one_kernel_on(device):
-        checks = spec.kind is Kind.PASS and aspect == "decomposition"
-        return checks or spec.kind in (Kind.NESTED, Kind.COMPRESSED)
+    if spec.kind is not OperatorKind.LEAF and not spec.one_kernel_on(device):
+        checks = spec.kind is OperatorKind.PASS and aspect == "decomposition"
+        return checks or spec.kind in (OperatorKind.NESTED, OperatorKind.COMPRESSED)
     runs_body = spec.composite and not spec.one_kernel_on(device) and bool(spec.tensors)
     if aspect == "decomposition":
         return True
@@ -175,7 +175,7 @@ def test_an_aspect_is_registered_once() -> None:
     with pytest.raises(ValueError, match="aten::lu_unpack has another decomposition"):
         operator("aten::lu_unpack").decomposition()(lambda: None)
     with pytest.raises(ValueError, match="aten::resize_ has another kind already"):
-        operator("aten::resize_", kind=Kind.LEAF)
+        operator("aten::resize_", kind=OperatorKind.LEAF)
 
 
 def test_an_argument_that_no_overload_has_is_refused() -> None:

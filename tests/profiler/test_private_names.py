@@ -248,7 +248,7 @@ def test_what_is_missing_is_listed_in_one_sentence(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_class_may_derive_from_what_is_missing() -> None:
-    class Derived(names.Missing("torch._gone")):  # type: ignore[misc]
+    class Derived(names.MissingName("torch._gone")):  # type: ignore[misc]
         pass
 
     assert Derived.__mro__ == (Derived, object)
@@ -267,7 +267,7 @@ def test_names_that_only_calls_make_and_modules_that_functions_hide() -> None:
     assert not names.is_named("torch._dynamo.gone.compile_wrapper")
     hidden = "torch._higher_order_ops.flex_attention"
     assert names.find(f"{hidden}.sdpa_dense").__module__ == hidden
-    assert isinstance(names.find(f"{hidden}.gone"), names.Missing)
+    assert isinstance(names.find(f"{hidden}.gone"), names.MissingName)
 
 
 @pytest.mark.parametrize("attributes", [{"gone": len}, {"value": len}, {"function": 1}])
@@ -288,7 +288,7 @@ import importlib, pkgutil
 import pytest_torchmem
 from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private import names
-names.find = names.Missing
+names.find = names.MissingName
 for module in pkgutil.walk_packages(pytest_torchmem.__path__, "pytest_torchmem."):
     importlib.import_module(module.name)
 try:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import NoCudaError, UnknownValueError, UsageError
-from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.interception.values.policy import Values, ValuesBudget
 from pytest_torchmem.tracing.standing import StandingGpu
 
 KEPT = 2 * 32 * 2**20
@@ -350,8 +350,8 @@ def test_a_thread_of_a_pool_comes_back_with_the_gpu(gpu: StandingGpu) -> None:
 def test_what_is_known_is_lent_as_a_copy(
     gpu: StandingGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def budget(self: Values) -> Budget:
-        return Budget(1 << 30, 0 if self is Values.ASKED_FOR else 10**9)
+    def budget(self: Values) -> ValuesBudget:
+        return ValuesBudget(1 << 30, 0 if self is Values.ASKED_FOR else 10**9)
 
     monkeypatch.setattr(Values, "budget", budget)
     with gpu.on():
@@ -386,7 +386,7 @@ def test_a_value_that_a_fixture_did_not_keep(without_values: StandingGpu) -> Non
 def test_values_are_computed_as_far_as_the_budget_of_each_test(
     gpu: StandingGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Values, "budget", lambda self: Budget(1 << 20, 1_000_000))
+    monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(1 << 20, 1_000_000))
     with gpu.on():
         for _ in range(3):
             gpu.cut()
@@ -416,7 +416,7 @@ def test_a_suite_has_a_larger_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu.on():
         ones = torch.ones(1024, 1024, device="cuda")
         assert (ones @ ones)[5, 7] == 1024  # more than a billion operations
-        monkeypatch.setattr(Values, "budget", lambda self: Budget(1 << 20, 1_000_000))
+        monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(1 << 20, 1_000_000))
         gpu.cut()
         with pytest.raises(UnknownValueError, match="Run it with --torchmem-values=real"):
             bool((ones @ ones)[5, 7] == 1024)

@@ -32,7 +32,7 @@ def parse_to(*args: Any, **kwargs: Any) -> Any:
     return _parse_to(*args, **kwargs)
 
 
-class Target(NamedTuple):
+class CopyRequest(NamedTuple):
     """What ``Tensor.to`` is asked for."""
 
     device: torch.device | None = None
@@ -60,7 +60,7 @@ class _Moving(threading.local):
 MOVING = _Moving()
 
 
-def parse_target(*args: Any, **kwargs: Any) -> Target:
+def parse_target(*args: Any, **kwargs: Any) -> CopyRequest:
     """Return the arguments of ``Tensor.to`` by name, however they were given."""
     other = kwargs.get("other", args[0] if args else None)
     if isinstance(other, Tensor):
@@ -74,17 +74,17 @@ def parse_target(*args: Any, **kwargs: Any) -> Target:
         )
     given = {**dict(zip(("non_blocking", "copy"), flags, strict=False)), **kwargs}
     non_blocking, copy = bool(given.get("non_blocking")), bool(given.get("copy"))
-    return Target(device, dtype, given.get("memory_format"), non_blocking, copy)
+    return CopyRequest(device, dtype, given.get("memory_format"), non_blocking, copy)
 
 
-def copy_to(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
+def copy_to(trace: TraceContext, tensor: Tensor, target: CopyRequest) -> Tensor:
     """Return a differentiable copy of ``tensor`` on the device of ``target``, which has one."""
     if tensor.requires_grad and torch.is_grad_enabled() and not _torchscript.is_tracing():
         return cast(Tensor, cast(Any, ToCopy).apply(tensor, trace, target))
     return copied(trace, tensor, target)
 
 
-def copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
+def copied(trace: TraceContext, tensor: Tensor, target: CopyRequest) -> Tensor:
     """Return a copy of ``tensor`` on the device of ``target``, which has one."""
     device, dtype = target.device, target.dtype or tensor.dtype
     assert device is not None
@@ -115,7 +115,7 @@ def copied(trace: TraceContext, tensor: Tensor, target: Target) -> Tensor:
     return cast(Tensor, result)
 
 
-def _given(target: Target) -> dict[str, Any]:
+def _given(target: CopyRequest) -> dict[str, Any]:
     """Return those of the arguments that are given."""
     return {name: value for name, value in target._asdict().items() if value and name != "copy"}
 
@@ -124,8 +124,8 @@ class ToCopy(torch.autograd.Function):
     """``ToCopyBackward0`` for two devices that C++ cannot tell apart."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, trace: TraceContext, target: Target) -> Tensor:
-        ctx.trace, ctx.origin = trace, Target(tensor.device, tensor.dtype)
+    def forward(ctx: Any, tensor: Tensor, trace: TraceContext, target: CopyRequest) -> Tensor:
+        ctx.trace, ctx.origin = trace, CopyRequest(tensor.device, tensor.dtype)
         return copied(trace, tensor, target)
 
     @staticmethod

@@ -24,7 +24,7 @@ from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.api.streams import capture_of
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.values.captured import Recording
+from pytest_torchmem.interception.values.captured import GraphRecording
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.state.devices import host_cache_known
 
@@ -102,7 +102,7 @@ class _Captured(NamedTuple):
     trace: TraceContext
     memory: DeviceMemory
     pool: PoolId
-    recording: Recording
+    recording: GraphRecording
 
 
 class CUDAGraph:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.fake_cuda.api.device_copy import MOVING, Target, copy_to
+from pytest_torchmem.fake_cuda.api.device_copy import MOVING, CopyRequest, copy_to
 from pytest_torchmem.interception.attribution import code_made_by, is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.dispatch.modes import (
@@ -63,7 +63,7 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
                 return original(self, *args, **kwargs)
         if self in _COPIES and args[0].requires_grad:  # its gradient goes back to where it is
             given = {name: value for name, value in kwargs.items() if name in _GIVEN}
-            return copy_to(trace, args[0], Target(**{**given, "device": trace.device(device)}))
+            return copy_to(trace, args[0], CopyRequest(**{**given, "device": trace.device(device)}))
         if device.type != "cpu":
             return original(self, *args, **kwargs)
         with trace.placing_on(_CPU):

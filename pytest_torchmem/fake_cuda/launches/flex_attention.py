@@ -18,7 +18,7 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.torch_private.compilers.flex_attention import (
-    Kernels,
+    FlexAttentionKernels,
     block_masks_replaced,
     captured_tensors_lifted,
     flex_kernels_replaced,
@@ -70,7 +70,7 @@ class _Fused:
 
     # -- what is replaced --------------------------------------------------------------------------
 
-    def kernels(self, originals: Kernels) -> Kernels:
+    def kernels(self, originals: FlexAttentionKernels) -> FlexAttentionKernels:
         """Return kernels that run torch's own where nothing is compiled."""
 
         def forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
@@ -83,7 +83,7 @@ class _Fused:
                 return originals.backward(query, key, value, out, *rest)
             return self._backward(originals.backward, query, key, value, out, *rest)
 
-        return Kernels(forward, backward)
+        return FlexAttentionKernels(forward, backward)
 
     def masks(
         self, make: Callable[..., Tensor], convert: Callable[..., Any]

@@ -38,7 +38,7 @@ from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.policy import LIMIT_NESTED
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.registry import Kind
+from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.step.trees import argument_tensors
@@ -70,9 +70,9 @@ class Layouts:
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any] | None:
         """Return what runs an operator with these arguments, ``None`` where all are strided."""
-        if operator.kind is Kind.NESTED or has_nested(args, kwargs):
+        if operator.kind is OperatorKind.NESTED or has_nested(args, kwargs):
             return self.run_nested
-        if operator.kind is Kind.COMPRESSED or has_compressed(args, kwargs):
+        if operator.kind is OperatorKind.COMPRESSED or has_compressed(args, kwargs):
             return self.run_compressed
         return None
 

@@ -16,7 +16,7 @@ from pytest_torchmem.interception.python_api.modules import modules_given_back
 from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
 from pytest_torchmem.interception.python_api.storages import RealStorages
 from pytest_torchmem.interception.python_api.threads import Threads
-from pytest_torchmem.interception.python_api.values import Values
+from pytest_torchmem.interception.python_api.values import ValueMethods
 from pytest_torchmem.torch_private.dispatch.kernels import below_interception
 from pytest_torchmem.torch_private.dispatch.operators import HigherOrderOperator
 from pytest_torchmem.torch_private.patching.patches import Replacements, original_of
@@ -39,7 +39,7 @@ def python_functions(trace: TraceContext, *, gives_back: bool = True) -> Iterato
 
 def _functions(trace: TraceContext) -> Layer[Addresses]:
     pickling, addresses, fake_tensors = Pickling(trace), Addresses(trace), FakeTensors(trace)
-    others = (Values, Copies, RealStorages, Threads, Swaps)
+    others = (ValueMethods, Copies, RealStorages, Threads, Swaps)
     owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses)
     replacements = [entry for owner in owners for entry in owner.replacements()]
     replacements += sparse_files(trace, pickling)

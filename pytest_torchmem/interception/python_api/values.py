@@ -22,7 +22,7 @@ from pytest_torchmem.torch_private.patching.patches import Replacements
 _CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
 
 
-class Values:
+class ValueMethods:
     """Methods of ``torch.Tensor`` that give values to Python, or need them."""
 
     def __init__(self, trace: TraceContext) -> None:

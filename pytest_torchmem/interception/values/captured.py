@@ -61,7 +61,7 @@ class _Step(NamedTuple):
     """The plan's new storages, by slot."""
 
 
-class Recording:
+class GraphRecording:
     """What one graph has captured; ``shared`` has the storages that all graphs use, by address."""
 
     def __init__(

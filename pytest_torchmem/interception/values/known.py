@@ -23,7 +23,7 @@ from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.refusals import LinAlgError
 from pytest_torchmem.interception.values.answers import Answers
 from pytest_torchmem.interception.values.assumptions import assume, assumed_output, even_counts
-from pytest_torchmem.interception.values.captured import Captured, Recording, not_permitted
+from pytest_torchmem.interception.values.captured import Captured, GraphRecording, not_permitted
 from pytest_torchmem.interception.values.collectives import (
     SUMS,
     Copy,
@@ -89,7 +89,7 @@ class KnownValues(Answers):
         self._computes = mode.computes
         self.limit = LIMIT_INTEGER
         """Elements up to which values of integers and booleans are always kept."""
-        self.recordings: list[Recording] = []
+        self.recordings: list[GraphRecording] = []
         """The graphs that are being captured."""
         self._captured: dict[int, Captured] = {}
         """The storages that graphs use, by address."""
@@ -509,17 +509,19 @@ class KnownValues(Answers):
 
     # -- CUDA graphs -------------------------------------------------------------------------------
 
-    def begin_capture(self, device: torch.device, captures: Callable[[int], bool]) -> Recording:
+    def begin_capture(
+        self, device: torch.device, captures: Callable[[int], bool]
+    ) -> GraphRecording:
         """Compute nothing on ``device`` from now on, where ``captures`` says so of the stream."""
-        recording = Recording(device, captures, self._ledger, self._captured)
+        recording = GraphRecording(device, captures, self._ledger, self._captured)
         self.recordings.append(recording)
         return recording
 
-    def end_capture(self, recording: Recording) -> None:
+    def end_capture(self, recording: GraphRecording) -> None:
         """Compute values again; what was captured waits to be replayed."""
         self.recordings.remove(recording)
 
-    def replay(self, recording: Recording) -> None:
+    def replay(self, recording: GraphRecording) -> None:
         """Run what a graph has captured on the values that are there now."""
         recording.replay(self.contents, self.compute, self._written)
 
@@ -536,7 +538,7 @@ class KnownValues(Answers):
         if self.recordings and self.is_captured(call):
             raise not_permitted()
 
-    def _recording_of(self, call: Call) -> Recording | None:
+    def _recording_of(self, call: Call) -> GraphRecording | None:
         return next((one for one in self.recordings if one.covers(call)), None)
 
     # -- how values come about ---------------------------------------------------------------------

@@ -64,15 +64,15 @@ class Values(Enum):
         """Whether a guess may be told by a profile: there is one, and it is to have guesses."""
         return not (self.stands or self is Values.REAL)
 
-    def budget(self) -> Budget | None:
+    def budget(self) -> ValuesBudget | None:
         """Return what the values of a pass may take, ``None`` for any amount."""
         if self is Values.ASKED_FOR:
-            return Budget(8 << 20, 10_000_000)
+            return ValuesBudget(8 << 20, 10_000_000)
         if self is Values.BETWEEN_TRACES:
-            return Budget(128 << 20, 1_000_000_000)
+            return ValuesBudget(128 << 20, 1_000_000_000)
         if self is Values.OF_SUITE:
-            return Budget(2 << 30, 100_000_000_000)
-        return Budget(2 << 30, 500_000_000_000) if self is Values.WITHIN_BUDGET else None
+            return ValuesBudget(2 << 30, 100_000_000_000)
+        return ValuesBudget(2 << 30, 500_000_000_000) if self is Values.WITHIN_BUDGET else None
 
 
 class ValuesNeeded(BaseException):
@@ -86,7 +86,7 @@ NOTHING = Plan((), None)
 """The plan of a call whose outputs' geometry is not known yet."""
 
 
-class Budget:
+class ValuesBudget:
     """The bytes and operations that the values of one trace may take.
 
     An operation is a multiplication and addition, or an element that is read or written. When the

@@ -68,7 +68,7 @@ _DRAW_NOTHING = ("aten::_fused_sdp_choice", "aten::_cudnn_init_dropout_state")
 _FUSED_ATTENTION = "_scaled_dot_product_"
 
 
-class Draws(NamedTuple):
+class KernelDraws(NamedTuple):
     """What a kernel of the CPU fills with random numbers."""
 
     method: str
@@ -155,7 +155,7 @@ class RandomNumbers:
         self._lose(current_generator(), why)
 
     def _skip(
-        self, generator: torch.Generator, draws: Draws | None, words: int | None, name: str
+        self, generator: torch.Generator, draws: KernelDraws | None, words: int | None, name: str
     ) -> None:
         state = state_of(generator)
         place = self._places.get(key_of(state)) if self._places else None
@@ -239,7 +239,7 @@ def _filled_by(call: Call, plan: Plan) -> tuple[torch.dtype, int, bool]:
     return tensor.dtype, tensor.numel(), tensor.is_contiguous()
 
 
-def _drawn_by(call: Call, plan: Plan) -> tuple[Draws, ...]:
+def _drawn_by(call: Call, plan: Plan) -> tuple[KernelDraws, ...]:
     """Return what the CPU's kernels draw for an operator. Raises ``_NotCounted``."""
     named, name = _named(call), call.operator.name.removeprefix("aten::").partition(".")[0]
     base = name.rstrip("_").removesuffix("_functional")
@@ -248,52 +248,52 @@ def _drawn_by(call: Call, plan: Plan) -> tuple[Draws, ...]:
         if dtype.is_complex:  # of its real and imaginary parts
             dtype, elements = dtype.to_real(), 2 * elements
         numbers = tuple(named[one] for one in _DISTRIBUTIONS[base] if one in named)
-        return (Draws(_METHODS.get(base, f"{base}_"), numbers, dtype, elements, dense),)
+        return (KernelDraws(_METHODS.get(base, f"{base}_"), numbers, dtype, elements, dense),)
     if base in _INTEGERS:
         limits = (named.get("low", named.get("from")), named.get("high", named.get("to")))
         numbers = () if limits[1] is None else (limits[0] or 0, limits[1])
-        return (Draws("random_", numbers, dtype, elements),)
+        return (KernelDraws("random_", numbers, dtype, elements),)
     if base == "randperm":
-        return (Draws("randperm", (), dtype, elements),)
+        return (KernelDraws("randperm", (), dtype, elements),)
     if base == "bernoulli":
         if call.operator.name.endswith((".float", ".p")):
-            return (Draws("bernoulli_", (named.get("p", 0.5),), dtype, elements),)
-        return (Draws("bernoulli_", (), named.get("p", named["self"]).dtype, elements),)
+            return (KernelDraws("bernoulli_", (named.get("p", 0.5),), dtype, elements),)
+        return (KernelDraws("bernoulli_", (), named.get("p", named["self"]).dtype, elements),)
     if base == "native_dropout":
-        return (Draws("bernoulli_", (1 - named["p"],), torch.bool, elements),)
+        return (KernelDraws("bernoulli_", (1 - named["p"],), torch.bool, elements),)
     if base == "multinomial":
         return (_drawn_samples(named),)
     if name.startswith(_FUSED_ATTENTION):
         # The CPU drops weights of its own formula; native/transformers/attention.cpp.
         query, key = named["query"], named["key"]
         weights = query.numel() // query.shape[-1] * key.shape[-2]
-        return (Draws("bernoulli_", (1 - named["dropout_p"],), query.dtype, weights),)
+        return (KernelDraws("bernoulli_", (1 - named["dropout_p"],), query.dtype, weights),)
     if name == "_cudnn_rnn":
         # One dropout behind each layer but the last; native/RNN.cpp, apply_layer_stack.
-        between = Draws("bernoulli_", (1 - named["dropout"],), dtype, elements)
+        between = KernelDraws("bernoulli_", (1 - named["dropout"],), dtype, elements)
         return (between,) * int(named["num_layers"] - 1)
     raise _NotCounted
 
 
-def _drawn_samples(named: dict[str, Any]) -> Draws:
+def _drawn_samples(named: dict[str, Any]) -> KernelDraws:
     """Return what ``multinomial`` draws: native/Distributions.cpp, multinomial_out, and
     native/cpu/MultinomialKernel.cpp.
     """
     chances, samples = named["self"], named["num_samples"]
     if named.get("replacement") and samples > 1:
         rows = chances.numel() // max(1, chances.shape[-1])
-        return Draws("uniform_", (), torch.float64, rows * samples)
-    return Draws("exponential_", (), chances.dtype, chances.numel())
+        return KernelDraws("uniform_", (), torch.float64, rows * samples)
+    return KernelDraws("exponential_", (), chances.dtype, chances.numel())
 
 
-def _keeps_one(draws: Draws) -> bool:
+def _keeps_one(draws: KernelDraws) -> bool:
     """Return whether a kernel may leave a normal number to the next, or begin with such a one."""
     serial = draws.elements < 16 or not draws.dense
     return draws.method == "log_normal_" or (draws.method == "normal_" and serial)
 
 
 @lru_cache(maxsize=1024)
-def _words_of(draws: Draws) -> int | None:
+def _words_of(draws: KernelDraws) -> int | None:
     """Return how many words a kernel draws, ``None`` if that does not follow from its elements.
 
     Its build and the machine decide: bernoulli_ draws one word with MKL on an Intel processor, and
@@ -312,7 +312,7 @@ def _words_of(draws: Draws) -> int | None:
     return None if left else few + each
 
 
-def _words_when_run(draws: Draws) -> int | None:
+def _words_when_run(draws: KernelDraws) -> int | None:
     generator = _Generator().manual_seed(0)
     before = generator.get_state()
     with at_kernels():

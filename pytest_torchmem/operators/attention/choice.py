@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.calls import Attention
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.calls import AttentionArguments
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.state.settings import attention_priority, must_be_deterministic
@@ -47,7 +47,7 @@ def _order(gpu: Gpu) -> tuple[int, ...]:
     return _CUDNN_FIRST if order[:4] == _DEFAULT_ORDER and prefers_cudnn else order
 
 
-def _shapes_fit(call: Attention, grouped: bool, same_heads: bool = True) -> bool:
+def _shapes_fit(call: AttentionArguments, grouped: bool, same_heads: bool = True) -> bool:
     """``check_tensor_shapes``, ``check_batch_size_and_num_heads_dense``, ``check_nonzero_…``."""
     query, key, value = call.query, call.key, call.value
     if not query.dim() == key.dim() == value.dim() == 4:
@@ -68,7 +68,7 @@ def _shapes_fit(call: Attention, grouped: bool, same_heads: bool = True) -> bool
     return heads == key_heads == value_heads
 
 
-def _last_dimension_dense(call: Attention, ignores_single: bool) -> bool:
+def _last_dimension_dense(call: AttentionArguments, ignores_single: bool) -> bool:
     """``check_last_dim_stride_equals_1_dense``."""
     tensors = (call.query, call.key, call.value)
     if call.is_jagged:
@@ -79,14 +79,14 @@ def _last_dimension_dense(call: Attention, ignores_single: bool) -> bool:
     return dense and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
 
 
-def _half(gpu: Gpu, call: Attention) -> bool:
+def _half(gpu: Gpu, call: AttentionArguments) -> bool:
     """Whether the dtype is one that tensor cores have; ``check_dtypes_low_precision``."""
     if call.query.dtype is torch.bfloat16:
         return gpu.capability >= (8, 0)
     return call.query.dtype is torch.float16
 
 
-def _flash_takes(gpu: Gpu, call: Attention) -> bool:
+def _flash_takes(gpu: Gpu, call: AttentionArguments) -> bool:
     if not torch.backends.cuda.flash_sdp_enabled() or not _shapes_fit(call, grouped=True):
         return False
     if call.attn_mask is not None or not _half(gpu, call):
@@ -106,7 +106,7 @@ def _flash_takes(gpu: Gpu, call: Attention) -> bool:
     return _last_dimension_dense(call, ignores_single=True)
 
 
-def _efficient_takes(gpu: Gpu, call: Attention) -> bool:
+def _efficient_takes(gpu: Gpu, call: AttentionArguments) -> bool:
     if not torch.backends.cuda.mem_efficient_sdp_enabled():
         return False
     if not (5, 0) <= gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=_BROADCASTS):
@@ -122,7 +122,7 @@ def _efficient_takes(gpu: Gpu, call: Attention) -> bool:
     return _last_dimension_dense(call, ignores_single=False)
 
 
-def _cudnn_takes(gpu: Gpu, call: Attention) -> bool:
+def _cudnn_takes(gpu: Gpu, call: AttentionArguments) -> bool:
     if not torch.backends.cuda.cudnn_sdp_enabled() or call.is_jagged:
         return False
     if must_be_deterministic():
@@ -136,7 +136,7 @@ def _cudnn_takes(gpu: Gpu, call: Attention) -> bool:
     return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(gpu, call)
 
 
-def mask_fits(call: Attention) -> bool:
+def mask_fits(call: AttentionArguments) -> bool:
     """Tell whether fused kernels take a mask of this shape: ``check_attn_mask_shape``."""
     mask = call.attn_mask
     if mask is None:
@@ -150,7 +150,7 @@ def mask_fits(call: Attention) -> bool:
     return fits
 
 
-def _cudnn_sizes_fit(gpu: Gpu, call: Attention) -> bool:
+def _cudnn_sizes_fit(gpu: Gpu, call: AttentionArguments) -> bool:
     """``check_cudnn_tensor_shapes`` for a cuDNN from 9.15.1 to 9.22."""
     batch, heads, queries, size = call.query.shape
     value_size = call.value.size(3)
@@ -172,7 +172,7 @@ def _alignment(gpu: Gpu, dtype: torch.dtype) -> int:
     return 1
 
 
-_TAKES: dict[int, Callable[[Gpu, Attention], bool]] = {
+_TAKES: dict[int, Callable[[Gpu, AttentionArguments], bool]] = {
     CUDNN: _cudnn_takes,
     FLASH: _flash_takes,
     EFFICIENT: _efficient_takes,
@@ -183,10 +183,10 @@ _TAKES: dict[int, Callable[[Gpu, Attention], bool]] = {
 def may_use(gpu: Gpu, backend: int, params: Any) -> bool:
     """Return whether an implementation takes a call; ``torch.backends.cuda.can_use_…``."""
     asked = (params.query, params.key, params.value, params.attn_mask, params.dropout)
-    return _TAKES[backend](gpu, Attention(*asked, params.is_causal, params.enable_gqa))
+    return _TAKES[backend](gpu, AttentionArguments(*asked, params.is_causal, params.enable_gqa))
 
 
-def choose(gpu: Gpu, call: Attention, without: Sequence[int] = ()) -> int:
+def choose(gpu: Gpu, call: AttentionArguments, without: Sequence[int] = ()) -> int:
     """Return the first implementation in order that takes the call; ``select_sdp_backend``."""
     for backend in _order(gpu):
         if backend in _TAKES and backend not in without and _TAKES[backend](gpu, call):
@@ -205,13 +205,13 @@ def choose_nested(gpu: Gpu, dtype: torch.dtype, size: int, lengths: Sequence[int
     if 0 in lengths:
         return MATH
     stand_in = torch.empty((len(lengths), 1, max(lengths), size), dtype=dtype, device="meta")
-    call = Attention(stand_in, stand_in, stand_in)
+    call = AttentionArguments(stand_in, stand_in, stand_in)
     return choose(gpu, call, without=(CUDNN, FLASH) if size % 8 else (CUDNN,))
 
 
 # It depends on geometry and settings alone, and C++ composites ask for it.
-@operator("aten::_fused_sdp_choice", kind=Kind.NATIVE).path("cuda")
-def fused_sdp_choice(machine: Gpu, attention: Attention) -> int:
+@operator("aten::_fused_sdp_choice", kind=OperatorKind.NATIVE).path("cuda")
+def fused_sdp_choice(machine: Gpu, attention: AttentionArguments) -> int:
     """Return the choice alone; ``_fused_sdp_choice_cuda``."""
     return choose(machine, attention)
 
@@ -219,7 +219,7 @@ def fused_sdp_choice(machine: Gpu, attention: Attention) -> int:
 _LARGEST_HEAD = 256
 
 
-def why_not_fused(call: Attention, device: str) -> str:
+def why_not_fused(call: AttentionArguments, device: str) -> str:
     """Return the first constraint of a fused kernel that a call does not keep, "" for none."""
     query, key, value = call.query, call.key, call.value
     for holds, reason in (
@@ -249,7 +249,7 @@ def why_not_fused(call: Attention, device: str) -> str:
     return ""
 
 
-def _named(call: Attention) -> list[tuple[str, Tensor]]:
+def _named(call: AttentionArguments) -> list[tuple[str, Tensor]]:
     named = [("query", call.query), ("key", call.key), ("value", call.value)]
     return named + ([("attn_mask", call.attn_mask)] if call.attn_mask is not None else [])
 
@@ -258,7 +258,7 @@ def _shape(tensor: Tensor | None) -> list[int]:
     return [] if tensor is None else list(tensor.shape)
 
 
-def _heads_differ(call: Attention) -> bool:
+def _heads_differ(call: AttentionArguments) -> bool:
     if call.enable_gqa or call.query.dim() != 4 or call.key.dim() != 4:
         return False
     return call.query.size(1) != call.key.size(1)

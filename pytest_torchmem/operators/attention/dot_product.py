@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from pytest_torchmem.cudnn.questions import Attention as CudnnAttention
+from pytest_torchmem.cudnn.questions import AttentionQuestion
 from pytest_torchmem.operators.attention.choice import (
     CUDNN,
     EFFICIENT,
     FLASH,
     choose,
 )
-from pytest_torchmem.operators.calls import Attention
+from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.libraries.cudnn import Cudnn, attention_operand
 from pytest_torchmem.operators.registry import operator
@@ -31,7 +31,7 @@ _aten: Any = torch.ops.aten
 
 @operator("aten::scaled_dot_product_attention").path("cuda")
 def scaled_dot_product_attention(
-    machine: Gpu, attention: Attention, *, scale: float | None = None
+    machine: Gpu, attention: AttentionArguments, *, scale: float | None = None
 ) -> Any:
     """Run the implementation that the GPU would; attention.cpp."""
     query, key, value, given, dropout, is_causal, grouped = attention
@@ -173,13 +173,13 @@ def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 def _asked(
     direction: str, given: Mapping[str, Tensor | None], is_causal: bool, dropout: float
-) -> CudnnAttention:
+) -> AttentionQuestion:
     operands = tuple(
         (name, attention_operand(tensor)) for name, tensor in given.items() if tensor is not None
     )
-    return CudnnAttention(direction, operands, is_causal, dropout)
+    return AttentionQuestion(direction, operands, is_causal, dropout)
 
 
-def _told(cudnn: Cudnn, question: CudnnAttention, *copies: int) -> Workspace:
+def _told(cudnn: Cudnn, question: AttentionQuestion, *copies: int) -> Workspace:
     found = cudnn.ask(question)
     return unknown(*copies) if found is None else told(*copies, found)

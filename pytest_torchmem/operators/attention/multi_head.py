@@ -19,7 +19,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.attention.choice import FLASH, MATH, choose, choose_nested
 from pytest_torchmem.operators.calls import (
-    Attention,
+    AttentionArguments,
     AttentionLayer,
     CompositeCall,
     EncoderLayer,
@@ -65,7 +65,7 @@ def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -
     fused = query is layer.key is layer.value and not layer.need_weights and layer.mask is None
     if fused and size % 8 == 0:
         parts = query.view(batch, steps, heads, size).transpose(1, 2)
-        if choose(machine, Attention(parts, parts, parts)) != MATH:
+        if choose(machine, AttentionArguments(parts, parts, parts)) != MATH:
             projected = functional.linear(query, layer.qkv_weight, layer.qkv_bias)
             q, k, v = (
                 part.view(batch, -1, heads, size).transpose(1, 2) for part in projected.chunk(3, -1)

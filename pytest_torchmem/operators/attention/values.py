@@ -20,7 +20,7 @@ from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import current_generator, forward_draws
 
 
-class Attention(NamedTuple):
+class AttentionOptions(NamedTuple):
     """What attention does beside its tensors."""
 
     dropout: float
@@ -31,7 +31,7 @@ class Attention(NamedTuple):
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: Attention
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
     """Return output and logarithm of the summed exponentials of (batch, heads, length, size)."""
     dtype = query.dtype
@@ -95,7 +95,7 @@ def results(
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    by: Attention,
+    by: AttentionOptions,
 ) -> tuple[Tensor, Any, int]:
     """Return output, sums, and the number that stands for the random state.
 
@@ -112,7 +112,7 @@ def gradients(
     grad_out: Tensor,
     tensors: list[Tensor | None],
     seed: Tensor,
-    by: Attention,
+    by: AttentionOptions,
 ) -> list[Tensor | None]:
     """Return the gradients of query, key, value and bias, ``None`` for those without values.
 
@@ -127,18 +127,20 @@ def gradients(
     return gradients_of(partial(_given, function, by), tensors, [grad_out])
 
 
-def _given(function: Callable[..., Tensor], by: Attention, *tensors: Tensor | None) -> Tensor:
+def _given(
+    function: Callable[..., Tensor], by: AttentionOptions, *tensors: Tensor | None
+) -> Tensor:
     return function(*tensors, by)
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: Attention
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: AttentionOptions
 ) -> tuple[Tensor, Tensor, int]:
     return results(attend, query, key, value, bias, by)
 
 
 def _backward(
-    grad_out: Tensor, tensors: list[Tensor | None], seed: Tensor, by: Attention
+    grad_out: Tensor, tensors: list[Tensor | None], seed: Tensor, by: AttentionOptions
 ) -> list[Tensor | None]:
     return gradients(_output_alone, grad_out, tensors, seed, by)
 
@@ -158,7 +160,7 @@ def flash(
     scale: float | None,
 ) -> tuple[Any, ...]:
     """Output, sums, and the seed in the place of the random state."""
-    by = Attention(dropout_p, is_causal, scale)
+    by = AttentionOptions(dropout_p, is_causal, scale)
     output, sums, number = _forward(query, key, value, None, by)
     state = torch.tensor([number, 0], dtype=torch.int64).view(torch.uint64)
     return output, sums, None, None, None, None, state, None, None
@@ -177,7 +179,7 @@ def flash_backward(
     scale: float | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
-    by = Attention(dropout_p, is_causal, scale)
+    by = AttentionOptions(dropout_p, is_causal, scale)
     return _backward(grad_out, [query, key, value, None], philox_seed, by)[:3]
 
 
@@ -198,7 +200,7 @@ def efficient(
     The rows of the sums are padded with infinity to a multiple of 32: ``kAlignLSE`` of
     ``AttentionKernel``; native/transformers/cuda/mem_eff_attention/kernel_forward.h.
     """
-    by = Attention(dropout_p, is_causal, scale)
+    by = AttentionOptions(dropout_p, is_causal, scale)
     output, sums, number = _forward(query, key, value, attn_bias, by)
     seed, offset = (torch.tensor(one, dtype=torch.int64) for one in (number, 0))
     if compute_log_sumexp:
@@ -221,7 +223,7 @@ def efficient_backward(
     scale: float | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key, value and the bias."""
-    by = Attention(dropout_p, is_causal, scale)
+    by = AttentionOptions(dropout_p, is_causal, scale)
     found = _backward(grad_out_, [query, key, value, attn_bias], philox_seed, by)
     return [one if wanted else None for one, wanted in zip(found, grad_input_mask, strict=True)]
 
@@ -238,7 +240,7 @@ def cudnn(
     scale: float | None,
 ) -> tuple[Any, ...]:
     """Output, sums (with a dimension more), seed and offset."""
-    by = Attention(dropout_p, is_causal, scale)
+    by = AttentionOptions(dropout_p, is_causal, scale)
     output, sums, number = _forward(query, key, value, attn_bias, by)
     seed, offset = (torch.tensor(one, dtype=torch.int64) for one in (number, 0))
     return output, sums.unsqueeze(-1), None, None, None, None, seed, offset, None
@@ -258,6 +260,6 @@ def cudnn_backward(
     scale: float | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
-    by = Attention(dropout_p, is_causal, scale)
+    by = AttentionOptions(dropout_p, is_causal, scale)
     bias = attn_bias if attn_bias is not None and attn_bias.numel() else None
     return _backward(grad_out, [query, key, value, bias], philox_seed, by)[:3]

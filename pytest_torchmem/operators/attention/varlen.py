@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.operators.attention.values import Attention, attend, gradients, results
+from pytest_torchmem.operators.attention.values import AttentionOptions, attend, gradients, results
 from pytest_torchmem.operators.registry import operator
 
 
@@ -156,7 +156,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    by: Attention,
+    by: AttentionOptions,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the output, and the sums of each sequence as (heads, length)."""
     outputs, sums = [], []
@@ -195,7 +195,7 @@ def flash(
         raise NotImplementedError("keys of a cache, or slopes of positions")
     lengths = _Lengths.of(cum_seq_q, cum_seq_k)
     window = _Window.of_flash(is_causal, window_size_left, window_size_right)
-    by = Attention(dropout_p, False, scale)
+    by = AttentionOptions(dropout_p, False, scale)
     output, sums, number = results(partial(_attend, lengths, window), query, key, value, None, by)
     state = torch.tensor([number, 0], dtype=torch.int64).view(torch.uint64)
     joined = torch.stack(sums) if lengths.queries is None else torch.cat(sums, 1)
@@ -221,7 +221,7 @@ def flash_backward(
     """Gradients of query, key and value."""
     window = _Window.of_flash(is_causal, window_size_left, window_size_right)
     function = partial(_output_alone, _Lengths.of(cum_seq_q, cum_seq_k), window)
-    by = Attention(dropout_p, False, scale)
+    by = AttentionOptions(dropout_p, False, scale)
     return gradients(function, grad_out, [query, key, value, None], rng_state, by)[:3]
 
 
@@ -252,7 +252,7 @@ def efficient(
     lengths = _Lengths.of(cu_seqlens_q, cu_seqlens_k)
     window = _of_mask(custom_mask_type)
     query, key, value = _flat(lengths, query, key, value)
-    by = Attention(dropout_p, False, scale)
+    by = AttentionOptions(dropout_p, False, scale)
     output, sums, number = results(partial(_attend, lengths, window), query, key, value, None, by)
     longest = max([one.shape[1] for one in sums], default=0)
     if lengths.queries is not None:
@@ -285,7 +285,7 @@ def efficient_backward(
     lengths = _Lengths.of(cu_seqlens_q, cu_seqlens_k)
     function = partial(_output_alone, lengths, _of_mask(custom_mask_type))
     gradient, *given = _flat(lengths, grad_out_, query, key, value)
-    by = Attention(dropout_p, False, scale)
+    by = AttentionOptions(dropout_p, False, scale)
     found = gradients(function, gradient, [*given, None], philox_seed, by)[:3]
     if lengths.queries is not None:
         found = [None if one is None else one[None] for one in found]

@@ -34,19 +34,19 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.reduction.buffers import sum_buffers
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE, Host
 
-_forward = operator("aten::convolution", "aten::_convolution", kind=Kind.LEAF)
-_backward = operator("aten::convolution_backward", kind=Kind.LEAF)
+_forward = operator("aten::convolution", "aten::_convolution", kind=OperatorKind.LEAF)
+_backward = operator("aten::convolution_backward", kind=OperatorKind.LEAF)
 operator(
     "aten::convolution_overrideable",
     "aten::convolution_backward_overrideable",
     "aten::mkldnn_convolution",
     "aten::_nnpack_spatial_convolution",
-    kind=Kind.LEAF,
+    kind=OperatorKind.LEAF,
 )
 
 

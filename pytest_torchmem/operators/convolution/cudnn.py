@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.cudnn.questions import Convolution, Operand
+from pytest_torchmem.cudnn.questions import ConvolutionQuestion, Operand
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import cuda_format
 from pytest_torchmem.operators.geometry import (
@@ -188,7 +188,7 @@ def _run(
     for name in given:
         by_name[name] = _contiguous(by_name[name], wanted)
     described = cuda_format(by_name["x"], by_name["w"])
-    question = Convolution(
+    question = ConvolutionQuestion(
         direction,
         operand(by_name["x"], described),
         operand(by_name["w"], described),

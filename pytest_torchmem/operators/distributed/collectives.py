@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.distributed.backend_checks import describe_checks
-from pytest_torchmem.operators.registry import DEVICES, Kind, operator
+from pytest_torchmem.operators.registry import DEVICES, OperatorKind, operator
 from pytest_torchmem.torch_private.dispatch.operators import all_operators
 from pytest_torchmem.torch_private.distributed.process_groups import (
     place_in_group,
@@ -61,9 +61,9 @@ def describe() -> None:
         operator(_MOVES_SHARD, source="c10d/Functional.cpp").decomposition()(_moved_shard)
     wraps = "_c10d_functional::_wrap_tensor_autograd"
     if wraps in there:  # makes a tensor subclass that waits at its first use
-        operator(wraps, kind=Kind.NATIVE)
+        operator(wraps, kind=OperatorKind.NATIVE)
     if _WAITS in there:
-        operator(_WAITS, kind=Kind.NATIVE, waits=True)
+        operator(_WAITS, kind=OperatorKind.NATIVE, waits=True)
     names = [name for name in there if name.partition("::")[0] in NAMESPACES]
     alone = (_FLATTENS, _WAITS)
     operator(*(name for name in names if name not in alone), takes_nothing=frozenset(DEVICES))

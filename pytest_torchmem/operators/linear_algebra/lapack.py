@@ -25,7 +25,7 @@ from pytest_torchmem.operators.linear_algebra.cusolver import (
     least_squares,
     work_array,
 )
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -221,7 +221,7 @@ def cholesky_solve(self: Tensor, A: Tensor) -> Tensor:
 
 
 # Registered for every backend, and reading and writing data all the same.
-@operator("aten::linalg_lstsq", kind=Kind.LEAF).decomposition()
+@operator("aten::linalg_lstsq", kind=OperatorKind.LEAF).decomposition()
 def linalg_lstsq(
     machine: Host | Gpu,
     take: Callable[[Workspace], None],

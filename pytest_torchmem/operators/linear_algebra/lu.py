@@ -17,7 +17,7 @@ from pytest_torchmem.operators.linear_algebra.cusolver import (
     column_major_clone,
     is_column_major,
 )
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -25,7 +25,7 @@ _Take = Callable[[Any], None]
 _aten: Any = torch.ops.aten
 
 # Whether a factorisation succeeded decides nothing here.
-operator("aten::_linalg_check_errors", kind=Kind.PASS).decomposition()(any_error)
+operator("aten::_linalg_check_errors", kind=OperatorKind.PASS).decomposition()(any_error)
 
 
 def _lu_factor(machine: Host | Gpu, take: _Take, LU: Tensor, pivot: bool = True) -> None:

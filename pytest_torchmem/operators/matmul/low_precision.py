@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pytest_torchmem.operators.geometry import round_up
 from pytest_torchmem.operators.libraries.cublas import beside_buffer
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
@@ -145,7 +145,7 @@ def int4_product_flops(input: Tensor, mat2: Tensor) -> int:
 
 
 # Registered for every backend, and reading and writing data all the same.
-grouped_mm = operator("aten::_grouped_mm", kind=Kind.LEAF)
+grouped_mm = operator("aten::_grouped_mm", kind=OperatorKind.LEAF)
 
 
 @grouped_mm.check()

@@ -38,7 +38,7 @@ from pytest_torchmem.operators.recurrent.cudnn import (
     weight_elements,
 )
 from pytest_torchmem.operators.reduction.buffers import sum_buffers
-from pytest_torchmem.operators.registry import Kind, operator
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
@@ -354,7 +354,7 @@ for _name, _mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_rel
 # sequences for each step are on the host, and decide how many rows there are.
 _pack = operator(
     "aten::_pack_padded_sequence",
-    kind=Kind.LEAF,
+    kind=OperatorKind.LEAF,
     across_devices=True,
     data_dependent=True,
     decided_by=(1,),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.registry import Kind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
     compressed_indices,
@@ -62,7 +62,7 @@ operator(
         _to_sparse_bsr _to_sparse_csc _to_sparse_csr sparse_compressed_tensor.comp_plain_value
         sparse_compressed_tensor.comp_plain_value_size
     """),
-    kind=Kind.COMPRESSED,
+    kind=OperatorKind.COMPRESSED,
 )
 
 

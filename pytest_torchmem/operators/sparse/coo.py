@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import Kind, aten, operator
+from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.sparse.parts import multiplied, sparse_of, unsupported_layout
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -62,7 +62,7 @@ operator(
     sparse_by_operators=True,
 )
 # Made of the indices and values that are given.
-operator("aten::_sparse_coo_tensor_with_dims_and_tensors", kind=Kind.NATIVE)
+operator("aten::_sparse_coo_tensor_with_dims_and_tensors", kind=OperatorKind.NATIVE)
 _diagonals = operator("aten::_spdiags", not_on=frozenset({"cuda"}))
 
 

@@ -38,7 +38,7 @@ class DoesNothing:
         return 0
 
 
-class Library:
+class NativeLibrary:
     """The library in C++, with functions of every name that do nothing."""
 
     def __getattr__(self, name: str) -> DoesNothing:
@@ -122,7 +122,7 @@ def _execute(path: Path, backend: str, register_kernel: Callable[..., Any]) -> N
     operators, extension = (sys.modules[f"{NAMESPACE}.{name}"] for name in ("_ops", "cextension"))
     replacements: Replacements = [
         (operators, {"register_kernel": register_kernel}),
-        (extension, {"lib": Library()}),
+        (extension, {"lib": NativeLibrary()}),
     ]
     with replaced_all(replacements), raw_stream_known(lambda: False):
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))

@@ -32,7 +32,7 @@ _BUFFERS = 7
 """The position of the tensors that ``score_mod`` captures among the arguments."""
 
 
-class Kernels(NamedTuple):
+class FlexAttentionKernels(NamedTuple):
     """The kernels that run eagerly, forward and backward."""
 
     forward: Callable[..., Any]
@@ -40,11 +40,13 @@ class Kernels(NamedTuple):
 
 
 @contextmanager
-def flex_kernels_replaced(made_from: Callable[[Kernels], Kernels]) -> Iterator[None]:
+def flex_kernels_replaced(
+    made_from: Callable[[FlexAttentionKernels], FlexAttentionKernels],
+) -> Iterator[None]:
     """Let ``flex_attention`` run kernels that are made from torch's own; its module is imported."""
     module = sys.modules[MODULE]
     operators = module.flex_attention, module.flex_attention_backward
-    originals = Kernels(*(operator.py_kernels[_KERNEL] for operator in operators))
+    originals = FlexAttentionKernels(*(operator.py_kernels[_KERNEL] for operator in operators))
     _set_kernels(operators, made_from(originals))
     try:
         yield
@@ -118,7 +120,7 @@ def _set_kernel(operator: Any, key: Any, kernel: Callable[..., Any]) -> None:
     operator._dispatch_cache.clear()
 
 
-def _set_kernels(operators: tuple[Any, Any], kernels: Kernels) -> None:
+def _set_kernels(operators: tuple[Any, Any], kernels: FlexAttentionKernels) -> None:
     for operator, kernel in zip(operators, kernels, strict=True):
         _set_kernel(operator, _KERNEL, kernel)
 

@@ -97,7 +97,7 @@ _PARAMETERS = re.compile(r"def \w+\(([^)]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class OutputBuffer:
     """A buffer of the output code: what it is made for."""
 
     name: str
@@ -114,7 +114,7 @@ class Buffer:
 class Hooks:
     """What is called by the output code instead of torch's functions that no operator is."""
 
-    allocate: Callable[[Buffer, str, Any, Any, torch.dtype, bool], Tensor]
+    allocate: Callable[[OutputBuffer, str, Any, Any, torch.dtype, bool], Tensor]
     """With a buffer, the device's type, size, strides, dtype, and whether it is pinned."""
     written: Callable[[str, Sequence[Tensor]], None]
     """With a kernel's name, and the tensors that it writes to."""
@@ -255,7 +255,7 @@ def output_code_run(hooks: Hooks, on_thread: Callable[[], bool]) -> Iterator[Non
         yield
 
 
-def _executed(source: str, buffers: Mapping[str, Buffer], hooks: Hooks) -> Any:
+def _executed(source: str, buffers: Mapping[str, OutputBuffer], hooks: Hooks) -> Any:
     """Return the output code as a module, in which kernels do nothing but say what they write."""
     name = "<compiled by Inductor>"
     made: Any = ModuleType(name)
@@ -265,7 +265,7 @@ def _executed(source: str, buffers: Mapping[str, Buffer], hooks: Hooks) -> Any:
         for number, line in enumerate(source.splitlines(), 1)
         if (found := _ALLOCATION.match(line))
     }
-    unknown = Buffer("", "", "", "", 0)
+    unknown = OutputBuffer("", "", "", "", 0)
 
     def allocation(device: str, pinned: bool = False) -> Callable[..., Tensor]:
         def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
@@ -290,7 +290,7 @@ def _reinterpreted(tensor: Tensor, size: Any, stride: Any, offset: int = 0) -> T
         return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
 
 
-def _buffers(lowering: Any) -> dict[str, Buffer]:
+def _buffers(lowering: Any) -> dict[str, OutputBuffer]:
     """Return the buffers of a graph by name."""
     return {
         buffer.get_name(): _described(buffer.get_name(), buffer)
@@ -299,7 +299,7 @@ def _buffers(lowering: Any) -> dict[str, Buffer]:
     }
 
 
-def _described(name: str, buffer: Any) -> Buffer:
+def _described(name: str, buffer: Any) -> OutputBuffer:
     nodes = sorted(getattr(buffer, "origins", ()), key=str)
     operators = dict.fromkeys(getattr(node.target, _PACKET, node.target) for node in nodes)
     names = ", ".join(getattr(one, "__name__", str(one)) for one in operators)
@@ -312,7 +312,7 @@ def _described(name: str, buffer: Any) -> Buffer:
         if frames and not file:
             file, _, rest = frames[-1].removeprefix(_FILE).partition('", line ')
             line = int(rest.partition(",")[0])
-    return Buffer(name, names, module, file, line)
+    return OutputBuffer(name, names, module, file, line)
 
 
 class _Kernels:

@@ -12,7 +12,13 @@ from typing import Any, ClassVar, TypeAlias
 from torch import Tensor
 
 from pytest_torchmem.torch_private.dispatch.overrides import of_functions, of_tensors
-from pytest_torchmem.torch_private.names import Missing, find, methods_name, private, unsupported
+from pytest_torchmem.torch_private.names import (
+    MissingName,
+    find,
+    methods_name,
+    private,
+    unsupported,
+)
 from pytest_torchmem.torch_private.patching.program_functions import (
     HeldOriginal,
     held_originals,
@@ -49,7 +55,7 @@ class Replaceable:
     @property
     def original(self) -> Any:
         """What is there now."""
-        missing = isinstance(self._found, Missing)
+        missing = isinstance(self._found, MissingName)
         return self._found if missing else getattr(self._owner, self._name)
 
     def by(self, replacement: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.interception.values.policy import Values, ValuesBudget
 
 
 def every_third(mask: Tensor) -> Tensor:
@@ -207,8 +207,8 @@ def test_without_values(drawn: Steps, seed: int, device: str) -> None:
 @given(steps, st.integers(0, 1000), st.sampled_from(["cpu", "cuda"]), st.integers(0, 60_000))
 def test_where_the_budget_ends(drawn: Steps, seed: int, device: str, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Budget, "CHEAP", most // 100)
-        patch.setattr(Values, "budget", lambda _: Budget(most * 4, most))
+        patch.setattr(ValuesBudget, "CHEAP", most // 100)
+        patch.setattr(Values, "budget", lambda _: ValuesBudget(most * 4, most))
         check(drawn, seed, device, 300, "auto")
 
 
@@ -216,7 +216,7 @@ def test_positions_of_a_batch_are_known_where_a_model_is_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As ``find_packed_sequence_indices`` of transformers asks, of positions that are many."""
-    monkeypatch.setattr(Values, "budget", lambda _: Budget(1 << 20, 1 << 20))
+    monkeypatch.setattr(Values, "budget", lambda _: ValuesBudget(1 << 20, 1 << 20))
 
     def program() -> None:
         hidden = torch.randn(16, 1024, 32)

@@ -54,13 +54,13 @@ def test_multiplications_are_those_of_torch(
         counted.append(original(call, plan) - elements)
         return counted[-1] + elements
 
-    def affords(self: policy.Budget, live: int, call: Any, plan: Any) -> bool:
+    def affords(self: policy.ValuesBudget, live: int, call: Any, plan: Any) -> bool:
         plan.cost = None  # of a call of the same geometry before
         return afforded(self, live, call, plan)
 
-    afforded = policy.Budget.affords
-    monkeypatch.setattr(policy.Budget, "affords", affords)
-    monkeypatch.setattr(policy.Budget, "is_cheap", lambda self, cost: False)
+    afforded = policy.ValuesBudget.affords
+    monkeypatch.setattr(policy.ValuesBudget, "affords", affords)
+    monkeypatch.setattr(policy.ValuesBudget, "is_cheap", lambda self, cost: False)
     monkeypatch.setattr(policy, "operations_of", operations_of)
     trace(program)
     with FlopCounterMode(display=False) as mode:

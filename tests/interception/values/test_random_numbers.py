@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import trace
 from pytest_torchmem.interception.values.mersenne_twister import draw, moved_on, words_drawn
-from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.interception.values.policy import Values, ValuesBudget
 
 ROWS, COLUMNS = 2048, 65
-"""More than ``Budget.CHEAP`` elements, and no multiple of a vector's 16."""
+"""More than ``ValuesBudget.CHEAP`` elements, and no multiple of a vector's 16."""
 
 
 def in_checkpoint(x: Tensor) -> None:
@@ -84,7 +84,7 @@ def draws_then_tells(told: dict[str, list[float]]) -> None:
 def test_numbers_after_draws_that_are_not_computed(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Values, "budget", lambda self: Budget(0, 0))
+    monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
     for_real: dict[str, list[float]] = {}
     draws_then_tells(for_real)
     traced: dict[str, list[float]] = {}
@@ -95,7 +95,9 @@ def test_numbers_after_draws_that_are_not_computed(
 
 @pytest.mark.parametrize("values", ["auto", "none"])
 def test_as_many_draws_as_unknown_values_say(values: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Values, "budget", lambda self: Budget(0, 0) if self.computes else None)
+    monkeypatch.setattr(
+        Values, "budget", lambda self: ValuesBudget(0, 0) if self.computes else None
+    )
 
     def program() -> None:
         torch.poisson(torch.rand(1024, 1024))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError, UsageError
-from pytest_torchmem.interception.values.policy import Budget, Values
+from pytest_torchmem.interception.values.policy import Values, ValuesBudget
 from pytest_torchmem.step.generators import ForwardDraws, forward_draws
 
 DEVICES = ("cpu", "cuda")
@@ -329,8 +329,8 @@ def test_a_number_that_is_only_told_does_not_run_the_program_again(
 def test_a_pass_that_ends_leaves_nothing_behind_and_cannot_be_caught(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def first_is_small(self: Values) -> Budget:
-        return Budget(10**9, 1000 if self is Values.ASKED_FOR else 10**9)
+    def first_is_small(self: Values) -> ValuesBudget:
+        return ValuesBudget(10**9, 1000 if self is Values.ASKED_FOR else 10**9)
 
     monkeypatch.setattr(Values, "budget", first_is_small)
     ended: list[str] = []
@@ -353,8 +353,8 @@ def test_a_pass_that_ends_leaves_nothing_behind_and_cannot_be_caught(
 
 def small_budgets(monkeypatch: pytest.MonkeyPatch, nbytes: int, operations: int) -> None:
     """Let no values be computed beyond what is always cheap, and then hardly more."""
-    monkeypatch.setattr(Values, "budget", lambda self: Budget(nbytes, operations))
-    monkeypatch.setattr(Budget, "CHEAP", 0)
+    monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(nbytes, operations))
+    monkeypatch.setattr(ValuesBudget, "CHEAP", 0)
 
 
 def test_what_follows_numbers_that_were_not_drawn_is_left_to_the_next_pass() -> None:
@@ -371,11 +371,11 @@ def test_what_follows_numbers_that_were_not_drawn_is_left_to_the_next_pass() -> 
 
 
 def test_over_the_budget_an_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unlimited(self: Values) -> Budget | None:
-        return None if self is Values.REAL else Budget(100_000, 10**9)
+    def unlimited(self: Values) -> ValuesBudget | None:
+        return None if self is Values.REAL else ValuesBudget(100_000, 10**9)
 
     monkeypatch.setattr(Values, "budget", unlimited)
-    monkeypatch.setattr(Budget, "CHEAP", 0)
+    monkeypatch.setattr(ValuesBudget, "CHEAP", 0)
 
     def program() -> None:
         if unknown().mean() > 3:
