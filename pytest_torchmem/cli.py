@@ -356,7 +356,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _cudnn(options: argparse.Namespace) -> int:
-    from pytest_torchmem.reports.cudnn import columns, render
+    from pytest_torchmem.reports.cudnn_table import columns, render
 
     step = load_function(options.step)
     with elapsed("asking cuDNN"):

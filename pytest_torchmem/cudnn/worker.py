@@ -13,7 +13,7 @@ import sys
 from typing import IO, Any
 
 from pytest_torchmem.cudnn.backend import Backend
-from pytest_torchmem.cudnn.plans import Frontend, answer
+from pytest_torchmem.cudnn.execution_plans import Frontend, answer
 
 
 def main(path: str, frontend: str = "") -> None:

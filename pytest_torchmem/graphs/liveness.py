@@ -30,7 +30,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.fake_tensors import device_said
 from pytest_torchmem.graphs.operators_at import Inner, run_alone
 from pytest_torchmem.interception.plan import Output, Plan, Same
-from pytest_torchmem.interception.plans import find_plan, geometry_of_arguments
+from pytest_torchmem.interception.plan_cache import find_plan, geometry_of_arguments
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.node_table import NodeRow, NodeTable
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE

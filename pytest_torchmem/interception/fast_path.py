@@ -21,7 +21,7 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.materialize import make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
-from pytest_torchmem.interception.plans import Plans
+from pytest_torchmem.interception.plan_cache import Plans
 from pytest_torchmem.interception.values.policy import NO_MEMORIES
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Phase

@@ -25,7 +25,7 @@ from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.sparse import parts_of
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.parts import Parts, RunMode
-from pytest_torchmem.interception.plans import SubclassAsked
+from pytest_torchmem.interception.plan_cache import SubclassAsked
 from pytest_torchmem.interception.threads import TraceThreads
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.policy import Values

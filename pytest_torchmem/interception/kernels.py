@@ -1,8 +1,8 @@
 """What stands in for kernels: a call's plan is found or made, its outputs are, and both booked.
 
 In this order: the tensors' storages are looked up, the device is found, the plan is looked up or
-made (``plans.py``), outputs are made from it (``materialize.py``), what the kernel takes is booked,
-and what is known of values is noted.
+made (``plan_cache.py``), outputs are made from it (``materialize.py``), what the kernel takes is
+booked, and what is known of values is noted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.placement import check_generator, stage, staged_pairs
 from pytest_torchmem.interception.plan import Output, Plan, Same, broadcast_of
-from pytest_torchmem.interception.plans import (
+from pytest_torchmem.interception.plan_cache import (
     Plans,
     find_plan,
     geometry_of,

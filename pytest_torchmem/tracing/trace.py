@@ -15,11 +15,11 @@ from torch import fx, nn
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note
 from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.calling_function import functions_called
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
 from pytest_torchmem.interception.distributed.world import world_entered
 from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
-from pytest_torchmem.interception.functions import functions_called
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.optimizer_states import OptimizerStates

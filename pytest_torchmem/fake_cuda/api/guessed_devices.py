@@ -39,7 +39,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
 )
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
 from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.tensors.holders import HOLDERS
+from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

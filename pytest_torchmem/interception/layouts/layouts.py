@@ -32,7 +32,7 @@ from pytest_torchmem.interception.layouts.sparse import (
     run_sparse,
     storage_holder,
 )
-from pytest_torchmem.interception.layouts.values import SparseValues
+from pytest_torchmem.interception.layouts.sparse_values import SparseValues
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.values.known import KnownValues

@@ -16,7 +16,7 @@ from pytest_torchmem.interception.python_api.modules import modules_given_back
 from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
 from pytest_torchmem.interception.python_api.storages import RealStorages
 from pytest_torchmem.interception.python_api.threads import Threads
-from pytest_torchmem.interception.python_api.values import ValueMethods
+from pytest_torchmem.interception.python_api.value_methods import ValueMethods
 from pytest_torchmem.torch_private.dispatch.kernels import below_interception
 from pytest_torchmem.torch_private.dispatch.operators import HigherOrderOperator
 from pytest_torchmem.torch_private.patching.patches import Replacements, original_of

@@ -26,7 +26,7 @@ from pytest_torchmem.torch_private.patching.patches import (
     replaced,
     standing_functions,
 )
-from pytest_torchmem.torch_private.tensors.holders import HOLDERS
+from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 from pytest_torchmem.torch_private.tensors.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")

@@ -25,7 +25,7 @@ from pytest_torchmem.torch_private.patching.program_functions import (
     is_left_over,
     is_of_program,
 )
-from pytest_torchmem.torch_private.tensors.holders import HOLDERS
+from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 
 ABSENT: Any = object()
 """Stands for an attribute that is not there."""

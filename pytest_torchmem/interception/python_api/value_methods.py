@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.layouts.values import parts_of, put_together
+from pytest_torchmem.interception.layouts.sparse_values import parts_of, put_together
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.captured import not_permitted
 from pytest_torchmem.interception.values.known import NotKnown

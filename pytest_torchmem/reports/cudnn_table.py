@@ -19,6 +19,7 @@ from pytest_torchmem.units import format_size
 if TYPE_CHECKING:
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
+
 _ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _REST = 512
 """What may be left of a workspace that consists of copies: bytes for alignment and counters."""
