@@ -1,8 +1,8 @@
 """A GPU that is described to cuDNN, and a stand-in for the driver's library.
 
 ``CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION`` wants 24 values. Answers depend on the compute
-capability, the number of multiprocessors and the largest grid alone (how that was tried
-is in benchmarks/results/accuracy.md), and the grid is the same for all; the others are those of the
+capability, the number of multiprocessors and the largest grid alone
+(benchmarks/results/workspaces.md), and the grid is the same for all; the others are those of the
 GPU or of its generation, so that what is asked is never impossible.
 
 cuDNN leaves out what is compiled when it runs (attention, fused graphs, some convolutions) unless
