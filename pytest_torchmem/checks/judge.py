@@ -26,6 +26,7 @@ from pytest_torchmem.checks.limits import (
     Overrun,
     PeakContents,
     contents,
+    default_limits,
     headroom,
     limits_of,
     overruns,
@@ -124,6 +125,9 @@ class Judge:
         snapshot = self._snapshot(trace)
         measurement = self._measurement(snapshot)
         limits = limits_of(self.request.budget, gpu)
+        where = self.request.test.relative(self.request.test.module), self.key.device
+        rules = self.context.settings.budget
+        limits += (*default_limits(rules, *where, profile.figures(), limits),)
         findings = [*self._against_limits(limits), *self._against_bounds()]
         findings += self._against_steps()
         findings += self._against_snapshot(snapshot) if snapshot is not None else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from pytest_torchmem.checks.request import Budget, Limit
 from pytest_torchmem.diagnosis.difference import Row, difference_between
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
 from pytest_torchmem.snapshots.alive import Alive, alive_of
+from pytest_torchmem.snapshots.tolerance import Level, for_path
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import format_size
 
@@ -100,6 +101,19 @@ def limits_of(budget: Budget, gpu: str) -> tuple[Limit, ...]:
         return budget.limits
     room = _room(gpu)
     return (Limit(RESERVED, room, f"{format_size(room)} (what {gpu} has for tensors)"),)
+
+
+def default_limits(
+    rules: Level, path: str, device: str, figures: Mapping[str, int], own: Iterable[Limit]
+) -> Iterator[Limit]:
+    """Yield the limits of every test for figures that there are and that a test does not limit."""
+    limited = {limit.figure for limit in own}
+    for level in for_path(rules, path):
+        for rule in sorted(level, key=lambda rule: rule.device is None):
+            figure = rule.figure or PEAK
+            if figure in figures and figure not in limited and rule.fits(device, figure):
+                limited.add(figure)
+                yield Limit(figure, rule.tolerance.allowance(0), str(rule))
 
 
 def overruns(limits: tuple[Limit, ...], figures: Mapping[str, int]) -> list[Overrun]:

@@ -50,6 +50,8 @@ class Settings:
     """How many processes distributed steps run in, for checks that do not say it."""
     ranks: tuple[int, ...] = ()
     """Which of them are traced; rank 0 if there is none."""
+    budget: Level = ()
+    """Limits of every memory test, as rules whose allowance is all that a figure may be."""
     fake_cuda: str = ""
     """The GPU that the whole suite sees although it is not there, "" for none."""
     verbose: bool = False

@@ -73,6 +73,12 @@ _OPTIONS = (
         ini_help="growth that still passes, one rule a line: [path] [device] [phase]: 2%",
     ),
     _Option(
+        "budget",
+        "limit of the peak of every memory test, such as 16GiB; a marker's own is closer",
+        "SIZE",
+        ini_help="limits of every memory test, one a line: [path] [device] [phase]: 16 GiB",
+    ),
+    _Option(
         "measure",
         "run cuda checks for real too: auto (default: if there is a GPU), never, require, or "
         "stand-in: torch's own CUDA code, without a GPU",

@@ -27,7 +27,12 @@ from pytest_torchmem.checks.settings import (
 )
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.location import PROPOSAL
-from pytest_torchmem.snapshots.tolerance import parse_rule_lines, parse_rules, parse_tolerance
+from pytest_torchmem.snapshots.tolerance import (
+    parse_budget_lines,
+    parse_rule_lines,
+    parse_rules,
+    parse_tolerance,
+)
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.world import check_ranks, check_world_size
 
@@ -88,6 +93,7 @@ def _read(config: pytest.Config) -> Settings:
         measure_tolerance=parse_tolerance(value("measure_tolerance", DEFAULT_MEASURE_TOLERANCE)),
         option_tolerance=parse_rules(option("torchmem_tolerance"), "--torchmem-tolerance"),
         ini_tolerance=parse_rule_lines(ini("torchmem_tolerance") or "", "ini torchmem_tolerance"),
+        budget=parse_budget_lines(value("budget"), "torchmem_budget"),
         update=_update_modes(option("torchmem_update"), dry_run, in_ci),
         update_max=parse_tolerance(value("update_max")) if value("update_max") else None,
         dry_run=dry_run,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.figures import DEFAULT_TOLERANCE, SELECTORS, TOLERANCES
+from pytest_torchmem.figures import DEFAULT_TOLERANCE, PEAK, SELECTORS, TOLERANCES
 from pytest_torchmem.units import MOST, parse_size
 
 DEVICES = ("cpu", "cuda")
@@ -130,6 +130,17 @@ def parse_rule_lines(text: str, source: str) -> Level:
             where = f"{source} ({selector.strip()})"
             rules.append(_select(selector, _tolerance(tolerance.strip(), source), where))
     return tuple(rules)
+
+
+def parse_budget_lines(text: str, source: str) -> Level:
+    """Return the limits of an ini value: one a line, ``[path] [device] [phase]: size``; of the peak
+    where no phase is named.
+    """
+    rules = parse_rule_lines(text, source)
+    for rule in rules:
+        if rule.tolerance.percent:
+            raise UsageError(f"{rule.source}: {rule.tolerance} is no size, such as 16 GiB")
+    return tuple(replace(rule, figure=rule.figure or PEAK) for rule in rules)
 
 
 def for_path(rules: Iterable[ToleranceRule], path: str) -> tuple[Level, Level]:

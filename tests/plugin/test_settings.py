@@ -62,7 +62,7 @@ def test_defaults(pytester):
 def test_every_option_defaults_to_none(pytester):
     config = pytester.parseconfig()
     names = [name for name in vars(config.option) if name.startswith("torchmem_")]
-    assert len(names) == 21
+    assert len(names) == 22
     assert {name: getattr(config.option, name) for name in names} == dict.fromkeys(names)
 
 
