@@ -128,3 +128,24 @@ def test_only_the_plugin_imports_pytest() -> None:
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
                 assert not {"pytest", "_pytest"} & {name.split(".")[0] for name in names}, path
+
+
+def test_files_and_names_in_the_document_exist() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    named = set(re.findall(r"((?:\w+/)+\w+\.py|(?<=`)\w+\.py)(?::(\w+))?", text))
+    assert len(named) > 30
+    stale = {
+        (path, name)
+        for path, name in named - {("tests/test_imports.py", "")}
+        if not (PACKAGE / path).is_file()
+        or not re.search(rf"^(?:class |def )?{name}\b", (PACKAGE / path).read_text("utf-8"), re.M)
+    }
+    assert stale == set()
+
+
+def test_a_concept_is_in_three_files() -> None:
+    table = DOCUMENT.read_text(encoding="utf-8").partition("## Where is")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (`.+`) \|$", table, re.MULTILINE)
+    assert len(rows) == 6
+    files = {concept: set(re.findall(r"`([\w/]+\.py)", read)) for concept, read in rows}
+    assert {concept: found for concept, found in files.items() if not 0 < len(found) <= 3} == {}
