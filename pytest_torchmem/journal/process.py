@@ -6,8 +6,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,14 +27,17 @@ _NUMPY = "numpy.random"
 
 
 @contextmanager
-def process_kept(compiling: AbstractContextManager[object]) -> Iterator[None]:
+def process_kept(
+    compiling: AbstractContextManager[object], on_thread: Callable[[], bool]
+) -> Iterator[None]:
     """Put back random generators, torch's settings, the garbage collector.
 
     What of torch is imported meanwhile keeps nothing of the program. ``compiling`` decides about
     what ``torch.compile`` wraps.
     """
     settings = (*all_settings(), _OF_ACCELERATE)
-    with generators_kept(seeded=True), settings_kept(settings), program_kept(compiling):
+    program = program_kept(compiling, on_thread)
+    with generators_kept(seeded=True), settings_kept(settings), program:
         yield
 
 
@@ -81,17 +84,25 @@ _OF_ACCELERATE = Setting(_shared_contents, _share)
 
 
 @contextmanager
-def program_kept(compiling: AbstractContextManager[object]) -> Iterator[None]:
-    """Put back what is no choice of the program, and would be in the way of following it."""
-    with without_collections(), imports_apart(), weights_read_here(), compiling:
-        yield
+def program_kept(
+    compiling: AbstractContextManager[object] | None = None,
+    on_thread: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """Put back what is no choice of the program, and would be in the way of following it.
 
-
-def weights_read_here() -> AbstractContextManager[None]:
-    """Have ``from_pretrained`` of transformers read weights on the program's thread, which is the
-    only one that is seen, rather than in a pool (core_model_loading.py of transformers 5).
+    ``from_pretrained`` of transformers reads weights on the program's thread meanwhile, which is
+    followed, rather than in a pool (core_model_loading.py of transformers 5). Calls of modules that
+    are followed are half as deep again in Python: so is what it allows.
     """
-    return environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    limit = sys.getrecursionlimit()
+    read_here = environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    with without_collections(), imports_apart(on_thread), read_here, compiling or nullcontext():
+        sys.setrecursionlimit(limit * 3 // 2)
+        try:
+            yield
+        finally:
+            if sys.getrecursionlimit() == limit * 3 // 2:  # and not what the program has set
+                sys.setrecursionlimit(limit)
 
 
 @contextmanager

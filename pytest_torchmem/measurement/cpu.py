@@ -10,13 +10,11 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.journal.process import generators_kept, weights_read_here
+from pytest_torchmem.journal.process import generators_kept, program_kept
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.events import MODULE, STEP, recording
 from pytest_torchmem.measurement.timeline import build_timeline, labels_after, labels_before
-from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
-from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.torch_private.tensors.recording import mark
 
@@ -80,7 +78,7 @@ def measure(
 def _as_in_a_trace() -> Iterator[None]:
     """Run a step under what a trace, too, keeps apart from it."""
     gc.collect()
-    with generators_kept(), without_collections(), imports_apart(), weights_read_here():
+    with generators_kept(), program_kept():
         yield
 
 

@@ -39,8 +39,9 @@ _IMPORTING = "<frozen importlib._bootstrap>", "_find_and_load"
 
 
 @contextmanager
-def imports_apart() -> Iterator[None]:
-    """Import what is not yet imported of torch on another thread, for which this one waits.
+def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Import what is not yet imported of torch on another thread, for which this one waits, and
+    those where ``on_thread()`` is true.
 
     Both ``import`` and ``importlib.import_module``, by which attributes of ``torch`` import their
     modules (torch/__init__.py, ``__getattr__``), look ``_find_and_load`` up for each module that is
@@ -54,7 +55,7 @@ def imports_apart() -> Iterator[None]:
     def apart(name: str, import_: Any) -> Any:
         __tracebackhide__ = True
         new = name.startswith("torch.") and name not in sys.modules and not _asks_for_gpus(name)
-        here = new and threading.get_ident() == thread
+        here = new and (threading.get_ident() == thread or on_thread())
         if here and not _is_importing(sys._getframe(1)) and not _is_compiling(sys._getframe(1)):
             _on_another_thread(lambda missing: apart(missing, import_), name)
             for then in tuple(_listening):
@@ -62,7 +63,7 @@ def imports_apart() -> Iterator[None]:
         with _as_torch_is(name):
             return original(name, import_)
 
-    with compiler_not_needed(), replaced(bootstrap, _find_and_load=apart):
+    with compiler_not_needed(on_thread), replaced(bootstrap, _find_and_load=apart):
         yield
 
 

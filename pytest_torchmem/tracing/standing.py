@@ -128,8 +128,9 @@ class StandingGpu:
         def switch_on(stack: ExitStack) -> None:
             stack.callback(self._interceptor.threads.released)
             stack.callback(nowhere().forget)
+            on_thread = self._interceptor.threads.on_thread
             compiled = Compiled(self._interceptor, None, Lowering(_REAL_HOST))
-            stack.enter_context(program_kept(compiled.following()))
+            stack.enter_context(program_kept(compiled.following(), on_thread))
             stack.enter_context(layers(self._interceptor, self._context, self._memories))
 
         self._journal = stand(self, switch_on)

@@ -259,7 +259,7 @@ def _trace(
         stack.callback(interceptor.threads.released)
         stack.callback(nowhere().forget)
         beside_others = not is_alone()
-        stack.enter_context(process_kept(compiled.following()))
+        stack.enter_context(process_kept(compiled.following(), interceptor.threads.on_thread))
         if beside_others:
             stack.enter_context(own_generators(interceptor.threads.on_thread))
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread, mailbox))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pytest_torchmem import measure, trace
 from tests.tracing.programs import MODELS, PROGRAMS, differences
@@ -151,3 +155,52 @@ def test_copies_have_the_layout_that_is_asked_for(device: str) -> None:
         assert turned.contiguous().stride() == image.stride()
 
     trace(program, device=device)
+
+
+def nested(levels: int) -> nn.Module:
+    model: nn.Module = nn.Linear(4, 4)
+    for _ in range(levels):
+        model = nn.Sequential(model)
+    return model
+
+
+def test_modules_as_deep_as_python_lets_them_be() -> None:
+    x = torch.ones(2, 4)
+    nested(200)(x)
+    assert trace(nested(200), x, host="here").figures() == measure(nested(200), x).figures()
+    for run in (lambda model, x: model(x), trace):
+        with pytest.raises(RecursionError):
+            run(nested(400), x)
+
+
+class Block(nn.Module):
+    """A layer, and the next block."""
+
+    def __init__(self, following: Block | None) -> None:
+        super().__init__()
+        self.linear, self.following = nn.Linear(4, 4), following
+
+
+class Linked(nn.Module):
+    """Blocks, each of which is an attribute of the one before."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.first: Any = functools.reduce(lambda block, _: Block(block), range(count), None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        block = self.first
+        while block is not None:
+            x, block = block.linear(x), block.following
+        return x
+
+
+def test_the_time_of_a_trace_is_linear_in_the_blocks_that_are_linked() -> None:
+    def seconds(model: nn.Module) -> float:
+        start = time.process_time()
+        assert trace(model, torch.ones(2, 4)).peak > 0
+        return time.process_time() - start
+
+    seconds(Linked(2))
+    few, many = (min(seconds(Linked(count)) for _ in range(2)) for count in (125, 1000))
+    assert many < 20 * few  # and not 64 times as much

@@ -116,8 +116,10 @@ class NotNeeded:
 
 
 @contextmanager
-def compiler_not_needed() -> Iterator[None]:
-    """Have stand-ins on this thread for a while; what torch keeps of them is forgotten."""
+def compiler_not_needed(on_thread: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Have stand-ins for a while, on this thread and where ``on_thread()`` is true; what torch
+    keeps of them is forgotten.
+    """
     if COMPILER in sys.modules:  # which has imported all of it
         yield
         return
@@ -132,8 +134,9 @@ def compiler_not_needed() -> Iterator[None]:
         level: int = 0,
     ) -> Any:
         __tracebackhide__ = True  # an import that fails is the program's own
-        if locals is None and name not in sys.modules and threading.get_ident() == thread:
-            instead = not_needed.stand_in(name, globals, fromlist)
+        if locals is None and name not in sys.modules:
+            here = threading.get_ident() == thread or on_thread()
+            instead = not_needed.stand_in(name, globals, fromlist) if here else None
             if instead is not None:
                 return instead
         return original(name, globals, locals, fromlist, level)
