@@ -179,9 +179,12 @@ class Plan:
                 made = [*left.values()] if at is None else [outputs[at]]
                 steps += [output for output in made if left.pop(id(output), None)]
             elif isinstance(request, First):
-                first = next(one for one in alive if one.nbytes == request.nbytes)
+                nbytes, others = request
+                first = [one for one in alive if one.nbytes == nbytes][others]
                 alive.remove(first)
                 steps.append(-first.number)
+            elif isinstance(request, Buffer):
+                steps.append(request)
             elif request > 0:
                 alive.append(Temporary(number, request, (), "", "", workspace.confidence))
                 steps.append(alive[-1])

@@ -56,13 +56,17 @@ ALL = Made(None)
 
 
 class First(NamedTuple):
-    """A kernel gives back the first of its requests of this size that is alive, not the last."""
+    """A kernel gives back the first of its requests of this size that is alive, not the last; or
+    the one after so many others.
+    """
 
     nbytes: int
+    others: int = 0
 
 
-#: What a kernel asks for: bytes, less than nothing where it gives them back, or its outputs.
-Request = int | Made | First
+#: What a kernel asks for: bytes, less than nothing where it gives them back, its outputs, or a
+#: library's buffer.
+Request = int | Made | First | Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ def passing(*requests: Request) -> tuple[Request, ...]:
         if nbytes > 0:
             alive.append(nbytes)
         else:
-            alive.remove(-nbytes)
+            del alive[max(at for at, one in enumerate(alive) if one == -nbytes)]
     return (*requests, *(-nbytes for nbytes in reversed(alive)))
 
 

@@ -17,7 +17,8 @@ from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import Convolution
 from pytest_torchmem.operators.geometry import beyond, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries.cublas import blas_buffer
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.reduction.buffers import sum_buffers
+from pytest_torchmem.operators.workspace import ALL, First, Made, Request, passing
 from pytest_torchmem.targets.gpus import Gpu
 
 _FLOAT = 4
@@ -134,27 +135,105 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
     return beyond(returned, requests)
 
 
-def on_cuda(
-    gpu: Gpu,
-    input: Tensor,
-    weight: Tensor,
-    output: Tensor,
-    settings: ConvolutionSettings,
-    line: int,
-    bias: tuple[int, ...] = (),
-) -> Workspace:
-    """The columns of one image, and a product, or the sum of the bias's gradient; native/cuda/
-    ConvolutionMM2d.cu.
+class OnCuda:
+    """A convolution by ATen's kernels on a GPU, of images: ``result`` is the output, or its
+    gradient. Groups are convolved one after the other, each on dense parts.
 
-    A limit: kernels of one pixel need none, and groups are convolved one after the other, each with
-    its own part of the input, made dense.
+    native/Convolution.cpp (``_convolution``, ``convolution_backward``, ``subtensor``).
     """
-    groups, transposed = settings.groups, settings.transposed
-    taps = math.prod(weight.shape[2:])
-    wide = (weight.shape[1] if transposed else input.shape[1] // groups) * taps
-    pixels = math.prod((input if transposed else output).shape[2:])
-    columns = wide * pixels * input.element_size()
-    parts = input.numel() // groups * input.element_size() if groups > 1 else 0
-    copies = (contiguous_copy(input), contiguous_copy(weight), parts)
-    found = bounded(line, *max((columns, *copies), bias, key=sum))
-    return Workspace(found.requests, found.confidence, (blas_buffer(gpu),))
+
+    def __init__(
+        self, gpu: Gpu, input: Tensor, weight: Tensor, result: Tensor, settings: ConvolutionSettings
+    ) -> None:
+        groups, transposed = settings.groups, settings.transposed
+        taps, size, sizes = math.prod(weight.shape[2:]), input.element_size(), result.shape[2:]
+        wide = weight.shape[1] if transposed else input.shape[1] // groups
+        columns = wide * taps * math.prod((input if transposed else result).shape[2:]) * size
+        self._gpu, self._dtype, self._blas = gpu, input.dtype, blas_buffer(gpu)
+        self._batch, self._groups, self._transposed = input.shape[0], groups, transposed
+        self._channels, self._sizes = result.shape[1] // groups, sizes
+        self._ones, self._bias = math.prod(sizes) * size, self._channels * size
+        self._each = [dense_bytes(one) // groups for one in (input, weight, result)]
+        self._copies = contiguous_copy(input), contiguous_copy(weight)
+        self._copied = contiguous_copy(result)
+        volumes, is_dilated = input.dim() == 5, {*settings.dilation} != {1}
+        # Those for dilated kernels take all volumes; native/cuda/NaiveDilatedConvolution.cu.
+        self._dilated = not transposed and (volumes or is_dilated)
+        # Transposed volumes are made like the input, and then resized.
+        self._grows = transposed and volumes
+        pointwise = taps == 1 and {*settings.stride} == {1} and not any(settings.padding)
+        self._columns = columns
+        self._needed = 0 if pointwise and not is_dilated else columns
+
+    def forward(self, bias: bool) -> tuple[Request, ...]:
+        """The output, then columns of one image; slow_conv2d_forward, slow_conv_dilated2d_cuda,
+        slow_conv_transpose2d_out_cuda_template, slow_conv_transpose3d_out_cuda_template.
+        """
+        input, _, output = self._each
+        columns = self._columns if self._transposed or self._dilated else self._needed
+        ones = self._ones if self._transposed and bias else 0
+        within = passing(columns, ones, self._blas)
+        if self._groups == 1:
+            return passing(*self._copies, *self._made(ALL), *within)
+        kept = max(output, input) if self._grows else output
+        return passing(*self._copies, *self._apart(0, (*self._made(output), *within), [kept]))
+
+    def _apart(
+        self, copied: int, within: Sequence[Request], kept: Sequence[int]
+    ) -> tuple[Request, ...]:
+        """Return the requests of all groups, of which these sizes are alive until the end."""
+        part, requests = self._each[0] if self._batch > 1 else 0, list[Request]()
+        for group in range(self._groups):
+            requests += [copied, part, *within]
+            if part:
+                requests.append(First(part, group * kept.count(part) + (copied == part)))
+            if copied:
+                requests.append(First(copied, group * kept.count(copied)))
+        freed = (First(size) for size in reversed(kept) for _ in range(self._groups))
+        return *requests, ALL, *freed
+
+    def _made(self, output: Request) -> tuple[Request, ...]:
+        input, _, nbytes = self._each
+        if self._grows and nbytes > input:
+            return input, output, -input
+        return (input if self._grows and output is not ALL else output,)
+
+    def backward(self, mask: Sequence[bool]) -> tuple[Request, ...]:
+        """Gradients by columns of one image, from a dense gradient."""
+        input, weight, result = self._each
+        if self._groups == 1:
+            outputs = [(Made(at),) * wanted for at, wanted in enumerate(mask)]
+            return passing(*self._copies, *self._gradients(self._copied, outputs))
+        sizes = zip((input, weight, self._bias), mask, strict=True)
+        made = [(size,) * wanted for size, wanted in sizes]
+        copied = result if self._copied or self._batch > 1 else 0
+        kept = [size for of_one in made for size in of_one]
+        return passing(*self._copies, *self._apart(copied, self._gradients(0, made), kept))
+
+    def _gradients(self, copy: int, made: Sequence[Sequence[Request]]) -> tuple[Request, ...]:
+        """Return the requests of one kernel that makes gradients of input, weight and bias.
+
+        slow_conv2d_backward_out_cuda, slow_conv_dilated2d_backward_cuda,
+        slow_conv_transpose2d_backward_out_cuda_template and its kin for volumes.
+        """
+        input, weight, bias = map(tuple[Request, ...], made)
+        some = bool(input or weight)
+        needed = self._needed if self._transposed else self._columns * some
+        columns: tuple[Request, ...] = (needed, self._blas) if some else (needed,)
+        ended = -needed, -copy
+        if self._dilated:
+            images = passing(self._bias, *self._sums()) * self._batch if bias else ()
+            return copy, *input, *weight, *bias, *columns, *images, *ended
+        sums = passing(*self._sums(self._batch)) if bias else ()
+        if not self._transposed:
+            early, late = (columns, ()) if input else ((), columns)
+            return copy, *input, *early, *bias, *sums, *weight, *late, *ended
+        first = (copy, *input, *columns, *ended) if input else ()
+        last = (copy, *columns, *sums, *ended) if weight or bias else ()
+        return *first, *weight, *bias, *last
+
+    def _sums(self, *batch: int) -> tuple[int, ...]:
+        """Return the buffers of the sum of a dense gradient over all but its channels."""
+        shape = (*batch, self._channels, *self._sizes)
+        dims = [dim for dim in range(len(shape)) if dim != len(batch)]
+        return sum_buffers(self._gpu, shape, dims, self._dtype)

@@ -22,6 +22,7 @@ from pytest_torchmem.operators.convolution.choice import (
     CudaBackend,
     cuda_backend,
     cuda_format,
+    uses_cudnn,
 )
 from pytest_torchmem.operators.convolution.cudnn import as_images
 from pytest_torchmem.operators.geometry import (
@@ -129,19 +130,22 @@ def _output_shape(
 def convolution_on_cpu(
     input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
 ) -> Tensor:
-    """In the library's format. ``slow_conv_transpose3d_cpu`` makes its output like its input and
-    then changes the shape, which never makes a storage smaller;
-    native/NaiveConvolutionTranspose3d.cpp.
+    """In the library's format. Transposed volumes are made like the input and then change their
+    shape, which never makes a storage smaller; native/NaiveConvolutionTranspose3d.cpp.
     """
     result = convolution_shape(input, weight, settings, bias)
     if input.dim() == 3 or not result.numel():
         return result
     call = Convolution.of(REFERENCE, input, weight, False, settings)
-    larger = input.dim() == 5 and settings.groups == 1 and input.numel() > result.numel()
-    if settings.transposed and larger and not call.uses_onednn():
-        storage = like(result, (input.numel(),))
-        return storage[: result.numel()].view(result.shape)
+    if not call.uses_onednn() and _is_made_like(input, result, settings):
+        return like(result, (input.numel(),))[: result.numel()].view(result.shape)
     return laid_out(result, call.memory_format)
+
+
+def _is_made_like(input: Tensor, result: Tensor, settings: ConvolutionSettings) -> bool:
+    """Whether ATen's kernel leaves a result on the larger storage that it made like the input."""
+    larger = input.numel() > result.numel()
+    return settings.transposed and settings.groups == 1 and input.dim() == 5 and larger
 
 
 @_forward.meta("cuda")
@@ -152,6 +156,8 @@ def convolution_on_cuda(
     result = convolution_shape(input, weight, settings, bias)
     if input.dim() == 3 or not result.numel():
         return result
+    if not uses_cudnn(input) and _is_made_like(input, result, settings):
+        return like(result, (input.numel(),))[: result.numel()].view(result.shape)
     return laid_out(result, cuda_format(input, weight))
 
 
@@ -278,6 +284,7 @@ def workspace_on_cuda(
     outputs: Tensor,
     input: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     settings: ConvolutionSettings,
     cudnn: Cudnn,
 ) -> Workspace | tuple[Request, ...]:
@@ -292,7 +299,8 @@ def workspace_on_cuda(
     if backend is CudaBackend.DEPTHWISE:
         return passing(line, contiguous_copy(input), contiguous_copy(weight), ALL)
     if backend is CudaBackend.SLOW:
-        return columns.on_cuda(machine, input, weight, output, settings, line)
+        slow = columns.OnCuda(machine, input, weight, output, settings)
+        return passing(line, *slow.forward(bias is not None))
     wanted = cuda_format(input, weight)
     copied = contiguous_copy(input, wanted)
     input = laid_out(input, wanted) if copied else input
@@ -319,15 +327,16 @@ def backward_workspace_on_cuda(
         return ()
     settings, line, images = as_images(settings, input, weight, grad_output)
     input, weight, gradient = images
+    backend = cuda_backend(machine, input, weight, settings, cudnn.version)
+    if backend is CudaBackend.SLOW:
+        slow = columns.OnCuda(machine, input, weight, gradient, settings)
+        return passing(line, *slow.backward(output_mask))
     bias: tuple[int, ...] = ()
     if output_mask[2]:
         dims = (0, *range(2, gradient.dim()))
         bias = sum_buffers(machine, gradient.shape, dims, gradient.dtype, gradient.stride())
-    backend = cuda_backend(machine, input, weight, settings, cudnn.version)
     if backend is CudaBackend.DEPTHWISE:
         return passing(line, *_depthwise_backward(gradient, input, weight, output_mask, bias))
-    if backend is CudaBackend.SLOW:
-        return columns.on_cuda(machine, input, weight, gradient, settings, line, bias)
     steps = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask, bias)
     return on_cudnn.as_told(cudnn, *passing(line, *steps))
 
