@@ -243,9 +243,8 @@ class FactCollector:
         known = self._known[INPUTS]
         for position, tensor in enumerate(tensors):
             own = f"{name}[{position}]" if position else name
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            dtype = f"nested {dtype}" if tensor.is_nested else dtype
-            geometry = Geometry(dtype, _sizes_of(tensor))
+            (nested, sizes), dtype = _shape_of(tensor), str(tensor.dtype).removeprefix("torch.")
+            geometry = Geometry(f"{nested} {dtype}".lstrip(), sizes)
             before = known.get(own, ())
             if _is_channels_last(tensor):
                 self._known[FORMATS][own] = _CHANNELS_LAST
@@ -380,8 +379,8 @@ class FactCollector:
         packed = type(given) is PackedSequence
         tensor = given.data if packed else given
         if not own[CHILDREN] and own[OWN_PARAMETERS] and type(tensor) in _TENSORS:
-            word = "packed" if packed else "nested" if tensor.is_nested else ""
-            shape = word, _sizes_of(tensor)
+            word, sizes = _shape_of(tensor)
+            shape = "packed" if packed else word, sizes
             pattern, numbers = fold(path)
             self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
         if str(kind.__module__).startswith(_OF_TORCH):
@@ -504,14 +503,14 @@ def _operators(calls: Sequence[tuple[Origin, int]]) -> dict[str, Counts]:
     }
 
 
-def _sizes_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape; neither modes of the program nor a tracer see that."""
+def _shape_of(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+    """Return "nested" or "", and the sizes; no mode of the program and no tracer sees that."""
     if function_modes() or jit_tracing() is not None:
         with not_jit_tracing(), NoFunctionModes():
-            return _sizes_of(tensor)
+            return _shape_of(tensor)
     if tensor.is_nested:  # C++ has no sizes of one (NestedTensorImpl.cpp, sizes_custom)
-        return (tensor.size(0),)
-    return tuple(size if type(size) is int else 0 for size in tensor.shape)  # 0: a symbol
+        return "nested", (tensor.size(0),)
+    return "", tuple(size if type(size) is int else 0 for size in tensor.shape)  # 0: a symbol
 
 
 def _called_of(hook: Any) -> str:
