@@ -168,11 +168,12 @@ def run_for_real(
                 "on a machine with a GPU, or without the option"
             )
         return None
-    gpu = device.gpu()
-    estimate = fitting_trace(target, device, gpu, traced if gpu.name == traced_for else None)
-    if isinstance(estimate, str):
-        return not_measured(gpu.name, estimate)
-    return _measured(target, device, gpu, estimate, required)
+    with device.taken():
+        gpu = device.gpu()
+        estimate = fitting_trace(target, device, gpu, traced if gpu.name == traced_for else None)
+        if isinstance(estimate, str):
+            return not_measured(gpu.name, estimate)
+        return _measured(target, device, gpu, estimate, required)
 
 
 def fitting_trace(

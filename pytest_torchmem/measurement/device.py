@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,6 +99,23 @@ class Device:
     def current(self) -> AbstractContextManager[Any]:
         """Return a context in which this device is the thread's current one."""
         return torch.cuda.device(torch.cuda.current_device())
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Have a GPU alone: the workers of a run with pytest-xdist share the GPUs of a machine, and
+        of those that have the same, one measures at a time.
+        """
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+        if not worker.isdecimal():
+            yield
+            return
+        import fcntl  # where there is CUDA and a worker, there is Linux or a run without locks
+
+        index = int(worker) % torch.cuda.device_count()
+        path = Path(tempfile.gettempdir(), f"torchmem-{os.getuid()}-gpu-{index}.lock")
+        with torch.cuda.device(index), path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def memory(self) -> tuple[int, int]:
         """Return the free and the total bytes of the GPU, other processes' memory included."""

@@ -72,6 +72,10 @@ class StandIn:
         return "9.19.0"
 
     @contextmanager
+    def taken(self) -> Iterator[None]:
+        yield
+
+    @contextmanager
     def current(self) -> Iterator[None]:
         with _Counting(self), _counting_below_interception(self):
             yield
