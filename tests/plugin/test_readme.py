@@ -66,9 +66,16 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
             _parser().parse_args(words[1:])
 
 
-@pytest.mark.parametrize("page", TASKS, ids=by_name)
-def test_a_page_is_read_in_a_few_minutes(page: Path) -> None:
-    assert len(page.read_text(encoding="utf-8").split()) <= 1500
+def test_a_page_is_read_in_a_few_minutes() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    generated = {"cuda-operators.md"}  # by benchmarks/operator_table.py
+    words = {
+        page.name: len(page.read_text(encoding="utf-8").split())
+        for page in pages
+        if page.name not in generated
+    }
+    assert len(words) > 30
+    assert {name: count for name, count in words.items() if count > 1500} == {}
 
 
 def test_messages_with_a_cure_are_those_of_the_package() -> None:
