@@ -95,7 +95,7 @@ def _confirmed(case: str, sample: Sample, options: dict[str, Any], gpu: str) -> 
         measured = torchmem.measure(sample.target, *sample.args, device="cuda", **options)
     except Exception as error:
         return Comparison(case, Status.SKIPPED, error=describe(error))
-    untold = device.take_untold()
+    untold = (*device.take_untold(), *measured.warnings)
     try:
         traced = torchmem.trace(sample.target, *sample.args, device="cuda", gpu=gpu, **options)
     except Exception as error:

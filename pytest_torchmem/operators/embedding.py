@@ -25,7 +25,7 @@ from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.buffers import HALVES
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.sorting.order import sort_requests
-from pytest_torchmem.operators.workspace import passing
+from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
@@ -320,6 +320,14 @@ operator(
 _renorm = operator("aten::embedding_renorm_")
 _backward = operator("aten::embedding_dense_backward")
 _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
+
+
+@_renorm.workspace("cpu")
+def factor(input: Tensor) -> Workspace:
+    """The norm of a row, or the factor of one that exceeds it; Embedding.cpp,
+    ``embedding_renorm_cpu_``.
+    """
+    return bounded(_LONG + input.element_size())
 
 
 @_renorm.workspace("cuda")

@@ -48,6 +48,8 @@ def test_pooling_and_padding(threads: int, channels_last: bool) -> None:
             lambda: F.pad(x, (1, 2, 2, 1), mode="reflect"),
             lambda: F.interpolate(x, scale_factor=2, mode="bilinear"),
             lambda: F.interpolate(x, size=(90, 90), mode="bicubic"),
+            lambda: x.median(1),
+            lambda: x.nanmedian(2),
         )
     )
 
@@ -136,6 +138,8 @@ def test_products_with_a_vector(threads: int) -> None:
             lambda: tall.new_zeros(1, 16384) @ tall.t(),
             lambda: tall.t().contiguous().t() @ tall.new_zeros(16384, 1),
             lambda: deep @ deep.new_zeros(20000, 1),
+            lambda: torch.dot(deep[0], deep[1]),
+            lambda: torch.vdot(deep[0, ::2], deep[0, :10000]),
         )
     )
 

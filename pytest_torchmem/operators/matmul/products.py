@@ -19,7 +19,7 @@ from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, lik
 from pytest_torchmem.operators.libraries.cublas import beside_buffer
 from pytest_torchmem.operators.matmul.onednn import SCALE, as_read, onednn_product, uses_onednn
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, as_workspace, bounded, unknown
+from pytest_torchmem.operators.workspace import Workspace, as_workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -287,9 +287,18 @@ def addbmm_on_cpu(
 
 
 @dot.workspace("cpu")
-def scratchpad_of_dot(machine: Host, input: Tensor) -> Workspace | int:
-    """oneDNN's, in bfloat16, which is not known; native/Blas.cpp, dot and use_mkldnn_matmul."""
-    return unknown() if uses_onednn(machine, input.dtype, input.numel()) else 0
+def dot_on_cpu(
+    machine: Host, input: Tensor, tensor: Any = None, other: Any = None
+) -> Workspace | int:
+    """In bfloat16 oneDNN's product of a row and a column; native/Blas.cpp, dot and
+    use_mkldnn_matmul.
+    """
+    if not uses_onednn(machine, input.dtype, input.numel()):
+        return 0
+    given = input, tensor if other is None else other
+    copies = [*map(contiguous_copy, given)]
+    row, column = (as_read(one, copy > 0) for one, copy in zip(given, copies, strict=True))
+    return onednn_product(machine, row.unsqueeze(0), column.unsqueeze(1), sum(copies))
 
 
 @addbmm.workspace("cuda")

@@ -169,12 +169,14 @@ def partitioned(input: Tensor) -> int:
 
 @medians.workspace("cpu")
 def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
-    """Over everything a clone; over a dimension a copy unless it is dense along it already."""
+    """Over everything a clone; over a dimension a copy where its elements are apart;
+    median_with_indices_impl.
+    """
     if dim is None:
         return dense_bytes(input) + transpose_scratch(input)
-    if input.dim() == 0:
+    if input.dim() == 0 or input.stride(dim) <= 1:
         return 0
-    return dense_copy(input.transpose(dim, -1))
+    return dense_copy(input.movedim(dim, -1))
 
 
 @kth_value.workspace("cuda")
