@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.measurement import measure
     from pytest_torchmem.measurement.calibrate import calibrate
     from pytest_torchmem.operators.custom_operators import OperatorModel
+    from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.calibration import read_calibration, write_calibration
     from pytest_torchmem.targets.calibration import Calibration
@@ -31,6 +32,7 @@ __all__ = [
     "Gpu",
     "MemoryProfile",
     "OperatorModel",
+    "Torchmem",
     "TorchmemError",
     "__version__",
     "advise",
@@ -50,6 +52,7 @@ _HOMES = {
     "Gpu": "pytest_torchmem.targets.gpus",
     "MemoryProfile": "pytest_torchmem.profile.profile",
     "OperatorModel": "pytest_torchmem.operators.custom_operators",
+    "Torchmem": "pytest_torchmem.plugin.fixture",
     "TorchmemError": "pytest_torchmem.errors",
     "advise": "pytest_torchmem.graphs.fitting",
     "calibrate": "pytest_torchmem.measurement.calibrate",

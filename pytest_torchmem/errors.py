@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from pytest_torchmem.printable import printable, printable_lines
 
@@ -53,6 +55,34 @@ class NoCudaError(UsageError, RuntimeError, AssertionError):
     It is what torch raises where it has no GPU: a ``RuntimeError``, and an ``AssertionError`` in a
     build without CUDA (``_lazy_init`` of torch/cuda/__init__.py).
     """
+
+
+def meant(name: str, known: Iterable[str], cutoff: float = 0.7) -> str:
+    """Return `` Did you mean …?`` with the known name that is closest, "" where none is close."""
+    from difflib import get_close_matches  # few need it, and every run imports this module
+
+    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def refuse_misspelt(function: Callable[..., Any], target: Any, given: Iterable[str]) -> None:
+    """Raise ``UsageError`` for an argument that is nearly one of ``function``.
+
+    All others go to ``target``, which may have one of that name, or take any.
+    """
+    import inspect
+
+    own = inspect.signature(function).parameters
+    for name in given:
+        guess = "" if name in own else meant(name, own, cutoff=0.8)
+        if not guess:
+            continue
+        try:
+            takes = inspect.signature(getattr(target, "forward", target)).parameters
+        except (TypeError, ValueError):
+            return
+        if name not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+            raise UsageError(f"{function.__name__}({name}=...) is no argument.{guess}")
 
 
 def add_note(error: BaseException, note: str) -> None:

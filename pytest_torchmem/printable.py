@@ -34,3 +34,21 @@ def shown(path: str) -> str:
     """Return a path as it reads from the working directory, if there is one."""
     here = working_directory()
     return os.path.relpath(path, here) if here else path
+
+
+class Tabular:
+    """What people see as its table: where it is printed, and in a notebook."""
+
+    __slots__ = ()
+
+    def table(self) -> str:
+        """Return the table as text."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        from html import escape  # for notebooks alone
+
+        return f"<pre>{escape(self.table())}</pre>"

@@ -25,6 +25,10 @@ from pytest_torchmem.torch_private import self_test
         ({"device": "cuda", "gpu": "a1000"}, "Did you mean 'a100-80gb'"),
         ({"host": "there"}, "'reference', 'here'"),
         ({"steps": 0}, "at least 1"),
+        (
+            {"optimiser": torch.optim.SGD},
+            "optimiser=...\\) is no argument. Did you mean 'optimizer'",
+        ),
         ({"optimizer": torch.optim.SGD, "backward": False}, "leave backward=True"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
@@ -32,6 +36,14 @@ from pytest_torchmem.torch_private import self_test
 def test_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trace(nn.Linear(2, 2), torch.randn(1, 2), **arguments)  # type: ignore[arg-type]
+
+
+def test_an_argument_that_the_program_has_is_its_own() -> None:
+    class Model(nn.Linear):
+        def forward(self, input: torch.Tensor, optimiser: int = 0) -> torch.Tensor:
+            return super().forward(input) * optimiser
+
+    assert trace(Model(2, 2), torch.randn(1, 2), optimiser=2).peak
 
 
 def test_what_the_model_raises_comes_through() -> None:

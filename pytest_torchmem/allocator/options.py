@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UsageError, meant
 
 MIB = 1024**2
 #: Powers of two from 1 MiB to 64 GiB have divisions of their own (``kRoundUpPowerOfTwoIntervals``).
@@ -114,8 +113,7 @@ def _with(options: AllocatorOptions, key: str, value: list[str]) -> AllocatorOpt
         return parse(options, value)
     if key in _WITHOUT_EFFECT:
         return options
-    near = get_close_matches(key, [*_PARSERS, *_WITHOUT_EFFECT], n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
+    guess = meant(key, (*_PARSERS, *_WITHOUT_EFFECT), cutoff=0.6)
     raise ValueError(f"Unrecognized key '{key}' in CUDA allocator config.{guess}")
 
 

@@ -16,7 +16,7 @@ from pytest_torchmem.checks.settings import (
     parse_measure,
     parse_values,
 )
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UsageError, meant
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, SELECTORS
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.snapshots.tolerance import Level, Tolerance, parse_rules, parse_tolerance
@@ -398,7 +398,10 @@ def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, An
     try:
         return ARGUMENTS.bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise UsageError(f"the marker cannot be read: {error}. It is {SIGNATURE}") from None
+        own = ARGUMENTS.parameters
+        guesses = "".join(meant(name, own) for name in kwargs if name not in own)
+        text = f"the marker cannot be read: {error}.{guesses} It is {SIGNATURE}"
+        raise UsageError(text) from None
 
 
 def _size(name: str, value: Any) -> int:

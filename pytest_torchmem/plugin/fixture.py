@@ -15,7 +15,7 @@ import pytest
 from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import CheckTarget
 from pytest_torchmem.diagnosis.steps import FEWEST
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UsageError, refuse_misspelt
 from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed, shown_at_the_call
 from pytest_torchmem.reports.layout import MARGIN, wrapped
@@ -100,6 +100,7 @@ class Torchmem:
         with checker.watched(), shown_at_the_call():
             self._refuse_inside_body("check")
             _refuse_arguments(sizes, kwargs)
+            refuse_misspelt(self.check, target, kwargs)
             if _is_module(target) and (growth is not None or checker.budget.growth is not None):
                 options = {"steps": FEWEST, **options}
             if sizes and not _is_module(target):

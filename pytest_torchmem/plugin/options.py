@@ -176,14 +176,14 @@ def refuse_unknown_keys(config: pytest.Config) -> None:
         try:
             config.getini(key)
         except ValueError:
-            from difflib import get_close_matches
+            from pytest_torchmem.errors import meant
 
             known = [_destination(option) for option in _OPTIONS if option.ini]
-            like = get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.5)
-            meant = f" Did you mean {like[0]}?" if like else f" There are: {', '.join(known)}"
+            guess = meant(key.lower().replace("-", "_"), known, cutoff=0.5)
             where = f" in {config.inipath}" if config.inipath is not None else ""
             raise pytest.UsageError(
-                f"torchmem: {key!r}{where} is no setting of pytest-torchmem.{meant}"
+                f"torchmem: {key!r}{where} is no setting of pytest-torchmem."
+                f"{guess or ' There are: ' + ', '.join(known)}"
             ) from None
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from pytest_torchmem.printable import printable
+from pytest_torchmem.printable import Tabular, printable
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.operator_calls import OperatorCall, OperatorStep, operator_steps
 from pytest_torchmem.profile.timeline import Kind, Phase, Timeline
@@ -87,7 +87,7 @@ class _Storages(NamedTuple):
     bwd_out: Collection[int] = ()
 
 
-class NodeTable:
+class NodeTable(Tabular):
     """The operators of a step in order; every event of the timeline is in one row.
 
     ``fwd_peak`` of the forward's rows and ``bwd_peak`` of all rows have the peaks of the phases as

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES, HOST
+from pytest_torchmem.printable import Tabular
 from pytest_torchmem.profile.facts import Facts, read_facts
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.operator_calls import OperatorCall
@@ -53,7 +54,7 @@ Suggest: TypeAlias = "Callable[..., list[Suggestion[MemoryProfile]]]"
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryProfile(ComputedLater):
+class MemoryProfile(ComputedLater, Tabular):
     """The memory of one step on one device. All figures are bytes alive on that device.
 
     ``baseline`` is alive before the forward (parameters, buffers, inputs), ``retained`` at the end

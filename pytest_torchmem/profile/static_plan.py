@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, overload
 from tabulate import tabulate
 
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.printable import Tabular
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline
 from pytest_torchmem.units import format_size
@@ -131,7 +132,7 @@ class _Storages(Sequence[Placed]):
 
 
 @dataclass(frozen=True, slots=True)
-class StaticPlan:
+class StaticPlan(Tabular):
     """The offsets of an arena; all figures are bytes.
 
     What was there before the step, and what outlives it, is not in the arena: it is ``outside``.

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from pytest_torchmem.allocator.options import parse_options
-from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note
+from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.calling_function import functions_called
 from pytest_torchmem.interception.context import TraceContext
@@ -150,6 +150,7 @@ def trace(
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
+    refuse_misspelt(trace, target, kwargs)
     check_torch(cuda=machine.gpu is not None)
     advised = _advisor(partial(trace, target, *args, **kwargs), options)
     profiled = partial(

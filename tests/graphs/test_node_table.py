@@ -315,3 +315,11 @@ def test_products_of_sparse_matrices_are_operators_with_operations(device: str) 
     # Each factor's gradient: one sparse, and one dense before it is masked.
     assert rows[0].bwd_flops == product + 64 * product
     assert table.peaks()["peak"] == profile.peak
+
+
+def test_results_are_printed_as_their_tables() -> None:
+    profile = trace(torch.nn.Linear(4, 4), torch.randn(2, 4))
+    for shown in (profile, profile.node_table(), profile.plan()):
+        assert str(shown) == shown.table()
+        assert "&" not in shown.table()
+        assert shown._repr_html_() == f"<pre>{shown.table()}</pre>"

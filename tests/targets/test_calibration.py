@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -195,14 +196,16 @@ def test_geometry_as_text() -> None:
 
 
 def test_settings_by_which_cudnn_chooses_are_part_of_a_question() -> None:
+    flags = partial(torch.backends.cudnn.flags, enabled=True)
+
     def asked() -> str:
         (question,) = trace(convolve, device="cuda", gpu="a100").questions
         return question.geometry.removeprefix(GEOMETRY)
 
     assert asked() == ""
-    with torch.backends.cudnn.flags(benchmark=True, deterministic=True, allow_tf32=False):
+    with flags(benchmark=True, deterministic=True, allow_tf32=False):
         assert asked() == "; benchmark, deterministic, float32 as ieee"
-    with torch.backends.cudnn.flags(benchmark=True, allow_tf32=True):
+    with flags(benchmark=True, allow_tf32=True):
         assert asked() == "; benchmark"
     assert asked() == ""
 
