@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, cast
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary, finalize, ref
 
 import torch
 from torch import Tensor
@@ -149,7 +149,9 @@ class Conversion:
         """Take note of the bytes of memory that torch's allocators did not make, once."""
         address = storage.data_ptr() if has_memory(storage) and not storage.resizable() else 0
         if address and self._foreign.get(address) is None:
-            self._foreign[address] = cast(Any, record())
+            self._foreign[address] = own = cast(Any, record())
+            if own is not storage:  # nothing else may come to lie at that address meanwhile
+                finalize(own, storage.nbytes)
             record.ledger.foreign[record.index] = storage.nbytes()
 
     def lent(self, tensor: Tensor) -> Lent | None:

@@ -90,6 +90,14 @@ def test_one_array_counts_once() -> None:
     assert torchmem.trace(program).host_peak == BYTES
 
 
+def test_arrays_that_nobody_else_holds_count_each() -> None:
+    def program() -> None:
+        kept = [torch.from_numpy(np.zeros(1000, np.float32)) for _ in range(50)]
+        del kept
+
+    assert torchmem.trace(program).host_peak == 50 * 4000
+
+
 def test_a_saved_profile_has_the_host(tmp_path: Path) -> None:
     profile = torchmem.trace(FOREIGN["from_numpy"])
     path = tmp_path / "profile.json"
