@@ -272,8 +272,8 @@ def _trace(
         stack.callback(in_place.restore)
         stack.callback(ledger.give_back_outgrown)
         stack.callback(interceptor.parts.conversion.return_borrowed)
-        stack.enter_context(ends_once(interceptor.threads.on_thread))
         stack.enter_context(settings_kept(entered_settings(), of_thread=True))
+        stack.enter_context(ends_once(interceptor.threads.on_thread))
         stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))
 
     def run() -> MemoryProfile:

@@ -556,6 +556,8 @@ def trained() -> list[float]:
         lambda _: torch.autograd.graph.disable_saved_tensors_hooks("none here"),
         lambda _: saved_tensors_hooks(lambda x: x, lambda x: x),
         lambda _: BaseTorchFunctionMode(),
+        torch.device,
+        lambda _: FlopCounterMode(display=False),
     ],
 )
 def test_what_a_suspended_generator_leaves_after_the_trace_is_left_once(

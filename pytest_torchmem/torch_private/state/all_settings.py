@@ -94,7 +94,7 @@ _SEEDS: tuple[Any, ...] = tuple(
 _VALIDATES = private_name("torch.distributions.Distribution._validate_args")
 _FULL_HOOKS = private_name("torch.nn.modules.module._global_is_full_backward_hook")
 """Which of two kinds of backward hooks of all modules there are: the other is refused then."""
-_function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
+function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
 _pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
 _pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
 saved_tensors_hooks: Callable[[bool], Any] = private(
@@ -243,7 +243,7 @@ def entered_settings() -> tuple[Setting, ...]:
     tensors, dual levels and inference mode. What was never left is left by putting them back.
     """
     entered = (
-        Setting(_function_modes, partial(_leave, _function_modes, _pop_function_mode)),
+        Setting(function_modes, partial(_leave, function_modes, _pop_function_mode)),
         Setting(dispatch_modes, partial(_leave, dispatch_modes, _pop_dispatch_mode)),
         Setting(partial(saved_tensors_hooks, False), _leave_saved_tensors_hooks),
         Setting(_hooks_disabled, _disable_hooks_as),
