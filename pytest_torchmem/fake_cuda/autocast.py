@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -31,6 +31,7 @@ from pytest_torchmem.torch_private.dispatch.autocast import (
     outside_autocast,
     outside_autocast_of_cpu,
     own_autocast_kernels,
+    run_uncast,
 )
 from pytest_torchmem.torch_private.dispatch.dispatcher import overload_of
 from pytest_torchmem.torch_private.dispatch.operators import find_operator, schema
@@ -183,23 +184,17 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        with outside_autocast():
-            if not torch.is_autocast_enabled("cpu"):
-                return on_gpu(name, args, kwargs)
-            if not _any_on_gpu(trace, (args, kwargs)):
-                return overload_of(name)(*args, **kwargs)
-            with outside_autocast_of_cpu():
-                return on_gpu(name, args, kwargs)
-
-    def on_gpu(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        __tracebackhide__ = True
-        if torch.is_autocast_enabled("cuda"):
-            casting = _casting_kernels().get(name)
-            if casting is not None:
-                return casting(casts, *args, **kwargs)
-            # A kernel of the user's that is registered no more leaves the operator itself.
-            return own.get(name, overload_of(name))(*args, **kwargs)
-        return overload_of(name)(*args, **kwargs)
+        overload = overload_of(name)
+        if torch.is_autocast_enabled("cpu") and not _any_on_gpu(trace, (args, kwargs)):
+            with outside_autocast():
+                return overload(*args, **kwargs)
+        casting = own.get(name)
+        if name in _casting_kernels():
+            casting = partial(_casting_kernels()[name], casts)
+        if casting is None or not torch.is_autocast_enabled("cuda"):
+            return run_uncast(overload, *args, **kwargs)
+        with outside_autocast(), outside_autocast_of_cpu():
+            return casting(*args, **kwargs)
 
     def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
         set_enabled(*args, **kwargs)

@@ -358,3 +358,21 @@ def test_that_of_the_cpu_casts_tensors_of_the_host_alone() -> None:
     outside = trace(model, x, device="cuda").figures()
     with torch.autocast("cpu", dtype=BFLOAT):
         assert trace(model, x, device="cuda").figures() == outside
+
+
+def test_composite_operators_of_which_that_of_the_cpu_has_kernels_are_cast_in_parts() -> None:
+    """Those of the CPU, which cast them as wholes, are known from its first region on."""
+
+    def body() -> list[torch.dtype]:
+        logits, images, label = cuda(4, 4).half(), cuda(1, 1, 3, 3), torch.ones(4).long().cuda()
+        with torch.autocast("cuda", dtype=HALF):
+            return [
+                functional.cross_entropy(logits, label).dtype,
+                functional.conv2d(images, images, padding="same").dtype,
+                torch.quantile(cuda(4), 0.5).dtype,
+            ]
+
+    expected = [FLOAT, HALF, FLOAT]
+    assert on_fake_cuda(body) == expected
+    on_fake_cuda(lambda: torch.autocast("cpu").__enter__())
+    assert on_fake_cuda(body) == expected

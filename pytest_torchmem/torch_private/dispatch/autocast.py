@@ -10,11 +10,16 @@ import torch
 
 from pytest_torchmem.torch_private.dispatch.dispatcher import casting_kernels, key_included
 from pytest_torchmem.torch_private.dispatch.kernels import kernel_for
-from pytest_torchmem.torch_private.dispatch.keys import OWN_KEYS, is_excluded, set_excluded
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload
+from pytest_torchmem.torch_private.dispatch.keys import (
+    COMPOSITE_IMPLICIT,
+    OWN_KEYS,
+    is_excluded,
+    set_excluded,
+)
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, has_kernel
 from pytest_torchmem.torch_private.names import dispatch_key, private
 
-_, _AUTOCAST = OWN_KEYS
+_PATH, _AUTOCAST = OWN_KEYS
 _AUTOCAST_CUDA = dispatch_key("AutocastCUDA")
 _AUTOCAST_CPU = dispatch_key("AutocastCPU")
 _registered_for: Callable[[str], list[str]] = private(
@@ -95,3 +100,13 @@ class outside_autocast_of_cpu:
 
     def __exit__(self, *exception: object) -> None:
         set_excluded(_AUTOCAST_CPU, self._excluded)
+
+
+def run_uncast(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator that is not cast itself; what a composite one is made of may be."""
+    name = operator.name()
+    for key in (_PATH, COMPOSITE_IMPLICIT):
+        if has_kernel(name, key):
+            return kernel_for(operator)(key, *args, **kwargs)
+    with outside_autocast(), outside_autocast_of_cpu():
+        return operator(*args, **kwargs)
