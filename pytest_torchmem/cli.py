@@ -425,10 +425,6 @@ def _lines(entry: Entry) -> Iterable[str]:
         for name, value in known.items():
             yield f"{topic}: {name}: {value if isinstance(value, str) else json.dumps(value)}"
     yield from _alive(entry)
-    for peak, explanation in entry.explained.items():
-        for what, table in (("module", explanation.modules), ("operator", explanation.operators)):
-            for name in sorted(table):
-                yield f"at the {label(peak)}, {what} {name}: {format_size(table[name])}"
 
 
 def _alive(entry: Entry) -> Iterable[str]:

@@ -94,7 +94,7 @@ _PLACES = (
     _IDENTITY,
     ("tolerance",),
     ("reason", "test", "name"),
-    ("torch", "workload", "ours", "measured", "at_forward_peak"),
+    ("torch", "workload", "ours", "measured", "facts"),
 )
 
 
@@ -113,7 +113,7 @@ def may_hold(place: str, value: str) -> bool:
         return plain is None or isinstance(plain, str)
     if place == "tolerance":
         return plain in (None, {}, "7")
-    return place == "ours" or (plain == {} and place in ("measured", "at_forward_peak"))
+    return place == "ours" or (plain == {} and place in ("measured", "facts"))
 
 
 def hostile_file(project: Project, chance: random.Random) -> list[str]:

@@ -52,7 +52,7 @@ _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT)
 _ROLES = tuple(role.value for role in _MADE)
 _ROLES_AT_END = tuple(role.value for role in (*_OF_MODELS, *_MADE))
-_HELD = Role.HELD.value
+_HELD = Role.HELD
 _MOST = 50
 
 

@@ -24,7 +24,7 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
-from pytest_torchmem.snapshots.alive import Alive, What
+from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
 
 _LAST = 2
@@ -34,13 +34,13 @@ WEIGHTY = 0.1
 _MAIN = 1 / 3
 """The part that a likely cause has to explain for others not to be looked for."""
 _OF_A_MOMENT = (
-    Role.GRADIENT_TEMPORARY.value,
-    Role.OPTIMIZER_TEMPORARY.value,
-    Role.WORKSPACE.value,
+    Role.GRADIENT_TEMPORARY,
+    Role.OPTIMIZER_TEMPORARY,
+    Role.WORKSPACE,
 )
-MADE = (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.RECOMPUTED.value)
+MADE = (Role.SAVED, Role.ACTIVATION, Role.HELD, Role.RECOMPUTED)
 """What the forward of a step makes."""
-_OF_FORWARD = (*MADE, Role.EARLIER.value)
+_OF_FORWARD = (*MADE, Role.EARLIER)
 _STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
@@ -124,6 +124,16 @@ class Evidence:
             return ()
         return tuple(changed_facts(self.before.facts, self.now.facts))
 
+    @property
+    def growth(self) -> int:
+        """The bytes of everything that came."""
+        return total(self.difference.came)
+
+    @property
+    def known_groups(self) -> tuple[Group, ...]:
+        """What the snapshot has at any of its moments."""
+        return self.before.alive.groups if self.before.alive is not None else ()
+
     def came(self, *roles: str) -> Iterator[Row]:
         """Yield the rows that grew, the largest first; of some ``roles`` alone, if any is given."""
         return (row for row in self.difference.came if not roles or row.what.role in roles)
@@ -137,7 +147,7 @@ class Evidence:
             row
             for row in self.came()
             if within(pattern, row.what.module)
-            or (row.what.role == Role.SAVED.value and row.what[1:5] in given)
+            or (row.what.role == Role.SAVED and row.what[1:5] in given)
         ]
 
     def makers_before(self, operator: str) -> set[str]:
@@ -175,8 +185,7 @@ class Evidence:
 
     def short(self, path: str) -> str:
         """Return a module's path as sentences have it: a long one without the only model's name."""
-        known = self.before.alive.groups if self.before.alive is not None else ()
-        groups = (*self.alive.groups, *known)
+        groups = (*self.alive.groups, *self.known_groups)
         roots = {one.what.module.partition(".")[0] for one in groups if one.what.module}
         root, dot, below = path.partition(".")
         return below if dot and len(path) > _LONG and roots == {root} else path
@@ -184,20 +193,17 @@ class Evidence:
     def module(self, pattern: str, numbers: str) -> str:
         """Return a module's path with its numbers, or a star where it is all of them."""
         every = EveryNumber()
-        known = self.before.alive.groups if self.before.alive is not None else ()
-        for group in (*self.alive.groups, *known):
+        for group in (*self.alive.groups, *self.known_groups):
             every.add(group.what.module, group.numbers)
         return self.short(unfold(pattern, every.marked(pattern, numbers)))
 
     def known(self) -> Iterator[What]:
         """Yield what the snapshot has at any of its moments."""
-        alive = self.before.alive
-        return (one.what for one in (alive.groups if alive is not None else ()))
+        return (one.what for one in self.known_groups)
 
     def moved_lines(self) -> dict[str, str]:
         """Return by the lines of the snapshot what they are now, where that can be told."""
-        before = self.before.alive.groups if self.before.alive is not None else ()
-        return moved_lines(before, self.alive.groups)
+        return moved_lines(self.known_groups, self.alive.groups)
 
     def gone(self, module: str, source: str) -> Iterator[What]:
         """Yield what an operator made in a module, and makes no more."""
@@ -248,13 +254,79 @@ def rule(
     return register
 
 
-def cause(name: str, rows: Iterable[Row], **values: str) -> Cause | None:
-    """Return the cause that ``rows`` show together, ``None`` where there are none."""
-    found = [row for row in rows if row.change > 0]
+def cause(
+    name: str,
+    rows: Iterable[Row],
+    row: Row | None = None,
+    origin: Origin | None = None,
+    /,
+    **values: str,
+) -> Cause | None:
+    """Return the cause that ``rows`` show together, ``None`` where there are none: best of all
+    ``row``, if it is given.
+    """
+    found = tuple(row for row in rows if row.change > 0)
     if not found:
         return None
-    explained = sum(row.change for row in found)
-    return Cause(name, values, shown_by(found), explained, rows=tuple(found))
+    return Cause(name, values, row or shown_by(found), total(found), origin, found)
+
+
+Told = Callable[[FactChange], Iterable[Mapping[str, str]]]
+
+
+def everything(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    """Return all that grew, which shows a fact that is about no module."""
+    return evidence.came()
+
+
+def of_its_module(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    """Return what shows a fact about a module."""
+    return evidence.of_module(change.name)
+
+
+def fact_rule(
+    name: str,
+    sentence: str,
+    topic: str,
+    told: Told,
+    rows: Callable[[Evidence, FactChange], Iterable[Row]] = of_its_module,
+    *,
+    sure: bool = True,
+) -> None:
+    """Register a rule that compares facts of a topic: of the changed ones, that explains most.
+
+    ``told`` yields the values of the sentence for a change, and with them, as ``numbers``, which
+    modules of the pattern it is about. The sentence may name ``{module}`` and ``{name}``.
+    """
+
+    @rule(name, sentence, sure=sure)
+    def find(evidence: Evidence) -> Cause | None:
+        return largest(
+            cause(
+                name,
+                rows(evidence, change),
+                module=evidence.module(change.name, values.get("numbers", "")),
+                **{"name": change.name, **values},
+            )
+            for change in evidence.about(topic)
+            for values in told(change)
+        )
+
+
+def total(rows: Iterable[Row]) -> int:
+    """Return by how many bytes rows grew together."""
+    return sum(row.change for row in rows)
+
+
+def some(names: Sequence[str]) -> str:
+    """Return names in words, of many the first one."""
+    return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+
+
+def tensors(count: int, what: What) -> str:
+    """Return equal tensors in words: ``3 × float32[4]``."""
+    tensor = what.tensor or "memory"
+    return f"{count} × {tensor}" if count > 1 else tensor
 
 
 def largest(found: Iterable[Cause | None]) -> Cause | None:
@@ -285,7 +357,7 @@ def shown_by(rows: Sequence[Row]) -> Row:
     """Return the row that shows what rows have in common: the largest that has a line, of what
     lasts rather than of what a kernel or a backward takes for a moment.
     """
-    placed = [row for row in rows if row.what.line and row.what.role != Role.LIBRARY.value]
+    placed = [row for row in rows if row.what.line and row.what.role != Role.LIBRARY]
     largest = max(placed or rows, key=lambda row: row.change)
     lasting = [row for row in placed if row.what.role not in _OF_A_MOMENT]
     first = max(lasting, key=lambda row: row.change, default=largest)
@@ -312,14 +384,14 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     kept = [*found[:1]]
     for one in found[1:]:
         more = [row for row in one.rows if id(row) not in explained]
-        if RULES[one.rule].rank == 0 and sum(row.change for row in more) >= WEIGHTY * growth:
+        if RULES[one.rule].rank == 0 and total(more) >= WEIGHTY * growth:
             kept.append(one)
             explained.update(map(id, more))
     return tuple(kept)
 
 
 def _growth(evidence: Evidence) -> int:
-    return sum(row.change for row in evidence.difference.came) or evidence.difference.change
+    return evidence.growth or evidence.difference.change
 
 
 def _in_order(evidence: Evidence) -> list[Cause]:

@@ -23,7 +23,7 @@ from pytest_torchmem.snapshots.format import Entry
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
 
-_OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
+_OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What operators make that the program has not called by themselves."""
 
 

@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 from operator import eq
 
 from pytest_torchmem.diagnosis.renamed import moved_lines
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, only_in, unfold
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
 
-REST = "(rest)"
-"""What snapshots of schema 1 call what they do not name."""
 _Key = Callable[[What], tuple[object, ...]]
 
 
@@ -52,19 +49,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
-    """Everything of one module, where a snapshot recorded no more than that."""
-
-    module: str
-    before: int | None
-    """``None`` where it was not recorded."""
-    now: int
-    largest: What | None = None
-    """What most of the present bytes are."""
-    count: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class MomentDifference:
     """How what is alive at one moment differs from what was."""
 
@@ -78,8 +62,6 @@ class MomentDifference:
     """What is as large as it was, and stands elsewhere or for something else."""
     rest: int = 0
     """By how much everything changed that neither side names."""
-    totals: tuple[Total, ...] = ()
-    """In the place of rows, where the snapshot did not record what they need."""
     recorded: bool = True
     """Whether the snapshot has what rows need."""
 
@@ -99,8 +81,7 @@ def difference(before: Entry, now: Alive, moment: str) -> MomentDifference:
     total = now.total(moment)
     old = before.figures.get(moment, 0)
     if before.alive is None or (moment in before.figures and moment not in before.alive.moments):
-        totals = _totals(before, now, moment)
-        return MomentDifference(moment, old, total, totals=totals, recorded=False)
+        return MomentDifference(moment, old, total, recorded=False)
     return difference_between(before.alive, now, moment, old)
 
 
@@ -279,43 +260,3 @@ def _marked(row: Row, every: EveryNumber) -> Row:
 
 def _only(numbers: str, other: str | None) -> str:
     return numbers if other is None else only_in(numbers, other)
-
-
-def _totals(before: Entry, now: Alive, moment: str) -> tuple[Total, ...]:
-    """Return the modules that grew since a snapshot that has the bytes of the largest alone."""
-    explained = before.explained.get(moment)
-    by_module: dict[str, list[Group]] = {}
-    for group in now.groups:
-        if group.counts.get(moment):
-            name = group.what.module or f"({_kind_of(group.what.role)})"
-            by_module.setdefault(name, []).append(group)
-    found = []
-    for name, groups in by_module.items():
-        largest = max(groups, key=lambda group: group.nbytes(moment))
-        old = explained.modules.get(name) if explained is not None else None
-        if old is None and explained is not None and REST not in explained.modules:
-            old = 0
-        nbytes = sum(group.nbytes(moment) for group in groups)
-        found.append(Total(name, old, nbytes, largest.what, largest.counts[moment]))
-    for name, old in explained.modules.items() if explained is not None else ():
-        if name not in by_module and name != REST:
-            found.append(Total(name, old, 0))
-    return tuple(sorted(found, key=lambda one: (-_step(one), -one.now, one.module)))
-
-
-def _step(total: Total) -> int:
-    """Return by how much a module certainly grew."""
-    return total.now - total.before if total.before is not None else 0
-
-
-def _kind_of(role: str) -> str:
-    """Return what schema 1 called what has no module."""
-    if role in (Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value, Role.EARLIER.value):
-        return "activation"
-    names = {
-        Role.GRADIENT_TEMPORARY.value: "gradient",
-        Role.RECOMPUTED.value: "gradient",
-        Role.OPTIMIZER_TEMPORARY.value: "optimizer state",
-        Role.LIBRARY.value: "workspace",
-    }
-    return names.get(role, role)

@@ -16,6 +16,8 @@ from pytest_torchmem.profile.timeline import Allocation, Kind, Phase, Timeline
 class Role(str, Enum):
     """What an allocation is to the step, in the words of reports."""
 
+    __hash__ = str.__hash__
+
     PARAMETER = "parameter"
     BUFFER = "buffer"
     INPUT = "input"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.diagnosis.diagnose import Diagnosis
-from pytest_torchmem.diagnosis.difference import Row, Total
+from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END, RETAINED, label
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
+from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.snapshots.compare import Change, main_change
@@ -32,8 +32,8 @@ class Section:
     """Rows below a title: each a size, what it is, and who allocated it."""
 
     title: str
-    rows: tuple[tuple[int | None, str, str], ...] = ()
-    """The largest first; a size that is not known is ``None``."""
+    rows: tuple[tuple[int, str, str], ...] = ()
+    """The largest first."""
     rest: int = 0
     """The bytes of what no row names, and ``why`` none does."""
     why: str = ""
@@ -48,8 +48,8 @@ class Section:
         shown = [
             "\n".join(_two_lines(self._size(size), what, where)) for size, what, where in self.rows
         ]
-        largest = max((abs(size or 0) for size, *_ in self.rows), default=0)
-        worth = sum(size is None or abs(size) * _WORTH >= largest for size, *_ in self.rows)
+        largest = max((abs(size) for size, *_ in self.rows), default=0)
+        worth = sum(abs(size) * _WORTH >= largest for size, *_ in self.rows)
         number = min(most, len(shown) if lines is None else worth)
         head = wrapped(self.title)
         while lines is not None and number > 1:
@@ -61,16 +61,13 @@ class Section:
 
     def _others(self, shown: int) -> Iterator[str]:
         left = [size for size, *_ in self.rows[shown:]]
-        if left and None not in left:
+        if left:
             noun = "row" if len(left) == 1 else "rows"
-            more = sum(size or 0 for size in left)
-            yield f"{self._size(more):>{_SIZE}}  in {len(left)} more {noun}"
+            yield f"{self._size(sum(left)):>{_SIZE}}  in {len(left)} more {noun}"
         if self.rest:
             yield f"{self._size(self.rest):>{_SIZE}}  {self.why}"
 
-    def _size(self, nbytes: int | None) -> str:
-        if nbytes is None:
-            return "?"
+    def _size(self, nbytes: int) -> str:
         return signed(nbytes) if self.are_changes else format_size(nbytes)
 
 
@@ -93,10 +90,9 @@ def why(diagnosis: Diagnosis) -> str:
         return re.sub(said, lambda _: name, cause.text, count=1) if name else cause.text
     row = diagnosis.leading_row
     if row is not None:
-        return f"{describe(row)}"
-    if diagnosis.difference.totals:
-        return "what was alive is not recorded in the snapshot"
-    return ""
+        return describe(row)
+    known = diagnosis.difference.recorded or not diagnosis.difference.moment
+    return "" if known else "what was alive is not recorded in the snapshot"
 
 
 def place(diagnosis: Diagnosis) -> str:
@@ -127,10 +123,6 @@ def _allocated_by(diagnosis: Diagnosis) -> tuple[str, str, str]:
         return name or operator, module, made.line
     if row is not None:
         return name or row.what.source or row.what.role, row.module, row.what.line
-    for total in diagnosis.difference.totals[:1]:
-        if total.largest is not None:
-            return total.largest.source or total.largest.role, total.module, total.largest.line
-        return "", total.module, ""
     return "", "", ""
 
 
@@ -141,7 +133,7 @@ def _function(diagnosis: Diagnosis) -> tuple[str, str]:
     origin, row = diagnosis.origin, diagnosis.leading_row
     if origin is not None:
         key = fold(origin.module)[0], origin.operator, origin.line
-    elif row is not None and row.what.role != Role.GRADIENT_TEMPORARY.value:
+    elif row is not None and row.what.role != Role.GRADIENT_TEMPORARY:
         key = row.what.module, row.what.source, row.what.line
     else:
         return "", ""
@@ -205,9 +197,6 @@ def section(diagnosis: Diagnosis) -> Section:
     """Return what came and what went at the moment, largest first, with the sum of the rest."""
     found = diagnosis.difference
     head = f"What changed {at(found.moment)}" if found.moment else ""
-    if not found.recorded:
-        head += "; the snapshot, of an older version, has the modules alone"
-        return Section(head, tuple(map(_total, found.totals)))
     return Section(
         head, rows_of(found.rows), found.rest, "in tensors too small to be in the snapshot"
     )
@@ -218,18 +207,9 @@ def at(figure: str) -> str:
     return _MOMENTS.get(figure, f"at the {label(figure)}")
 
 
-def rows_of(rows: Iterable[Row]) -> tuple[tuple[int | None, str, str], ...]:
+def rows_of(rows: Iterable[Row]) -> tuple[tuple[int, str, str], ...]:
     """Return rows of a difference as those of a section."""
     return tuple((row.change, describe(row), place_of(row.what, row.module)) for row in rows)
-
-
-def _total(total: Total) -> tuple[int | None, str, str]:
-    now, largest = format_size(total.now), total.largest
-    where = place_of(largest, unfold(total.module, "")) if largest else total.module
-    if total.before is None:
-        return None, f"{now} now; in the snapshot not recorded", where
-    change = total.now - total.before
-    return change, f"{now} now, {format_size(total.before)} in the snapshot", where
 
 
 def _two_lines(size: str, what: str, where: str) -> Iterator[str]:

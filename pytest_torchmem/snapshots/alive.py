@@ -100,7 +100,7 @@ class Alive:
 
     def _own(self, moment: str) -> int:
         """Return what was alive without the buffers of libraries, which may be most of it."""
-        library = (one for one in self.groups if one.what.role == Role.LIBRARY.value)
+        library = (one for one in self.groups if one.what.role == Role.LIBRARY)
         return self.total(moment) - sum(group.nbytes(moment) for group in library)
 
     def shortened(self) -> Alive:
@@ -108,7 +108,7 @@ class Alive:
         totals = {moment: self._own(moment) or 1 for moment in self.moments}
 
         def share(group: Group) -> float:
-            if group.what.role == Role.LIBRARY.value:
+            if group.what.role == Role.LIBRARY:
                 return 1.0  # tolerances are taken without it
             return max(
                 (group.nbytes(moment) / totals[moment] for moment in group.counts), default=0.0

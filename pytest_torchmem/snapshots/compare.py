@@ -220,7 +220,7 @@ def _of_libraries(entry: Entry, figure: str) -> int:
         return 0
     if figure == "peak" and figure not in alive.moments:
         figure = _highest_phase(entry.figures)
-    groups = (group for group in alive.groups if group.what.role == Role.LIBRARY.value)
+    groups = (group for group in alive.groups if group.what.role == Role.LIBRARY)
     return sum(group.nbytes(figure) for group in groups)
 
 

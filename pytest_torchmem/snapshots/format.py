@@ -154,7 +154,8 @@ step's memory; 4: facts are lists and objects."""
 _IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
-_TABLES = ("modules", "operators")
+_FORMER = tuple(f"at_{peak}" for peak in PEAKS)
+"""Keys that schema 1 wrote, which are left out."""
 _OTHERS = ("reason", "tolerance", "measured", "alive", "facts", "timeline")
 
 
@@ -188,17 +189,6 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """The bytes alive at a peak, by module and by operator: the largest, and the rest as one.
-
-    Entries that schema 1 wrote have these, and keep them until their figures change.
-    """
-
-    modules: Mapping[str, int] = field(default_factory=dict)
-    operators: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """The peaks of the same step on a real GPU, and the torch that ran it."""
 
@@ -219,7 +209,6 @@ class Entry(ComputedLater):
     workload: str
     """A digest of the inputs' geometry and the parameters' bytes; empty where nothing is known."""
     figures: Mapping[str, int]
-    explained: Mapping[str, Explanation] = field(default_factory=dict)
     alive: Alive | None = None
     """What was alive at the peaks; ``None`` where it was not recorded."""
     facts: Facts = field(default_factory=dict)
@@ -244,7 +233,7 @@ class Entry(ComputedLater):
 
     def unexplained(self) -> Entry:
         """Return this entry without what explains its figures."""
-        return replace(self, explained={}, alive=None, facts={}, timeline=())
+        return replace(self, alive=None, facts={}, timeline=())
 
     def same_trace(self, other: Entry) -> bool:
         """Tell whether the traced figures and the workload are the same."""
@@ -281,11 +270,6 @@ class Entry(ComputedLater):
         plain |= {name: value for name, value in notes.items() if value is not None}
         plain.update({key: self.extra[key] for key in sorted(self.extra)})
         plain.update(sized(_in_order(self.figures)))
-        for peak in PEAKS:
-            if peak in self.explained:
-                found = self.explained[peak]
-                tables = {name: sorted(getattr(found, name).items()) for name in _TABLES}
-                plain[f"at_{peak}"] = {name: sized(dict(rows)) for name, rows in tables.items()}
         if self.facts:
             plain["facts"] = {topic: dict(known) for topic, known in self.facts.items()}
         if self.timeline:
@@ -340,17 +324,12 @@ def _entry(plain: Any, where: str, schema: int) -> Entry:
     if "peak" not in plain:
         raise SnapshotError(f'{where} has no "peak"')
     identity: dict[str, Any] = {name: texts[name] for name in _IDENTITY}
-    known = {*_IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *_OTHERS, *(f"at_{peak}" for peak in PEAKS)}
+    known = {*_IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *_OTHERS, *_FORMER}
     return Entry(
         key=Key(**identity, **_world(plain, where)),
         torch=texts["torch"],
         workload=texts["workload"],
         figures=table_of({n: plain[n] for n in FIGURES if n in plain}, where, size),
-        explained={
-            peak: _explanation(plain[f"at_{peak}"], f"{where}, at_{peak}")
-            for peak in PEAKS
-            if f"at_{peak}" in plain
-        },
         alive=read_alive(plain["alive"], f"{where}, alive") if "alive" in plain else None,
         facts=read_facts(
             plain.get("facts", {}) if schema > 2 else {},  # of before, many topics lack
@@ -381,13 +360,6 @@ def _measured(plain: Any, where: str) -> Measured:
         raise SnapshotError(f'{where}: expected an object with "torch" and {names}')
     figures = {name: plain[name] for name in MEASURED if name in plain}
     return Measured(version, table_of(figures, where, size))
-
-
-def _explanation(plain: Any, where: str) -> Explanation:
-    if not isinstance(plain, dict) or set(plain) - set(_TABLES):
-        raise SnapshotError(f'{where}: expected an object with "modules" and "operators"')
-    tables = (table_of(plain.get(name, {}), f"{where}, {name}", size) for name in _TABLES)
-    return Explanation(*tables)
 
 
 def _in_order(figures: Mapping[str, int]) -> dict[str, int]:

@@ -17,10 +17,8 @@ from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.profile.facts import Geometry, Stretch
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.files import locked, write
-from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
+from pytest_torchmem.snapshots.format import Entry, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import read
-
-TABLES = Explanation({"net.*": 9}, {"aten::mm": 9})
 
 
 def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
@@ -113,7 +111,7 @@ def test_round_trip_keeps_everything():
     entries = [
         _entry("test[a/b::c \"'\\ é \U0001f525 \n]", extra={"note": {"deep": [1, {"x": None}]}}),
         _entry("test", peak=0, reason="", tolerance=0),
-        _entry("old", alive=None, facts={}, explained={"peak": TABLES}),
+        _entry("old", alive=None, facts={}),
         _entry("real", measured={"h100": Measured("2.14.1", {"peak": 3}), "a": Measured("2", {})}),
     ]
     snapshot = Snapshot({entry.key: entry for entry in entries}, {"$comment": ["ours"]})
@@ -157,10 +155,6 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         (_file(_entry()).replace("1536", "true"), "must be bytes such as"),
         (_file(_entry()).replace("1536", "9" * 5000), "cannot be read as JSON"),
         (_file(_entry()).replace('"cuda"', "null"), '"device" must be a string, found null'),
-        (
-            _file(_entry(explained={"peak": TABLES})).replace('"modules"', '"modul"'),
-            'an object with "modules" and',
-        ),
         (_file(_entry()).replace('"groups"', '"group"'), 'with "at", "groups" and "rest"'),
         (_file(_entry()).replace("[1, 0]", "[1]"), 'a count for each moment of "at"'),
         (_file(_entry()).replace("[2, 192]", "[2, x]"), "which is no type and shape"),

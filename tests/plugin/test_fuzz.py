@@ -15,7 +15,7 @@ from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.profile.facts import Geometry
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.changes import plan_file
-from pytest_torchmem.snapshots.format import Entry, Explanation, Key, Measured, Snapshot, dump, load
+from pytest_torchmem.snapshots.format import Entry, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import read
 
 EXAMPLES = int(os.environ.get("TORCHMEM_FUZZ", "200"))
@@ -54,7 +54,6 @@ def _original() -> str:
             "2.13.0",
             "w",
             {"baseline": 5, "forward_peak": 60, "peak": 60},
-            {"forward_peak": Explanation({"net.*": 60}, {"aten::mm": 50, "(rest)": 10})},
             tolerance={"cuda forward": "2%+64KiB"},
             reason="why",
             extra={"ticket": 7},

@@ -17,7 +17,7 @@ from pytest_torchmem.snapshots.format import dump, load
 from pytest_torchmem.snapshots.tolerance import parse_rules, parse_tolerance
 from pytest_torchmem.units import parse_size
 
-ENTRY = '{"schema": 1, "entries": [{"test": "test_it", "device": "cpu", "torch": "2", %s}]}'
+ENTRY = '{"schema": 4, "entries": [{"test": "test_it", "device": "cpu", "torch": "2", %s}]}'
 DEEP = '{"a":' * 1000 + "1" + "}" * 1000
 
 
@@ -44,7 +44,7 @@ DEEP = '{"a":' * 1000 + "1" + "}" * 1000
         ('"peak": 1, "measured": {"h100\\n": {"torch": 7}}', "measured"),
         ('"peak": 1, "device": "cpu\\n\\u001b[2J"', "twice"),
         ('"peak": 1, "world_size": -1', '"world_size" must be a number'),
-        ('"peak": 1, "at_peak": {"modules": {"\\u001b[2J\\n": "7"}}', "modules"),
+        ('"peak": 1, "facts": {"layers": {"\\u001b[2J\\n": [7]}}', "layers"),
     ],
 )
 def test_one_sentence_for_a_hostile_file(light, inside, message):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pytest_torchmem.diagnosis.causes import Cause, Evidence, cause, rule
 from pytest_torchmem.diagnosis.rules.types import wider_type
 from pytest_torchmem.profile.facts import OPERATORS
@@ -54,8 +52,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         reason = _reason(evidence, row.what.line)
         if reason.startswith(_OF_TYPE) and wider_type(evidence) is not None:
             return None  # which says why it is given that type
-        found = cause("attention", at_line, before=before, now=now, reason=reason)
-        return found and replace(found, row=row)
+        return cause("attention", at_line, row, before=before, now=now, reason=reason)
     return _by_calls(evidence)
 
 
@@ -104,7 +101,7 @@ def cache_kept(evidence: Evidence) -> Cause | None:
     }
     rows = [
         row
-        for row in evidence.came(Role.SAVED.value, Role.HELD.value, Role.ACTIVATION.value)
+        for row in evidence.came(Role.SAVED, Role.HELD, Role.ACTIVATION)
         if row.what.source.startswith("aten::cat")
         and len(row.what.shape) in (3, 4)
         and row.what.module in attends

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
@@ -13,6 +12,7 @@ from pytest_torchmem.diagnosis.causes import (
     called,
     cause,
     rule,
+    total,
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
@@ -35,15 +35,14 @@ def kept_twice(evidence: Evidence) -> Cause | None:
             continue
         if counted is not None and counted.now <= counted.before:
             continue  # it copied before, too: the copy lives longer
-        if row.what.role == Role.HELD.value and is_kept(evidence, row):
+        if row.what.role == Role.HELD and is_kept(evidence, row):
             continue  # who keeps it is nearer to the cause
         copied = evidence.ran.original_of(evidence.first(row), _COPIES)
         if copied is None or _is_new(evidence, copied) or _is_for_wider(evidence, row, copied):
             continue  # who makes what is copied, or what asks for the type, is nearer to the cause
         rows = [one for one in evidence.came() if _is_of_copy(one, row)]
-        values = {"operator": source, "does": _does(row, copied)}
-        found = cause("copy", rows, original=called(evidence, copied), **values)
-        return found and replace(found, row=row)
+        original, does = called(evidence, copied), _does(row, copied)
+        return cause("copy", rows, row, original=original, operator=source, does=does)
     return None
 
 
@@ -63,7 +62,7 @@ def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
         one.before is not None
         and one.before.dtype != dtype == one.what.dtype
         and (within(own, one.what.module) or within(one.what.module, own))
-        for one in evidence.came(Role.PARAMETER.value)
+        for one in evidence.came(Role.PARAMETER)
     )
 
 
@@ -85,8 +84,8 @@ def _does(row: Row, original: Allocation) -> str:
 @rule("library buffer", "{library} keeps a buffer", last=True)
 def library_buffer(evidence: Evidence) -> Cause | None:
     """A library that was not asked before takes a workspace, and keeps it."""
-    rows = [*evidence.came(Role.LIBRARY.value)]
-    more = sum(row.change for row in evidence.came() if row not in rows)
+    rows = [*evidence.came(Role.LIBRARY)]
+    more = total(row for row in evidence.came() if row not in rows)
     if not rows or more > WEIGHTY * evidence.difference.change:
         return None  # something else came, for which the library may have been asked
     return cause("library buffer", rows, library=rows[0].what.source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from pytest_torchmem.diagnosis.causes import (
     placed_in,
     rule,
     shown_by,
-    times,
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
@@ -30,17 +28,13 @@ from pytest_torchmem.diagnosis.rules.layer_texts import (
     widths_of,
 )
 from pytest_torchmem.profile.facts import (
-    ARGUMENTS,
-    CALLS,
     COMPILED,
-    CONFIGURATION,
     GIVEN,
     INPUTS,
     LAYERS,
     Sized,
     exchanged,
     new_in,
-    parts_of,
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import (
@@ -53,13 +47,12 @@ from pytest_torchmem.profile.module_paths import (
 )
 from pytest_torchmem.profile.timeline import Kind, Origin
 
-_MOST_SHOWN = 3
 _NOTHING = "Identity"
 _KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
 """Layers of torch that make as much as they are given."""
-_KEPT = (Role.EARLIER.value, Role.HELD.value, Role.OTHER.value)
+_KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
 """What somebody keeps, who is nearer to the cause."""
-_PASSING = (Role.ACTIVATION.value, Role.GRADIENT_TEMPORARY.value)
+_PASSING = (Role.ACTIVATION, Role.GRADIENT_TEMPORARY)
 
 
 @rule("layer", "{module} is {now}, and was {before}", sure=True)
@@ -76,7 +69,7 @@ def another_attribute(evidence: Evidence) -> Cause | None:
 
 def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     """Return the changed modules that explain most: of another class or of torch, or others."""
-    resized = [row for row in evidence.came(Role.PARAMETER.value) if _is_resized(row)]
+    resized = [row for row in evidence.came(Role.PARAMETER) if _is_resized(row)]
     otherwise = set_otherwise(evidence) if resized else set()
     larger = _given_larger(evidence)
     found = [
@@ -101,7 +94,7 @@ def _of_change(
     if pattern in larger and are_among(numbers, larger[pattern].numbers):
         return None  # what is before it makes more
     own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]
-    resized = [row for row in evidence.came(Role.PARAMETER.value) if _is_resized(row)]
+    resized = [row for row in evidence.came(Role.PARAMETER) if _is_resized(row)]
     is_wider = widths_of(change.layer) != widths_of(change.was) or any(
         not change.is_of_torch or _is_about(row, pattern, numbers) for row in resized
     )
@@ -221,38 +214,6 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
     return f", in the place of {shown[0]}{more}" if shown else ""
 
 
-@rule("called", "{module} is called {now}, and was {before}{lines}")
-def called_more_often(evidence: Evidence) -> Cause | None:
-    """A model is called once more: for a metric, for another loss, for a sample."""
-    for change in evidence.about(CALLS):
-        before, now, lines = change.before.number, change.now.number, change.now.lines
-        if not 0 < before < now:
-            continue
-        found = cause(
-            "called",
-            [row for row in evidence.came() if within(change.name, row.what.module)],
-            module=change.name,
-            now=times(now),
-            before=times(before),
-            lines=f": at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_SHOWN else "",
-        )
-        if found is not None:
-            return found
-    return None
-
-
-@rule("arguments", "{module} is called with {now}{before}")
-def other_arguments(evidence: Evidence) -> Cause | None:
-    """A mask, a cache or a switch is passed to the model that was not."""
-    return _other_parts(evidence, "arguments", ARGUMENTS)
-
-
-@rule("configuration", "{module} has {now}{before}")
-def another_configuration(evidence: Evidence) -> Cause | None:
-    """The configuration of a model says something else."""
-    return _other_parts(evidence, "configuration", CONFIGURATION)
-
-
 @rule("given", "{module} is given {now}, and was given {before}")
 def given_more(evidence: Evidence) -> Cause | None:
     """A layer works on more than it did: every position instead of one, a longer sequence."""
@@ -279,13 +240,13 @@ def given_more(evidence: Evidence) -> Cause | None:
     made = _maker_of(evidence, first, shape)
     now = f"{shape.text} of {made.operator}" if made else shape.text
     module = evidence.module(first, shape.numbers)
-    found = cause("given", rows, module=module, now=now, before=given.before.text)
+    values = {"now": now, "before": given.before.text}
     placed = [row for row in own if within(first, row.what.module)]
     counted = evidence.counted(made.operator) if made is not None else None
     is_new = counted is not None and counted.rose
     is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
     origin = made if is_new or not placed else None  # else what it is given to
-    return found and replace(found, row=shown_by(placed or own or rows), origin=origin)
+    return cause("given", rows, shown_by(placed or own or rows), origin, module=module, **values)
 
 
 class _Given(NamedTuple):
@@ -321,23 +282,6 @@ def _made_otherwise(evidence: Evidence, made: Origin, given: Sized) -> bool:
     """Tell whether an operator made something smaller at its place."""
     gone = evidence.gone(fold(made.module)[0], made.operator)
     return any(0 < prod(one.shape) < prod(given.shape) for one in gone)
-
-
-def _other_parts(evidence: Evidence, name: str, topic: str) -> Cause | None:
-    for module, (before, now) in changed_values(evidence, topic, also_new=topic is ARGUMENTS):
-        old, new = (parts_of(one) if isinstance(one, dict) else one for one in (before, now))
-        came = [part for part in new if part not in old]
-        gone = [part for part in old if part not in new]
-        if not came and not gone:
-            continue
-        rows = [row for row in evidence.came() if within(module, row.what.module)]
-        if not any(within(module, row.what.module) for row in rows):
-            rows = [*evidence.came()]
-        text = ", ".join(came[:_MOST_SHOWN]) or f"no {', '.join(gone[:_MOST_SHOWN])}"
-        verb = "was with" if topic is ARGUMENTS else "had"
-        was = f", and {verb} {', '.join(gone[:_MOST_SHOWN])}" if came and gone else ""
-        return cause(name, rows, module=evidence.short(module), now=text, before=was)
-    return None
 
 
 def _is_resized(row: Row) -> bool:

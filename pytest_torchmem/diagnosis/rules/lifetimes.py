@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from pytest_torchmem.diagnosis.causes import (
     Cause,
@@ -12,6 +11,8 @@ from pytest_torchmem.diagnosis.causes import (
     cause,
     rule,
     shown_by,
+    some,
+    tensors,
     times,
 )
 from pytest_torchmem.diagnosis.difference import Row
@@ -24,9 +25,9 @@ from pytest_torchmem.profile.timeline import Kind, Origin, Phase
 _FORWARD = ("forward_peak", "retained")
 
 
-_OF_GRAPHS = (Role.EARLIER.value, Role.HELD.value, Role.SAVED.value, Role.GRADIENT.value)
+_OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED, Role.GRADIENT)
 
-_OF_GRADIENTS = (Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
+_OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What a backward through the graph of another takes for a moment."""
 
 
@@ -65,7 +66,7 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
     """Losses are added up, and one backward goes through the graphs of all of them."""
     counts = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
     before, now = (_calls(facts, "calls") for facts in counts)
-    rows = [*evidence.came(Role.SAVED.value, Role.ACTIVATION.value, Role.HELD.value)]
+    rows = [*evidence.came(Role.SAVED, Role.ACTIVATION, Role.HELD)]
     called = [evidence.counted(row.what.source) for row in rows]
     if not 0 < now < before or any(one and one.fell for one in called):
         return None
@@ -84,7 +85,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     if moment not in (*_FORWARD, "backward_peak") or before is None:
         return None
     phase = "forward" if moment in _FORWARD else "backward"
-    rows = [*evidence.came(Role.GRADIENT.value)]
+    rows = [*evidence.came(Role.GRADIENT)]
     if phase == "backward":  # where they are made anyway: only what was there all along counts
         rows = [row for row in rows if _in_forward(evidence, row)]
     rows = [row for row in rows if not _is_new_gradient(evidence, row)]
@@ -95,8 +96,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         why = holder.removeprefix(": ")
     else:
         why = "nothing sets them to none before it"
-    found = cause("gradients kept", rows, phase=phase, why=why)
-    return found and replace(found, origin=zeroed)
+    return cause("gradients kept", rows, None, zeroed, phase=phase, why=why)
 
 
 @rule("freed late", "gradients of {modules} are no longer freed within the backward")
@@ -110,16 +110,15 @@ def freed_after_the_backward(evidence: Evidence) -> Cause | None:
     few = {
         one.what[1:5]: one.counts.get(step, 0)
         for one in alive.groups
-        if one.what.role == Role.GRADIENT.value
+        if one.what.role == Role.GRADIENT
     }
     rows = [
         row
-        for row in evidence.came(Role.GRADIENT.value)
+        for row in evidence.came(Role.GRADIENT)
         if few.get(row.what[1:5], row.count_now) < row.count_now
     ]
     names = [evidence.short(name) for name in dict.fromkeys(row.module for row in rows)]
-    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
-    return cause("freed late", rows, modules=shown or "parameters")
+    return cause("freed late", rows, modules=some(names) or "parameters")
 
 
 def _in_forward(evidence: Evidence, row: Row) -> bool:
@@ -135,16 +134,15 @@ def _in_forward(evidence: Evidence, row: Row) -> bool:
 )
 def new_gradient(evidence: Evidence) -> Cause | None:
     """An input, or what the program itself has made, requires a gradient."""
-    rows = [row for row in evidence.came(Role.GRADIENT.value) if _is_new_gradient(evidence, row)]
+    rows = [row for row in evidence.came(Role.GRADIENT) if _is_new_gradient(evidence, row)]
     if not rows:
         return None
     first = shown_by(rows)
     shape = first.what.shape
-    rows += [row for row in evidence.came(Role.GRADIENT_TEMPORARY.value) if row.what.shape == shape]
+    rows += [row for row in evidence.came(Role.GRADIENT_TEMPORARY) if row.what.shape == shape]
     made = evidence.ran.written(first.what.module, first.what.source, first.what.line)
     operator = made.operator if made is not None else first.what.source
-    found = cause("new gradient", rows, tensor=first.what.tensor, operator=operator)
-    return found and replace(found, row=first)
+    return cause("new gradient", rows, first, tensor=first.what.tensor, operator=operator)
 
 
 def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
@@ -152,11 +150,11 @@ def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
     known = [*evidence.known()]
     if any(one[1:5] == row.what[1:5] for one in known):
         return False
-    gradients = (one for one in known if one.role == Role.GRADIENT.value)
+    gradients = (one for one in known if one.role == Role.GRADIENT)
     standing = (
         group.what.shape
         for group in evidence.alive.groups
-        if group.what.role in (Role.PARAMETER.value, Role.BUFFER.value)
+        if group.what.role in (Role.PARAMETER, Role.BUFFER)
     )
     shape = row.what.shape
     return bool(shape) and shape not in {one.shape for one in gradients} | {*standing}
@@ -165,11 +163,11 @@ def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
 @rule("earlier steps", "tensors {made} are still alive{holder}")
 def earlier_steps(evidence: Evidence) -> Cause | None:
     """The graph of a step outlives it: a loss that was added up, a hidden state not detached."""
-    rows = [*evidence.came(Role.EARLIER.value)]
+    rows = [*evidence.came(Role.EARLIER)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
-        rows += evidence.came(Role.GRADIENT_TEMPORARY.value)
+        rows += evidence.came(Role.GRADIENT_TEMPORARY)
     return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))
 
 
@@ -183,7 +181,7 @@ def left_at_end(evidence: Evidence) -> Cause | None:
     if not rows:
         return None
     roots = {row.what.module.partition(".")[0] for row in rows}
-    parameters = any(row.what.role == Role.PARAMETER.value for row in rows)
+    parameters = any(row.what.role == Role.PARAMETER for row in rows)
     if parameters and len(roots) == 1 and (root := min(roots)):
         what = f"{root} is"
     else:
@@ -198,19 +196,19 @@ def held_by_program(evidence: Evidence) -> Cause | None:
 
     That something refers to a larger tensor than before is no news, nor is the output of a model.
     """
-    rows = [row for row in evidence.came(Role.HELD.value) if not _was_held(row)]
+    rows = [row for row in evidence.came(Role.HELD) if not _was_held(row)]
     holder = _holder(evidence, rows)
     return cause("held", rows, holder=holder) if holder or not evidence.watched.ran else None
 
 
 def _was_held(row: Row) -> bool:
-    return row.before is not None and row.before.role == Role.HELD.value
+    return row.before is not None and row.before.role == Role.HELD
 
 
 @rule("held between", "{what}")
 def held_between(evidence: Evidence) -> Cause | None:
     """What is made after a backward stays: a copy of the weights, an average, a metric."""
-    rows = [*evidence.came(Role.OTHER.value)]
+    rows = [*evidence.came(Role.OTHER)]
     if not rows:
         return None
     first = shown_by(rows)
@@ -218,10 +216,8 @@ def held_between(evidence: Evidence) -> Cause | None:
     if holder := _holder(evidence, rows):
         what = f"the program keeps what it made{of} between two steps{holder}"
     else:
-        count = first.count_now - first.count_before
-        tensor = first.what.tensor or "memory"
-        tensors = f"{count} × {tensor}" if count > 1 else tensor
-        what = f"{first.what.source} makes {tensors}{of} after the backward"
+        more = tensors(first.count_now - first.count_before, first.what)
+        what = f"{first.what.source} makes {more}{of} after the backward"
     return cause("held between", rows, what=what)
 
 
@@ -240,7 +236,7 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
     savers = evidence.watched.savers
     rows = [
         row
-        for row in evidence.came(Role.SAVED.value)
+        for row in evidence.came(Role.SAVED)
         if row.now in savers and _is_more(row) and not is_resized(evidence, row)
     ]
     if not rows or evidence.about(INPUTS):
@@ -250,12 +246,9 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
     function, line = savers[first.now]
     same = [row for row in rows if row.now is not None and savers[row.now][1] == line]
     count = sum(row.count_now - row.count_before for row in same)
-    tensors = first.what.tensor if count == 1 else f"{count} tensors"
-    if len(same) == 1 < count:
-        tensors = f"{count} × {first.what.tensor}"
-    found = cause("saved by a function", same, function=function, tensors=tensors)
+    more = f"{count} tensors" if same[1:] and count > 1 else tensors(count, first.what)
     made = Origin(Phase.FORWARD, first.what.module, f"{function}.save_for_backward", line)
-    return found and replace(found, row=first, origin=made)
+    return cause("saved by a function", same, first, made, function=function, tensors=more)
 
 
 @rule("lives longer", "{what}", last=True)
@@ -264,7 +257,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     anew = _written_anew(evidence)
     rows = [
         row
-        for row in evidence.came(Role.SAVED.value, Role.ACTIVATION.value)
+        for row in evidence.came(Role.SAVED, Role.ACTIVATION)
         if _same(evidence.counted(row.what.source))
         and _is_more(row)
         and not is_resized(evidence, row)
@@ -275,9 +268,8 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     held = [row for row in rows if row.now in evidence.watched.holders]
     first = max(held or rows, key=lambda row: row.change * _age(evidence, row))
     count = first.count_now - first.count_before
-    tensor = first.what.tensor or "memory"
-    tensors = f"{count} × {tensor}" if count > 1 else tensor
-    what, holder = f"{tensors} of {first.what.source}", _holder(evidence, [first])
+    holder = _holder(evidence, [first])
+    what = f"{tensors(count, first.what)} of {first.what.source}"
     if _is_of_graph(rows, first, holder):
         what = f"{holder.removeprefix(': ')} is kept, and was not, with {what}"
     elif _is_known(evidence, first) or holder.startswith(_LASTING):
@@ -285,8 +277,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     else:  # what is freed at once is in no snapshot
         verb = "are" if count > 1 else "is"
         what = f"{what} {verb} larger than before, or {verb} freed later{holder}"
-    found = cause("lives longer", rows, what=what)
-    return found and replace(found, row=first)
+    return cause("lives longer", rows, first, what=what)
 
 
 def is_kept(evidence: Evidence, row: Row) -> bool:
@@ -309,8 +300,8 @@ _MANY = 3
 
 def _is_of_graph(rows: list[Row], first: Row, holder: str) -> bool:
     """Tell whether a graph keeps what many operators have saved, and not one operator its own."""
-    saved = {row.what[1:3] for row in rows if row.what.role == Role.SAVED.value}
-    return first.what.role == Role.SAVED.value and len(saved) >= _MANY and _GRAPH in holder
+    saved = {row.what[1:3] for row in rows if row.what.role == Role.SAVED}
+    return first.what.role == Role.SAVED and len(saved) >= _MANY and _GRAPH in holder
 
 
 _GRAPH = "the graph of "
@@ -338,18 +329,17 @@ def _age(evidence: Evidence, row: Row) -> int:
 @rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}")
 def more_recomputed(evidence: Evidence) -> Cause | None:
     """A checkpoint spans more of the model: all that it computes anew is alive together."""
-    rows = [row for row in evidence.came(Role.RECOMPUTED.value) if _is_more(row)]
+    rows = [row for row in evidence.came(Role.RECOMPUTED) if _is_more(row)]
     if not rows or evidence.about(INPUTS):
         return None
     first = max(rows, key=lambda row: row.change)
-    tensor = first.what.tensor or "memory"
     same = (one for one in evidence.difference.moved if one.what[1:5] == first.what[1:5])
     before = first.count_before + sum(one.count_before for one in same)
     count = before + first.count_now - first.count_before
     return cause(
         "recomputed",
         rows,
-        tensors=f"{count} × {tensor}" if count > 1 else tensor,
+        tensors=tensors(count, first.what),
         operator=first.what.source,
         are="is alive then" if count == 1 else "are alive together",
         before=f", and {'was' if before == 1 else 'were'} {before}" if before else "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
@@ -17,6 +16,7 @@ from pytest_torchmem.diagnosis.causes import (
     rule,
     shown_by,
     times,
+    total,
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.attention import is_of_mask
@@ -46,8 +46,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
     gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
     instead = f" in the place of {listed(gone)}" if gone else ""
     text = f"{listed(own)}{_makes(evidence, own)}" if gone else _calls(evidence, own, more)
-    found = cause("operators", rows, came=text, gone=instead)
-    return found and replace(found, row=first, origin=root.origin if root is not None else None)
+    origin = root.origin if root is not None else None
+    return cause("operators", rows, first, origin, came=text, gone=instead)
 
 
 def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Allocation | None:
@@ -84,16 +84,17 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         return None
     was = str(list(first.before.shape))
     given = _new_of_inputs(evidence, first)
-    found = cause(
+    return cause(
         "larger",
         evidence.came(),
+        first,
+        given.origin if given is not None else None,
         operator=first.what.source,
         now=first.what.tensor,
         before=was if first.before.dtype == first.what.dtype else first.before.tensor,
         given=_given(evidence, given, first) if given is not None else "",
         of=_of_standing(evidence, first.what, evidence.first(first)),
     )
-    return found and replace(found, row=first, origin=given.origin if given is not None else None)
 
 
 def _of_standing(evidence: Evidence, what: What, index: int) -> str:
@@ -154,8 +155,7 @@ def _follows_new_operators(evidence: Evidence, first: Row) -> bool:
         for row in evidence.came(*MADE)
         if row.what.source in more and evidence.order(row) < evidence.order(first)
     ]
-    growth = sum(row.change for row in evidence.difference.came)
-    return sum(row.change for row in earlier) > WEIGHTY * growth
+    return total(earlier) > WEIGHTY * evidence.growth
 
 
 def _larger_before(evidence: Evidence) -> Cause | None:
@@ -188,8 +188,7 @@ def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     they were called, as their backwards.
     """
     rows = [row for row in evidence.came(*MADE) if row.what.source in more]
-    growth = sum(row.change for row in evidence.difference.came)
-    if rows and sum(row.change for row in rows) >= WEIGHTY * growth:
+    if rows and total(rows) >= WEIGHTY * evidence.growth:
         return rows
     lines = {origin.line for name in more for origin in evidence.ran.places(name)} - {""}
     return rows + [row for row in evidence.came() if row.what.line in lines and row not in rows]

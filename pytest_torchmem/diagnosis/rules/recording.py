@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 
 from pytest_torchmem.diagnosis.causes import (
@@ -17,6 +16,8 @@ from pytest_torchmem.diagnosis.causes import (
     placed_in,
     rule,
     shown_by,
+    some,
+    total,
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
@@ -26,10 +27,8 @@ from pytest_torchmem.diagnosis.rules.operators import listed
 from pytest_torchmem.diagnosis.rules.setup import (
     OF_TRAINING,
     checkpointing_lost,
-    is_of,
     lost_modes,
     once,
-    rows_of,
     thawed,
 )
 from pytest_torchmem.profile.facts import (
@@ -45,7 +44,7 @@ from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.snapshots.alive import What
 
-_OF_BACKWARD = (Role.GRADIENT.value, Role.GRADIENT_TEMPORARY.value, Role.WORKSPACE.value)
+_OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 _MOST_LINES = 3
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
@@ -65,11 +64,10 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, lost.numbers)
         words = {"module": module, "lines": _called_at(evidence, change.name)}
-        rows, origin = rows_of(evidence, change.name), None
+        rows, origin = evidence.of_module(change.name), None
         if not rows:
             rows, origin = _another_forward(evidence, partial(_is_in, change.name))
-        one = cause("gradients recorded", rows, **words)
-        found.append(one and replace(one, origin=origin))
+        found.append(cause("gradients recorded", rows, None, origin, **words))
     return largest(found)
 
 
@@ -84,13 +82,12 @@ def _another_forward(
     the first one did, and the largest that it keeps; nothing where it keeps little.
     """
     moment = evidence.difference.moment
-    growth = sum(row.change for row in evidence.difference.came)
     kept = [
         group
         for group in evidence.alive.groups
         if group.what.role in MADE and group.nbytes(moment) and is_own(group.what)
     ]
-    if not kept or sum(group.nbytes(moment) for group in kept) < WEIGHTY * growth:
+    if not kept or sum(group.nbytes(moment) for group in kept) < WEIGHTY * evidence.growth:
         return [], None
     first = max(kept, key=lambda group: group.nbytes(moment)).what
     places = (one for one in evidence.ran.places(first.source) if one.line == first.line)
@@ -107,16 +104,14 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
         if (one.name in there or one.name.rpartition(".")[0] in there or not there)
         and not _only_new_are_trained(evidence, one.name)
     ]
-    rows = [row for one in lost for row in rows_of(evidence, one.name)]
+    rows = [row for one in lost for row in evidence.of_module(one.name)]
     if not rows:
         rows = [*evidence.came(*OF_TRAINING)] if lost else []
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
     names = [evidence.short(part) for part in dict.fromkeys(parts)]
-    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
-    one = len(names) < 2
-    modules, were = (f"{shown} is", "was") if one else (f"{shown} are", "were")
-    found = cause("trained", once(rows), modules=modules, were=were)
-    if found is None or len(lost) > 1 or is_of(shown_by(found.rows), lost[0].name):
+    are, were = ("are", "were") if names[1:] else ("is", "was")
+    found = cause("trained", once(rows), modules=f"{some(names)} {are}", were=were)
+    if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
     return placed_in(evidence, lost[0].name, found)
 
@@ -129,7 +124,7 @@ def _trained_parts(evidence: Evidence, module: str) -> list[str]:
     found = []
     for group in evidence.alive.groups:
         own = group.what.module.split(".")
-        if group.what.role == Role.GRADIENT.value and within(module, group.what.module):
+        if group.what.role == Role.GRADIENT and within(module, group.what.module):
             below = depth + 1 + ("*" in own[depth + 1 : depth + 2])
             found.append(".".join(unfold(group.what.module, group.numbers).split(".")[:below]))
     return found or [module]
@@ -140,7 +135,7 @@ def _only_new_are_trained(evidence: Evidence, module: str) -> bool:
     trained = [
         group.what.module
         for group in evidence.alive.groups
-        if group.what.role == Role.GRADIENT.value and within(module, group.what.module)
+        if group.what.role == Role.GRADIENT and within(module, group.what.module)
     ]
     new = [pattern for pattern, _ in new_modules(evidence)]
     return bool(trained) and all(any(within(one, path) for one in new) for path in trained)
@@ -152,12 +147,10 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
     if no_longer_frozen(evidence) or runs_with_gradients(evidence):
         return None  # which says the same, and why
     lost = [(change.name, one.numbers) for change, one in lost_modes(evidence, NO_BACKWARD)]
-    own = once(row for name, _ in lost for row in rows_of(evidence, name))
+    own = once(row for name, _ in lost for row in evidence.of_module(name))
     rows = once([*own, *(evidence.came(*_OF_BACKWARD) if lost else ())])
-    names = [evidence.module(name, numbers) for name, numbers in lost]
-    shown = " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
-    found = cause("reached", rows, modules=shown)
-    return found and replace(found, row=shown_by(own or rows))
+    modules = some([evidence.module(name, numbers) for name, numbers in lost])
+    return cause("reached", rows, shown_by(own or rows), modules=modules) if rows else None
 
 
 @rule("recorded", "autograd records {operators}, and did not{why}", sure=True)
@@ -174,15 +167,13 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     if not lost or (len(lost) == 1 and (counts or _CONVERTS in lost)):
         return None  # one that is called elsewhere
     rows = _rows_of(evidence, lost)
-    growth = sum(row.change for row in evidence.difference.came)
     origin = None
-    if sum(row.change for row in rows) < WEIGHTY * growth:
+    if total(rows) < WEIGHTY * evidence.growth:
         rows, origin = _another_forward(evidence, lambda what: what.source in lost)
     why = "" if evidence.about(FROZEN) or evidence.about(TIED) or new_gradient(evidence) else _GONE
-    found = cause("recorded", rows, operators=_most_often(lost), why=why)
-    if found is None or origin is not None:
-        return found and replace(found, origin=origin)
-    return replace(found, row=shown_by([row for row in rows if row.what.role in MADE] or rows))
+    made = [row for row in rows if row.what.role in MADE] if origin is None else []
+    first, operators = shown_by(made) if made else None, _most_often(lost)
+    return cause("recorded", rows, first, origin, operators=operators, why=why)
 
 
 def _is_said(evidence: Evidence) -> bool:
@@ -230,10 +221,10 @@ def backward_comes_to_more(evidence: Evidence) -> Cause | None:
     first = shown_by(made)
     counted = more[first.what.source]
     calls = "1 call" if counted.now == 1 else f"{counted.now} calls"
-    found = cause(
+    return cause(
         "reached anew",
         rows,
+        first,
         operators=f"{calls} of {first.what.source}, and came to {counted.before or 'none'}",
         why="" if new_gradient(evidence) else ": a detach is gone",
     )
-    return found and replace(found, row=first)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
     Cause,
     Evidence,
+    Told,
     cause,
-    largest,
+    everything,
+    fact_rule,
     placed_in,
     rule,
     shown_by,
     times,
+    total,
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
@@ -25,9 +27,11 @@ from pytest_torchmem.diagnosis.rules.layer_texts import (
 )
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.profile.facts import (
+    ARGUMENTS,
     AUTOCAST,
     CALLS,
     COMPILED,
+    CONFIGURATION,
     FORMATS,
     FROZEN,
     IN_PLACE,
@@ -48,34 +52,220 @@ from pytest_torchmem.profile.facts import (
     Layer,
     lacking,
     new_in,
+    parts_of,
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import ALL, fold, prefixes, read_numbers
 
-OF_TRAINING = (Role.GRADIENT.value, Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
+OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {
-    "CUBLAS": (Role.LIBRARY.value, Role.WORKSPACE.value),
-    "CUDNN": (Role.WORKSPACE.value,),
+    "CUBLAS": (Role.LIBRARY, Role.WORKSPACE),
+    "CUDNN": (Role.WORKSPACE,),
     "cudnn.enabled": (),
-    "cudnn": (Role.WORKSPACE.value,),
+    "cudnn": (Role.WORKSPACE,),
 }
 """By parts of settings' names: what they decide, where that is not everything."""
-_NOTHING = "nothing of that"
-_OF_NO_INPUT = (Role.PARAMETER.value, Role.BUFFER.value, Role.LIBRARY.value)
+_MOST_SHOWN = 3
+_OF_OPTIMIZER = (Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
+_OF_NO_INPUT = (Role.PARAMETER, Role.BUFFER, Role.LIBRARY)
 _SLACK = 2
 """For kernels that take more with other sizes."""
 
+Values = Iterator[dict[str, str]]
 
-@rule("process settings", "{setting} is {now}, and was {before}", sure=True)
-def other_settings(evidence: Evidence) -> Cause | None:
-    """Which kernels run, or what a library of NVIDIA takes, is set otherwise."""
-    found = []
-    for change in evidence.about(SETTINGS):
-        roles = next((own for part, own in _DECIDES.items() if part in change.name), ())
-        now, before = change.now or "not set", change.before or "not set"
-        rows = evidence.came(*roles)
-        found.append(cause("process settings", rows, setting=change.name, now=now, before=before))
-    return largest(found)
+
+def _otherwise(absent: str) -> Told:
+    """Return what a fact is and was, or what stands for it where there is none."""
+    return lambda change: [{"now": change.now or absent, "before": change.before or absent}]
+
+
+def _lost(name: str) -> Told:
+    """Return the modes of a name that modules had and have no more."""
+
+    def told(change: FactChange) -> Values:
+        for one in lacking(change.before, change.now):
+            if one.name == name:
+                yield {"numbers": one.numbers, "detail": one.detail}
+
+    return told
+
+
+def _autocast_left(change: FactChange) -> Values:
+    kept = {one.detail.removesuffix(UNCACHED) for one in change.now if one.name == AUTOCAST}
+    for values in _lost(AUTOCAST)(change):
+        if values["detail"] != "off" and values["detail"].removesuffix(UNCACHED) not in kept:
+            yield dict(values)
+    for one in new_in(change.now, change.before):
+        if (one.name, one.detail) == (AUTOCAST, "off"):
+            yield {"numbers": one.numbers, "detail": "it"}
+
+
+def _uncached(change: FactChange) -> Values:
+    now = [one.detail for one in change.now if one.name == AUTOCAST]
+    for values in _lost(AUTOCAST)(change):
+        if values["detail"] + UNCACHED in now:
+            yield dict(values)
+
+
+def _reentrant(change: FactChange) -> Values:
+    same = [one for one in change.now if one.name == "recomputed" and one in change.before]
+    now, before = (_is_in("no_grad", side) for side in (change.now, change.before))
+    if same and now is not before:
+        yield {"numbers": same[0].numbers, "now": str(now), "before": str(before)}
+
+
+def _graphs(change: FactChange) -> Values:
+    before, now = change.before.number, change.now.number
+    lines = (change.now if now else change.before).lines
+    at = f" at {lines[0]}" if lines else ""
+    if not now:
+        yield {"change": f"torch.compile{at} compiles nothing more"}
+    elif not before:
+        yield {"change": f"torch.compile{at} is new"}
+    elif now > before:
+        yield {"change": f"torch.compile{at} makes {now} graphs, and made {before}"}
+
+
+def _calls(change: FactChange) -> Values:
+    before, now, lines = change.before.number, change.now.number, change.now.lines
+    if 0 < before < now:
+        at = f": at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_SHOWN else ""
+        yield {"now": times(now), "before": times(before), "lines": at}
+
+
+def _parts(change: FactChange) -> tuple[list[str], list[str]]:
+    """Return what came and what went of a list, or of settings."""
+    sides = (parts_of(one) if isinstance(one, dict) else one for one in (change.before, change.now))
+    before, now = sides
+    return [one for one in now if one not in before], [one for one in before if one not in now]
+
+
+def _settings(change: FactChange) -> Values:
+    came, gone = _parts(change)
+    yield {"now": ", ".join(came) or "nothing of that", "before": ", ".join(gone) or "not"}
+
+
+def _state(change: FactChange) -> Values:
+    if came := _parts(change)[0]:
+        yield {"came": ", ".join(came), "before": ", ".join(change.before) or "nothing"}
+
+
+def _other_parts(verb: str, *, also_new: bool = False) -> Told:
+    """Return what is passed or said otherwise, a few of it."""
+
+    def told(change: FactChange) -> Values:
+        came, gone = (", ".join(parts[:_MOST_SHOWN]) for parts in _parts(change))
+        if change.now and (change.before or also_new) and (came or gone):
+            was = f", and {verb} {gone}" if came and gone else ""
+            yield {"now": came or f"no {gone}", "before": was}
+
+    return told
+
+
+def _by_setting(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    return evidence.came(*next((own for part, own in _DECIDES.items() if part in change.name), ()))
+
+
+def _casts(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    return (row for row in evidence.of_module(change.name) if row.what.source == "aten::_to_copy")
+
+
+def _of_modules_not_thawed(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    """Return what shows a training mode: of what was frozen, too, that is the lesser news."""
+    own, trained = change.name, [one.name for one in thawed(evidence)]
+    is_thawed = any(within(own, one) or within(one, own) for one in trained)
+    return () if is_thawed else evidence.of_module(own)
+
+
+def _of_same_optimizer(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    is_new = not change.before and evidence.about(OPTIMIZERS)
+    return () if is_new else evidence.came(*_OF_OPTIMIZER)
+
+
+def _inside(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    return (row for row in evidence.came() if within(change.name, row.what.module))
+
+
+def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    """Return what is in a module, where the snapshot has layers; everything, if that is nothing."""
+    if LAYERS not in evidence.before.facts:
+        return ()
+    return [*_inside(evidence, change)] or evidence.came()
+
+
+fact_rule(
+    "process settings",
+    "{name} is {now}, and was {before}",
+    SETTINGS,
+    _otherwise("not set"),
+    _by_setting,
+)
+fact_rule(
+    "autocast", "{module} runs without autocast, and ran with {detail}", MODES, _autocast_left
+)
+fact_rule(
+    "autocast uncached",
+    "autocast casts the parameters of {module} anew in each call (cache_enabled=False)",
+    MODES,
+    _uncached,
+    _casts,
+)
+fact_rule(
+    "training mode",
+    "{module} is in training mode, and was in eval mode",
+    MODES,
+    _lost("eval"),
+    _of_modules_not_thawed,
+)
+fact_rule("packed", "{module} no longer runs within {detail}", MODES, _lost(PACKED))
+fact_rule(
+    "reentrant",
+    "{module} is checkpointed with use_reentrant={now}, and was with {before}",
+    MODES,
+    _reentrant,
+)
+fact_rule("compiled", "{change}", COMPILED, _graphs, everything)
+fact_rule(
+    "memory format",
+    "{name} is {now}, and was {before}",
+    FORMATS,
+    _otherwise("contiguous"),
+    everything,
+    sure=False,
+)
+fact_rule(
+    "state",
+    "the state of {name} has {came}, and had {before}",
+    STATES,
+    _state,
+    _of_same_optimizer,
+)
+fact_rule("settings", "{name} has {now}, and had {before}", MODULES, _settings)
+fact_rule(
+    "called", "{name} is called {now}, and was {before}{lines}", CALLS, _calls, _inside, sure=False
+)
+fact_rule(
+    "arguments",
+    "{module} is called with {now}{before}",
+    ARGUMENTS,
+    _other_parts("was with", also_new=True),
+    _inside_or_all,
+    sure=False,
+)
+fact_rule(
+    "configuration",
+    "{module} has {now}{before}",
+    CONFIGURATION,
+    _other_parts("had"),
+    _inside_or_all,
+    sure=False,
+)
+
+
+def thawed(evidence: Evidence) -> list[FactChange]:
+    """Return what was frozen and is no more."""
+    now = evidence.now.facts.get(FROZEN, {})
+    return [change for change in evidence.about(FROZEN) if change.name not in now]
 
 
 @rule("inputs", "the input changed, {change}", sure=True)
@@ -102,8 +292,7 @@ def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
             return True  # another type
         before, after = (max(prod(one.shape) for one in side) for side in change[2:])
         grown = max(grown, after / max(before, 1))
-    found, alive = evidence.difference, evidence.before.alive
-    groups = alive.groups if alive is not None else ()
+    found, groups = evidence.difference, evidence.known_groups
     apart = sum(one.nbytes(found.moment) for one in groups if one.what.role in _OF_NO_INPUT)
     return found.change <= _SLACK * (grown**2 - 1) * (found.before - apart)
 
@@ -166,8 +355,7 @@ def another_loss(evidence: Evidence) -> Cause | None:
     new = (one for one in places if one.operator == rising[0] and one.line not in known)
     one = counts[rising[0]]
     now, before = times(one.now), times(one.before)
-    found = cause("loss", rows, operator=rising[0], now=now, before=before)
-    return found and replace(found, origin=next(new, None))
+    return cause("loss", rows, None, next(new, None), operator=rising[0], now=now, before=before)
 
 
 def _is_loss(operator: str) -> bool:
@@ -181,89 +369,6 @@ def _is_loss(operator: str) -> bool:
     packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)
     schemas = (schema(getattr(packet, one)) for one in packet.overloads()) if packet else ()
     return any(_OF_LOSSES & {one.name for one in each.arguments} for each in schemas)
-
-
-@rule("autocast", "{module} runs without autocast, and ran with {mode}", sure=True)
-def autocast_left(evidence: Evidence) -> Cause | None:
-    """A module is no longer called within autocast."""
-    left = [
-        (change.name, one.numbers, one.detail)
-        for change, one in lost_modes(evidence, AUTOCAST)
-        if one.detail != "off" and not _autocasts_to(one.detail, change.now)
-    ] or [
-        (change.name, one.numbers, "it")
-        for change in evidence.about(MODES)
-        for one in new_in(change.now, change.before)
-        if (one.name, one.detail) == (AUTOCAST, "off")
-    ]
-    return largest(
-        cause(
-            "autocast",
-            rows_of(evidence, name),
-            module=evidence.module(name, numbers),
-            mode=mode,
-        )
-        for name, numbers, mode in left
-    )
-
-
-@rule(
-    "autocast uncached",
-    "autocast casts the parameters of {module} anew in each call (cache_enabled=False)",
-    sure=True,
-)
-def autocast_uncached(evidence: Evidence) -> Cause | None:
-    """Autocast has no cache any more: ``cache_enabled=False``."""
-    return largest(
-        cause(
-            "autocast uncached",
-            [row for row in rows_of(evidence, change.name) if row.what.source == "aten::_to_copy"],
-            module=evidence.module(change.name, lost.numbers),
-        )
-        for change, lost in lost_modes(evidence, AUTOCAST)
-        if any(one[:-1] == (AUTOCAST, lost.detail + UNCACHED) for one in change.now)
-    )
-
-
-def _autocasts_to(dtype: str, modes: Iterable[InMode]) -> bool:
-    """Tell whether one of ``modes`` is autocast to a type, cached or not."""
-    cached = {one.detail.removesuffix(UNCACHED) for one in modes if one.name == AUTOCAST}
-    return dtype.removesuffix(UNCACHED) in cached
-
-
-@rule("training mode", "{module} is in training mode, and was in eval mode", sure=True)
-def training_mode(evidence: Evidence) -> Cause | None:
-    """``eval()`` is no longer called; of what was frozen, too, that is the lesser news."""
-    trained = [one.name for one in thawed(evidence)]
-    return largest(
-        cause(
-            "training mode",
-            rows_of(evidence, change.name),
-            module=evidence.module(change.name, lost.numbers),
-        )
-        for change, lost in lost_modes(evidence, "eval")
-        if not any(within(change.name, one) or within(one, change.name) for one in trained)
-    )
-
-
-def thawed(evidence: Evidence) -> list[FactChange]:
-    """Return what was frozen and is no more."""
-    now = evidence.now.facts.get(FROZEN, {})
-    return [change for change in evidence.about(FROZEN) if change.name not in now]
-
-
-@rule("packed", "{module} no longer runs within {hooks}", sure=True)
-def no_longer_packed(evidence: Evidence) -> Cause | None:
-    """What a module saves for the backward stays on the device: it is not offloaded any more."""
-    return largest(
-        cause(
-            "packed",
-            rows_of(evidence, change.name),
-            module=evidence.module(change.name, lost.numbers),
-            hooks=lost.detail,
-        )
-        for change, lost in lost_modes(evidence, PACKED)
-    )
 
 
 @rule("checkpoint", "{module} is no longer checkpointed{why}", sure=True)
@@ -280,9 +385,8 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     if not lost:
         return None
     place = _around(lost)
-    rows = rows_of(evidence, place)
-    anew = sum(row.change for row in rows if row.what.role == Role.RECOMPUTED.value)
-    if 2 * anew > sum(row.change for row in rows):
+    rows = evidence.of_module(place)
+    if 2 * total(row for row in rows if row.what.role == Role.RECOMPUTED) > total(rows):
         return None  # by a checkpoint that spans more
     numbers = lost.get(place) or next(iter(lost.values()))
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
@@ -314,42 +418,6 @@ def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
     return any(not any(within(one, path) for one in modules) for path in inside)
 
 
-@rule(
-    "reentrant",
-    "{module} is checkpointed with use_reentrant={now}, and was with {before}",
-    sure=True,
-)
-def another_checkpoint(evidence: Evidence) -> Cause | None:
-    """A checkpoint keeps the graph of the forward, or runs it under ``no_grad``."""
-    for change in evidence.about(MODES):
-        same = [one for one in change.now if one.name == "recomputed" and one in change.before]
-        reentrant = _is_in("no_grad", change.now)
-        if same and reentrant is not _is_in("no_grad", change.before):
-            module = evidence.module(change.name, same[0].numbers)
-            values = {"module": module, "now": str(reentrant), "before": str(not reentrant)}
-            return cause("reentrant", rows_of(evidence, change.name), **values)
-    return None
-
-
-@rule("compiled", "{change}", sure=True)
-def compiled_otherwise(evidence: Evidence) -> Cause | None:
-    """``torch.compile`` is new or gone, or cuts what it compiles into more graphs."""
-    for change in evidence.about(COMPILED):
-        before, now = change.before.number, change.now.number
-        lines = (change.now if now else change.before).lines
-        at = f" at {lines[0]}" if lines else ""
-        if not now:
-            text = f"torch.compile{at} compiles nothing more"
-        elif not before:
-            text = f"torch.compile{at} is new"
-        elif now > before:
-            text = f"torch.compile{at} makes {now} graphs, and made {before}"
-        else:
-            continue
-        return cause("compiled", evidence.came(), change=text)
-    return None
-
-
 def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
     """Tell whether a module around this one is recomputed as a whole now."""
     modes = evidence.now.facts.get(MODES, {})
@@ -374,27 +442,15 @@ def untied(evidence: Evidence) -> Cause | None:
             continue
         other = change.before
         owner = change.name.rpartition(".")[0]
-        own = [row for row in evidence.came(Role.PARAMETER.value) if is_of(row, owner)]
+        own = [row for row in evidence.came(Role.PARAMETER) if within(owner, row.what.module)]
         shapes = {row.what.shape for row in own}
         rows = [
-            row
-            for row in evidence.came(Role.PARAMETER.value, *OF_TRAINING)
-            if row.what.shape in shapes
+            row for row in evidence.came(Role.PARAMETER, *OF_TRAINING) if row.what.shape in shapes
         ]
-        found = cause("tied", rows, parameter=change.name, other=other)
-        if found is not None:
-            rows = [row for row in rows if is_of(row, owner)]
-            values = {"parameter": evidence.short(change.name), "other": evidence.short(other)}
-            return replace(found, values=values, row=shown_by(rows))
-    return None
-
-
-@rule("memory format", "{what} is {now}, and was {before}")
-def another_memory_format(evidence: Evidence) -> Cause | None:
-    """A model or its input is no longer channels last, and what meets is converted."""
-    for change in evidence.about(FORMATS):
-        now, before = (text or "contiguous" for text in (change.now, change.before))
-        return cause("memory format", evidence.came(), what=change.name, now=now, before=before)
+        if rows:
+            first = shown_by([row for row in rows if within(owner, row.what.module)])
+            parameter, other = evidence.short(change.name), evidence.short(other)
+            return cause("tied", rows, first, parameter=parameter, other=other)
     return None
 
 
@@ -404,7 +460,7 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     changed = evidence.about(OPTIMIZERS)
     if not changed:
         return None
-    rows = evidence.came(Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
+    rows = evidence.came(*_OF_OPTIMIZER)
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
     others = [*evidence.before.facts.get(OPTIMIZERS, {})]
@@ -413,31 +469,6 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     else:
         change = f"the optimizer is {now or 'none'}, and was {before or 'none'}"
     return cause("optimizer", rows, change=change)
-
-
-@rule("state", "the state of {optimizer} has {came}, and had {before}", sure=True)
-def another_state(evidence: Evidence) -> Cause | None:
-    """The same optimizer keeps more of each parameter than it did."""
-    for change in evidence.about(STATES):
-        came = [name for name in change.now if name not in change.before]
-        if not came or (not change.before and evidence.about(OPTIMIZERS)):
-            continue
-        rows = evidence.came(Role.OPTIMIZER_STATE.value, Role.OPTIMIZER_TEMPORARY.value)
-        had = ", ".join(change.before) or "nothing"
-        return cause("state", rows, optimizer=change.name, came=", ".join(came), before=had)
-    return None
-
-
-@rule("settings", "{module} has {now}, and had {before}", sure=True)
-def another_setting(evidence: Evidence) -> Cause | None:
-    """A configuration of transformers asks for another attention, or for more outputs."""
-    found = []
-    for change in evidence.about(MODULES):
-        gone = ", ".join(part for part in change.before if part not in change.now) or "not"
-        new = ", ".join(part for part in change.now if part not in change.before)
-        rows = rows_of(evidence, change.name)
-        found.append(cause("settings", rows, module=change.name, before=gone, now=new or _NOTHING))
-    return largest(found)
 
 
 @rule("in place", "{operator} is no longer in place ({lost} of {calls} calls)", sure=True)
@@ -478,7 +509,7 @@ def another_size(evidence: Evidence) -> Cause | None:
     """A layer became wider, or a table longer."""
     resized = [
         row
-        for row in evidence.came(Role.PARAMETER.value, Role.BUFFER.value)
+        for row in evidence.came(Role.PARAMETER, Role.BUFFER)
         if row.before is not None and row.now is not None and row.before.shape != row.now.shape
     ]
     if not resized:
@@ -529,7 +560,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     known = {module for module, _ in named} | set(layers)
     rows = [
         row
-        for row in evidence.came(Role.BUFFER.value, Role.PARAMETER.value)
+        for row in evidence.came(Role.BUFFER, Role.PARAMETER)
         if row.before is None
         and row.what.module in known
         and ((row.what.module, row.what.source) not in named or _is_in_known(row, layers))
@@ -542,10 +573,9 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     if first.what.source:
         name = evidence.short(f"{first.module}.{first.what.source}")
         return cause("new tensor", rows, role=first.what.role, tensor=name)
-    found = cause(
-        "new tensor", rows, role=first.what.role, tensor=f"{first.what.tensor}, of no module,"
-    )
-    return found and replace(found, origin=evidence.ran.reader_of(evidence.first(first)))
+    reader = evidence.ran.reader_of(evidence.first(first))
+    tensor = f"{first.what.tensor}, of no module,"
+    return cause("new tensor", rows, None, reader, role=first.what.role, tensor=tensor)
 
 
 @rule("twice", "the parameters of {module} are there {now}, and were {before}", sure=True)
@@ -559,7 +589,7 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
     most = {one.what[1:5]: max(one.counts.values(), default=0) for one in alive.groups}
     rows = [
         row
-        for row in evidence.came(Role.PARAMETER.value, Role.BUFFER.value)
+        for row in evidence.came(Role.PARAMETER, Role.BUFFER)
         if row.before is None
         and known.get(row.what[1:5], 0) > 0
         and known[row.what[1:5]] + row.count_now > most[row.what[1:5]]
@@ -578,8 +608,7 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
 
 def _is_one_more_of(evidence: Evidence, row: Row) -> bool:
     """Tell whether as much was there before in all modules of these numbers: of another model."""
-    before = evidence.before.alive.groups if evidence.before.alive is not None else ()
-    own = {one.numbers for one in before if one.what[1:5] == row.what[1:5]}
+    own = {one.numbers for one in evidence.known_groups if one.what[1:5] == row.what[1:5]}
     return bool(own) and own == {
         one.numbers for one in evidence.alive.groups if one.what[1:5] == row.what[1:5]
     }
@@ -618,15 +647,6 @@ def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, InMo
 
 def _is_in(name: str, modes: Iterable[InMode]) -> bool:
     return any(one.name == name for one in modes)
-
-
-def rows_of(evidence: Evidence, module: str) -> list[Row]:
-    """Return the rows of a module and of what is in it; of all, where it has none of its own."""
-    return evidence.of_module(module)
-
-
-def is_of(row: Row, module: str) -> bool:
-    return within(module, row.what.module)
 
 
 def once(rows: Iterable[Row]) -> list[Row]:

@@ -28,8 +28,8 @@ _NARROW = (
     "float32",
     "complex64",
 )
-_KEPT = (Role.EARLIER.value, Role.HELD.value, Role.OTHER.value)
-_STANDING = (Role.BUFFER.value, Role.PARAMETER.value, Role.INPUT.value)
+_KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
+_STANDING = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
 
 
 @rule("broadcast", "broadcasting {shapes}", sure=True)
@@ -48,8 +48,7 @@ def broadcast(evidence: Evidence) -> Cause | None:
                 continue
             alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
             rows = [row, *(one for one in alike if one is not row)]
-            found = cause("broadcast", rows, shapes=shapes)
-            return found and replace(found, row=row, origin=origin)
+            return cause("broadcast", rows, row, origin, shapes=shapes)
     return None
 
 
@@ -116,10 +115,9 @@ def _from(
             source, origin = made.operator, made
         else:  # it was there before the step
             source = "a tensor that the program has brought with it"
-    found = cause(name, rows, source=source, **values)
     used = [row for row in rows if row.what.line]
     place = min(used or rows, key=evidence.order)
-    return found and replace(found, row=place, origin=origin)
+    return cause(name, rows, place, origin, source=source, **values)
 
 
 def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
@@ -206,8 +204,7 @@ def _of_wider_parameter(evidence: Evidence) -> Cause | None:
             continue
         rows = [one for one in evidence.came() if one.what.dtype == own.dtype]
         source = called(evidence, parameter)
-        found = cause("type", rows, before=was.dtype, now=own.dtype, source=source)
-        return found and replace(found, row=row)
+        return cause("type", rows, row, before=was.dtype, now=own.dtype, source=source)
     return None
 
 
