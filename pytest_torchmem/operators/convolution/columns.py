@@ -128,6 +128,8 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
     requests = [weight + gradient + (input if volumes_turned else 0)]
     if mask[0]:
         requests += [first + columns, -columns]
+    if not call.transposed:
+        requests += [-weight]
     if mask[1] or (mask[2] and volumes_turned):
         requests += [returned - first + (0 if volumes_turned else input) + from_input]
     elif mask[2]:
