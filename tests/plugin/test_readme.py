@@ -39,39 +39,65 @@ def test_the_failure_in_the_readme_is_the_one_that_is_printed(
     assert missing == []
 
 
-TASKS = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tasks").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+MYMODELS = """
+import types
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import pytest_torchmem as torchmem
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3, stride=8), nn.Flatten(), nn.Linear(6272, 4))
+
+model, x = Net(), torch.randn(8, 3, 224, 224)
+detector, images = model, x
+
+def train_one_step(device):
+    model.to(device)(x.to(device)).sum().backward()
+"""
+"""What a page takes for granted: the reader's own module, and imports that were shown before."""
+_WITH_A_GPU = "torchmem.calibrate("
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in TASKS if blocks(page, "python")], ids=by_name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=by_name)
 def test_the_programs_of_a_page_run(project: Project, page: Path) -> None:
-    programs = blocks(page, "python")
-    for number, text in enumerate(programs):
+    alone = "tasks" in page.parts or page.stem == "index"  # to be copied as they are
+    before = "" if alone else "from mymodels import *\n"
+    files = {"mymodels": MYMODELS, "mylib": before, "conftest": ""}
+    for number, text in enumerate(blocks(page, "python")):
         if "def test_" in text:
-            project.write(**{f"test_{number}": text})
-    scripts = [text for text in programs if "def test_" not in text]
-    exec(compile("\n".join(scripts), str(page), "exec"), {})
-    if len(scripts) < len(programs):
-        assert project.run("--torchmem-update").ret == pytest.ExitCode.OK
+            files[f"test_{number}"] = before + text
+        elif text.startswith("# conftest.py\n"):
+            files["conftest"] += text
+        elif _WITH_A_GPU not in text:
+            files["mylib"] += text
+    files["test_mylib"] = "def test_is_imported():\n    import mylib\n"
+    project.write(**files)
+    assert project.run("--torchmem-update").ret == pytest.ExitCode.OK
 
 
-@pytest.mark.parametrize("page", TASKS, ids=by_name)
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
     lines = "".join(blocks(page, "console")).splitlines()
-    for words in (shlex.split(line, comments=True) for line in lines):
+    for words in (shlex.split(line.removeprefix("$ "), comments=True) for line in lines):
         if words and words[0] == "torchmem":
             _parser().parse_args(words[1:])
 
 
 def test_a_page_is_read_in_a_few_minutes() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     others = {"cuda-operators.md", "architecture.md"}  # a generated table; the package's layers
     words = {
         page.name: len(page.read_text(encoding="utf-8").split())
-        for page in pages
+        for page in [ROOT / "CONTRIBUTING.md", *PAGES]
         if page.name not in others
     }
     assert len(words) > 30
