@@ -12,7 +12,7 @@ import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -23,15 +23,12 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.interception.layouts.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.contents import Contents
-from pytest_torchmem.journal.contents import SharedState
+from pytest_torchmem.journal.contents import SharedState, holds_tensor
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _LRU_CACHE: Any = type(functools.lru_cache(lambda: None))
-_HOLD_NOTHING = frozenset(
-    {bool, int, float, str, bytes, type(None), type, ModuleType, FunctionType}
-)
 _DEPTH = 3
 """How deep in tuples, dictionaries and objects a cached tensor is looked for."""
 
@@ -170,33 +167,12 @@ def _kinds_of(kind: type) -> set[type]:
 
 
 def _clear_caches(caches: Iterable[Any], survivors: Mapping[int, StorageRecord]) -> None:
-    for cache in caches:
-        filled = cache.cache_info().currsize
-        if filled and _holds(gc.get_referents(cache), survivors, _DEPTH):
-            cache.cache_clear()
-
-
-def _holds(values: Iterable[Any], survivors: Mapping[int, StorageRecord], depth: int) -> bool:
-    """Whether a tensor that outlives its trace is among ``values``, or in one of them."""
-    for value in values:
-        if type(value) in _HOLD_NOTHING:
-            continue
-        if issubclass(type(value), Tensor):
-            if address_of(value) in survivors:
-                return True
-        elif depth and (parts := _parts(value)) and _holds(parts, survivors, depth - 1):
-            return True
-    return False
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return tuple(dict.values(value))
-    if isinstance(value, (tuple, list, set)):
-        return tuple(value)
-    if isinstance(value, (type, ModuleType)) or callable(value):
-        return ()
-    return tuple(getattr(value, "__dict__", {}).values())
+    """Clear those that were given tensors which outlive their trace."""
+    with DisableTorchFunctionSubclass():
+        for cache in caches:
+            given = gc.get_referents(cache) if cache.cache_info().currsize else []
+            if holds_tensor(given, lambda one: address_of(one) in survivors, _DEPTH + 1):
+                cache.cache_clear()
 
 
 def _note(tensor: Tensor, record: StorageRecord, known: bool) -> None:
