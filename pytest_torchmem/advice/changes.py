@@ -41,7 +41,7 @@ Entered = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class StepChange:
-    """One change: what it is called, what the step runs in, and with which options of a trace."""
+    """One change of a step: its name, the context to run in, and options of the trace."""
 
     text: str
     entered: tuple[Entered, ...] = ()

@@ -121,7 +121,7 @@ class Checkpoints:
         return [layers for layers in largest if by_layers[layers] > least][:_MOST_SETS]
 
     def _together(self, single: list[tuple[Layers, Found]]) -> Found | None:
-        """Add kind after kind, those that cost least for what they save first, until it fits."""
+        """Combine changes, the cheapest for its saving first, until the step fits."""
         assert self._limit is not None
         single = sorted(single, key=lambda one: (one[1].flops / one[1].saved, -one[1].saved))
         chosen: Chosen = {}
@@ -286,7 +286,7 @@ def _expandable() -> StepChange:
 
 
 def _in_place(trials: Trials) -> Iterator[StepChange]:
-    """Yield functions that write over their argument: at all lines, or at those that bear it."""
+    """Yield in-place functions: at all lines, or at the lines that tolerate them."""
     for name, lines in sorted(trials.observed.in_place.items()):
         every = _overwriting(name, list(lines))
         if len(lines) == 1 or trials.of(every) is not None:

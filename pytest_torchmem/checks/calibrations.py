@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """Which workspaces one check asks for, and what this machine's GPU measured of them."""
+    """The workspaces that a check asks for, with this machine's measurements."""
 
     figures: Figures = field(default_factory=dict)
     """What an update writes of it: measured, and told by cuDNN."""

@@ -59,8 +59,8 @@ _MOST = 50
 def watched(
     target: CheckTarget, key: Key, world: World | None, profile: MemoryProfile, found: Diagnosis
 ) -> Watched | None:
-    """Trace ``target`` again, if that tells more of what was found; what goes wrong in that is no
-    finding of the check.
+    """Trace ``target`` again for details of the findings; errors of this second trace are no
+    findings.
     """
     rules = {cause.rule for cause in found.causes}
     row = found.leading_row
@@ -118,8 +118,8 @@ def _watch(
 
 
 def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
-    """Return the allocations that came and that something refers to, and the events before what
-    was made last at the moment, which is what made it the largest.
+    """Return the new allocations that something refers to, and the events before the last
+    allocation of the peak.
     """
     timeline, moment = profile.timeline, found.difference.moment
     gradients = any(cause.rule == "gradients kept" for cause in found.causes)
@@ -230,7 +230,7 @@ class DeviceCheck:
     def _calibration(
         self, found: CalibrationResult | None, profile: MemoryProfile
     ) -> CalibrationResult | None:
-        """Return what an update learns of this check: what it asks for, and what was measured."""
+        """Return the calibration of this check: the workspaces asked for, and measured ones."""
         if not self.key.gpu or not self.context.settings.update:
             return None
         test, found = self.request.test, found or CalibrationResult()

@@ -90,7 +90,7 @@ def stored_for(request: Request, context: Context) -> StoredSnapshot | None:
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges one check of a test on one device by what there is of it."""
+    """Judges one check on one device by its budget, its snapshot and its measurement."""
 
     request: Request
     context: Context

@@ -43,7 +43,7 @@ class Less:
 
 @dataclass(frozen=True, slots=True)
 class PeakContents:
-    """What is alive at a peak that is too high, and what would lower it."""
+    """The allocations at a peak over the limit, and changes that would lower it."""
 
     figure: str
     nbytes: int

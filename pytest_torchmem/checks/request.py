@@ -1,4 +1,4 @@
-"""What a test asks for: the marker ``memory_budget``, and one check of it with all that holds."""
+"""The request of a test: its marker ``memory_budget``, and one check with all settings."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class SnapshotResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check on one device, each part ``None`` or empty where it did not come to that."""
+    """One check on one device; parts that it did not come to are ``None`` or empty."""
 
     key: Key
     findings: tuple[Finding, ...] = ()

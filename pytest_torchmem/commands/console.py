@@ -37,7 +37,7 @@ def prepare_streams() -> None:
 
 
 def status_of(run: Callable[[], int]) -> int:
-    """Return the exit status of a command: its own, or that of what ended it, which is told."""
+    """Return the exit status of a command; report the error that ended it."""
     output = sys.stdout
     try:
         status = run()

@@ -64,8 +64,8 @@ def _source(text: str | None) -> Source:
 
 
 def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry, Told | None]]:
-    """Yield what is in both, with what the other's run said; where each has one entry alone, these
-    are meant.
+    """Yield the entries of both sides with the findings of the second run; a single entry on each
+    side is a pair.
     """
     if len(one.entries) == len(other.entries) == 1:
         (before,), ((at, now),) = one.entries.values(), other.entries.items()

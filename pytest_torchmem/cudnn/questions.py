@@ -179,7 +179,7 @@ def _list(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """A plan of cuDNN: what it takes, in bytes, and which engine it is of."""
+    """A plan of cuDNN: the bytes of its workspace, and its engine."""
 
     workspace: int
     engine: int

@@ -44,7 +44,7 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
 
 
 class _Paths(Mapping[str, Callable[..., Any]]):
-    """What runs operators, by name; made when it is first asked for, with what is known of them."""
+    """Paths of composite operators by name, made at first use."""
 
     def __init__(self, names: frozenset[str], gpu: Gpu, trace: TraceContext) -> None:
         self._names, self._gpu, self._trace = names, gpu, trace

@@ -108,7 +108,7 @@ class DeviceMemory:
         self._peaks.clear()
 
     def empty_cache(self, pool: PoolId | None = None) -> None:
-        """Give back what is reserved and in segments that nothing is in, or that of one pool."""
+        """Give back empty segments, all or those of one pool."""
         self.follow().empty_cache(pool)
         self._settle()
 

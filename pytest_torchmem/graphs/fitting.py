@@ -115,7 +115,7 @@ class _Search:
         return fitted
 
     def next(self, good: int, bad: int) -> int:
-        """Return a size between one that fits and one that does not.
+        """Return a size between the largest that fits and the smallest that does not.
 
         Memory grows nearly linearly with most sizes, in each phase by as much as it does there:
         where the first of these lines meets the limit is tried. If that fits, what comes after it

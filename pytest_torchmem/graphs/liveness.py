@@ -260,7 +260,7 @@ class _Walk:
         return [address for node in nodes for address, _ in self._storages.of(node)]
 
     def begin(self, graphs: list[fx.GraphModule]) -> frozenset[int]:
-        """Make what the first of some graphs is given and what all of them hold, and return it."""
+        """Make and return the first graph's inputs and the constants of all graphs."""
         given = [node for node in graphs[0].graph.nodes if node.op == "placeholder"]
         held = [node for one in graphs for node in one.graph.nodes if node.op == "get_attr"]
         return frozenset(self._make_all(given + held))

@@ -1,4 +1,4 @@
-"""What operators that are made of others make, and hold while they run.
+"""Allocations inside composite operators: their outputs and what they hold while they run.
 
 A composite operator, one of higher order (``associative_scan``) and one whose kernel calls others
 leave storages, and hold others meanwhile, that fake tensors do not tell. They are run alone, in a
@@ -190,7 +190,7 @@ class OperatorsAt:
         self.check(grid.points[-1], traced[-1])
 
     def check(self, sizes: Mapping[str, int], traced: Comparable) -> None:
-        """Leave out the operators that do not answer what they took in a trace of these sizes.
+        """Leave out operators whose answers differ from a trace of these sizes.
 
         What they took beyond their answer is to be the same at all sizes: a number that a program
         multiplies with is wrapped in a tensor, which autograd may keep.

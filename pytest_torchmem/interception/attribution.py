@@ -305,7 +305,7 @@ class Attribution:
             self._files.clear()
 
     def calls_of_new_thread(self) -> Callable[[], None]:
-        """Return what a thread that the present one starts begins with: it is in these modules."""
+        """Return the module calls in which a thread begins that the present thread starts."""
         calls = [*self._modules.calls]
 
         def begin() -> None:

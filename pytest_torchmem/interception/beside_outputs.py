@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 class BesideOutputs:
-    """Makes the outputs of such plans, and books what is beside them, for one trace."""
+    """Makes the outputs of plans with extra allocations, and books those."""
 
     def __init__(self, parts: Parts, decompositions: Decompositions) -> None:
         self._ledger = parts.ledger

@@ -83,7 +83,7 @@ class TraceContext:
 
     @property
     def itself(self) -> TraceContext:
-        """What is held by what may outlive the trace, where this is what stands in for it."""
+        """The trace itself, for objects that may outlive it and hold a stand-in."""
         itself = self._itself()
         assert itself is not None
         return itself

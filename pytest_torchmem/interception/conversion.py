@@ -237,7 +237,7 @@ class Conversion:
         self.borrowed[owner] = (owner.grad,) if leaf else (), version
 
     def write_back(self, tensor: Tensor) -> None:
-        """Let a real tensor have what an operator wrote to it; what is not known makes it hollow.
+        """Write the result of an operator into a real tensor; an unknown result makes it hollow.
 
         Its memory would be read, and is not what the program has written.
         """
@@ -310,8 +310,8 @@ class Conversion:
         self._contents.remember(record, tensor)
 
     def return_borrowed(self) -> None:
-        """Give real tensors that the program brought with it the gradients they came with, and the
-        versions, by which what was saved of them before knows that nothing was written to them.
+        """Give the program's own tensors their gradients and versions back, so that tensors saved
+        before count as unmodified.
         """
         for tensor, (gradient, version) in list(self.borrowed.items()):
             for one in gradient:

@@ -1,4 +1,4 @@
-"""Operators that are made of others: their bodies, run once, and the plans that repeat them.
+"""Composite operators: their bodies, run once, and the plans that repeat them.
 
 A body runs once for its geometry. Its plan repeats its requests in their order, with what was given
 back between them, so that the caching allocator is asked the same by every call.
@@ -87,7 +87,7 @@ class Decompositions:
     def run(
         self, body: Callable[..., Any], call: Call, device: DeviceLedger, origin: Origin
     ) -> tuple[Any, Plan | None]:
-        """Run the operators that one is made of once; its plan repeats what they asked for.
+        """Run the body of a composite operator once; its plan repeats the requests.
 
         There is no plan of a sparse gradient (``EmbeddingBag(sparse=True)``): its body runs anew.
         So does one in which values decided a shape, since those of the next call are others.

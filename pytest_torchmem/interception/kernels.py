@@ -310,7 +310,7 @@ class Kernels:
     def _run_body(
         self, body: Callable[..., Any], call: Call, device: DeviceLedger, frame: Any
     ) -> tuple[Any, Plan | None]:
-        """Run the operators that one is made of; return its result, and its plan if it has one."""
+        """Run the body of a composite operator; return its result, and its plan if it has one."""
         __tracebackhide__ = True
         start, origin = len(device.events), self._origin(call.operator, frame)
         of_torch = call.operator.on(device.device.type).decomposition is None
@@ -370,7 +370,7 @@ class Kernels:
     def _body(
         self, spec: OperatorSpec, device: str, outputs: Any = None
     ) -> Callable[..., Any] | None:
-        """Return what runs an operator as the sequence of others that it is; None for a leaf.
+        """Return the runner of a composite operator; None for a leaf.
 
         One whose outputs' shape depends on data is shown ``outputs`` of the shape that they have.
         """
@@ -498,8 +498,8 @@ class Kernels:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run an operator on tensors that are made of others; a sparse product is written down as
-        one call, any other as those that it makes.
+        """Run an operator on tensors made of others; a sparse product is logged as one call, any
+        other as its parts.
         """
         __tracebackhide__ = True
         entry_flops = spec.on("cpu").entry_flops

@@ -397,7 +397,7 @@ class Ledger:
         return survivors
 
     def give_back_outgrown(self) -> None:
-        """Let tensors that the program brought with it be as they were before they grew."""
+        """Restore the program's own storages that the step has grown."""
         while self.outgrown:
             reference, before = self.outgrown.pop()
             tensor = reference()

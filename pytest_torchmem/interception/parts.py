@@ -19,7 +19,7 @@ from pytest_torchmem.targets.target import Target
 
 
 class Parts:
-    """What a trace stands for, what it writes down, and what it knows of values and places."""
+    """State of a trace: its target, ledger, attribution, known values and placement."""
 
     def __init__(
         self, target: Target, ledger: Ledger, attribution: Attribution, values: Values

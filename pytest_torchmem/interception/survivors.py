@@ -1,4 +1,4 @@
-"""Tensors that outlive their trace: what they read as, and what they are to the next trace.
+"""Tensors that outlive their trace: their data for the program, and for the next trace.
 
 A program keeps tensors beyond its end: in a cache, in an object of a fixture, in the frames of a
 traceback. C++ would read memory that is not there, and the next trace would take what was on a GPU

@@ -1,4 +1,4 @@
-"""The threads of a trace: the one that runs the step, and those that these start.
+"""Threads of a trace: the thread that runs the step, and all threads started from it.
 
 They take turns: an operator runs from beginning to end before one of another thread does, so that
 the ledger, and the plan of an operator that is made of others, have one order. What belongs to a

@@ -92,7 +92,7 @@ def record_figures(
     kwargs: Mapping[str, Any],
     step: Step,
 ) -> dict[WorkspaceKey, WorkspaceSize]:
-    """Run a step on ``device`` and return what it says to ``questions``, as far as it answers them.
+    """Run a step on ``device`` and return its answers to ``questions``.
 
     Of several calls of one geometry the largest counts. Raises ``DeviceMemoryError``, and
     ``UsageError`` where the allocator does not count.

@@ -58,7 +58,7 @@ class Device:
         return ""
 
     def gpu(self) -> Gpu:
-        """Return what the driver says of the GPU; its name is that of the catalogue if it has one.
+        """Return the driver's description of the GPU, under the catalogue's name if it has one.
 
         Makes a CUDA context.
         """
@@ -189,7 +189,7 @@ def version_of_cudnn(number: int | None) -> str:
 
 
 def known_gpu(found: Gpu) -> Gpu:
-    """Return ``found`` under the name of the GPU of the catalogue that it is, if it is one.
+    """Return ``found`` under the catalogue's name, if the catalogue has the GPU.
 
     It is one where everything agrees that changes what kernels take: compute capability and
     multiprocessors. The memory tells variants apart (A100 of 40 and of 80 GB), and of those that

@@ -177,7 +177,7 @@ def dense_copy(tensor: Tensor, memory_format: torch.memory_format = CONTIGUOUS) 
 
 
 def copied(*, first: bool = False, **formats: Wanted) -> Callable[..., int | tuple[Request, ...]]:
-    """Return the workspace of a kernel that copies what does not lie as it wants it.
+    """Return the workspace of a kernel that copies arguments into the layout it wants.
 
     ``formats`` are the arguments that it copies, with what it wants of each; ``outputs`` are made
     in that format and copied into those that lie in another one. Copies may come ``first``.

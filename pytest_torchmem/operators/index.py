@@ -1,4 +1,4 @@
-"""Which modules speak of which operators: a trace imports those that it needs.
+"""Operators by the module that describes them: a trace imports the modules that it needs.
 
 Those of ATen are without namespace. Written by ``python -m benchmarks.operator_index --write``.
 """

@@ -1,4 +1,4 @@
-"""Nested tensors made of others, others made of them, and what kernels of theirs are handed.
+"""Nested tensors: conversion from and to strided ones, and the arguments of their kernels.
 
 Sizes, strides and offsets stay on the host; a kernel on a GPU is given those it needs.
 """

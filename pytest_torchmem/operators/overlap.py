@@ -88,7 +88,7 @@ def check_apart(
     tensors: Sequence[Tensor],
     storages: Sequence[object],
 ) -> None:
-    """Raise what a kernel raises where one of its ``tensors`` overlaps with what it writes to.
+    """Raise the kernel's error where one of ``tensors`` overlaps with its output.
 
     ``storages`` has one object for each storage, in the order of the tensors on them.
     (ATen/MemoryOverlap.cpp, assert_no_partial_overlap and assert_no_overlap.)

@@ -30,11 +30,11 @@ class Taught(NamedTuple):
 
     @property
     def describes_kernel(self) -> bool:
-        """Whether it says what a kernel takes and returns, so that no body is run for it."""
+        """Whether it describes outputs and workspace, so that no body is run."""
         return bool(set(self.aspects) - {"path", "values", "flops"})
 
     def speaks_of(self, *, composite: bool) -> bool:
-        """Whether it can be of an operator that is a composite of others, or of one with a kernel.
+        """Whether it can belong to this operator, a composite or one with a kernel.
 
         ``path`` is for the former alone, ``values`` for both, everything else for kernels.
         """

@@ -1,4 +1,4 @@
-"""The checks of one attempt at one test: what pytest knows of it goes in, failures come out."""
+"""The checks of one attempt at one test: facts of pytest in, failures out."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Checker:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Take note of a check that fails, whoever may catch it, and of one that goes on too long.
+        """Record a check that fails, even where the test catches it, or that outlives its test.
 
         It may run on a thread of the test's, whose exceptions nobody sees.
         """
@@ -236,7 +236,7 @@ class Checker:
         return together(failures, self.context.told, verbose=verbose, most=most)
 
     def one_failure(self, errors: Sequence[MemoryCheckFailed]) -> MemoryCheckFailed:
-        """Return one failure for those of several processes, which are told of with it."""
+        """Merge the failures of several ranks into one."""
         first, *others = errors
         if not others:
             return first

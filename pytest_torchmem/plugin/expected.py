@@ -20,7 +20,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 
 def expecting_blocks(frame: FrameType | None) -> set[str]:
-    """Return the names of such blocks that a line which is running, or called it, stands in."""
+    """Return the names of expecting blocks around the running line or a caller of it."""
     found = set()
     while frame is not None and Path(frame.f_code.co_filename).parent.name != "_pytest":
         if _calls_and_expects(frame.f_code):
@@ -34,7 +34,7 @@ def expecting_blocks(frame: FrameType | None) -> set[str]:
 
 
 def failure_is_expected(error: BaseException, blocks: set[str]) -> bool:
-    """Tell whether what caught a failure had said that it expects one.
+    """Tell whether the code that caught a failure declared that it expects one.
 
     That is in the frame that the traceback came to last. Where there is none any more (unittest
     takes it away; case.py, ``_AssertRaisesContext.__exit__``), or the failure was caught to become

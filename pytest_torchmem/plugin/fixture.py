@@ -172,7 +172,7 @@ def _refuse_arguments(sizes: object, others: Mapping[str, Any]) -> None:
 
 @contextmanager
 def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
-    """Run the call phase of a test that has the marker, and see to it that it is judged.
+    """Run the call phase of a marked test, and have it judged.
 
     A test that does not use the fixture is traced whole, once per device: the function that pytest
     is about to call is replaced for as long as the phase lasts.
@@ -286,7 +286,7 @@ def _target(
     kwargs: dict[str, Any],
     sizes: Mapping[str, Sequence[int]] | None = None,
 ) -> CheckTarget:
-    """Return what is checked; within ``real(target)`` it is run for real, as what that gives."""
+    """Return the target of a check; ``real(target)`` is the context of its real run."""
     of_step = {key: value for key, value in kwargs.items() if key not in _OF_TRACES}
 
     states: list[ProgramState | None] = []

@@ -1,4 +1,4 @@
-"""What tests and fixtures say of themselves: what they use, and what they ask of the process."""
+"""Source code of tests and fixtures: the names that they use, and questions to the process."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class StandingGpus:
     # -- who sees which GPU ------------------------------------------------------------------------
 
     def seen_by(self, item: pytest.Item) -> Seen | None:
-        """Return the fake GPU that a test's fixtures see: that of the process which they are."""
+        """Return the fake GPU that a test's fixtures see, which is that of the process."""
         if self._suite is not None:
             return Seen(self._suite.gpu)
         name = self._seen_by(item)

@@ -153,7 +153,7 @@ def variables_noted() -> Iterator[VariablesRead]:
 
 
 def _line_that_asks() -> str:
-    """Return which line asks for a variable, "" for one that does not go by what it says.
+    """Return the line that reads a variable, "" where its value decides nothing.
 
     A module that is imported (libraries that log know their rank so) would have asked before the
     fixture, too, and ``monkeypatch.setenv`` asks for what it is going to put back.

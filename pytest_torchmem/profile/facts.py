@@ -287,8 +287,8 @@ def lacking(own: Iterable[Row], others: Sequence[Row]) -> list[Row]:
 
 
 def exchanged(before: Sequence[Row], now: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return what modules of a pattern no longer are, and what they are now, each with its numbers:
-    also where others of the pattern were that already, or are that still.
+    """Return the former and the present facts of the modules of a pattern, each with its numbers,
+    unchanged modules of the pattern left out.
     """
     gone, came = new_in(before, now), new_in(now, before)
     if join_numbers(one.numbers for one in before) != join_numbers(one.numbers for one in now):

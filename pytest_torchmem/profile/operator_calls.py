@@ -1,4 +1,4 @@
-"""The calls of operators in a trace: where among the events, what they read, what they cost.
+"""Operator calls of a trace: their place among the events, inputs and costs.
 
 A timeline cut at its operators: what each took and left, and what happened in between.
 """

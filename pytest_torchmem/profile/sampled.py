@@ -105,7 +105,7 @@ def stacked(
 
 
 def by_operator(found: Allocation) -> str:
-    """Return the operator that made it, or what it is where none did."""
+    """Return the operator that made an allocation, or its kind where no operator did."""
     return found.origin.operator or f"({found.kind.value})"
 
 

@@ -1,4 +1,4 @@
-"""What happened on one device, in order: every allocation, what made it, and the phases."""
+"""The events of one device in order: allocations with their origin, frees, and phases."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d+$)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows below a title: each a size, what it is, and who allocated it."""
+    """Rows below a title: a size, a description and the allocating operator each."""
 
     title: str
     rows: tuple[tuple[int, str, str], ...] = ()
@@ -72,7 +72,7 @@ class Section:
 
 
 def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Change | None:
-    """Return the change that stands for all that grew: that of the moment that is explained."""
+    """Return the change of the figure at whose moment the growth is explained."""
     moment = diagnosis.difference.moment if diagnosis is not None else ""
     return next((one for one in changes if one.figure == moment), None) or (
         main_change(changes) if changes else None
@@ -96,8 +96,8 @@ def why(diagnosis: Diagnosis) -> str:
 
 
 def place(diagnosis: Diagnosis) -> str:
-    """Return who allocates what grew: operator, module and line, and of a library's module the
-    program's line that calls it.
+    """Return the allocating operator, module and line of what grew; for a library's module the
+    program's calling line.
     """
     if diagnosis.told is not None:
         return diagnosis.told.where

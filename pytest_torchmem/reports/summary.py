@@ -49,7 +49,7 @@ class Check:
 
     @property
     def headline(self) -> str:
-        """What the message says first, without the device that it may begin with, on one line."""
+        """Return a message's first sentence on one line, without the device before it."""
         first = " ".join(self.message.partition("\n\n")[0].split())
         _, _, said = first.partition(": ")
         return said or first

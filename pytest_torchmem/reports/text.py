@@ -94,7 +94,7 @@ def plain_message(result: CheckResult) -> str:
 
 
 def advice(result: CheckResult, command: str) -> str:
-    """Return what to do about it with ``command``, which accepts what the test does now."""
+    """Return the advice for a failure; ``command`` accepts the present figures."""
     asked = (_ADVICE.get(one.outcome) for one in result.findings if not isinstance(one, AboveCap))
     first = next(filter(None, asked), "")
     return f"{first}: {printable(command)}" if first else ""

@@ -79,7 +79,7 @@ def change_file(
 def _write_readable(
     path: Path, text: str, before: Stored[K, V], read: Callable[[Path], Stored[K, V]]
 ) -> None:
-    """Write a file, or leave the one of before where what is there then is not what it should be.
+    """Write a file and read it back; restore the previous one if the two differ.
 
     A test may have replaced what files are made with (``json.dumps``, ``os.replace``) for good.
     """
@@ -199,7 +199,7 @@ def taken_over(new: Entry, old: Entry) -> Entry:
 
 
 def renames(gone: Sequence[Entry], new: Sequence[Entry]) -> list[tuple[Key, Key]]:
-    """Return which gone entries live on as which new ones, where there is no doubt about it."""
+    """Return the new entry of each renamed one, where the match is unambiguous."""
     places = [("", entry) for entry in gone], [("", entry) for entry in new]
     found = moves(*places, certain=True)
     return [(old[1], found[old][1]) for old in sorted(found)]

@@ -212,7 +212,7 @@ def _lock(directory: Path) -> int | None:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what runs that were killed left: who writes has the lock, so nobody uses it."""
+    """Remove the leftovers of killed runs; the lock of a writer keeps others away."""
     for name in filter(_TEMPORARY.fullmatch, os.listdir(directory)):
         with contextlib.suppress(OSError):
             os.unlink(directory / name)

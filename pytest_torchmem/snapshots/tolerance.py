@@ -67,7 +67,7 @@ def _short(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToleranceRule:
-    """A tolerance, where it was written, and what it is for; ``None`` means for all of them."""
+    """A tolerance, its place of definition, and its figures and devices; ``None`` means all."""
 
     tolerance: Tolerance
     source: str
@@ -160,7 +160,7 @@ def for_path(rules: Iterable[ToleranceRule], path: str) -> tuple[Level, Level]:
 
 
 def find_rule(levels: Iterable[Level], device: str, figure: str) -> ToleranceRule:
-    """Return the rule that holds: of the first level that has one that fits, the most specific."""
+    """Return the rule that applies: the most specific one of the first level that has any."""
     for level in levels:
         fitting = [rule for rule in level if rule.fits(device, figure)]
         if fitting:

@@ -21,7 +21,7 @@ DECLARED: dict[str, Any] = {}
 
 
 class MissingName:
-    """What a name stands for that this torch does not have: whatever uses it raises."""
+    """Stands for a name that this torch does not have; any use of it raises."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -49,7 +49,7 @@ class NamedGraph(fx.Interpreter):
 
 
 class _Output:
-    """What a module returns, of whatever classes, and the tensors that are in it."""
+    """The output of a module, of any class, and its tensors."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

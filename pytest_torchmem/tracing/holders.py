@@ -44,7 +44,7 @@ def tensors_alive() -> list[Tensor]:
 
 
 class _Referrers:
-    """What refers to objects. One look goes through all that Python knows, so it is for many."""
+    """Referrers of many objects, found by one pass over all objects of Python."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[object]] = {}
@@ -154,7 +154,7 @@ class HeldNames:
                     self._modules[id(module)] = _attribute(root, path)
 
     def _direct(self, holder: object, value: object) -> str:
-        """Return the name that ``holder`` gives to what it refers to, "" where it gives none."""
+        """Return the name by which ``holder`` refers to an object, "" where it has none."""
         if isinstance(holder, FunctionType):
             if f"{holder.__module__}.".startswith(_NOT_OF_PROGRAMS[0]):
                 return ""  # what makes a tensor of a trace has it in its closure
@@ -241,8 +241,8 @@ class HeldNames:
             self._of_record = False
 
     def _path_of(self, module: nn.Module) -> str:
-        """Return the name of a module that no variable leads to: who holds the outermost one that
-        it is in, such as ``Average.copy.layers.0``; "" where nothing that is named does.
+        """Return the name of a module that no variable leads to, through the holder of its
+        outermost parent, such as ``Average.copy.layers.0``; "" where nothing named holds it.
         """
         path: list[str] = []
         inner: object = module
@@ -258,8 +258,8 @@ class HeldNames:
         return ""
 
     def _owners(self, value: object) -> Iterator[tuple[object, str]]:
-        """Yield the objects that have a value as an attribute, modules those within them, too, and
-        the name that it has there.
+        """Yield each object that has the value as an attribute, with the attribute's name; in a
+        module the modules below it are searched too.
         """
         for one in self._referrers.of(value):
             names = one if isinstance(one, dict) else getattr(one, "__dict__", None)
@@ -327,7 +327,7 @@ def _frames_of_program() -> Iterator[FrameType]:
 
 
 def _running_frames() -> set[int]:
-    """Return which frames are those of functions that run; others are what a traceback holds."""
+    """Return the frames of running functions, without those that a traceback holds."""
     found: set[int] = set()
     for innermost in sys._current_frames().values():
         frame: FrameType | None = innermost

@@ -27,7 +27,7 @@ class Lowering:
         self._failed = self._failed or why
 
     def ends_by(self, error: BaseException) -> bool:
-        """Return whether a pass ended because of what it lowered: one without it can follow."""
+        """Return whether lowering ended a pass, so that one without lowering can follow."""
         if not self.is_open:
             return False
         by_values = isinstance(error, UnknownValueError)

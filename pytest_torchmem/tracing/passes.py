@@ -69,8 +69,8 @@ def run_passes(
 def _in_world(
     run: Run, machine: Target, values: Values, begin: Callable[[], ProgramState]
 ) -> _Ended:
-    """Run a pass of one process of several, and before it those whose messages it asks for, or
-    rank 0 where it asks for a file that is not there.
+    """Run a pass of one rank, after the ranks whose messages it asks for, or rank 0 for a missing
+    file.
     """
     __tracebackhide__ = True
     messages: Messages = {}
@@ -127,7 +127,7 @@ def _in_world(
 def _run_with(
     run: Run, machine: Target, values: Values, mailbox: Callable[[], Mailbox]
 ) -> MemoryProfile:
-    """Run a pass, and let it end for what others have, where it fails without that.
+    """Run a pass; where it fails for want of other ranks' messages, end it to run those first.
 
     That is a file that rank 0 writes, or what was sent: C++ reads that without an operator, and
     fails of what is not there (the state of a generator).

@@ -559,7 +559,7 @@ def _compiled(attribution: Attribution) -> tuple[str, ...]:
 
 
 def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
-    """Return one warning of workspaces that are not counted, and of those that are estimates."""
+    """Return one warning of all workspaces that are missing or estimates."""
     estimated = device.estimated_workspaces
     parts = [
         f"the workspace of {', '.join(sorted(operators))} is {why}"

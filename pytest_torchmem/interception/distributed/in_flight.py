@@ -1,4 +1,4 @@
-"""Collectives that return before they are done, and what they hold until they are waited for."""
+"""Asynchronous collectives, and the tensors that they hold until they are waited for."""
 
 from __future__ import annotations
 

@@ -355,7 +355,9 @@ def _making_buckets(trace: TraceContext, original: Any, places: Places) -> Calla
 
 
 def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return what logs nothing in a trace: it asks gloo's and NCCL's groups what others lack."""
+    """Return a logger's stand-in: torch's own asks gloo's and NCCL's groups for more than fake ones
+    have.
+    """
 
     def log(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if trace.off() else None
@@ -387,7 +389,7 @@ def _asking(take_over: Callable[[nn.Module], None], original: Any) -> Callable[.
 
 
 class _TakenOver:
-    """Modules that fixtures have sharded: after a trace they are as they were before it.
+    """Modules that fixtures have sharded: restored after a trace.
 
     What they keep of a step, the buffers and streams of ``fully_shard``, is of one trace.
     """

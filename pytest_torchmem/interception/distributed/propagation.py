@@ -32,7 +32,7 @@ Replace = Callable[[Any, str, Callable[..., Any]], None]
 
 
 def shorten_propagation(replace: Replace) -> None:
-    """Let an operator on lists be propagated for the tensors that differ; it gives what it gave."""
+    """Propagate an operator on lists once for each different tensor, with the same result."""
     there = all(hasattr(propagator(), name) for name in (NOT_CACHED, SHOWN))
     if there and op_schema() is not None and tensor_spec() is not None:
         replace(propagator(), NOT_CACHED, _propagating)

@@ -73,8 +73,8 @@ class Copies:
 
 
 def _with_its_storage(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
-    """Copy the whole storage of a tensor, once for all that share it; torch/storage.py,
-    ``TypedStorage.__deepcopy__``. What is set on it begins as one element.
+    """Copy the whole storage of a tensor, once for all tensors on it; torch/storage.py,
+    ``TypedStorage.__deepcopy__``. Its copy begins as one element.
     """
     storage = tensor.untyped_storage()
     copies: dict[int, Tensor] = memo.setdefault(_COPIED, {})

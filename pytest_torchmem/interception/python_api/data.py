@@ -226,8 +226,8 @@ class _Data:
         whole[index] = value
 
     def _share(self) -> Callable[..., torch.UntypedStorage]:
-        """Return the method that moves a storage to shared memory; one that the program brought
-        with it stays where it is.
+        """Return the method that moves a storage to shared memory; the program's own storages stay
+        in place.
         """
         original: Any = torch.UntypedStorage.share_memory_
 

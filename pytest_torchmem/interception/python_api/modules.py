@@ -87,7 +87,7 @@ class _Noted(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What a parameter was: it must not be held, or it would not be seen that it is gone."""
+    """A parameter as it was, held weakly so that its removal is seen."""
 
     parameter: ReferenceType[Any]
     data: Tensor

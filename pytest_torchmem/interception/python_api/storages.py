@@ -80,7 +80,7 @@ class RealStorages:
         ]
 
     def restore(self, storage: Any, location: str) -> Any:
-        """Book what ``torch.load`` reads from a file; one that it maps is booked as a whole."""
+        """Book the storages that ``torch.load`` reads; a mapped file is booked as a whole."""
         restored = self._restore(storage, location)
         if self._trace.off() or location != "cpu":
             return restored

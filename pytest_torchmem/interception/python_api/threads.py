@@ -22,7 +22,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Threads:
-    """Has threads that those of a trace start, and calls that they submit, run in the trace."""
+    """Runs threads and submitted calls of the trace's threads inside of the trace."""
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace

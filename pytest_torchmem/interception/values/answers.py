@@ -1,4 +1,4 @@
-"""What a program gets that asks for values: those that are known, a guess, or an error."""
+"""Answers to a program that asks for values: known ones, a guess, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace assumes of values that it does not know, where a program decides by them.
+"""Assumptions about unknown values that a program decides by.
 
 All values count as finite, so ``torch.isfinite(loss)`` is true and ``torch.isnan(x).any()`` is not.
 They compare as 1 would, so that ``max(1e-3, scale)`` is ``scale``, and ``weight.any()`` finds

@@ -166,7 +166,7 @@ class Contents:
             self._set(record.address, content.clone() if memory is None else memory.copy_(content))
 
     def show(self, record: Storage, nbytes: int = 0) -> None:
-        """Know a storage by what it shows; one that shows nothing by ``nbytes`` beside it."""
+        """Take a storage's bytes, or ``nbytes`` of new memory, as its known values."""
         self._set(record.address, zeros(nbytes) if record.memory is None else record.memory)
 
     @property
@@ -175,7 +175,7 @@ class Contents:
         return bool(self._of_others)
 
     def of_others(self, records: Iterable[Storage]) -> str:
-        """Return the line that gathered what one of the contents goes by, if it is of others."""
+        """Return the line that gathered values of other ranks, if a content depends on them."""
         found = self._of_others
         if not found:
             return ""

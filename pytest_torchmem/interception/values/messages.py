@@ -71,7 +71,7 @@ class MessageNeeded(BaseException):
 
 
 class MessageSent(BaseException):
-    """Ends a pass of a process that was traced for what it sends, and has sent it."""
+    """Ends a pass of a rank that was traced for its message, once that is sent."""
 
 
 End = TypeVar("End", MessageNeeded, MessageSent)
@@ -223,7 +223,7 @@ class Mailbox:
             raise self._end(MessageNeeded(Message(FILE, (), path, 0, own, number=number)))
 
     def wait_for(self, path: str, processes: int, kind: str = AWAITED_FILE) -> None:
-        """Ask the others, one by one, about a file, or a directory, that the program waits for."""
+        """Ask the other ranks, one by one, for a file or directory that the program waits for."""
         awaited = self._awaited
         if awaited is not None and (awaited.kind, awaited.name) == (kind, path):
             self._messages[awaited] = (False,)
@@ -278,7 +278,7 @@ class Mailbox:
         return self._end(MessageNeeded(next(reversed(self._received))))
 
     def needed_after(self, lacks: FileNotFoundError | None) -> MessageNeeded | None:
-        """Return what the program lacks that has failed; None where it has all that there is.
+        """Return the message whose absence made the program fail; None where none is missing.
 
         ``lacks`` is why it has failed, if it is for a file.
         """
@@ -359,7 +359,7 @@ _MESSAGES: dict[str, Callable[..., _Parts]] = {
 
 
 def lacks_file(error: BaseException) -> FileNotFoundError | None:
-    """Return what says that a file is not there, if that is what has made a program fail."""
+    """Return the error of a missing file, if that made the program fail."""
     seen: list[BaseException | None] = [error]
     for one in seen:
         if isinstance(one, FileNotFoundError):

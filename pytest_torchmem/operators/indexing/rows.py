@@ -287,8 +287,8 @@ def mean_of_copy(call: GivenCall, self: Tensor) -> Tensor:
 
 @operator("aten::index_reduce", "aten::index_reduce_").workspace("cuda")
 def mean_on_cuda(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
-    """A mean counts what it adds up, of which the ones are gone before the mask is made; exact,
-    Indexing.cu, ``index_reduce_cuda_out``.
+    """A mean counts its terms; the ones are freed before the mask is made. Exact, Indexing.cu,
+    ``index_reduce_cuda_out``.
     """
     if reduce != "mean":
         return ()

@@ -39,7 +39,7 @@ def _resolved(matrices: Tensor) -> int:
 
 
 def _conjugate_copy(matrix: Tensor, by_rows: bool = True) -> int:
-    """Bytes of the copy of a conjugate that BLAS can only read as it is: it has a transposed one.
+    """Bytes of the copy of a conjugated operand; BLAS reads only a transposed conjugate in place.
 
     ``by_rows``: how the result lies, and with it what counts as transposed;
     native/LinearAlgebra.cpp, addmm_impl_cpu_; native/cuda/cuBlasCommonArgs.h.

@@ -276,7 +276,7 @@ def engine_operators() -> CodeType | None:
 
 
 def node_run_in(frame: FrameType) -> tuple[Any, tuple[Any, ...]]:
-    """Return what a node calls that one of ``interpreters()`` runs, and what it is given."""
+    """Return the callee and arguments of the node that one of ``interpreters()`` is running."""
     local = frame.f_locals
     target = local["target"] if "target" in local else local["node"].target
     return target, (local["args"], local["kwargs"])
@@ -348,7 +348,7 @@ def run_uncompiled(code: CodeType) -> None:
 
 
 def as_it_is(*, with_calls: bool) -> Any:
-    """Return what lets a frame run as it is, and, ``with_calls``, all that it calls."""
+    """Return the callback result that runs a frame, and ``with_calls`` all below it, eagerly."""
     module = _convert_frame()
     if not with_calls:
         return module.ConvertFrameReturn()
@@ -559,8 +559,8 @@ def ahead_of_time(
 
 @contextmanager
 def sizes_forgotten() -> Iterator[None]:
-    """Let Dynamo know nothing of sizes that it has seen, by which it makes them dynamic; what it
-    learns meanwhile is forgotten (torch/_dynamo/pgo.py, ``get_code_state``).
+    """Hide the sizes seen before, by which Dynamo makes shapes dynamic; forget those seen meanwhile
+    (torch/_dynamo/pgo.py, ``get_code_state``).
     """
     state: Any = defaultdict(_pgo().CodeState)
     with replaced(_pgo(), _CODE_STATE=state, _INIT_CODE_STATE=None):
@@ -568,7 +568,7 @@ def sizes_forgotten() -> Iterator[None]:
 
 
 def forget_code(codes: Iterable[CodeType]) -> None:
-    """Forget what is compiled of code; what the process had compiled of it, it compiles again.
+    """Drop the compiled code of these functions; code compiled before the trace is compiled again.
 
     There is no way to take away one of several entries: what is invalidated stays, and counts.
     """

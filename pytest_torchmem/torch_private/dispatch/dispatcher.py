@@ -159,7 +159,7 @@ def run_outside(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 class _Process:
-    """What belongs to this process, and not to one that is forked from it."""
+    """State of this process, which a forked child does not inherit."""
 
     turns = threading.RLock()
 

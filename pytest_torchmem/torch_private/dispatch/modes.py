@@ -1,4 +1,4 @@
-"""Function modes: the default device, which one of them stands for, and one that watches."""
+"""Function modes of torch: the default device is one, and a trace has one that watches calls."""
 
 from __future__ import annotations
 

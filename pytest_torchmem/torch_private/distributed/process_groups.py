@@ -102,7 +102,7 @@ def with_work(
     *,
     waits: bool = False,
 ) -> Any:
-    """Return the result of a collective, which is what it wrote to, and work that is done.
+    """Return the result of a collective, its written tensors, and finished work.
 
     ``Work.get_future`` gives the tensors that it made, or else wrote to: reducer.cpp and the
     communication hooks of ``DistributedDataParallel`` go on with them. Work holds what was
@@ -310,7 +310,7 @@ def dtypes_of_numbers(numbers: Sequence[Any]) -> Sequence[torch.dtype | None]:
 def _groups(
     name: str, off: Callable[[], bool], world: tuple[int, int] = (0, 1)
 ) -> tuple[list[tuple[Any, dict[str, Any]]], Additions]:
-    """Return what stands for one backend's class, where it is and where it is not yet."""
+    """Return the stand-ins for one backend's class, by the modules that have or will have it."""
     modules = [sys.modules[_C10D], sys.modules["torch.distributed"]]
     original: Any = getattr(modules[0], name, None)
     kind = {name: _group_class(name, _fake_group(), original, off, world)}
@@ -393,7 +393,7 @@ def know_groups(groups: Groups) -> None:
 
 @contextmanager
 def groups_put_aside(instead: Groups | None = None) -> Iterator[None]:
-    """Have no process group, or others, for a while; those that were there are there afterwards."""
+    """Set the existing process groups aside, and restore them afterwards."""
     before = groups_known()
     know_groups(instead or Groups())
     try:

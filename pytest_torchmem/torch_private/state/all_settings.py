@@ -25,7 +25,7 @@ NOT_SAID = object()
 
 
 class Setting(NamedTuple):
-    """What asks for a setting, and what sets it to that."""
+    """The getter and the setter of one setting of torch."""
 
     ask: Callable[[], Any]
     set_to: Callable[[Any], Any]

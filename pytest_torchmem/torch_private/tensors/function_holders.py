@@ -54,7 +54,7 @@ class Holders:
         return standing
 
     def of(self, firsts: Mapping[int, list[Any]]) -> Iterator[tuple[ModuleType, str, Any]]:
-        """Yield modules, and the names by which they hold one of those ``firsts`` returned."""
+        """Yield modules, with the names by which they hold a function that ``firsts`` returned."""
         places = self._places
         self._look()
         for number in places.keys() & firsts.keys():
@@ -104,7 +104,7 @@ class Holders:
                     attributes[key] = originals[id(value)]
 
     def _look(self) -> None:
-        """Look at modules that are new, at others for what is, and at the one that runs."""
+        """Search new modules, new names of known modules, and the running module."""
         new, self._new = self._new, set()
         state = _state_of_modules()
         if state != self._state:

@@ -1,5 +1,5 @@
-"""A convolution as oneDNN sees it, and what one of its kernels takes for it;
-src/common/convolution_pd.hpp, src/common/memory_tracking.hpp.
+"""A convolution as oneDNN sees it, and a kernel's scratchpad for it; src/common/convolution_pd.hpp,
+src/common/memory_tracking.hpp.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def booked(*entries: Entry) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """One convolution. A transposed one stands here as the convolution that it is the gradient of:
-    ``input`` and ``channels`` are then what it returns.
+    """One convolution. A transposed one is represented by the convolution whose gradient it is:
+    ``input`` and ``channels`` are then those of its output.
     """
 
     host: Host
