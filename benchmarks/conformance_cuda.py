@@ -101,8 +101,10 @@ def _confirmed(case: str, sample: Sample, options: dict[str, Any], gpu: str) -> 
     except Exception as error:
         figures, why = measured.figures(), describe(error)
         return Comparison(case, Status.UNSUPPORTED, {}, figures, error=why)
-    found = Comparison(case, Status.EXACT, traced.figures(), measured.figures())
-    if found.traced == found.measured:
+    figures = measured.figures()
+    judged = {name: size for name, size in traced.figures().items() if name in figures}
+    found = Comparison(case, Status.EXACT, judged, figures)
+    if judged == figures:
         return found
     causes = (*untold, str(find_parting(traced, measured)))
     return replace(found, status=Status.NOT_JUDGED if untold else Status.DIFFERENT, causes=causes)

@@ -12,7 +12,7 @@ from pytest_torchmem.operators.geometry import CONTIGUOUS, contiguous_copy, copi
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.sums import in_type_of_input
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, passing, unknown
+from pytest_torchmem.operators.workspace import ALL, Request, Workspace, passing, unknown
 from pytest_torchmem.targets.gpus import Gpu
 
 _LONG = 8
@@ -77,7 +77,9 @@ def sums_of_counts(repeats: Tensor) -> int:
 
 
 @repeat_interleave.workspace("cuda")
-def prefix_sum(machine: Gpu, repeats: Tensor, output_size: int | None = None) -> tuple[int, ...]:
+def prefix_sum(
+    machine: Gpu, repeats: Tensor, output_size: int | None = None
+) -> tuple[Request, ...]:
     """A prefix sum of the counts, and whether one is negative; native/Repeat.h,
     ``repeat_interleave_common``.
     """
@@ -85,6 +87,6 @@ def prefix_sum(machine: Gpu, repeats: Tensor, output_size: int | None = None) ->
     copy = converted(repeats, torch.int64) or contiguous_copy(repeats)
     sums = (number * _LONG, *passing(copy, cub.scan(number, _LONG)))
     if output_size is not None:
-        return (contiguous_copy(repeats), *sums)
+        return (contiguous_copy(repeats), *sums, ALL)
     signs = torch.empty((number,), dtype=torch.bool, device="meta")
     return (contiguous_copy(repeats), *sums, number, 1, *in_type_of_input(machine, signs))
