@@ -40,6 +40,10 @@ _OF_A_MOMENT = (
 )
 MADE = (Role.SAVED, Role.ACTIVATION, Role.HELD, Role.RECOMPUTED)
 """What the forward of a step makes."""
+KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
+"""What somebody keeps, who is nearer to the cause."""
+OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
+"""What operators make that the program has not called by themselves."""
 _OF_FORWARD = (*MADE, Role.EARLIER)
 _STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 _LONG = 30

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
-from pytest_torchmem.diagnosis.causes import Cause, Evidence, Watched, find_causes
+from pytest_torchmem.diagnosis.causes import OF_BACKWARD, Cause, Evidence, Watched, find_causes
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, difference
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.renamed import with_names_of
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import PEAK, PEAKS
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive
@@ -22,9 +21,6 @@ from pytest_torchmem.snapshots.format import Entry
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
-
-_OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
-"""What operators make that the program has not called by themselves."""
 
 
 class Told(NamedTuple):
@@ -132,7 +128,7 @@ def diagnose(
         told=told if told is not None and told.is_of(found) else None,
     )
     row = said.leading_row
-    if row is None or row.what.role not in _OF_BACKWARD or not row.what.line:
+    if row is None or row.what.role not in OF_BACKWARD or not row.what.line:
         return said
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
 

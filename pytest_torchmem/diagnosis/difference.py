@@ -43,6 +43,12 @@ class Row:
         return now - (self.before.nbytes * self.count_before if self.before is not None else 0)
 
     @property
+    def is_resized(self) -> bool:
+        """Whether tensors of another shape stood in its place."""
+        before, now = self.before, self.now
+        return bool(before and now and before.dtype and now.dtype and before.shape != now.shape)
+
+    @property
     def module(self) -> str:
         """The module's path, with the numbers of those that it is about."""
         return unfold(self.what.module, self.numbers)

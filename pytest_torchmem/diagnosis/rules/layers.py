@@ -1,13 +1,14 @@
-"""Causes in what a model is built of, how it is configured, and what it is called with."""
+"""Causes in what a model is built of, and what its layers are given: classes, settings, shapes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_torchmem.diagnosis.causes import (
+    KEPT,
     MADE,
     Cause,
     Evidence,
@@ -19,39 +20,176 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.layer_texts import (
-    LayerChange,
-    changed_values,
-    changes_between,
-    new_modules,
-    set_otherwise,
-    widths_of,
-)
 from pytest_torchmem.profile.facts import (
     COMPILED,
     GIVEN,
     INPUTS,
     LAYERS,
+    Layer,
+    Scalar,
     Sized,
     exchanged,
     new_in,
+    parts_of,
 )
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import (
     are_among,
     fold,
     join_numbers,
+    only_in,
     prefixes,
     read_numbers,
     unfold,
 )
 from pytest_torchmem.profile.timeline import Kind, Origin
 
+_LONG = 40
+"""Letters of a layer beyond which another class is told by its name alone."""
+_WIDTHS = ("in_features", "out_features")
+
+
+def widths_of(layer: Layer) -> list[Scalar]:
+    """Return how many numbers a layer takes and makes: ``Conv2d(3, 32, …)``, ``in_features=3``."""
+    return [size for name, size in layer.settings.items() if _is_width(name) and type(size) is int]
+
+
+def _is_width(name: str) -> bool:
+    return name.isdecimal() or name in _WIDTHS
+
+
+def changed_values(
+    evidence: Evidence, topic: str, *, also_new: bool = False
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield what changed of a topic that the snapshot has, by name."""
+    for change in evidence.about(topic) if LAYERS in evidence.before.facts else ():
+        if change.now and (change.before or also_new):
+            yield change.name, (change.before, change.now)
+
+
+def differing_settings(own: Layer, other: Layer) -> str:
+    """Return a layer as text with those of its settings alone that another has not."""
+    if own.kind != other.kind:
+        return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
+    differ = {name for name, value in own.settings.items() if _differs(name, value, other)}
+    if any(name.isdecimal() for name in {*differ, *(other.settings.keys() - own.settings.keys())}):
+        differ |= {name for name in own.settings if name.isdecimal()}  # their places say which
+    kept = {name: value for name, value in own.settings.items() if name in differ}
+    return f"{own.name}({', '.join(parts_of(kept))})"
+
+
+def _differs(name: str, value: Scalar, other: Layer) -> bool:
+    return name not in other.settings or other.settings[name] != value
+
+
+class LayerChange(NamedTuple):
+    """How layers of a pattern changed that changed alike."""
+
+    now: str
+    """What they have that they had not: their class, and the settings that differ."""
+    before: str
+    layer: Layer
+    """One of them."""
+    was: Layer
+    numbers: str
+
+    @property
+    def is_same_class(self) -> bool:
+        """Whether they are still of the class that they were of."""
+        return self.layer.kind == self.was.kind
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether a layer of torch, or another class, is what changed, and no attribute."""
+        return self.layer.is_of_torch or not self.is_same_class
+
+    @property
+    def is_set_otherwise(self) -> bool:
+        """Whether settings changed, and not the widths alone.
+
+        Which numbers of a program's own modules are widths is not known: a switch is none.
+        """
+        if not self.is_same_class:
+            return False
+        sides = (self.layer, self.was), (self.was, self.layer)
+        return any(
+            not _is_width(name) and (self.layer.is_of_torch or type(value) not in (int, float))
+            for own, other in sides
+            for name, value in own.settings.items()
+            if _differs(name, value, other)
+        )
+
+
+def changes_between(before: tuple[Layer, ...], now: tuple[Layer, ...]) -> list[LayerChange]:
+    """Return how the layers of a pattern changed, by two facts.
+
+    Layers that differ in width may have changed in the same setting: a switch of some stages.
+    """
+    gone, came = exchanged(before, now)
+    found: dict[tuple[str, str], list[tuple[Layer, Layer]]] = {}
+    for layer in came if gone else ():
+        own = read_numbers(layer.numbers)
+        there = (one for one in gone if _meet(own, read_numbers(one.numbers)))
+        was = next(there, gone[0])
+        change = differing_settings(layer, was), differing_settings(was, layer)
+        found.setdefault(change, []).append((layer, was))
+    return [
+        LayerChange(
+            *change,
+            *alike[0],
+            join_numbers(one.numbers for one, _ in alike) if alike[1:] else alike[0][0].numbers,
+        )
+        for change, alike in found.items()
+    ]
+
+
+def is_switched(evidence: Evidence, patterns: Collection[str]) -> bool:
+    """Tell whether one of these layers is a module of the program's own."""
+    layers = evidence.now.facts.get(LAYERS, {})
+    rows = (row for one in patterns for row in layers.get(one, ()))
+    return any(row.settings and not row.is_of_torch for row in rows)
+
+
+def _meet(numbers: list[set[int]], others: list[set[int]]) -> bool:
+    return all(one & other for one, other in zip(numbers, others, strict=False))
+
+
+def set_otherwise(evidence: Evidence) -> set[str]:
+    """Return the patterns of layers whose settings changed, and not their widths alone."""
+    return {
+        pattern
+        for pattern, (before, now) in changed_values(evidence, LAYERS)
+        if any(change.is_set_otherwise for change in changes_between(before, now))
+    }
+
+
+def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
+    known = evidence.before.facts.get(LAYERS, {})
+    parents = {path for name in known for path in prefixes(name)}
+    for name, (before, now) in changed_values(evidence, LAYERS, also_new=True):
+        if not before and known.get(name.rpartition(".")[0]) == now:
+            continue  # it stood there itself, and has been wrapped
+        if not before:
+            yield next((path for path in prefixes(name) if path not in parents), name), ""
+            continue
+        # Where modules of a pattern are not all alike, which of them are new is not told.
+        own, other = (rows[0].numbers if not rows[1:] else "" for rows in (now, before))
+        if own == other or "*" not in name:
+            continue
+        added = only_in(own, other)
+        changed = [a != b for a, b in zip(own.split("/"), other.split("/"), strict=False)]
+        if added == own or changed.count(True) != 1:
+            continue
+        star = changed.index(True) + 1
+        parts = name.split(".")
+        stars = [place for place, part in enumerate(parts) if part == "*"]
+        yield ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])
+
+
 _NOTHING = "Identity"
 _KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
 """Layers of torch that make as much as they are given."""
-_KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
-"""What somebody keeps, who is nearer to the cause."""
 _PASSING = (Role.ACTIVATION, Role.GRADIENT_TEMPORARY)
 
 
@@ -69,7 +207,7 @@ def another_attribute(evidence: Evidence) -> Cause | None:
 
 def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     """Return the changed modules that explain most: of another class or of torch, or others."""
-    resized = [row for row in evidence.came(Role.PARAMETER) if _is_resized(row)]
+    resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
     otherwise = set_otherwise(evidence) if resized else set()
     larger = _given_larger(evidence)
     found = [
@@ -94,7 +232,7 @@ def _of_change(
     if pattern in larger and are_among(numbers, larger[pattern].numbers):
         return None  # what is before it makes more
     own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]
-    resized = [row for row in evidence.came(Role.PARAMETER) if _is_resized(row)]
+    resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
     is_wider = widths_of(change.layer) != widths_of(change.was) or any(
         not change.is_of_torch or _is_about(row, pattern, numbers) for row in resized
     )
@@ -104,7 +242,7 @@ def _of_change(
         own = [*evidence.came()]  # what is computed of its output is larger, too
     if not own and change.layer.name == _NOTHING and _KEEPS_SHAPE.search(change.was.name):
         return None  # what is given to others is as large without it
-    rows = own or [row for row in evidence.came() if _is_resized(row)]
+    rows = own or [row for row in evidence.came() if row.is_resized]
     text, was = change.now, change.before
     if not change.is_of_torch:
         text, was = _attributes(text), _attributes(was) or "not"
@@ -169,7 +307,7 @@ def new_module(evidence: Evidence) -> Cause | None:
     for pattern, numbers in new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
         places = _places_of_more(evidence, pattern)
-        places -= {_place(row) for row in evidence.came(*_KEPT)}
+        places -= {_place(row) for row in evidence.came(*KEPT)}
         rows += [row for row in evidence.came() if _place(row) in places and row not in rows]
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         path = evidence.short(unfold(pattern, numbers))
@@ -235,7 +373,7 @@ def given_more(evidence: Evidence) -> Cause | None:
         and row not in own
     ]
     begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
-    if any(_is_resized(row) and evidence.order(row) < begun for row in evidence.came(*MADE)):
+    if any(row.is_resized and evidence.order(row) < begun for row in evidence.came(*MADE)):
         return None  # who made what the layer is given is nearer to the cause
     made = _maker_of(evidence, first, shape)
     now = f"{shape.text} of {made.operator}" if made else shape.text
@@ -282,10 +420,6 @@ def _made_otherwise(evidence: Evidence, made: Origin, given: Sized) -> bool:
     """Tell whether an operator made something smaller at its place."""
     gone = evidence.gone(fold(made.module)[0], made.operator)
     return any(0 < prod(one.shape) < prod(given.shape) for one in gone)
-
-
-def _is_resized(row: Row) -> bool:
-    return row.before is not None and row.now is not None and row.before.shape != row.now.shape
 
 
 def _is_in(row: Row, pattern: str, numbers: str) -> bool:

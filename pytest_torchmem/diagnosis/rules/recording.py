@@ -7,6 +7,7 @@ from functools import partial
 
 from pytest_torchmem.diagnosis.causes import (
     MADE,
+    OF_BACKWARD,
     WEIGHTY,
     Cause,
     Counted,
@@ -21,7 +22,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.layer_texts import new_modules
+from pytest_torchmem.diagnosis.rules.layers import new_modules
 from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import listed
 from pytest_torchmem.diagnosis.rules.setup import (
@@ -44,7 +45,6 @@ from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin
 from pytest_torchmem.snapshots.alive import What
 
-_OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 _MOST_LINES = 3
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
@@ -148,7 +148,7 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
         return None  # which says the same, and why
     lost = [(change.name, one.numbers) for change, one in lost_modes(evidence, NO_BACKWARD)]
     own = once(row for name, _ in lost for row in evidence.of_module(name))
-    rows = once([*own, *(evidence.came(*_OF_BACKWARD) if lost else ())])
+    rows = once([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])
     modules = some([evidence.module(name, numbers) for name, numbers in lost])
     return cause("reached", rows, shown_by(own or rows), modules=modules) if rows else None
 
@@ -189,9 +189,9 @@ def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:
     places = {(fold(origin.module)[0], origin.line) for origin in origins}
     return [
         row
-        for row in evidence.came(*MADE, *_OF_BACKWARD)
+        for row in evidence.came(*MADE, *OF_BACKWARD)
         if (row.what.role in MADE and row.what.source in operators)
-        or (row.what.role in _OF_BACKWARD and (row.what.module, row.what.line) in places)
+        or (row.what.role in OF_BACKWARD and (row.what.module, row.what.line) in places)
     ]
 
 

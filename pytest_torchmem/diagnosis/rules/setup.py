@@ -20,7 +20,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.layer_texts import (
+from pytest_torchmem.diagnosis.rules.layers import (
     is_switched,
     new_modules,
     set_otherwise,
@@ -507,11 +507,7 @@ def _is_written_anew(evidence: Evidence, row: Row) -> bool:
 @rule("size", "{module}.{parameter} is {now}, and was {before}", sure=True)
 def another_size(evidence: Evidence) -> Cause | None:
     """A layer became wider, or a table longer."""
-    resized = [
-        row
-        for row in evidence.came(Role.PARAMETER, Role.BUFFER)
-        if row.before is not None and row.now is not None and row.before.shape != row.now.shape
-    ]
+    resized = [row for row in evidence.came(Role.PARAMETER, Role.BUFFER) if row.is_resized]
     if not resized:
         return _size_of_no_layer(evidence)
     first = max(resized, key=lambda row: row.change)

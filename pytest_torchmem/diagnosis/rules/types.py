@@ -1,4 +1,4 @@
-"""Causes in types and shapes: wider numbers, and broadcasting that makes a matrix of vectors."""
+"""Causes in types, shapes and copies: wider numbers, a matrix of vectors, what is there twice."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
-from pytest_torchmem.diagnosis.causes import MADE, Cause, Evidence, called, cause, rule, within
+from pytest_torchmem.diagnosis.causes import (
+    KEPT,
+    MADE,
+    WEIGHTY,
+    Cause,
+    Evidence,
+    called,
+    cause,
+    rule,
+    total,
+    within,
+)
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.rules.lifetimes import is_kept
 from pytest_torchmem.profile.facts import AUTOCAST, INPUTS, MODES
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.snapshots.alive import What
+from pytest_torchmem.units import format_size
 
 _DOUBLE = ("float64", "complex128")
 _NARROW = (
@@ -28,7 +41,6 @@ _NARROW = (
     "float32",
     "complex64",
 )
-_KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
 _STANDING = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
 
 
@@ -155,7 +167,7 @@ def autocast_cache(evidence: Evidence) -> Cause | None:
     modes = evidence.now.facts.get(MODES, {}).values()
     if not any(one.name == AUTOCAST for own in modes for one in own):
         return None
-    rows = [row for row in evidence.came(*_KEPT) if _is_cast_parameter(evidence, row)]
+    rows = [row for row in evidence.came(*KEPT) if _is_cast_parameter(evidence, row)]
     first = max(rows, key=lambda row: row.change, default=None)
     if first is None:
         return None
@@ -241,3 +253,72 @@ def _is_narrower(was: What, now: What) -> bool:
     if not was.dtype or was.shape != now.shape or was.dtype not in _NARROW:
         return False
     return was.dtype != now.dtype and was.nbytes < now.nbytes
+
+
+_COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
+_STANDING_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
+
+
+@rule("copy", "{operator} {does} of {original}")
+def kept_twice(evidence: Evidence) -> Cause | None:
+    """A tensor is kept beside its copy: logits in float32, an activation made contiguous."""
+    for row in evidence.came(*MADE):
+        source, counted = row.what.source, evidence.counted(row.what.source)
+        if source.partition(".")[0] not in _COPIES or row.before is not None:
+            continue
+        if counted is not None and counted.now <= counted.before:
+            continue  # it copied before, too: the copy lives longer
+        if row.what.role == Role.HELD and is_kept(evidence, row):
+            continue  # who keeps it is nearer to the cause
+        copied = evidence.ran.original_of(evidence.first(row), _COPIES)
+        if copied is None or _is_new(evidence, copied) or _is_for_wider(evidence, row, copied):
+            continue  # who makes what is copied, or what asks for the type, is nearer to the cause
+        rows = [one for one in evidence.came() if _is_of_copy(one, row)]
+        original, does = called(evidence, copied), _does(row, copied)
+        return cause("copy", rows, row, original=original, operator=source, does=does)
+    return None
+
+
+def _is_new(evidence: Evidence, one: Allocation) -> bool:
+    """Tell whether what made a tensor is called more often than it was."""
+    called_by = evidence.ran.caller(one) or one.origin.operator
+    counted = evidence.counted(called_by) if one.kind not in _STANDING_KINDS else None
+    return counted is not None and counted.rose
+
+
+def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
+    """Tell whether numbers are converted to the type that parameters of their module have now."""
+    own, dtype = row.what.module, row.what.dtype
+    if dtype == copied.dtype:
+        return False
+    return wider_parameter(evidence, row.what) is not None or any(
+        one.before is not None
+        and one.before.dtype != dtype == one.what.dtype
+        and (within(own, one.what.module) or within(one.what.module, own))
+        for one in evidence.came(Role.PARAMETER)
+    )
+
+
+def _is_of_copy(row: Row, copy: Row) -> bool:
+    """Tell whether a row is the copy, or what was computed of it and was not there before."""
+    same = prod(row.what.shape) == prod(copy.what.shape) and row.what.dtype == copy.what.dtype
+    return row is copy or (same and row.what.module == copy.what.module)
+
+
+def _does(row: Row, original: Allocation) -> str:
+    tensor = row.what.tensor
+    if original.dtype and original.dtype != row.what.dtype:
+        return f"makes {tensor} of the {original.dtype}"
+    if original.nbytes < row.what.nbytes:
+        return f"writes out as {tensor} the {format_size(original.nbytes)}"
+    return f"copies the {tensor}"
+
+
+@rule("library buffer", "{library} keeps a buffer", last=True)
+def library_buffer(evidence: Evidence) -> Cause | None:
+    """A library that was not asked before takes a workspace, and keeps it."""
+    rows = [*evidence.came(Role.LIBRARY)]
+    more = total(row for row in evidence.came() if row not in rows)
+    if not rows or more > WEIGHTY * evidence.difference.change:
+        return None  # something else came, for which the library may have been asked
+    return cause("library buffer", rows, library=rows[0].what.source)
