@@ -68,14 +68,17 @@ def changed_values(
 
 
 def differing_settings(own: Layer, other: Layer) -> str:
-    """Return a layer as text with those of its settings alone that another has not."""
+    """Return in words what another layer is not: of its own class the settings alone, of an
+    attribute no class.
+    """
     if own.kind != other.kind:
         return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
     differ = {name for name, value in own.settings.items() if _differs(name, value, other)}
     if any(name.isdecimal() for name in {*differ, *(other.settings.keys() - own.settings.keys())}):
         differ |= {name for name in own.settings if name.isdecimal()}  # their places say which
     kept = {name: value for name, value in own.settings.items() if name in differ}
-    return f"{own.name}({', '.join(parts_of(kept))})"
+    parts = ", ".join(parts_of(kept))
+    return f"{own.name}({parts})" if own.is_of_torch else parts
 
 
 def _differs(name: str, value: Scalar, other: Layer) -> bool:
@@ -243,13 +246,10 @@ def _of_change(
     if not own and change.layer.name == _NOTHING and _KEEPS_SHAPE.search(change.was.name):
         return None  # what is given to others is as large without it
     rows = own or [row for row in evidence.came() if row.is_resized]
-    text, was = change.now, change.before
-    if not change.is_of_torch:
-        text, was = _attributes(text), _attributes(was) or "not"
-        if not text:
-            return None
+    if not change.now:
+        return None
     module = evidence.module(pattern, numbers)
-    found = cause(name, rows, module=module, now=text, before=was)
+    found = cause(name, rows, module=module, now=change.now, before=change.before or "not")
     return found and placed_in(evidence, pattern, found)
 
 
@@ -279,10 +279,6 @@ def _is_before(
 
 def _first_of(numbers: str, stars: int) -> list[int]:
     return [min(star, default=0) for star in read_numbers(numbers)[:stars]]
-
-
-def _attributes(text: str) -> str:
-    return text.partition("(")[2].removesuffix(")")
 
 
 @rule("layer gone", "{layer} in {module} is gone", last=True)
