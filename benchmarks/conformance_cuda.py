@@ -31,7 +31,7 @@ import torch
 from tabulate import tabulate
 
 import pytest_torchmem as torchmem
-from benchmarks.comparison import Comparison, Status, describe
+from benchmarks.comparison import Comparison, Status, describe, of_device
 from benchmarks.conformance import report
 from benchmarks.conformance import samples as conformance
 from benchmarks.conformance.samples import DTYPES, LAYOUTS, USUAL_DTYPES, units
@@ -39,10 +39,11 @@ from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Unit
 from benchmarks.isolation.supervisor import Limits, Supervisor
 from benchmarks.zoo import models as zoo
 from pytest_torchmem.checks.gpu import find_parting
-from pytest_torchmem.figures import FIGURES
+from pytest_torchmem.figures import FIGURES, HOST
 from pytest_torchmem.measurement.device import cuda_device
 
 SUITES = ("op", "module", "zoo")
+_FIGURES = tuple(name for name in FIGURES if name != HOST)
 _FAILED = (Status.UNSUPPORTED, Status.CRASHED)
 
 
@@ -84,7 +85,7 @@ def _traced(case: str, sample: Sample, options: dict[str, Any], gpu: str) -> Com
         return Comparison(case, Status.UNSUPPORTED, error=describe(error))
     made = Counter(allocation.origin.operator for allocation in profile.timeline.allocations)
     operators = tuple(f"{count} {name}" for name, count in sorted(made.items()))
-    return Comparison(case, Status.EXACT, profile.figures(), causes=operators)
+    return Comparison(case, Status.EXACT, of_device(profile), causes=operators)
 
 
 def _confirmed(case: str, sample: Sample, options: dict[str, Any], gpu: str) -> Comparison:
@@ -145,12 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def record(path: Path, kept: Sequence[Comparison], gpu: str) -> None:
-    """Write what torch's CUDA code took, a line a sample: figures in the order of ``FIGURES``."""
+    """Write what torch's CUDA code took, a line a sample: figures in the order of ``_FIGURES``."""
     judged = [one for one in kept if one.status in (Status.EXACT, Status.DIFFERENT)]
-    head = {"torch": torch.__version__, "gpu": gpu, "figures": FIGURES}
+    head = {"torch": torch.__version__, "gpu": gpu, "figures": _FIGURES}
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     lines += [
-        f"{json.dumps(one.case)}: {json.dumps([one.measured.get(name, 0) for name in FIGURES])}"
+        f"{json.dumps(one.case)}: {json.dumps([one.measured.get(name, 0) for name in _FIGURES])}"
         for one in judged
     ]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
