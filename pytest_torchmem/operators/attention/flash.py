@@ -49,6 +49,10 @@ def flash_splits(
     return next((number for number, found in efficiency.items() if found >= 0.85 * best), 1)
 
 
+_RANDOM_STATE = 16
+"""A temporary beside the seed and the offset that are returned, where there is dropout."""
+
+
 def _flash_forward(
     gpu: Gpu, query: Tensor, key: Tensor, dropout: float, splits: int = 0
 ) -> tuple[int, ...]:
@@ -56,7 +60,7 @@ def _flash_forward(
     batch, queries, heads, size = query.shape
     keys, key_heads = key.shape[1], key.shape[2]
     if dropout:
-        return ()
+        return (_RANDOM_STATE,)
     if queries == 1 and heads > key_heads:  # a group's queries are taken for a sequence
         queries, heads = heads // key_heads, key_heads
     number = flash_splits(gpu, batch, queries, keys, heads, size, splits)
@@ -127,7 +131,7 @@ def flash_forward(
     """
     if cum_seq_q is None:
         return _flash_forward(machine, query, key, dropout_p, num_splits or 0)
-    return ()
+    return (_RANDOM_STATE,) if dropout_p else ()
 
 
 @operator("aten::_flash_attention_backward").workspace("cuda")
