@@ -91,8 +91,10 @@ def why(diagnosis: Diagnosis) -> str:
     row = diagnosis.leading_row
     if row is not None:
         return describe(row)
-    known = diagnosis.difference.recorded or not diagnosis.difference.moment
-    return "" if known else "what was alive is not recorded in the snapshot"
+    found = diagnosis.difference  # of nothing now, too, where neither run knows
+    return (
+        "" if found.recorded or not found.now else "what was alive is not recorded in the snapshot"
+    )
 
 
 def place(diagnosis: Diagnosis) -> str:
