@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, round_up
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import ALL, Made, Request
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import must_be_deterministic
 
@@ -49,18 +50,15 @@ def flash_splits(
     return next((number for number, found in efficiency.items() if found >= 0.85 * best), 1)
 
 
-_RANDOM_STATE = 16
-"""A temporary beside the seed and the offset that are returned, where there is dropout."""
+def _random_state(position: int) -> tuple[Request, ...]:
+    """With dropout the state is made twice, and the first one, of 16 bytes, let go."""
+    return (Made(0), Made(1), 16, Made(position + 1), Made(position), -16, ALL)
 
 
-def _flash_forward(
-    gpu: Gpu, query: Tensor, key: Tensor, dropout: float, splits: int = 0
-) -> tuple[int, ...]:
+def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tuple[int, ...]:
     """Partial results of a split over the keys; query and key are (batch, length, heads, size)."""
     batch, queries, heads, size = query.shape
     keys, key_heads = key.shape[1], key.shape[2]
-    if dropout:
-        return (_RANDOM_STATE,)
     if queries == 1 and heads > key_heads:  # a group's queries are taken for a sequence
         queries, heads = heads // key_heads, key_heads
     number = flash_splits(gpu, batch, queries, keys, heads, size, splits)
@@ -102,9 +100,11 @@ def _flash_backward_of_batch(
 
 
 @operator("aten::_scaled_dot_product_flash_attention").workspace("cuda")
-def sdpa_flash(machine: Gpu, query: Tensor, key: Tensor, dropout_p: float) -> tuple[int, ...]:
+def sdpa_flash(machine: Gpu, query: Tensor, key: Tensor, dropout_p: float) -> tuple[Request, ...]:
     """As ``mha_fwd``, with heads and length exchanged."""
-    return _flash_forward(machine, query.transpose(1, 2), key.transpose(1, 2), dropout_p)
+    if dropout_p:
+        return _random_state(6)
+    return _flash_forward(machine, query.transpose(1, 2), key.transpose(1, 2))
 
 
 @operator("aten::_scaled_dot_product_flash_attention_backward").workspace("cuda")
@@ -125,13 +125,15 @@ def flash_forward(
     dropout_p: float,
     *,
     num_splits: int | None = None,
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """``mha_fwd``; of sequences of several lengths (``mha_varlen_fwd``) only a block table's keys
     are split.
     """
+    if dropout_p:
+        return _random_state(2)
     if cum_seq_q is None:
-        return _flash_forward(machine, query, key, dropout_p, num_splits or 0)
-    return (_RANDOM_STATE,) if dropout_p else ()
+        return _flash_forward(machine, query, key, num_splits or 0)
+    return ()
 
 
 @operator("aten::_flash_attention_backward").workspace("cuda")
