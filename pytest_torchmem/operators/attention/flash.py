@@ -70,7 +70,7 @@ def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tup
 
 def _flash_backward(
     gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor, batch: int, padded: int
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """Dense copies, sums of rows, the query's gradient in float, and those of repeated heads.
 
     Query and key are (..., heads, size); ``padded`` is how many queries there are in whole blocks.
@@ -84,6 +84,7 @@ def _flash_backward(
     return (
         contiguous_copy(grad),
         contiguous_copy(out),
+        ALL,
         _FLOAT * rows,
         splits * _FLOAT * rows * _rounded_size(size),
         repeated,
@@ -93,7 +94,7 @@ def _flash_backward(
 
 def _flash_backward_of_batch(
     gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """``mha_bwd``; query and key are (batch, length, heads, size)."""
     batch, queries = query.shape[:2]
     return _flash_backward(gpu, grad, query, key, out, batch, batch * round_up(queries, _BLOCK))
@@ -110,7 +111,7 @@ def sdpa_flash(machine: Gpu, query: Tensor, key: Tensor, dropout_p: float) -> tu
 @operator("aten::_scaled_dot_product_flash_attention_backward").workspace("cuda")
 def sdpa_flash_backward(
     machine: Gpu, grad_out: Tensor, query: Tensor, key: Tensor, out: Tensor
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """As ``mha_bwd``, with heads and length exchanged."""
     grad, queries, keys, result = (tensor.transpose(1, 2) for tensor in (grad_out, query, key, out))
     return _flash_backward_of_batch(machine, grad, queries, keys, result)
@@ -144,7 +145,7 @@ def flash_backward(
     key: Tensor,
     out: Tensor,
     cum_seq_q: Tensor | None,
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """``mha_bwd``; of sequences of several lengths ``mha_varlen_bwd``, with 128 rows more each."""
     if cum_seq_q is None:
         return _flash_backward_of_batch(machine, grad_out, query, key, out)
