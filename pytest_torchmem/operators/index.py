@@ -1,4 +1,4 @@
-"""Operators by the module that describes them: a trace imports the modules that it needs.
+"""Which modules speak of which operators: a trace imports those that it needs.
 
 Those of ATen are without namespace. Written by ``python -m benchmarks.operator_index --write``.
 """

@@ -63,8 +63,11 @@ def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[Non
         with _as_torch_is(name):
             return original(name, import_)
 
-    with compiler_not_needed(on_thread), replaced(bootstrap, _find_and_load=apart):
-        yield
+    try:
+        with compiler_not_needed(on_thread), replaced(bootstrap, _find_and_load=apart):
+            yield
+    finally:
+        on_thread = bool  # ``apart`` refers to itself, and would keep the trace to be looked for
 
 
 @contextmanager

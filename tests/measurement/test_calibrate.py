@@ -185,7 +185,7 @@ def test_settings_of_cudnn_are_part_of_what_is_asked(gpu: StandIn) -> None:
             self.inner = net()
 
         def forward(self, x: torch.Tensor) -> Any:
-            with torch.backends.cudnn.flags(deterministic=True):
+            with torch.backends.cudnn.flags(enabled=True, deterministic=True):
                 return self.inner(x)
 
     found = torchmem.calibrate(Deterministic(), torch.randn(2, 3, 8, 8), backward=False)

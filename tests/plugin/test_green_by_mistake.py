@@ -250,8 +250,11 @@ def test_an_entry_robbed_of_its_phases(light):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("torchmem_tolerence", "*no setting of pytest-torchmem. Did you mean torchmem_tolerance?"),
-        ("torchmem-gpu", "*Did you mean torchmem_gpu?"),
+        (
+            "torchmem_tolerence",
+            "*no setting of pytest-torchmem. Did you mean 'torchmem_tolerance'?",
+        ),
+        ("torchmem-gpu", "*Did you mean 'torchmem_gpu'?"),
         ("torchmem", "*no setting of pytest-torchmem.*"),
     ],
 )
