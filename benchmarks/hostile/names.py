@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shlex
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
@@ -122,9 +123,10 @@ def _told(output: str, on_github: bool, failed: int) -> list[str]:
     hidden = {c for c in told if not c.isprintable() and c != "\n"}
     commands = [line for line in told.split("\n") if line.startswith("::")]
     found = [f"the summary holds {hidden}"] if hidden else []
-    if len(commands) != failed * on_github or not all(
-        c.startswith("::error file=") for c in commands
-    ):
+    # Failures of one cause share an annotation, whose title counts the others.
+    others = [re.search(r" and (\d+) more(?:::|,)", command) for command in commands]
+    annotated = len(commands) + sum(int(counted[1]) for counted in others if counted)
+    if annotated != failed * on_github or not all(c.startswith("::error file=") for c in commands):
         found.append(f"commands to GitHub: {commands}")
     return found
 

@@ -43,6 +43,10 @@ class _Process:
     open: Journal | None = None
     standing: tuple[Standing, int] | None = None
     """What is on between traces, and its thread."""
+    tracer: threading.Thread | None = None
+    """The thread of the last trace."""
+    ending = False
+    parked = threading.Event()
 
 
 class Journal(ExitStack):
@@ -55,6 +59,10 @@ class Journal(ExitStack):
 
         Raises ``UsageError`` where another has it.
         """
+        _Process.tracer = threading.current_thread()
+        if _Process.ending and _Process.tracer is not threading.main_thread():
+            _Process.parked.set()
+            threading.Event().wait()  # for the end of the process
         with _switching():
             lock = _Process.lock
             if not lock.acquire(blocking=False):
@@ -169,8 +177,14 @@ def _end_in_forked_process() -> None:
 
 
 def _end_with_process() -> None:
-    """Wait for the trace of a daemon thread: one that Python ends within C++ ends the process."""
+    """Wait for the trace of a daemon thread, and for its next: Python ends threads where they are,
+    and one that is in C++ ends the process.
+    """
+    _Process.ending = True
     _Process.lock.acquire(timeout=_PATIENCE)
+    tracer = _Process.tracer
+    if tracer is not None and tracer.is_alive() and tracer is not threading.current_thread():
+        _Process.parked.wait(1)
 
 
 _FORKS: dict[int, bool] = {}
