@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -164,7 +165,9 @@ def nested(levels: int) -> nn.Module:
     return model
 
 
-def test_modules_as_deep_as_python_lets_them_be() -> None:
+def test_modules_as_deep_as_python_lets_them_be(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(functools.partial(sys.setrecursionlimit, sys.getrecursionlimit()))
+    sys.setrecursionlimit(1000)  # Python's own; libraries that other tests import raise it
     x = torch.ones(2, 4)
     nested(200)(x)
     assert trace(nested(200), x, host="here").figures() == measure(nested(200), x).figures()
