@@ -1,4 +1,4 @@
-"""Text of others' making (names, files, versions), and paths, as they are shown."""
+"""Text as it is shown: of others' making (names, files, versions), paths, tables of results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown(path: str) -> str:
 
 
 class Tabular:
-    """What people see as its table: where it is printed, and in a notebook."""
+    """A result that ``print`` and notebooks show as its table."""
 
     __slots__ = ()
 

@@ -114,7 +114,7 @@ class CheckResult:
 
     @property
     def told(self) -> str:
-        """The outcome, and whether the figures are more than that by a guess."""
+        """The outcome, and whether guessed values make the figures upper bounds."""
         return f"{self.outcome.value}{AT_MOST if self.trace.guessed else ''}"
 
     @property

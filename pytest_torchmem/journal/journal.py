@@ -46,7 +46,9 @@ class _Process:
     tracer: threading.Thread | None = None
     """The thread of the last trace."""
     ending = False
+    """Whether this process ends: a trace of another thread is not begun any more."""
     parked = threading.Event()
+    """Set when such a thread waits for the end."""
 
 
 class Journal(ExitStack):
@@ -59,8 +61,8 @@ class Journal(ExitStack):
 
         Raises ``UsageError`` where another has it.
         """
-        _Process.tracer = threading.current_thread()
-        if _Process.ending and _Process.tracer is not threading.main_thread():
+        thread = threading.current_thread()
+        if _Process.ending and thread is not threading.main_thread():
             _Process.parked.set()
             threading.Event().wait()  # for the end of the process
         with _switching():
@@ -70,7 +72,7 @@ class Journal(ExitStack):
                     "a trace is already running in this process: a traced program cannot trace, "
                     "and two threads cannot trace at once"
                 )
-            self._lock, _Process.open = lock, self
+            self._lock, _Process.open, _Process.tracer = lock, self, thread
             switch_on(self)
 
     def end(self) -> None:
@@ -177,13 +179,13 @@ def _end_in_forked_process() -> None:
 
 
 def _end_with_process() -> None:
-    """Wait for the trace of a daemon thread, and for its next: Python ends threads where they are,
-    and one that is in C++ ends the process.
+    """Wait until a daemon thread is in no trace, and stopped before its next.
+
+    Python ends threads where they are, and one that is in C++ then ends the process.
     """
-    _Process.ending = True
-    _Process.lock.acquire(timeout=_PATIENCE)
-    tracer = _Process.tracer
+    _Process.ending, tracer = True, _Process.tracer
     if tracer is not None and tracer.is_alive() and tracer is not threading.current_thread():
+        _Process.lock.acquire(timeout=_PATIENCE)
         _Process.parked.wait(1)
 
 

@@ -83,10 +83,6 @@ def _share(before: list[dict[str, Any]]) -> None:
 _OF_ACCELERATE = Setting(_shared_contents, _share)
 
 
-_LIMITS: list[int] = []
-"""Python's limit of nested calls before each context that has raised it."""
-
-
 @contextmanager
 def program_kept(
     compiling: AbstractContextManager[object] | None = None,
@@ -98,19 +94,15 @@ def program_kept(
     followed, rather than in a pool (core_model_loading.py of transformers 5). Calls of modules that
     are followed are half as deep again in Python: so is what it allows.
     """
+    limit = sys.getrecursionlimit()
     read_here = environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
     with without_collections(), imports_apart(on_thread), read_here, compiling or nullcontext():
-        _LIMITS.append(sys.getrecursionlimit())
-        deeper = _LIMITS[0] * 3 // 2
-        sys.setrecursionlimit(max(deeper, _LIMITS[-1]))
+        sys.setrecursionlimit(limit * 3 // 2)
         try:
             yield
         finally:
-            before = _LIMITS.pop(0)  # a fake GPU that stands may end within a trace
-            if not _LIMITS and sys.getrecursionlimit() == deeper:  # not what the program has set
-                sys.setrecursionlimit(before)
-            elif _LIMITS:
-                _LIMITS[0] = before
+            if sys.getrecursionlimit() == limit * 3 // 2:  # and not what the program has set
+                sys.setrecursionlimit(limit)
 
 
 @contextmanager

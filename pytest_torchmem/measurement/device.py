@@ -109,12 +109,12 @@ class Device:
         if not worker.isdecimal():
             yield
             return
-        import fcntl  # where there is CUDA and a worker, there is Linux or a run without locks
+        from filelock import FileLock
 
         index = int(worker) % torch.cuda.device_count()
-        path = Path(tempfile.gettempdir(), f"torchmem-{os.getuid()}-gpu-{index}.lock")
-        with torch.cuda.device(index), path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        user = getattr(os, "getuid", int)()  # on Windows each user has a folder of their own
+        path = Path(tempfile.gettempdir(), f"torchmem-{user}-gpu-{index}.lock")
+        with torch.cuda.device(index), FileLock(path):
             yield
 
     def memory(self) -> tuple[int, int]:
