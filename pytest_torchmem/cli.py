@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration
 from pytest_torchmem.snapshots.store import Stored, read
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.targets.gpus import DEFAULT_GPU
-from pytest_torchmem.units import format_count, format_size, format_step, parse_size
+from pytest_torchmem.units import format_size, format_step
 
 KIND = "pytest-torchmem comparison"
 SCHEMA = 1
@@ -52,7 +54,10 @@ _GREW = 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script and return its exit status: 0, 1 on growth, 2 on an error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(given)
+    parser = _parser()
+    with suppress(ImportError):  # completion in shells, for those who have it
+        importlib.import_module("argcomplete").autocomplete(parser)
+    options = parser.parse_args(given)
     prepare_streams()
     return status_of(lambda: _run(options, given))
 
@@ -143,71 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     files.add_commands(commands)
     history.add_command(commands)
     stand_in.add_command(commands)
-    _add_advise(commands)
     return parser
-
-
-def _add_advise(commands: Any) -> None:
-    advise = commands.add_parser(
-        "advise",
-        help="print changes that would lower the peak of a training step",
-        description="Trace changes of a training step, and print those that lower its peak: the "
-        "bytes that they save and the operations that they cost.",
-    )
-    advise.add_argument(
-        "step",
-        metavar="FUNCTION",
-        help="package.module:function or file.py:function, without arguments: it returns a module "
-        "and its inputs, as a tuple, or a function that runs a step; a dictionary at the tuple's "
-        "end has keyword arguments",
-    )
-    advise.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="default: cuda")
-    advise.add_argument("--gpu", help="the GPU to model, such as h100")
-    advise.add_argument("--budget", metavar="SIZE", help="what the peak has to fit: '2 GiB'")
-    advise.add_argument("--optimizer", metavar="NAME", help="of torch.optim, such as AdamW")
-    advise.set_defaults(run=_advise)
-
-
-def _advise(options: argparse.Namespace) -> int:
-    from tabulate import tabulate
-
-    from pytest_torchmem.graphs.build import built_at, gpu_seen
-    from pytest_torchmem.tracing.trace import trace
-
-    budget = None if options.budget is None else parse_size(options.budget)
-    with gpu_seen(options.device, options.gpu):
-        model, args, kwargs = built_at(load_function(options.step), {})
-    if options.optimizer is not None:
-        from torch import optim
-
-        optimizer = getattr(optim, options.optimizer, None)
-        if not isinstance(optimizer, type) or optim.Optimizer not in optimizer.__mro__[1:]:
-            raise UsageError(f"--optimizer {options.optimizer}: torch.optim has none of that name")
-        kwargs["optimizer"] = optimizer
-    where = {"device": options.device, "gpu": options.gpu, "memory": "unlimited"}
-    profile = trace(model, *args, **where, **kwargs)
-    with elapsed("tracing changes"):
-        found = profile.suggestions(budget)
-    allowed = "" if budget is None else f", the budget {format_size(budget)}"
-    print(f"{profile.name}: the peak is {format_size(profile.peak)}{allowed}")
-    if not found:
-        print("nothing that was tried lowers it")
-        return 0
-    rows = [
-        (
-            printable(one.change),
-            format_size(one.saved),
-            format_size(getattr(one.profile, one.figure)),
-            format_count(one.flops),
-            label(one.figure),
-        )
-        for one in found
-    ]
-    headers = ("change", "saves", "leaves", "operations", "of the")
-    print(tabulate(rows, headers, disable_numparse=True))
-    if budget is not None and min(profile.peak, *(one.profile.peak for one in found)) > budget:
-        print("none of these is enough")
-    return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -367,6 +308,8 @@ def _cudnn(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    if not options.files:
+        raise UsageError(f"no file is named: torchmem verify tests/{DIRECTORY}/*.json, or a folder")
     bad = 0
     for file in (one for path in options.files for one in _files_at(path)):
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchmem.commands.named_models import named_model
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import printable
 
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
 
 
-def load_function(written: str) -> Callable[[], object]:
-    """Return the function that ``package.module:function`` or ``file.py:function`` names.
+def load_function(written: str, batch: int = 1, sequence: int = 512) -> Callable[[], object]:
+    """Return the function that ``package.module:function`` or ``file.py:function`` names, or one
+    that makes the model which ``library:name`` does.
 
     Modules are looked for where the command was started, too. Raises ``UsageError`` where there is
     none, or where it needs arguments; what the module raises is its own.
     """
+    if (named := named_model(written, batch, sequence)) is not None:
+        return named
     place, separator, name = written.rpartition(":")
     if not separator or not place or not name:
         raise UsageError(f"{written!r}: write package.module:function or file.py:function")

@@ -43,7 +43,7 @@ def _explain(options: argparse.Namespace) -> int:
     pairs = list(_pairs(one, other))
     if not pairs:
         raise UsageError(f"nothing of {one.name} is in {other.name} too: no test, no profile")
-    texts = (_text(*pair, options.rows) for pair in pairs)
+    texts = (explanation(*pair, options.rows) for pair in pairs)
     told = [text for text in texts if text]
     same = len(pairs) - len(told)
     if same:
@@ -76,8 +76,8 @@ def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry, Told
             yield f"{at[0]}::{at[1]}", entry, other.entries[at], other.told.get(at)
 
 
-def _text(name: str, before: Entry, now: Entry, told: Told | None, rows: int) -> str:
-    """Return what is different, "" where nothing is."""
+def explanation(name: str, before: Entry, now: Entry, told: Told | None, rows: int) -> str:
+    """Return what is different between two entries and why, "" where nothing is."""
     comparison = compare(before, now, _EXACTLY)
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""

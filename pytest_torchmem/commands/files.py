@@ -1,4 +1,6 @@
-"""``torchmem accept`` and ``torchmem prune``: snapshot files changed without running a test."""
+"""``torchmem accept``, ``torchmem review`` and ``torchmem prune``: snapshot files changed without
+running a test.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pytest_torchmem.commands.explained import explanation
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
@@ -22,11 +25,12 @@ from pytest_torchmem.units import format_change, format_size
 
 _OF_OTHERS = ("site-packages", "node_modules")
 """Folders of what is installed; so are those that begin with a dot."""
+_ROWS = 5
 _EXACTLY = (parse_rules("0", "torchmem accept"),)
 
 
 def add_commands(commands: Any) -> None:
-    """Add both commands to the parser's."""
+    """Add the three commands to the parser's."""
     accept = commands.add_parser(
         "accept",
         help="take over the snapshots that a run in CI proposes",
@@ -34,10 +38,18 @@ def add_commands(commands: Any) -> None:
         "(--torchmem-proposal; in CI torchmem-proposal), into the files of the same names here. "
         "What people wrote into entries is kept. Exit 1 if a file could not be written.",
     )
-    accept.add_argument("directory", metavar="DIR", type=Path)
-    accept.add_argument("--root", metavar="DIR", type=Path, default=Path(), help="default: here")
     accept.add_argument("--dry-run", action="store_true", help="write nothing")
-    accept.set_defaults(run=_accept)
+    review = commands.add_parser(
+        "review",
+        help="walk through the snapshots that a run proposes, one by one",
+        description="Show each entry below DIR that differs from the stored one, with what grew "
+        "and why, and ask whether to take it over. Exit 1 if one was not.",
+    )
+    for command in (accept, review):
+        command.add_argument("directory", metavar="DIR", type=Path)
+        command.add_argument("--root", metavar="DIR", type=Path, default=Path(), help="default: .")
+    accept.set_defaults(run=lambda options: max(_each_file(options, options.dry_run, None)))
+    review.set_defaults(run=lambda options: max(_each_file(options, False, _Answers())))
     prune = commands.add_parser(
         "prune",
         help="remove snapshot files whose test module no longer exists",
@@ -52,7 +64,28 @@ def add_commands(commands: Any) -> None:
     prune.set_defaults(run=_prune)
 
 
-def _accept(options: argparse.Namespace) -> int:
+class _Answers:
+    """What the person at the terminal says of each entry."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def accepts(self, key: Key, before: Entry | None, now: Entry) -> bool:
+        """Show how an entry differs, and ask whether it is accepted."""
+        told = "" if before is None else explanation(str(key), before, now, None, _ROWS)
+        print(f"\n{told or printable(f'{key}: {_change(before, now)}')}")
+        answer = self._rest
+        while answer not in ("y", "n", "a", "q"):
+            try:
+                answer = input("accept? [y]es, [n]o, [a]ll that are left, [q]uit: ").strip().lower()
+            except EOFError:
+                answer = "q"
+        self._rest = answer if answer in ("a", "q") else ""
+        return answer in ("y", "a")
+
+
+def _each_file(options: argparse.Namespace, dry: bool, answers: _Answers | None) -> Iterator[int]:
+    """Take over each proposed file; yield whether anything was not, as an exit status."""
     directory, root = options.directory, options.root
     if not directory.is_dir():
         raise UsageError(f"{directory} is no directory: name the one that a run has proposed")
@@ -66,22 +99,29 @@ def _accept(options: argparse.Namespace) -> int:
         own = directory.resolve().relative_to(root.resolve())
         if own == Path():
             raise UsageError(f"{directory} is where its files would be written to: name another")
-    problems = 0
     for file in files:
-        problems += _take_over(file, root / file.relative_to(directory), dry=options.dry_run)
-    return 1 if problems else 0
+        yield _take_over(file, root / file.relative_to(directory), dry, answers)
 
 
-def _take_over(proposed: Path, target: Path, *, dry: bool) -> int:
-    """Write what a file proposes, and tell what; return how many problems there were."""
+def _take_over(proposed: Path, target: Path, dry: bool, answers: _Answers | None) -> int:
+    """Write what a file proposes and is accepted, and tell what; return the exit status."""
     new = read(proposed)
     if new.conflicted:
         raise SnapshotError(new.conflict_message)
+    accepted = set(new.entries)
 
     def plan(stored: StoredSnapshot) -> SnapshotPlan:
-        return plan_file(stored, new.entries.values(), ())
+        return plan_file(stored, [new.entries[key] for key in sorted(accepted)], ())
 
-    planned = change_file(target, read, plan, writes=not dry)
+    planned = change_file(target, read, plan, writes=not (dry or answers))
+    if answers is not None and not planned.problem:
+        found = {key: planned.stored.entries.get(key) for key in (*planned.added, *planned.changed)}
+        accepted = {key for key in found if answers.accepts(key, found[key], new.entries[key])}
+        if found and not accepted:
+            return 1
+        left, planned = len(found) - len(accepted), change_file(target, read, plan, writes=True)
+    else:
+        left = 0
     if planned.problem:
         print(f"torchmem: error: {printable(planned.problem)}", file=sys.stderr)
         return 1
@@ -92,7 +132,7 @@ def _take_over(proposed: Path, target: Path, *, dry: bool) -> int:
     print(printable(f"{did} {target}: {len(planned.added)} new, {len(planned.changed)} changed"))
     for key in (*planned.added, *planned.changed):
         print(printable(f"  {key}: {_change(planned.stored.entries.get(key), new.entries[key])}"))
-    return 0
+    return 1 if left else 0
 
 
 def _change(before: Entry | None, now: Entry) -> str:

@@ -1,6 +1,5 @@
-"""``torchmem trace``: the memory of a function, outside of tests, and every format of it.
-
-``torchmem html``: the page of a profile that was saved.
+"""``torchmem trace`` and ``torchmem advise``: the memory of a step outside of tests, and what would
+lower it. ``torchmem html``: the page of a profile that was saved.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchmem.commands.arguments import load_function, print_profile, returns_module
 from pytest_torchmem.commands.console import elapsed
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
+from pytest_torchmem.units import format_count, format_size, parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -30,27 +31,18 @@ _WRITERS: tuple[tuple[str, str, Callable[[MemoryProfile, Path], object]], ...] =
         lambda profile, path: profile.to_memory_snapshot(path),
     ),
 )
+_OF_MODULES = ("optimizer", "mode")
+"""Options of the step that is made of a module."""
 
 
 def add_commands(commands: Any) -> None:
-    """Add both commands to the parser's."""
+    """Add the three commands to the parser's."""
     trace = commands.add_parser(
         "trace",
-        help="trace a function and print its memory",
-        description="Trace FUNCTION, which takes no arguments and runs a step (build the model, "
-        "forward, backward, optimizer) or returns a module and its inputs, and print its memory. "
-        "No GPU is needed.",
+        help="trace a step and print its memory",
+        description="Trace STEP and print its memory. No GPU is needed.",
     )
-    trace.add_argument(
-        "function", metavar="FUNCTION", help="package.module:function or file.py:function"
-    )
-    trace.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default=None,
-        help="default: cpu, or cuda where --gpu or --memory is given",
-    )
-    trace.add_argument("--gpu", metavar="NAME", help="the GPU to model, such as h100")
+    _add_step(trace, None)
     trace.add_argument("--memory", metavar="SIZE", help="limit the GPU's memory, such as 16GiB")
     trace.add_argument(
         "--allocator",
@@ -75,6 +67,15 @@ def add_commands(commands: Any) -> None:
     for name, text, _ in _WRITERS:
         trace.add_argument(f"--{name}", metavar="FILE", type=Path, help=f"write {text}")
     trace.set_defaults(run=_trace)
+    advise = commands.add_parser(
+        "advise",
+        help="print changes that would lower the peak of a training step",
+        description="Trace changes of a training step, and print those that lower its peak: the "
+        "bytes that they save and the operations that they cost.",
+    )
+    _add_step(advise, "cuda")
+    advise.add_argument("--budget", metavar="SIZE", help="what the peak has to fit: '2 GiB'")
+    advise.set_defaults(run=_advise)
     html = commands.add_parser(
         "html",
         help="write the page of a saved profile",
@@ -88,33 +89,88 @@ def add_commands(commands: Any) -> None:
     html.set_defaults(run=_html)
 
 
+def _add_step(command: argparse.ArgumentParser, device: str | None) -> None:
+    """Add what says which step is traced, and where."""
+    command.add_argument(
+        "step",
+        metavar="STEP",
+        help="package.module:function or file.py:function, without arguments: it runs a step "
+        "(builds the model, forward, backward, optimizer), or returns a module and its inputs as a "
+        "tuple, whose last part may be a dictionary of keyword arguments. Or a model by name: "
+        "hf:NAME, timm:NAME, torchvision:NAME",
+    )
+    of_name = command.add_argument_group("of a model by name")
+    of_name.add_argument("--batch", metavar="N", type=int, default=1, help="default: 1")
+    of_name.add_argument("--sequence", metavar="N", type=int, default=512, help="default: 512")
+    command.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default=device,
+        help=f"default: {device or 'cpu, or cuda where --gpu or --memory is given'}",
+    )
+    command.add_argument("--gpu", metavar="NAME", help="the GPU to model, such as h100")
+    command.add_argument("--optimizer", metavar="NAME", help="of torch.optim, such as AdamW")
+    command.add_argument("--steps", metavar="N", type=int, default=1, help="default: 1")
+    command.add_argument("--mode", choices=("eager", "aot", "inductor"), help="how it is compiled")
+    command.add_argument(
+        "--world-size", metavar="N", type=int, help="the processes of a distributed program"
+    )
+
+
+def _options(options: argparse.Namespace) -> tuple[Callable[[], object], dict[str, Any]]:
+    """Return the function that a command names, and the options of its trace that were given."""
+    given = {
+        name: getattr(options, name)
+        for name in ("device", "gpu", "steps", "mode", "world_size")
+        if getattr(options, name) is not None
+    }
+    if options.optimizer is not None:
+        from torch import optim
+
+        optimizer = getattr(optim, options.optimizer, None)
+        if not isinstance(optimizer, type) or optim.Optimizer not in optimizer.__mro__[1:]:
+            raise UsageError(f"--optimizer {options.optimizer}: torch.optim has none of that name")
+        given["optimizer"] = optimizer
+    return load_function(options.step, options.batch, options.sequence), given
+
+
 def _trace(options: argparse.Namespace) -> int:
-    function = load_function(options.function)
+    if options.device is None:
+        options.device = "cuda" if options.gpu or options.memory else "cpu"
+    if options.device == "cpu" and (options.gpu or options.memory):
+        raise UsageError("--gpu and --memory are for --device cuda")
+    function, where = _options(options)
     from pytest_torchmem.graphs.build import trace_built
     from pytest_torchmem.tracing.trace import trace
 
-    device = options.device or ("cuda" if options.gpu or options.memory else "cpu")
-    given = {"gpu": options.gpu, "memory": options.memory}
-    if device == "cpu" and any(given.values()):
-        raise UsageError("--gpu and --memory are for --device cuda")
-    where = {name: value for name, value in given.items() if value}
-    where |= {"device": device, "allocator": options.allocator, "values": options.values}
-    with elapsed(f"tracing {options.function} on {device}"):
+    where |= {"allocator": options.allocator, "values": options.values, "memory": options.memory}
+    of_module = {name: where.pop(name) for name in _OF_MODULES if name in where}
+    with elapsed(f"tracing {options.step} on {options.device}"):
         returned: list[bool] = []
         profile = trace(lambda: _noting(function(), returned), **where)
         if returned[-1]:
-            profile = trace_built(function, {}, **where)
-    if device == "cuda" and not profile.timeline.allocations:
-        raise UsageError(
-            f"nothing was allocated on cuda: {options.function} makes everything on the CPU. Make "
-            'the model and its inputs with device="cuda", or let it return them (return model, x): '
-            "they are moved"
-        )
+            profile = trace_built(function, {}, **where, **of_module)
+        elif of_module:
+            raise UsageError(
+                f"--{' and --'.join(of_module)}: {options.step} runs its step itself. Let it "
+                "return the module and its inputs (return model, x)"
+            )
+    if not profile.timeline.allocations:
+        raise UsageError(f"{options.step} allocates nothing on {options.device}{_why(options)}")
     written = [*_written(options, profile)]  # whatever becomes of what is printed
     print_profile(profile, options.largest)
     for file in written:
         print(printable(f"written: {file}"))
     return 0
+
+
+def _why(options: argparse.Namespace) -> str:
+    if options.device == "cpu":
+        return ": let it run a step, or return a module and its inputs (return model, x)"
+    return (
+        ': it makes everything on the CPU. Make the model and its inputs with device="cuda", or '
+        "let it return them (return model, x): they are moved"
+    )
 
 
 def _noting(result: object, returned: list[bool]) -> object:
@@ -129,6 +185,38 @@ def _written(options: argparse.Namespace, profile: MemoryProfile) -> Iterator[Pa
         if path is not None:
             write(profile, path)
             yield path
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from tabulate import tabulate
+
+    from pytest_torchmem.graphs.build import trace_built
+
+    budget = None if options.budget is None else parse_size(options.budget)
+    function, where = _options(options)
+    profile = trace_built(function, {}, **where, memory="unlimited")
+    with elapsed("tracing changes"):
+        found = profile.suggestions(budget)
+    allowed = "" if budget is None else f", the budget {format_size(budget)}"
+    print(f"{profile.name}: the peak is {format_size(profile.peak)}{allowed}")
+    if not found:
+        print("nothing that was tried lowers it")
+        return 0
+    rows = [
+        (
+            printable(one.change),
+            format_size(one.saved),
+            format_size(getattr(one.profile, one.figure)),
+            format_count(one.flops),
+            label(one.figure),
+        )
+        for one in found
+    ]
+    headers = ("change", "saves", "leaves", "operations", "of the")
+    print(tabulate(rows, headers, disable_numparse=True))
+    if budget is not None and min(profile.peak, *(one.profile.peak for one in found)) > budget:
+        print("none of these is enough")
+    return 0
 
 
 def _html(options: argparse.Namespace) -> int:

@@ -15,17 +15,15 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from tabulate import tabulate
 
 from pytest_torchmem.allocator.blocks import Block, PoolId
 from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT, CachingAllocator, OutOfMemory
 from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.allocator.recorded import Peaks, RunningPeaks
 from pytest_torchmem.interception.ledger import DeviceLedger
-from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS
-from pytest_torchmem.profile.tables import describe
+from pytest_torchmem.profile.tables import alike, allocations_table
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -296,22 +294,8 @@ def out_of_memory_error(
 
 def _explanation(error: OutOfMemoryError) -> str:
     request = f"Trace on fake cuda ({error.gpu.name}): {error.request}."
-    rows = [
-        (
-            format_size(found.nbytes),
-            found.kind.value,
-            *map(printable, (describe(found), found.origin.operator, found.origin.line)),
-        )
-        for found in error.live[:_LARGEST]
-    ]
-    if not rows:
-        return request
-    table = tabulate(
-        rows,
-        headers=("live", "kind", "what", "operator", "line"),
-        colalign=("right", "left", "left", "left", "left"),
-    )
-    return f"{request}\n\n{table}"
+    live = alike(error.live)[:_LARGEST]
+    return f"{request}\n\n{allocations_table(live, 'alive')}" if live else request
 
 
 def format_size(nbytes: int) -> str:

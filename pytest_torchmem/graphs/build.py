@@ -22,7 +22,7 @@ def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> Memor
     __tracebackhide__ = True
     with gpu_seen(options.get("device"), options.get("gpu")):
         target, args, kwargs = built_at(build, sizes)
-    return trace(target, *args, **kwargs, **options)
+    return trace(target, *args, **{**kwargs, **options})
 
 
 def gpu_seen(device: str | None, gpu: str | None) -> AbstractContextManager[None]:

@@ -270,17 +270,20 @@ class MemoryProfile(ComputedLater, Tabular):
     def table(self, largest: int = 10) -> str:
         """Return the peaks by phase and the ``largest`` things alive at the peak, as text.
 
+        What is alike in the layers of a model is one of these.
+
         The last lines say how sure the workspace of kernels is, what is not counted, and what the
         profile warns of where nothing was allocated.
         """
         from pytest_torchmem.profile.tables import (
+            alike,
             allocations_table,
             figures_table,
             workspace_lines,
         )
 
         parts = [figures_table(self.name, self.figures())]
-        if live := self.live_at_peak()[:largest]:
+        if live := alike(self.live_at_peak())[:largest]:
             parts.append(allocations_table(live))
             parts += workspace_lines(self.by_confidence(), self.unknown_workspaces)
         else:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tabulate import tabulate
 
 from pytest_torchmem.printable import printable
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.units import format_size
 
@@ -43,27 +45,59 @@ def figures_table(device: str, figures: Mapping[str, int]) -> str:
     return tabulate(rows, headers=(device, "", "bytes"), colalign=("left", "right", "right"))
 
 
-def allocation_rows(allocations: Iterable[Allocation]) -> list[tuple[str, ...]]:
-    """Return size, kind, description, operator and source line of each allocation."""
+class Alike(NamedTuple):
+    """Allocations of one size and kind that the same line makes in modules of one pattern."""
+
+    number: int
+    nbytes: int
+    """Of all of them."""
+    first: Allocation
+
+
+def alike(allocations: Iterable[Allocation]) -> list[Alike]:
+    """Return allocations in groups, the largest first: the layers of a model are one."""
+    groups: dict[tuple[object, ...], list[Allocation]] = {}
+    for one in allocations:
+        where, what = one.origin, (one.nbytes, one.kind, one.confidence, one.dtype, one.shape)
+        paths = fold(one.label)[0], fold(where.module)[0]
+        groups.setdefault((*what, *paths, where.operator, where.line), []).append(one)
+    found = [Alike(len(of), sum(one.nbytes for one in of), of[0]) for of in groups.values()]
+    return sorted(found, key=lambda group: -group.nbytes)
+
+
+def allocation_rows(groups: Iterable[Alike]) -> list[tuple[str, ...]]:
+    """Return size, kind, description, operator and source line of each group."""
     return [
         (
-            format_size(a.nbytes),
-            describe_kind(a),
-            *map(printable, (describe(a), a.origin.operator, a.origin.line)),
+            format_size(group.nbytes),
+            describe_kind(group.first),
+            *map(printable, (describe_group(group), origin.operator, origin.line)),
         )
-        for a in allocations
+        for group in groups
+        for origin in (group.first.origin,)
     ]
 
 
-def allocations_table(allocations: Iterable[Allocation]) -> str:
-    """Return what was alive at a peak, a row for each allocation.
+def describe_group(group: Alike) -> str:
+    """Return what the allocations of a group are, and how many if there are several."""
+    if group.number == 1:
+        return describe(group.first)
+    of = group.first
+    folded = of._replace(
+        label=fold(of.label)[0], origin=of.origin._replace(module=fold(of.origin.module)[0])
+    )
+    return f"{group.number} × {describe(folded)}"
+
+
+def allocations_table(groups: Iterable[Alike], heading: str = _ALIVE) -> str:
+    """Return what was alive, at a peak or as ``heading`` says, a row for each group.
 
     Where that is wider than the terminal, who made it stands in a line below what it is.
     """
-    rows = allocation_rows(allocations)
+    rows = allocation_rows(groups)
     text = tabulate(
         rows,
-        headers=(_ALIVE, "kind", "what", "operator", "line"),
+        headers=(heading, "kind", "what", "operator", "line"),
         colalign=("right", "left", "left", "left", "left"),
     )
     columns = shutil.get_terminal_size((80, 24)).columns
@@ -74,7 +108,7 @@ def allocations_table(allocations: Iterable[Allocation]) -> str:
         lines.append((size, ", ".join(filter(None, (kind, what)))))
         lines.append(("", ", ".join(filter(None, (operator, line)))))
     return tabulate(
-        [line for line in lines if line[1]], headers=(_ALIVE, ""), colalign=("right", "left")
+        [line for line in lines if line[1]], headers=(heading, ""), colalign=("right", "left")
     )
 
 

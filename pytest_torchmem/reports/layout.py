@@ -124,14 +124,14 @@ def comparison_table(changes: Mapping[str, Sequence[Change]], before: str = "sna
 
 
 def allocation_table(allocations: Sequence[Allocation]) -> str:
-    """Return the first of ``allocations``, which are in order, and the sum of the rest."""
-    from pytest_torchmem.profile.tables import allocation_rows
+    """Return the largest of ``allocations``, those alike together, and the sum of the rest."""
+    from pytest_torchmem.profile.tables import alike, allocation_rows
 
-    rows = allocation_rows(allocations[:_LARGEST])
-    rest = allocations[_LARGEST:]
+    groups = alike(allocations)
+    rows, rest = allocation_rows(groups[:_LARGEST]), groups[_LARGEST:]
     if rest:
-        total = format_size(sum(a.nbytes for a in rest))
-        rows.append((total, f"{len(rest)} more", "", "", ""))
+        total = format_size(sum(group.nbytes for group in rest))
+        rows.append((total, f"{sum(group.number for group in rest)} more", "", "", ""))
     shown = table(rows, ("", "kind", "what", "operator", "allocated at"))
     if max(map(len, shown.splitlines()), default=0) <= width():
         return shown

@@ -410,6 +410,11 @@ _NO_CUDA = (
 _OTHER_DEVICES = (f"{NOT_LINKED} mps", f"{NOT_LINKED} xpu", "Torch not compiled with XPU")
 
 
+#: torch/distributed/rendezvous.py, ``_env_error``.
+_NO_RANK = "environment variable RANK expected"
+_NO_WORLD = (
+    "(The program runs in several processes: say in how many with world_size=2, or --world-size 2)"
+)
 _OF_SIZES = (RuntimeError, ValueError, IndexError, AssertionError)
 _KEPT_ALL = (
     "(Sizes that unknown values decide count as the largest that they can be, which may not fit "
@@ -433,6 +438,8 @@ def _note_what_helps(error: BaseException, gpu: Gpu | None, values: KnownValues)
         add_note(error, MODELLED)
     if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
         add_note(error, _CHOSE_ON_IMPORT)
+    if _NO_RANK in str(error):
+        add_note(error, _NO_WORLD)
     _note_guesses(error, values)
 
 

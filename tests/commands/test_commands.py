@@ -48,6 +48,13 @@ def ends_itself():
 def interrupts():
     raise KeyboardInterrupt
 
+def nothing():
+    return 3
+
+def spread():
+    torch.distributed.init_process_group("gloo")
+    Steps.train()
+
 def needs(batch, *, length, scale=1):
     pass
 """
@@ -60,6 +67,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "steps_of_commands.py").write_text(STEP)
     monkeypatch.delitem(sys.modules, "steps_of_commands", raising=False)
     return tmp_path
+
+
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 100,
+    "torch_dtype": "bfloat16",
+}
+VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 @pytest.mark.parametrize("place", ["steps_of_commands", "steps_of_commands.py"])
@@ -89,6 +115,38 @@ def test_a_module_that_a_function_returns_is_run(
     out = capsys.readouterr().out
     assert "backward peak" in out
     assert re.search(r"baseline +10\.12 KiB", out)
+
+
+def test_a_step_has_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "steps_of_commands:build", "--optimizer", "AdamW", "--steps", "2"]) == 0
+    assert "optimizer peak" in capsys.readouterr().out
+    assert main(["trace", "steps_of_commands:spread", "--world-size", "2"]) == 0
+    assert "cpu, rank 0 of 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("written", "made"),
+    [
+        (
+            {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **LLAMA},
+            "2 × model.layers.*.mlp.up_proj.weight bfloat16[128, 64]",
+        ),
+        (
+            {"model_type": "vit", "architectures": ["ViTForImageClassification"], **VISION},
+            "2 × vit.layers.*.mlp.fc1.weight float32[128, 64]",
+        ),
+    ],
+)
+def test_a_model_is_traced_by_name(
+    here: Path, written: dict[str, Any], made: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "own").mkdir()
+    (here / "own" / "config.json").write_text(json.dumps(written))
+    command = ["trace", "hf:./own", "--batch", "2", "--sequence", "8", "--largest", "50"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert made in out
+    assert "gradient" in out
 
 
 def test_a_terminal_shows_for_how_long_a_trace_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +201,12 @@ def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str])
         (["steps_of_commands:on_cuda"], "the program asks for cuda"),
         (["steps_of_commands:Steps.train", "--device", "cpu", "--gpu", "h100"], "--device cuda"),
         (["steps_of_commands:on_cuda", "--gpu", "h999"], "h999"),
-        (["steps_of_commands:Steps.train", "--gpu", "h100"], "nothing was allocated on cuda"),
+        (["steps_of_commands:Steps.train", "--gpu", "h100"], "allocates nothing on cuda"),
+        (["steps_of_commands:nothing"], "allocates nothing on cpu"),
+        (["steps_of_commands:Steps.train", "--optimizer", "SGD"], "--optimizer: steps_of_commands"),
+        (["steps_of_commands:build", "--optimizer", "Sgd"], "torch.optim has none of that name"),
+        (["steps_of_commands:spread"], "say in how many with world_size=2"),
+        (["hf:./nowhere"], "nowhere"),
     ],
 )
 def test_what_cannot_be_traced_is_told(

@@ -1,9 +1,12 @@
-"""``torchmem history``, ``accept`` and ``prune``: snapshot files without a run of their tests."""
+"""``torchmem history``, ``accept``, ``review`` and ``prune``: snapshot files without a run of their tests."""
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -114,6 +117,34 @@ def test_accept_writes_nothing_of_a_broken_proposal(here: Path) -> None:
     assert main(["accept", "nothing"]) == 2
     assert main(["accept", "."]) == 2
     assert not (here / "__torchmem__").exists()
+
+
+@pytest.mark.parametrize(
+    ("answers", "accepted", "status"),
+    [("y\nn\n", [2048, 1024], 1), ("what?\na\n", [2048, 2048], 0), ("", [1024, 1024], 1)],
+)
+def test_review_asks_of_each_entry(
+    here: Path,
+    answers: str,
+    accepted: list[int],
+    status: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = here / "tests" / "__torchmem__" / "test_net.json"
+
+    def entries(peak: int) -> list[Entry]:
+        names = ("test_a", "test_b")
+        return [replace(_entry(peak), key=Key(name, device="cpu")) for name in names]
+
+    _write(file, *entries(1024))
+    _write(here / "artifact" / "tests" / "__torchmem__" / "test_net.json", *entries(2048))
+    monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+    assert main(["review", "artifact"]) == status
+    told = capsys.readouterr().out
+    assert re.search(r"peak +1\.00 KiB +2\.00 KiB", told)
+    stored = load(file.read_text()).entries
+    assert [entry.figures["peak"] for _, entry in sorted(stored.items())] == accepted
 
 
 def test_prune_removes_what_no_module_may_claim(
