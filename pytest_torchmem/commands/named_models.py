@@ -43,9 +43,8 @@ def _of_transformers(transformers: ModuleType, name: str, batch: int, sequence: 
         raise UsageError(f"hf:{name}: {str(error).partition('. ')[0]}") from None
     kind = getattr(transformers, (config.architectures or ("",))[0], None)
     with torch.device("meta"):
-        made = (kind._from_config if kind else transformers.AutoModel.from_config)(
-            config, dtype=getattr(config, "dtype", None) or torch.float32
-        )
+        made = (kind or transformers.AutoModel.from_config)(config)
+    made.to(getattr(config, "dtype", None) or torch.float32)
     takes = inspect.signature(made.forward).parameters
     if made.main_input_name == "pixel_values":
         size = config.image_size

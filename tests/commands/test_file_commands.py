@@ -1,4 +1,4 @@
-"""``torchmem history``, ``accept``, ``review`` and ``prune``: snapshot files without a run of their tests."""
+"""Commands that read and change snapshot files, without a run of their tests."""
 
 from __future__ import annotations
 
