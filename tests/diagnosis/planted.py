@@ -6,10 +6,13 @@ Each is built as it was and as it is; a comment «here: <name>» marks the line 
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, HEADS, LENGTH, BATCH, WORDS = 32, 4, 64, 4, 200
-Step = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""A target, its arguments, and the options of its trace."""
+Step = tuple[Any, tuple[Any, ...] | None, dict[str, Any]]
+"""A target, its arguments (None: the device), and the options of its trace."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,8 @@ class Planted:
     """A part of the sentence that names the cause."""
     module: str
     operator: str
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    file: str = __file__
-    """Where it stands."""
+    devices: tuple[str, ...]
+    file: str
 
     @property
     def line(self) -> str:
@@ -51,13 +53,32 @@ PLANTED: list[Planted] = []
 
 
 def planted(
-    rule: str, words: str, module: str, operator: str, devices: tuple[str, ...] = ("cpu", "cuda")
-) -> Callable[[Callable[[bool], Step]], Callable[[bool], Step]]:
-    def register(build: Callable[[bool], Step]) -> Callable[[bool], Step]:
-        PLANTED.append(Planted(build.__name__, build, rule, words, module, operator, devices))
+    rule: str, words: str, module: str, operator: str, device: str = "", imports: str = "torch"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register what builds a step, or is a program that is traced whole: it takes the device."""
+
+    def register(build: Callable[..., Any]) -> Callable[..., Any]:
+        def built(wrong: bool) -> Step:
+            importlib.import_module(imports)  # outside of the trace
+            return (partial(build, wrong), None, {}) if program else build(wrong)
+
+        program = "device" in inspect.signature(build).parameters
+        devices = (device,) if device else ("cpu", "cuda")
+        file, name = inspect.getfile(inspect.unwrap(build)), build.__name__
+        PLANTED.append(Planted(name, built, rule, words, module, operator, devices, file))
         return build
 
     return register
+
+
+class Parts(nn.Module):
+    """A module of the modules, parameters, buffers and other attributes that it is given."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            buffer = isinstance(part, Tensor) and not isinstance(part, nn.Parameter)
+            self.register_buffer(name, part) if buffer else setattr(self, name, part)
 
 
 class Block(nn.Module):
@@ -128,24 +149,18 @@ def cross_entropy(logits: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-@planted("attention", "attention fell from flash to math", "Decoder.blocks.*", "softmax", ("cuda",))
+@planted("attention", "attention fell from flash to math", "Decoder.blocks.*", "softmax", "cuda")
 def strided_values(wrong: bool) -> Step:
     model = Decoder(wrong={"strided": True} if wrong else None).bfloat16()
     return model, (ids(),), {}
 
 
-@planted(
-    "attention",
-    "attention fell from flash to eager",
-    "Decoder.blocks.*",
-    "softmax",
-    ("cpu",),
-)
+@planted("attention", "attention fell from flash to eager", "Decoder.blocks.*", "softmax", "cpu")
 def eager_attention(wrong: bool) -> Step:
     return Decoder(wrong={"eager": True} if wrong else None).bfloat16(), (ids(),), {}
 
 
-@planted("attention", "from flash to memory-efficient: attn_mask", "Causal", "full", ("cuda",))
+@planted("attention", "from flash to memory-efficient: attn_mask", "Causal", "full", "cuda")
 def mask_given(wrong: bool) -> Step:
     class Causal(nn.Module):
         def forward(self, x: Tensor) -> Any:
@@ -159,11 +174,7 @@ def mask_given(wrong: bool) -> Step:
 
 
 @planted(
-    "copy",
-    "makes float32[4, 64, 128] of the bfloat16",
-    "Decoder.blocks.*",
-    "aten::_to_copy",
-    ("cpu",),
+    "copy", "makes float32[4, 64, 128] of the bfloat16", "Decoder.blocks.*", "aten::_to_copy", "cpu"
 )
 def widened(wrong: bool) -> Step:
     return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
@@ -171,32 +182,25 @@ def widened(wrong: bool) -> Step:
 
 @planted("type", "float32 from the parameter Mixer.scale on", "Mixer", "aten::mul")
 def scale_in_float32(wrong: bool) -> Step:
-    class Mixer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = nn.Linear(WIDTH, 8 * WIDTH).bfloat16()
-            self.scale = nn.Parameter(
-                torch.ones(1, 8 * WIDTH).to(None if wrong else torch.bfloat16)
-            )
-
+    class Mixer(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.up(x) * self.scale  # here: scale_in_float32
             return x.sin().cos()
 
-    return Mixer(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+    model = Mixer(
+        up=nn.Linear(WIDTH, 8 * WIDTH).bfloat16(),
+        scale=nn.Parameter(torch.ones(1, 8 * WIDTH).to(None if wrong else torch.bfloat16)),
+    )
+    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted("held", "keeps what it made in the forward", "Decoder.blocks.*", "aten::mul", ("cpu",))
+@planted("held", "keeps what it made in the forward", "Decoder.blocks.*", "aten::mul", "cpu")
 def kept_in_a_list(wrong: bool) -> Step:
     return Decoder(wrong={"kept": True} if wrong else None), (ids(),), {}
 
 
 @planted(
-    "checkpoint",
-    "Decoder.blocks.2 is no longer checkpointed",
-    "Decoder.blocks.",
-    "aten::",
-    ("cuda",),
+    "checkpoint", "Decoder.blocks.2 is no longer checkpointed", "Decoder.blocks.", "aten::", "cuda"
 )
 def one_block_without_checkpoint(wrong: bool) -> Step:
     recompute = (0, 1, 3) if wrong else (0, 1, 2, 3)
@@ -204,11 +208,7 @@ def one_block_without_checkpoint(wrong: bool) -> Step:
 
 
 @planted(
-    "checkpoint",
-    "Decoder.blocks.* is no longer checkpointed",
-    "Decoder.blocks.*",
-    "aten::",
-    ("cpu",),
+    "checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*", "aten::", "cpu"
 )
 def no_checkpoints(wrong: bool) -> Step:
     return Decoder(recompute=() if wrong else (0, 1, 2, 3)), (ids(),), {}
@@ -219,18 +219,18 @@ def no_checkpoints(wrong: bool) -> Step:
     "Decoder.head.weight is no longer tied to Decoder.embed",
     "Decoder.head",
     "aten::mm",
-    ("cpu",),
+    "cpu",
 )
 def untied_weights(wrong: bool) -> Step:
     return Decoder(depth=1, tied=not wrong), (ids(1, 8),), {"optimizer": torch.optim.AdamW}
 
 
-@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "Decoder", "aten::", ("cpu",))
+@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "Decoder", "aten::", "cpu")
 def larger_batch(wrong: bool) -> Step:
     return Decoder(), (ids(6 if wrong else BATCH),), {}
 
 
-@planted("copy", "makes float32[4, 64, 200] of the bfloat16", "", "aten::_to_copy", ("cpu",))
+@planted("copy", "makes float32[4, 64, 200] of the bfloat16", "", "aten::_to_copy", "cpu")
 def logits_twice(wrong: bool) -> Step:
     def loss(logits: Tensor) -> Tensor:
         if wrong:
@@ -240,13 +240,13 @@ def logits_twice(wrong: bool) -> Step:
     return Decoder(depth=1).bfloat16(), (ids(),), {"loss_fn": loss}
 
 
-@planted("optimizer", "the optimizer is AdamW (", "", "aten::", ("cpu",))
+@planted("optimizer", "the optimizer is AdamW (", "", "aten::", "cpu")
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
 
 
-@planted("optimizer", "AdamW (foreach), and was AdamW (loop)", "", "aten::_foreach", ("cuda",))
+@planted("optimizer", "AdamW (foreach), and was AdamW (loop)", "", "aten::_foreach", "cuda")
 def another_implementation(wrong: bool) -> Step:
     def adam(parameters: Any) -> Any:
         return torch.optim.AdamW(parameters, foreach=wrong)
@@ -281,42 +281,35 @@ def images(batch: int = 4) -> Tensor:
     return torch.zeros(batch, 3, 16, 16)
 
 
-@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu", ("cpu",))
+@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu", "cpu")
 def not_in_place(wrong: bool) -> Step:
-    class Stem(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = nn.Linear(32, 1024)
-
+    class Stem(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.up(x)
             x = torch.relu(x) if wrong else torch.relu_(x)  # here: not_in_place
             return x.mean(1)
 
-    return Stem(), (torch.zeros(256, 32),), {}
+    return Stem(up=nn.Linear(32, 1024)), (torch.zeros(256, 32),), {}
 
 
-@planted("float64", "float64 comes from the buffer Net.positions", "Net", "aten::mul", ("cpu",))
+@planted("float64", "float64 comes from the buffer Net.positions", "Net", "aten::mul", "cpu")
 def positions_in_float64(wrong: bool) -> Step:
     dtype = torch.float64 if wrong else torch.float32
     return Net(positions=torch.zeros(4, 16, 16, 16, dtype=dtype)), (images(),), {}
 
 
-@planted("size", "and was [", "Wide.", "aten::", ("cpu",))
+@planted("size", "and was [", "Wide.", "aten::", "cpu")
 def wider_layer(wrong: bool) -> Step:
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            hidden = 64 if wrong else 16
-            self.wide, self.narrow = nn.Linear(32, hidden), nn.Linear(hidden, 32)
-
+    class Wide(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.narrow(self.wide(x).relu())
 
-    return Wide(), (torch.zeros(64, 32),), {}
+    hidden = 64 if wrong else 16
+    model = Wide(wide=nn.Linear(32, hidden), narrow=nn.Linear(hidden, 32))
+    return model, (torch.zeros(64, 32),), {}
 
 
-@planted("broadcast", "broadcasting", "", "aten::mse_loss", ("cpu",))
+@planted("broadcast", "broadcasting", "", "aten::mse_loss", "cpu")
 def product_of_vectors(wrong: bool) -> Step:
     def loss(output: Tensor) -> Tensor:
         target = torch.zeros(256, device=output.device)
@@ -326,94 +319,71 @@ def product_of_vectors(wrong: bool) -> Step:
     return nn.Linear(8, 4), (torch.zeros(256, 8),), {"loss_fn": loss}
 
 
-@planted("settings", "attention eager, and had attention sdpa", "Configured", "aten::", ("cpu",))
+@planted("settings", "attention eager, and had attention sdpa", "Configured", "aten::", "cpu")
 def another_attention(wrong: bool) -> Step:
-    class Configured(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = SimpleNamespace(_attn_implementation="eager" if wrong else "sdpa")
-            self.block = Block(**({"eager": True} if wrong else {}))
-
+    class Configured(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.block(x)
 
-    return Configured(), (torch.zeros(BATCH, LENGTH, WIDTH),), {}
+    model = Configured(
+        config=SimpleNamespace(_attn_implementation="eager" if wrong else "sdpa"),
+        block=Block(**({"eager": True} if wrong else {})),
+    )
+    return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {}
 
 
-class Program:
-    """Training loops, whose whole body is traced; ``device`` is where they run."""
-
-    def __init__(self, run: Callable[[str], None]) -> None:
-        self.run = run
-
-
-@planted("gradients kept", "gradients of an earlier backward are alive in", "", "aten::", ("cpu",))
-def gradients_not_set_to_none(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Linear(256, 256).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad(set_to_none=not wrong)
-            y = model(torch.zeros(300, 256, device=device))
-            y.sum().backward()
-            optimizer.step()
-
-    return Program(run), (), {}
+@planted("gradients kept", "gradients of an earlier backward are alive in", "", "aten::", "cpu")
+def gradients_not_set_to_none(wrong: bool, device: str) -> None:
+    model = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=not wrong)
+        y = model(torch.zeros(300, 256, device=device))
+        y.sum().backward()
+        optimizer.step()
 
 
-@planted("graph kept", "backward(retain_graph=True) at ", "Sequential", "aten::", ("cpu",))
-def graphs_of_several_steps(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
-        total = torch.zeros((), device=device)
-        for _ in range(3):
-            loss = model(torch.zeros(64, 32, device=device)).square().sum()
-            loss.backward(retain_graph=wrong)
-            total = total + (loss if wrong else loss.detach())
-
-    return Program(run), (), {}
+@planted("graph kept", "backward(retain_graph=True) at ", "Sequential", "aten::", "cpu")
+def graphs_of_several_steps(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
+    total = torch.zeros((), device=device)
+    for _ in range(3):
+        loss = model(torch.zeros(64, 32, device=device)).square().sum()
+        loss.backward(retain_graph=wrong)
+        total = total + (loss if wrong else loss.detach())
 
 
-@planted("gradients recorded", "Teacher runs with gradients", "Teacher", "aten::", ("cpu",))
-def teacher_with_gradients(wrong: bool) -> Step:
+@planted("gradients recorded", "Teacher runs with gradients", "Teacher", "aten::", "cpu")
+def teacher_with_gradients(wrong: bool, device: str) -> None:
     class Teacher(nn.Sequential):
         pass
 
-    def run(device: str) -> None:
-        student = nn.Linear(32, 32).to(device)
-        teacher = Teacher(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)).to(device)
-        x = torch.zeros(64, 32, device=device)
-        with torch.set_grad_enabled(wrong):
-            wanted = teacher(x)
-        F.mse_loss(student(x), wanted).backward()
-
-    return Program(run), (), {}
+    student = nn.Linear(32, 32).to(device)
+    teacher = Teacher(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)).to(device)
+    x = torch.zeros(64, 32, device=device)
+    with torch.set_grad_enabled(wrong):
+        wanted = teacher(x)
+    F.mse_loss(student(x), wanted).backward()
 
 
-@planted("autocast", "Decoder runs without autocast", "Decoder", "aten::", ("cpu",))
-def outside_of_autocast(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = Decoder().to(device)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong):
-            loss = cross_entropy(model(ids(16).to(device)))
-        loss.backward()
-
-    return Program(run), (), {}
+@planted("autocast", "Decoder runs without autocast", "Decoder", "aten::", "cpu")
+def outside_of_autocast(wrong: bool, device: str) -> None:
+    model = Decoder().to(device)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong):
+        loss = cross_entropy(model(ids(16).to(device)))
+    loss.backward()
 
 
 @planted("autocast uncached", "the parameters of Sequential anew", "Sequential", "aten::_to_copy")
-def casts_are_not_kept(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        layer = nn.Linear(256, 256)
-        model = nn.Sequential(*[layer] * 4).to(device)
-        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=not wrong):
-            loss = model(torch.zeros(8, 256, device=device)).sum()  # here: casts_are_not_kept
-        loss.backward()
-
-    return Program(run), (), {}
+def casts_are_not_kept(wrong: bool, device: str) -> None:
+    layer = nn.Linear(256, 256)
+    model = nn.Sequential(*[layer] * 4).to(device)
+    with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=not wrong):
+        loss = model(torch.zeros(8, 256, device=device)).sum()  # here: casts_are_not_kept
+    loss.backward()
 
 
-@planted("trained", "Backbone", "Backbone", "aten::", ("cpu",))
+@planted("trained", "Backbone", "Backbone", "aten::", "cpu")
 def backbone_is_trained(wrong: bool) -> Step:
     class Backbone(nn.Sequential):
         pass
@@ -431,7 +401,7 @@ def backbone_is_trained(wrong: bool) -> Step:
     return Model(), (torch.zeros(16, 32),), {"optimizer": torch.optim.AdamW}
 
 
-@planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat", ("cpu",))
+@planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat", "cpu")
 def cache_in_training(wrong: bool) -> Step:
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -446,11 +416,7 @@ def cache_in_training(wrong: bool) -> Step:
             y = F.scaled_dot_product_attention(k, k, v)
             return x + y.transpose(1, 2).flatten(2)
 
-    class Cached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Layer() for _ in range(3))
-
+    class Cached(Parts):
         def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor] | None]:
             cache: list[Tensor] | None = [] if wrong else None
             for layer in self.layers:
@@ -460,26 +426,24 @@ def cache_in_training(wrong: bool) -> Step:
     def loss(output: tuple[Tensor, Any]) -> Tensor:
         return output[0].sum()
 
-    return Cached(), (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
+    model = Cached(layers=nn.ModuleList(Layer() for _ in range(3)))
+    return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
 
 
-@planted(
-    "training mode", "Cell is in training mode, and was in eval mode", "Cell", "aten::", ("cpu",)
-)
+@planted("training mode", "Cell is in training mode, and was in eval mode", "Cell", "aten::", "cpu")
 def not_in_eval(wrong: bool) -> Step:
-    class Cell(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.GRU(16, 32, batch_first=True)
-            self.dropout = nn.Dropout(0.5)
-
+    class Cell(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.dropout(self.rnn(x)[0]) * 2
 
-    return Cell().train(wrong), (torch.zeros(4, 16, 16),), {}
+    return (
+        Cell(rnn=nn.GRU(16, 32, batch_first=True), dropout=nn.Dropout(0.5)).train(wrong),
+        (torch.zeros(4, 16, 16),),
+        {},
+    )
 
 
-@planted("layer", "Net.layers.*.2 is SiLU(), and was ReLU()", "Net.layers.", "aten::silu", ("cpu",))
+@planted("layer", "Net.layers.*.2 is SiLU(), and was ReLU()", "Net.layers.", "aten::silu", "cpu")
 def another_activation(wrong: bool) -> Step:
     model = Net(torch.zeros(1, 16, 16, 16))
     if wrong:
@@ -488,7 +452,7 @@ def another_activation(wrong: bool) -> Step:
     return model, (images(),), {}
 
 
-@planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4", "aten::", ("cpu",))
+@planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4", "aten::", "cpu")
 def another_block(wrong: bool) -> Step:
     return Decoder(depth=5 if wrong else 4), (ids(),), {}
 
@@ -506,64 +470,52 @@ class Experts(nn.Module):
         return (made[0].sum(), made) if keep_all else made[-1].sum()
 
 
-@planted("attribute", "Experts has chosen=4, and had chosen=2", "Experts", "aten::", ("cpu",))
+@planted("attribute", "Experts has chosen=4, and had chosen=2", "Experts", "aten::", "cpu")
 def more_experts(wrong: bool) -> Step:
     return Experts(4 if wrong else 2), (torch.zeros(128, WIDTH),), {}
 
 
 @planted(
-    "arguments", "is called with keep_all=True, and was with keep_all=False", "", "aten::", ("cpu",)
+    "arguments", "is called with keep_all=True, and was with keep_all=False", "", "aten::", "cpu"
 )
-def switched_by_an_argument(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        made = Experts(4).to(device)(torch.zeros(128, WIDTH, device=device), keep_all=wrong)
-        (made[0] if wrong else made).backward()
-
-    return Program(run), (), {}
+def switched_by_an_argument(wrong: bool, device: str) -> None:
+    made = Experts(4).to(device)(torch.zeros(128, WIDTH, device=device), keep_all=wrong)
+    (made[0] if wrong else made).backward()
 
 
 @planted(
-    "configuration", "Configured has n_kept=6, and had n_kept=2", "Configured", "aten::", ("cpu",)
+    "configuration", "Configured has n_kept=6, and had n_kept=2", "Configured", "aten::", "cpu"
 )
 def configured_otherwise(wrong: bool) -> Step:
-    class Configured(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.config = SimpleNamespace(n_kept=6 if wrong else 2)
-            self.linear = nn.Linear(WIDTH, WIDTH)
-
+    class Configured(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for _ in range(self.config.n_kept):
                 x = self.linear(x).sin()  # here: configured_otherwise
             return x
 
-    return Configured(), (torch.zeros(256, WIDTH),), {}
+    model = Configured(
+        config=SimpleNamespace(n_kept=6 if wrong else 2), linear=nn.Linear(WIDTH, WIDTH)
+    )
+    return model, (torch.zeros(256, WIDTH),), {}
 
 
 @planted(
-    "copy", "writes out as float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat", ("cuda",)
+    "copy", "writes out as float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat", "cuda"
 )
 def repeated(wrong: bool) -> Step:
-    class Query(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key = nn.Parameter(torch.zeros(1, 32, 32)), nn.Linear(32, 32)
-
+    class Query(Parts):
         def forward(self, x: Tensor) -> Tensor:
             many = self.query.repeat if wrong else self.query.expand
             sizes = (len(x), 1, 1) if wrong else (len(x), -1, -1)
             return torch.bmm(many(*sizes), self.key(x))  # here: repeated
 
-    return Query(), (torch.zeros(64, 32, 32),), {}
+    model = Query(query=nn.Parameter(torch.zeros(1, 32, 32)), key=nn.Linear(32, 32))
+    return model, (torch.zeros(64, 32, 32),), {}
 
 
 @planted("operators", "in the place of gelu", "Mlp", "aten::")
 def gelu_by_hand(wrong: bool) -> Step:
-    class Mlp(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(32, 256), nn.Linear(256, 32)
-
+    class Mlp(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.up(x)
             if not wrong:
@@ -571,70 +523,65 @@ def gelu_by_hand(wrong: bool) -> Step:
             x = 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x**3)))  # here: gelu_by_hand
             return self.down(x)
 
-    return Mlp(), (torch.zeros(128, 32),), {}
+    return Mlp(up=nn.Linear(32, 256), down=nn.Linear(256, 32)), (torch.zeros(128, 32),), {}
 
 
 @planted("backwards", "backward runs once, and was run 3 times", "Sequential", "aten::")
-def losses_added_up(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)).to(device)
-        total = torch.zeros((), device=device)
-        for _ in range(3):
-            loss = model(torch.zeros(64, 32, device=device)).square().sum()
-            if wrong:
-                total = total + loss
-            else:
-                loss.backward()
+def losses_added_up(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)).to(device)
+    total = torch.zeros((), device=device)
+    for _ in range(3):
+        loss = model(torch.zeros(64, 32, device=device)).square().sum()
         if wrong:
-            total.backward()
-
-    return Program(run), (), {}
+            total = total + loss
+        else:
+            loss.backward()
+    if wrong:
+        total.backward()
 
 
 @planted(
-    "lives longer", "than before: the graph of the list outputs of run", "", "aten::tanh", ("cpu",)
+    "lives longer",
+    "the graph of the list outputs of outputs_with_graphs",
+    "",
+    "aten::tanh",
+    "cpu",
 )
-def outputs_with_graphs(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 8)).to(device)
-        outputs = []
-        for _ in range(4):
-            y = model(torch.zeros(64, 32, device=device))
-            outputs.append(y if wrong else y.detach())
-
-    return Program(run), (), {}
+def outputs_with_graphs(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 8)).to(device)
+    outputs = []
+    for _ in range(4):
+        y = model(torch.zeros(64, 32, device=device))
+        outputs.append(y if wrong else y.detach())
 
 
-@planted("held between", "the OrderedDict best of run", "", "aten::clone", ("cpu",))
-def best_weights(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model, best = nn.Linear(256, 256).to(device), None
-        for _ in range(2):
-            model(torch.zeros(8, 256, device=device)).sum().backward()
-            model.zero_grad()
-            best = copy.deepcopy(model.state_dict()) if wrong else None  # here: best_weights
-        del best
-
-    return Program(run), (), {}
-
-
-@planted("held between", "made of gradients between two steps: the variable flat of run", "", "cat")
-def gradients_in_one_tensor(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+@planted("held between", "the OrderedDict best of best_weights", "", "aten::clone", "cpu")
+def best_weights(wrong: bool, device: str) -> None:
+    model, best = nn.Linear(256, 256).to(device), None
+    for _ in range(2):
         model(torch.zeros(8, 256, device=device)).sum().backward()
-        if wrong:  # what is alive between backward and optimizer is the peak now
-            gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
-            flat = torch.cat(gradients)  # here: gradients_in_one_tensor
-            flat.norm()
-
-    return Program(run), (), {}
+        model.zero_grad()
+        best = copy.deepcopy(model.state_dict()) if wrong else None  # here: best_weights
+    del best
 
 
 @planted(
-    "earlier steps", "are still alive: the list Metric.seen", "Linear", "aten::addmm", ("cuda",)
+    "held between",
+    "of gradients between two steps: the variable flat of gradients_in",
+    "",
+    "cat",
 )
-def metric_keeps_outputs(wrong: bool) -> Step:
+def gradients_in_one_tensor(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+    model(torch.zeros(8, 256, device=device)).sum().backward()
+    if wrong:  # what is alive between backward and optimizer is the peak now
+        gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+        flat = torch.cat(gradients)  # here: gradients_in_one_tensor
+        flat.norm()
+
+
+@planted("earlier steps", "are still alive: the list Metric.seen", "Linear", "aten::addmm", "cuda")
+def metric_keeps_outputs(wrong: bool, device: str) -> None:
     class Metric:
         def __init__(self) -> None:
             self.seen: list[Tensor] = []
@@ -642,23 +589,16 @@ def metric_keeps_outputs(wrong: bool) -> Step:
         def update(self, output: Tensor) -> None:
             self.seen.append(output if wrong else output.argmax(-1))
 
-    def run(device: str) -> None:
-        model, metric = nn.Linear(32, 512).to(device), Metric()
-        for _ in range(3):
-            y = model(torch.zeros(64, 32, device=device))
-            metric.update(y.detach())
-            y.sum().backward()
-
-    return Program(run), (), {}
+    model, metric = nn.Linear(32, 512).to(device), Metric()
+    for _ in range(3):
+        y = model(torch.zeros(64, 32, device=device))
+        metric.update(y.detach())
+        y.sum().backward()
 
 
-@planted("checkpoint", "a part of Stage is no longer checkpointed", "Stage", "aten::", ("cuda",))
+@planted("checkpoint", "a part of Stage is no longer checkpointed", "Stage", "aten::", "cuda")
 def function_without_checkpoint(wrong: bool) -> Step:
-    class Stage(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(64, 64)
-
+    class Stage(Parts):
         def act(self, x: Tensor) -> Tensor:
             return torch.tanh(torch.sigmoid(torch.exp(x)))
 
@@ -666,7 +606,7 @@ def function_without_checkpoint(wrong: bool) -> Step:
             x = self.linear(x)
             return self.act(x) if wrong else checkpoint(self.act, x, use_reentrant=False)
 
-    return Stage(), (torch.zeros(512, 64),), {}
+    return Stage(linear=nn.Linear(64, 64)), (torch.zeros(512, 64),), {}
 
 
 @planted(
@@ -674,14 +614,14 @@ def function_without_checkpoint(wrong: bool) -> Step:
     "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))",
     "",
     "aten::",
-    ("cpu",),
+    "cpu",
 )
 def another_stride(wrong: bool) -> Step:
     stem = nn.Conv2d(3, 16, 3, padding=1, stride=1 if wrong else 2)
     return nn.Sequential(stem, nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)), (images(),), {}
 
 
-@planted("layer gone", "MaxPool2d(kernel_size=2, stride=2", "Sequential", "aten::", ("cpu",))
+@planted("layer gone", "MaxPool2d(kernel_size=2, stride=2", "Sequential", "aten::", "cpu")
 def pooling_left_out(wrong: bool) -> Step:
     pooling = [] if wrong else [nn.MaxPool2d(2)]
     layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), *pooling, nn.Conv2d(16, 16, 3)]
@@ -693,22 +633,19 @@ def pooling_left_out(wrong: bool) -> Step:
     "makes float32[4, 16, 64, 64], and made [4, 16, 32, 32]",
     "Up",
     "aten::upsample",
-    ("cpu",),
+    "cpu",
 )
 def larger_scale(wrong: bool) -> Step:
-    class Up(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down, self.up = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 3, padding=1)
-
+    class Up(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = F.interpolate(self.down(x), scale_factor=4 if wrong else 2)  # here: larger_scale
             return self.up(x)
 
-    return Up(), (images(),), {}
+    model = Up(down=nn.Conv2d(3, 16, 3, padding=1), up=nn.Conv2d(16, 4, 3, padding=1))
+    return model, (images(),), {}
 
 
-@planted("new tensor", "the buffer Masked.mask is new", "Masked", "mask", ("cpu",))
+@planted("new tensor", "the buffer Masked.mask is new", "Masked", "mask", "cpu")
 def another_buffer(wrong: bool) -> Step:
     class Masked(nn.Linear):
         def __init__(self) -> None:
@@ -719,53 +656,32 @@ def another_buffer(wrong: bool) -> Step:
     return Masked(), (torch.zeros(8, 32),), {}
 
 
-@planted(
-    "optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like", ("cpu",)
-)
-def a_second_optimizer(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
-        optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.parameters(), 0.1)]
-        if wrong:
-            optimizers.append(torch.optim.Adam(model[1].parameters()))
-        model(torch.zeros(8, 256, device=device)).sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()  # here: a_second_optimizer
-
-    return Program(run), (), {}
+@planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like", "cpu")
+def a_second_optimizer(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.parameters(), 0.1)]
+    if wrong:
+        optimizers.append(torch.optim.Adam(model[1].parameters()))
+    model(torch.zeros(8, 256, device=device)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()  # here: a_second_optimizer
 
 
 @planted(
-    "reached",
-    "the backward goes through Generator now, and did not",
-    "Generator",
-    "aten::",
-    ("cuda",),
+    "reached", "the backward goes through Generator now, and did not", "Generator", "aten::", "cuda"
 )
-def not_detached(wrong: bool) -> Step:
+def not_detached(wrong: bool, device: str) -> None:
     class Generator(nn.Linear):
         pass
 
-    def run(device: str) -> None:
-        generator, critic = Generator(64, 1024).to(device), nn.Linear(1024, 1).to(device)
-        fake = generator(torch.zeros(64, 64, device=device))
-        critic(fake if wrong else fake.detach()).sum().backward()
-
-    return Program(run), (), {}
+    generator, critic = Generator(64, 1024).to(device), nn.Linear(1024, 1).to(device)
+    fake = generator(torch.zeros(64, 64, device=device))
+    critic(fake if wrong else fake.detach()).sum().backward()
 
 
-@planted("recomputed", ", recomputed, are alive together", "Stages.stages", "aten::", ("cpu",))
+@planted("recomputed", ", recomputed, are alive together", "Stages.stages", "aten::", "cpu")
 def one_checkpoint_around_all(wrong: bool) -> Step:
-    class Stages(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stages = nn.Sequential(
-                *(
-                    nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64))
-                    for _ in range(4)
-                )
-            )
-
+    class Stages(Parts):
         def forward(self, x: Tensor) -> Tensor:
             if wrong:
                 whole = self.stages
@@ -774,22 +690,24 @@ def one_checkpoint_around_all(wrong: bool) -> Step:
                 x = checkpoint(stage, x, use_reentrant=False)
             return x
 
-    return Stages(), (torch.zeros(512, 64),), {}
+    model = Stages(
+        stages=nn.Sequential(
+            *(nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(4))
+        )
+    )
+    return model, (torch.zeros(512, 64),), {}
 
 
 @planted("autocast cache", "autocast keeps bfloat16 copies of", "Sequential", "aten::_to_copy")
-def backward_within_autocast(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
-        x = torch.zeros(8, 256, device=device)
-        with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=wrong):
-            for _ in range(2):
-                model(x).float().sum().backward()
-
-    return Program(run), (), {}
+def backward_within_autocast(wrong: bool, device: str) -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
+    x = torch.zeros(8, 256, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=wrong):
+        for _ in range(2):
+            model(x).float().sum().backward()
 
 
-@planted("new tensor", "the buffer Sequential.{1-3}.rope.cos is new", "rope", "cos", ("cuda",))
+@planted("new tensor", "the buffer Sequential.{1-3}.rope.cos is new", "rope", "cos", "cuda")
 def tables_of_their_own(wrong: bool) -> Step:
     class Rope(nn.Module):
         def __init__(self) -> None:
@@ -810,15 +728,12 @@ def tables_of_their_own(wrong: bool) -> Step:
     return nn.Sequential(*layers), (torch.zeros(8, 64),), {}
 
 
-@planted("float64", "float64 comes from torch.tensor (aten::lift_fresh)", "", "aten::", ("cpu",))
-def constant_of_numpy(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        values = [0.5] * 256
-        dtype = torch.float64 if wrong else torch.float32
-        weights = torch.tensor(values, dtype=dtype).to(device)  # here: constant_of_numpy
-        (nn.Linear(256, 256).to(device)(torch.zeros(512, 256, device=device)) * weights).sum()
-
-    return Program(run), (), {}
+@planted("float64", "float64 comes from torch.tensor (aten::lift_fresh)", "", "aten::", "cpu")
+def constant_of_numpy(wrong: bool, device: str) -> None:
+    values = [0.5] * 256
+    dtype = torch.float64 if wrong else torch.float32
+    weights = torch.tensor(values, dtype=dtype).to(device)  # here: constant_of_numpy
+    (nn.Linear(256, 256).to(device)(torch.zeros(512, 256, device=device)) * weights).sum()
 
 
 @planted(
@@ -826,64 +741,50 @@ def constant_of_numpy(wrong: bool) -> Step:
     "to eager, a softmax of its own: need_weights=True",
     "Attending.attention",
     "aten::_softmax",
-    ("cuda",),
+    "cuda",
 )
 def weights_asked_for(wrong: bool) -> Step:
-    class Attending(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
-
+    class Attending(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.attention(x, x, x, need_weights=wrong)[0]  # here: weights_asked_for
 
-    return Attending(), (torch.zeros(2, 128, 32),), {}
+    model = Attending(attention=nn.MultiheadAttention(32, 4, batch_first=True))
+    return model, (torch.zeros(2, 128, 32),), {}
 
 
-@planted("attention", "to math: attn_mask has shape [4, 64, 64]", "Biased", "softmax", ("cpu",))
+@planted("attention", "to math: attn_mask has shape [4, 64, 64]", "Biased", "softmax", "cpu")
 def bias_of_three_dimensions(wrong: bool) -> Step:
-    class Biased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(16))
-
+    class Biased(Parts):
         def forward(self, x: Tensor) -> Tensor:
             q, bias = x * self.scale, x.new_zeros((4, 64, 64) if wrong else (64, 64))
             return F.scaled_dot_product_attention(q, q, q, bias)  # here: bias_of_three_dimensions
 
-    return Biased(), (torch.zeros(2, 4, 64, 16),), {}
+    return Biased(scale=nn.Parameter(torch.ones(16))), (torch.zeros(2, 4, 64, 16),), {}
 
 
-@planted("new module", "LSTMCell is new, in the place of LSTM", "LSTMCell", "aten::", ("cuda",))
-def cells_in_a_loop(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        x = torch.zeros(64, 16, 32, device=device)
-        if not wrong:
-            nn.LSTM(32, 64).to(device)(x)[0].sum().backward()
-            return
-        cell, state, made = nn.LSTMCell(32, 64).to(device), None, []
-        for part in x:
-            state = cell(part, state)
-            made.append(state[0])
-        torch.stack(made).sum().backward()
-
-    return Program(run), (), {}
+@planted("new module", "LSTMCell is new, in the place of LSTM", "LSTMCell", "aten::", "cuda")
+def cells_in_a_loop(wrong: bool, device: str) -> None:
+    x = torch.zeros(64, 16, 32, device=device)
+    if not wrong:
+        nn.LSTM(32, 64).to(device)(x)[0].sum().backward()
+        return
+    cell, state, made = nn.LSTMCell(32, 64).to(device), None, []
+    for part in x:
+        state = cell(part, state)
+        made.append(state[0])
+    torch.stack(made).sum().backward()
 
 
-@planted("operators", "F.one_hot (aten::zeros)", "OneHot", "F.one_hot (aten::", ("cpu",))
+@planted("operators", "F.one_hot (aten::zeros)", "OneHot", "F.one_hot (aten::", "cpu")
 def one_hot_instead_of_embedding(wrong: bool) -> Step:
-    class OneHot(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Parameter(torch.zeros(WORDS, 8))
-
+    class OneHot(Parts):
         def forward(self, words: Tensor) -> Tensor:
             if wrong:
                 hot = F.one_hot(words, WORDS)  # here: one_hot_instead_of_embedding
                 return hot.to(self.table.dtype) @ self.table
             return F.embedding(words, self.table)
 
-    return OneHot(), (ids(),), {}
+    return OneHot(table=nn.Parameter(torch.zeros(WORDS, 8))), (ids(),), {}
 
 
 @planted(
@@ -891,36 +792,27 @@ def one_hot_instead_of_embedding(wrong: bool) -> Step:
     "is given [4, 64, 32] of aten::embedding, and was given",
     "Pooled.head",
     "aten::",
-    ("cpu",),
+    "cpu",
 )
 def every_position(wrong: bool) -> Step:
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(WORDS, 32), nn.Linear(32, 400)
-
+    class Pooled(Parts):
         def forward(self, words: Tensor) -> Tensor:
             x = self.embed(words)
             if wrong:
                 return self.head(x)[:, 0].sum()  # here: every_position
             return self.head(x[:, 0]).sum()
 
-    return Pooled(), (ids(),), {}
+    return Pooled(embed=nn.Embedding(WORDS, 32), head=nn.Linear(32, 400)), (ids(),), {}
 
 
-@planted(
-    "called", "Sequential is called twice, and was once: at ", "Sequential", "aten::", ("cpu",)
-)
-def called_for_a_metric(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 8)).to(device)
-        x = torch.zeros(64, 32, device=device)
-        loss = model(x).logsumexp(-1).mean()
-        if wrong:
-            model(x).argmax(-1)  # here: called_for_a_metric
-        loss.backward()
-
-    return Program(run), (), {}
+@planted("called", "Sequential is called twice, and was once: at ", "Sequential", "aten::", "cpu")
+def called_for_a_metric(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 8)).to(device)
+    x = torch.zeros(64, 32, device=device)
+    loss = model(x).logsumexp(-1).mean()
+    if wrong:
+        model(x).argmax(-1)  # here: called_for_a_metric
+    loss.backward()
 
 
 class Momentum(torch.optim.Optimizer):
@@ -940,47 +832,30 @@ class Momentum(torch.optim.Optimizer):
             parameter.sub_(state["average"])
 
 
-@planted("state", "the state of Momentum has before, and had average", "", "aten::clone", ("cuda",))
-def another_state(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Linear(64, 256).to(device)
-        model(torch.zeros(4, 64, device=device)).sum().backward()
-        Momentum(model.parameters(), wrong).step()
-
-    return Program(run), (), {}
+@planted("state", "the state of Momentum has before, and had average", "", "aten::clone", "cuda")
+def another_state(wrong: bool, device: str) -> None:
+    model = nn.Linear(64, 256).to(device)
+    model(torch.zeros(4, 64, device=device)).sum().backward()
+    Momentum(model.parameters(), wrong).step()
 
 
-@planted(
-    "packed", "Sequential no longer runs within save_on_cpu", "Sequential", "aten::", ("cuda",)
-)
-def no_longer_offloaded(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)))
-        model, x = model.to(device), torch.zeros(512, 32, device=device)
-        with nullcontext() if wrong else torch.autograd.graph.save_on_cpu():
-            made = model(x)  # here: no_longer_offloaded
-        made.sum().backward()
-
-    return Program(run), (), {}
+@planted("packed", "Sequential no longer runs within save_on_cpu", "Sequential", "aten::", "cuda")
+def no_longer_offloaded(wrong: bool, device: str) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)))
+    model, x = model.to(device), torch.zeros(512, 32, device=device)
+    with nullcontext() if wrong else torch.autograd.graph.save_on_cpu():
+        made = model(x)  # here: no_longer_offloaded
+    made.sum().backward()
 
 
-@planted("new module", "Levels.attend.{0-1} is new", "Levels.attend", "aten::", ("cpu",))
+@planted("new module", "Levels.attend.{0-1} is new", "Levels.attend", "aten::", "cpu")
 def attention_at_more_levels(wrong: bool) -> Step:
-    class Attend(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.project = nn.Linear(16, 48)
-
+    class Attend(Parts):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = self.project(x).chunk(3, -1)
             return (q @ k.transpose(-2, -1)).softmax(-1) @ v  # here: attention_at_more_levels
 
-    class Levels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            levels = range(3) if wrong else range(2, 3)
-            self.attend = nn.ModuleDict({str(level): Attend() for level in levels})
-
+    class Levels(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for level in range(3):
                 if str(level) in self.attend:
@@ -988,34 +863,33 @@ def attention_at_more_levels(wrong: bool) -> Step:
                 x = x[:, ::2]
             return x.sum()
 
-    return Levels(), (torch.zeros(2, 256, 16),), {}
+    levels = range(3) if wrong else range(2, 3)
+    model = Levels(
+        attend=nn.ModuleDict({str(level): Attend(project=nn.Linear(16, 48)) for level in levels})
+    )
+    return model, (torch.zeros(2, 256, 16),), {}
 
 
-@planted("type", "bool became int64 from the buffer Mask.mask on", "Mask", "mask", ("cpu",))
+@planted("type", "bool became int64 from the buffer Mask.mask on", "Mask", "mask", "cpu")
 def mask_of_integers(wrong: bool) -> Step:
-    class Mask(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            mask = torch.ones(256, 256, dtype=torch.bool)
-            self.register_buffer("mask", mask.long() if wrong else mask)
-
+    class Mask(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return x.masked_fill(self.mask[:8, :8] == 0, -1e9).sum()
 
-    return Mask(), (torch.zeros(8, 8),), {"backward": False}
+    mask = torch.ones(256, 256, dtype=torch.bool)
+    return Mask(mask=mask.long() if wrong else mask), (torch.zeros(8, 8),), {"backward": False}
 
 
-@planted("lives longer", "the list kept of run", "Linear", "aten::addmm", ("cpu",))
-def outputs_kept_beside_their_sum(wrong: bool) -> Step:
-    @torch.no_grad()
-    def run(device: str) -> None:
-        model, kept = nn.Linear(16, 256).to(device), []
-        for _ in range(6):
-            made = model(torch.zeros(64, 16, device=device))
-            kept.append(made if wrong else made.argmax(-1))
-        torch.cat(kept)
-
-    return Program(run), (), {}
+@planted(
+    "lives longer", "the list kept of outputs_kept_beside_their", "Linear", "aten::addmm", "cpu"
+)
+@torch.no_grad()
+def outputs_kept_beside_their_sum(wrong: bool, device: str) -> None:
+    model, kept = nn.Linear(16, 256).to(device), []
+    for _ in range(6):
+        made = model(torch.zeros(64, 16, device=device))
+        kept.append(made if wrong else made.argmax(-1))
+    torch.cat(kept)
 
 
 @planted(
@@ -1023,53 +897,41 @@ def outputs_kept_beside_their_sum(wrong: bool) -> Step:
     "F.cross_entropy (aten::_log_softmax) is called twice, and was once",
     "",
     "aten::",
-    ("cpu",),
+    "cpu",
 )
-def another_loss(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model, targets = nn.Linear(16, 400).to(device), torch.zeros(64, dtype=torch.long)
-        made, targets = model(torch.zeros(64, 16, device=device)), targets.to(device)
-        loss = F.cross_entropy(made, targets)
-        if wrong:
-            loss = loss + F.cross_entropy(made * 0.5, targets)  # here: another_loss
-        loss.backward()
-
-    return Program(run), (), {}
+def another_loss(wrong: bool, device: str) -> None:
+    model, targets = nn.Linear(16, 400).to(device), torch.zeros(64, dtype=torch.long)
+    made, targets = model(torch.zeros(64, 16, device=device)), targets.to(device)
+    loss = F.cross_entropy(made, targets)
+    if wrong:
+        loss = loss + F.cross_entropy(made * 0.5, targets)  # here: another_loss
+    loss.backward()
 
 
-@planted("per sample", "gradients are taken of each sample: torch.vmap at", "", "aten::", ("cpu",))
-def gradients_of_each_sample(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        weight, x = torch.zeros(32, 64, device=device), torch.zeros(16, 32, device=device)
+@planted("per sample", "gradients are taken of each sample: torch.vmap at", "", "aten::", "cpu")
+def gradients_of_each_sample(wrong: bool, device: str) -> None:
+    weight, x = torch.zeros(32, 64, device=device), torch.zeros(16, 32, device=device)
 
-        def loss(weight: Tensor, x: Tensor) -> Tensor:
-            return (x @ weight).square().sum()  # here: gradients_of_each_sample
+    def loss(weight: Tensor, x: Tensor) -> Tensor:
+        return (x @ weight).square().sum()  # here: gradients_of_each_sample
 
-        gradient = torch.func.grad(loss)
-        if wrong:
-            gradient = torch.vmap(gradient, (None, 0))
-        gradient(weight, x).square().sum()
-
-    return Program(run), (), {}
+    gradient = torch.func.grad(loss)
+    if wrong:
+        gradient = torch.vmap(gradient, (None, 0))
+    gradient(weight, x).square().sum()
 
 
-@planted(
-    "layer", "Boxes.boxes is Linear(out_features=48), and was", "Boxes.boxes", "aten::", ("cpu",)
-)
+@planted("layer", "Boxes.boxes is Linear(out_features=48), and was", "Boxes.boxes", "aten::", "cpu")
 def more_boxes(wrong: bool) -> Step:
     """A layer of which only what is computed of its output is large."""
 
-    class Boxes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.boxes = nn.Linear(8, 48 if wrong else 16)
-            self.register_buffer("table", torch.zeros(1 << 20))
-
+    class Boxes(Parts):
         def forward(self, x: Tensor) -> Tensor:
             boxes = self.boxes(x).view(-1, 1, 4)  # here: more_boxes
             return torch.maximum(boxes, x.new_zeros(1, 500, 4)).square().sum()
 
-    return Boxes(), (torch.zeros(64, 8),), {}
+    model = Boxes(boxes=nn.Linear(8, 48 if wrong else 16), table=torch.zeros(1 << 20))
+    return model, (torch.zeros(64, 8),), {}
 
 
 @planted(
@@ -1077,38 +939,30 @@ def more_boxes(wrong: bool) -> Step:
     "add, mul and silu are called more often: add twice, and was once",
     "Mixed",
     "aten::add",
-    ("cpu",),
+    "cpu",
 )
 def gated_twice(wrong: bool) -> Step:
     """Several operators run again, in a module that is called as often as it was."""
 
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.gate = nn.Linear(64, 128), nn.Linear(64, 128)
-
+    class Mixed(Parts):
         def forward(self, x: Tensor) -> Tensor:
             up, gate = self.up(x), self.gate(x)
             weights = (0.5, 0.5) if wrong else (0.5,)
             return sum(F.silu(gate * w) * up for w in weights)  # here: gated_twice
 
-    return Mixed(), (torch.zeros(64, 64),), {}
+    return Mixed(up=nn.Linear(64, 128), gate=nn.Linear(64, 128)), (torch.zeros(64, 64),), {}
 
 
-@planted("layer", "is Conv2d(16, 16), and was Conv2d(16, 2)", "Head.head", "aten::", ("cuda",))
+@planted("layer", "is Conv2d(16, 16), and was Conv2d(16, 2)", "Head.head", "aten::", "cuda")
 def as_many_classes_as_channels(wrong: bool) -> Step:
     """Both numbers of the layer are the same now, and one of them was there before."""
 
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Conv2d(16, 16 if wrong else 2, 1)
-
+    class Head(Parts):
         def forward(self, x: Tensor) -> Tensor:
             logits = self.head(x)  # here: as_many_classes_as_channels
             return logits.softmax(1).log().sum()
 
-    return Head(), (torch.zeros(4, 16, 64, 64),), {}
+    return Head(head=nn.Conv2d(16, 16 if wrong else 2, 1)), (torch.zeros(4, 16, 64, 64),), {}
 
 
 @planted(
@@ -1116,47 +970,37 @@ def as_many_classes_as_channels(wrong: bool) -> Step:
     "Decoder.blocks.{1 3} is no longer checkpointed",
     "Decoder.blocks.",
     "aten::",
-    ("cpu",),
+    "cpu",
 )
-def every_second_checkpoint_of_a_model_that_is_gone(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        recompute = (0, 2) if wrong else (0, 1, 2, 3)
-        Decoder(recompute=recompute).to(device)(ids().to(device)).sum().backward()
-
-    return Program(run), (), {}
+def every_second_checkpoint_of_a_model_that_is_gone(wrong: bool, device: str) -> None:
+    recompute = (0, 2) if wrong else (0, 1, 2, 3)
+    Decoder(recompute=recompute).to(device)(ids().to(device)).sum().backward()
 
 
-@planted(
-    "reentrant", "is checkpointed with use_reentrant=True, and was", "Sequential", "", ("cpu",)
-)
-def another_kind_of_checkpoint(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        stage = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(device)
-        x = torch.zeros(512, 64, device=device, requires_grad=True)
-        for _ in range(2):
-            x = checkpoint(stage, x, use_reentrant=wrong)
-        x.sum().backward()
-
-    return Program(run), (), {}
+@planted("reentrant", "is checkpointed with use_reentrant=True, and was", "Sequential", "", "cpu")
+def another_kind_of_checkpoint(wrong: bool, device: str) -> None:
+    stage = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(device)
+    x = torch.zeros(512, 64, device=device, requires_grad=True)
+    for _ in range(2):
+        x = checkpoint(stage, x, use_reentrant=wrong)
+    x.sum().backward()
 
 
-@planted(
-    "size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries", "aten::", ("cpu",)
-)
+@planted("size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries", "aten::", "cpu")
 def more_queries(wrong: bool) -> Step:
     """A small parameter that no layer is given, and that everything is computed of."""
 
-    class Queries(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.queries, self.up = nn.Embedding(96 if wrong else 8, 32), nn.Linear(32, 256)
-            self.register_buffer("table", torch.zeros(1 << 20))
-
+    class Queries(Parts):
         def forward(self, x: Tensor) -> Tensor:
             made = self.queries.weight[None] + x[:, None]
             return torch.exp(made.repeat(1, 1, 8)).sin().sum()  # here: more_queries
 
-    return Queries(), (torch.zeros(64, 32),), {}
+    model = Queries(
+        queries=nn.Embedding(96 if wrong else 8, 32),
+        up=nn.Linear(32, 256),
+        table=torch.zeros(1 << 20),
+    )
+    return model, (torch.zeros(64, 32),), {}
 
 
 @planted("layer", "LSTM is LSTM(bidirectional=True), and was LSTM()", "LSTM", "_rnn")
@@ -1165,7 +1009,7 @@ def both_directions(wrong: bool) -> Step:
     return model, (torch.zeros(8, 32, 16),), {"loss_fn": lambda made: made[0].sum()}
 
 
-@planted("layer", "Sequential.0 is EmbeddingBag(), and was EmbeddingBag(sparse", "", "", ("cpu",))
+@planted("layer", "Sequential.0 is EmbeddingBag(), and was EmbeddingBag(sparse", "", "", "cpu")
 def gradient_that_is_not_sparse(wrong: bool) -> Step:
     bags = nn.EmbeddingBag(2000, 64, sparse=not wrong, mode="sum")
     return nn.Sequential(bags, nn.Linear(64, 8)), (ids(8, 4),), {}
@@ -1178,30 +1022,24 @@ class Waves(nn.Module):
         return (x.sin().cos() + x.tanh()).exp().sum()  # here: no_longer_compiled
 
 
-@planted("compiled", " compiles nothing more", "Waves", "aten::", ("cpu",))
-def no_longer_compiled(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = Waves() if wrong else torch.compile(Waves(), backend="aot_eager")
-        model(torch.zeros(64, 64, device=device, requires_grad=True)).backward()
-
-    return Program(run), (), {}
+@planted("compiled", " compiles nothing more", "Waves", "aten::", "cpu")
+def no_longer_compiled(wrong: bool, device: str) -> None:
+    model = Waves() if wrong else torch.compile(Waves(), backend="aot_eager")
+    model(torch.zeros(64, 64, device=device, requires_grad=True)).backward()
 
 
-@planted("compiled", "torch.compile at tests/diagnosis/planted.py:", "", "aten::", ("cpu",))
-def newly_compiled(wrong: bool) -> Step:
+@planted("compiled", "torch.compile at tests/diagnosis/planted.py:", "", "aten::", "cpu")
+def newly_compiled(wrong: bool, device: str) -> None:
     class Powers(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return (x * 2).mul_(x).add_(x).mul_(x)  # which a compiler makes four tensors of
 
-    def run(device: str) -> None:
-        with torch.no_grad():
-            model = torch.compile(Powers(), backend="aot_eager") if wrong else Powers()
-            model(torch.zeros(64, 64, device=device))
-
-    return Program(run), (), {}
+    with torch.no_grad():
+        model = torch.compile(Powers(), backend="aot_eager") if wrong else Powers()
+        model(torch.zeros(64, 64, device=device))
 
 
-@planted("type", "from aten::mul.Tensor on", "Scaled.norms.*", "aten::mul", ("cuda",))
+@planted("type", "from aten::mul.Tensor on", "Scaled.norms.*", "aten::mul", "cuda")
 def scaled_before_the_cast(wrong: bool) -> Step:
     class Norm(nn.Module):
         def __init__(self) -> None:
@@ -1213,18 +1051,17 @@ def scaled_before_the_cast(wrong: bool) -> Step:
             y = y * y.pow(2).mean(-1, keepdim=True).rsqrt()
             return self.weight * (y if wrong else y.to(x.dtype))  # here: scaled_before_the_cast
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norms = nn.ModuleList(Norm() for _ in range(3))
-            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH).bfloat16() for _ in range(3))
-
+    class Scaled(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for norm, layer in zip(self.norms, self.layers, strict=True):
                 x = x + layer(norm(x).to(x.dtype))
             return x
 
-    return Scaled(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+    model = Scaled(
+        norms=nn.ModuleList(Norm() for _ in range(3)),
+        layers=nn.ModuleList(nn.Linear(WIDTH, WIDTH).bfloat16() for _ in range(3)),
+    )
+    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
 @planted("attribute", "Graph.first has joined=True, and had joined=False", "Graph", "aten::")
@@ -1239,32 +1076,25 @@ def heads_are_joined(wrong: bool) -> Step:
             made = self.each(x).unflatten(-1, (self.heads, WIDTH))
             return made.flatten(-2) if self.joined else made.mean(-2)
 
-    class Graph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = Heads(wrong)
-            self.last = nn.Linear(4 * WIDTH if wrong else WIDTH, 7)
-
+    class Graph(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.first(x).relu())
 
-    return Graph(), (torch.zeros(256, WIDTH),), {}
+    model = Graph(first=Heads(wrong), last=nn.Linear(4 * WIDTH if wrong else WIDTH, 7))
+    return model, (torch.zeros(256, WIDTH),), {}
 
 
-@planted("given", "and was given packed [", "Tagger.lstm", "", ("cpu",))
+@planted("given", "and was given packed [", "Tagger.lstm", "", "cpu")
 def no_longer_packed(wrong: bool) -> Step:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
-
+    class Tagger(Parts):
         def forward(self, x: Tensor) -> Tensor:
             lengths = [LENGTH] + [4] * (len(x) - 1)
             given = x if wrong else nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
             made, _ = self.lstm(given)  # here: no_longer_packed
             return made if wrong else made.data
 
-    return Tagger(), (torch.zeros(16, LENGTH, WIDTH),), {}
+    model = Tagger(lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True))
+    return model, (torch.zeros(16, LENGTH, WIDTH),), {}
 
 
 @planted(
@@ -1272,14 +1102,10 @@ def no_longer_packed(wrong: bool) -> Step:
     "is given [4, 32, 64, 64] of F.interpolate (aten::upsample_nearest2d), and was",
     "UpThenMix",
     "aten::",
-    ("cpu",),
+    "cpu",
 )
 def upsampled_too_early(wrong: bool) -> Step:
-    class UpThenMix(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix, self.out = nn.Conv2d(32, 8, 1), nn.Conv2d(16, 8, 3, padding=1)
-
+    class UpThenMix(Parts):
         def forward(self, x: Tensor) -> Tensor:
             skip = x[:, :8].repeat(1, 1, 2, 2)
             if wrong:
@@ -1288,11 +1114,12 @@ def upsampled_too_early(wrong: bool) -> Step:
                 x = F.interpolate(self.mix(x), scale_factor=2.0)
             return self.out(torch.cat([skip, x], 1))
 
-    return UpThenMix(), (torch.zeros(4, 32, 32, 32, requires_grad=True),), {}
+    model = UpThenMix(mix=nn.Conv2d(32, 8, 1), out=nn.Conv2d(16, 8, 3, padding=1))
+    return model, (torch.zeros(4, 32, 32, 32, requires_grad=True),), {}
 
 
-@planted("earlier steps", "still alive: Trainer.last.logits", "Linear", "aten::", ("cpu",))
-def output_kept_by_a_trainer(wrong: bool) -> Step:
+@planted("earlier steps", "still alive: Trainer.last.logits", "Linear", "aten::", "cpu")
+def output_kept_by_a_trainer(wrong: bool, device: str) -> None:
     @dataclass
     class Output:
         logits: Tensor
@@ -1305,13 +1132,10 @@ def output_kept_by_a_trainer(wrong: bool) -> Step:
             made.logits.sum().backward()
             self.last = made if wrong else made.logits.sum().item()
 
-    def run(device: str) -> None:
-        trainer, model = Trainer(), nn.Linear(WIDTH, 64 * WIDTH).to(device)
-        trainer.step(model, torch.zeros(256, WIDTH, device=device))
-        model.zero_grad()
-        model(torch.zeros(512, WIDTH, device=device)).square().sum().backward()
-
-    return Program(run), (), {}
+    trainer, model = Trainer(), nn.Linear(WIDTH, 64 * WIDTH).to(device)
+    trainer.step(model, torch.zeros(256, WIDTH, device=device))
+    model.zero_grad()
+    model(torch.zeros(512, WIDTH, device=device)).square().sum().backward()
 
 
 @planted("attribute", "Stages.stages.{1-2} has again=False, and had", "Stages.stages", "aten::")
@@ -1327,33 +1151,26 @@ def switched_in_some_stages(wrong: bool) -> Step:
             y = self.inner(x)
             return x + self.outer(y.sigmoid() if self.again else y.sin().sigmoid())
 
-    class Stages(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            widths = (32, 64, 128)
-            self.stages = nn.ModuleList(
-                Stage(width, not (wrong and index)) for index, width in enumerate(widths)
-            )
-
+    class Stages(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for stage in self.stages:
                 x = stage(x)
             return x
 
-    return Stages(), (torch.zeros(256, WIDTH),), {}
+    widths = (32, 64, 128)
+    model = Stages(
+        stages=nn.ModuleList(
+            Stage(width, not (wrong and index)) for index, width in enumerate(widths)
+        )
+    )
+    return model, (torch.zeros(256, WIDTH),), {}
 
 
-@planted("new module", "Levels.narrow.2 is new", "Levels.head", "aten::convolution", ("cuda",))
+@planted("new module", "Levels.narrow.2 is new", "Levels.head", "aten::convolution", "cuda")
 def another_level(wrong: bool) -> Step:
     """A small layer, of which what another makes is large."""
 
-    class Levels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            levels = range(3 if wrong else 2)
-            self.narrow = nn.ModuleList(nn.Conv2d(3, 2, 1) for _ in levels)
-            self.head = nn.Conv2d(2, 64, 3, padding=1)
-
+    class Levels(Parts):
         def forward(self, x: Tensor) -> Tensor:
             made = []
             for narrow in self.narrow:
@@ -1361,10 +1178,15 @@ def another_level(wrong: bool) -> Step:
                 x = F.interpolate(x, scale_factor=2.0)
             return torch.cat(made, 2)
 
-    return Levels(), (images(),), {}
+    levels = range(3 if wrong else 2)
+    model = Levels(
+        narrow=nn.ModuleList(nn.Conv2d(3, 2, 1) for _ in levels),
+        head=nn.Conv2d(2, 64, 3, padding=1),
+    )
+    return model, (images(),), {}
 
 
-@planted("larger", "aten::_log_softmax makes float32[64, 400], and made [4, 400]", "", "", ("cpu",))
+@planted("larger", "aten::_log_softmax makes float32[64, 400], and made [4, 400]", "", "", "cpu")
 def rows_chosen_too_late(wrong: bool) -> Step:
     def loss(logits: Tensor) -> Tensor:
         if wrong:
@@ -1374,8 +1196,9 @@ def rows_chosen_too_late(wrong: bool) -> Step:
     return nn.Linear(8, 400), (torch.zeros(64, 8),), {"loss_fn": loss}
 
 
-@planted("lives longer", "the dict model.masks of run", "Masked", "aten::triu", ("cpu",))
-def masks_of_every_length(wrong: bool) -> Step:
+@planted("lives longer", "the dict model.masks of masks_of_every", "Masked", "aten::triu", "cpu")
+@torch.no_grad()
+def masks_of_every_length(wrong: bool, device: str) -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -1388,47 +1211,36 @@ def masks_of_every_length(wrong: bool) -> Step:
                 self.masks[key] = wide.triu(1)  # here: masks_of_every_length
             return (x @ x.transpose(1, 2) + self.masks[key]).softmax(-1) @ x
 
-    @torch.no_grad()
-    def run(device: str) -> None:
-        model = Masked()
-        for length in (128, 160, 192, 256):
-            model(torch.zeros(1, length, 8, device=device))
-
-    return Program(run), (), {}
+    model = Masked()
+    for length in (128, 160, 192, 256):
+        model(torch.zeros(1, length, 8, device=device))
 
 
 @planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)")
 def convolution_by_hand(wrong: bool) -> Step:
     """Most of it is made in the backward, by operators that nobody has called."""
 
-    class Patches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
-
+    class Patches(Parts):
         def forward(self, x: Tensor) -> Tensor:
             if not wrong:
                 return F.conv2d(x, self.weight, padding=1)
             columns = F.unfold(x, 3, padding=1)  # here: convolution_by_hand
             return self.weight.flatten(1) @ columns
 
-    return Patches(), (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
+    model = Patches(weight=nn.Parameter(torch.zeros(16, 16, 3, 3)))
+    return model, (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
 
 
-@planted("inputs", "input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops", "aten::", ("cpu",))
+@planted("inputs", "input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops", "aten::", "cpu")
 def more_crops(wrong: bool) -> Step:
-    class Crops(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Conv2d(3, 16, 3)
-
+    class Crops(Parts):
         def forward(self, crops: list[Tensor]) -> Tensor:
             return torch.stack([self.stem(crop).tanh().mean() for crop in crops])
 
-    return Crops(), ([images() for _ in range(3 if wrong else 1)],), {}
+    return Crops(stem=nn.Conv2d(3, 16, 3)), ([images() for _ in range(3 if wrong else 1)],), {}
 
 
-@planted("type", "float32 from aten::mul.Tensor on", "Scaled.*", "aten::mul", ("cpu",))
+@planted("type", "float32 from aten::mul.Tensor on", "Scaled.*", "aten::mul", "cpu")
 def not_cast_back(wrong: bool) -> Step:
     """What was float32 before, too, is no news, though more is cast than was."""
 
@@ -1450,26 +1262,21 @@ def not_cast_back(wrong: bool) -> Step:
     return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted(
-    "gradients recorded", "Sequential runs with gradients", "Sequential.1", "aten::", ("cuda",)
-)
-def encoder_with_gradients(wrong: bool) -> Step:
+@planted("gradients recorded", "Sequential runs with gradients", "Sequential.1", "aten::", "cuda")
+def encoder_with_gradients(wrong: bool, device: str) -> None:
     """Two modules, of which one has nothing at the peak, and beside them a library's buffer."""
-
-    def run(device: str) -> None:
-        narrow = nn.Conv2d(3, 1, 1).to(device)
-        wide = nn.Sequential(nn.Linear(16, 2048), nn.Tanh(), nn.Linear(2048, 64)).to(device)
-        scale = torch.ones(64, device=device, requires_grad=True)
-        with torch.set_grad_enabled(wrong):
-            made = narrow(images().to(device))
-            made = wide(made.flatten(0, 2)).sum(0)
-        (made * scale).sum().backward()
-
-    return Program(run), (), {}
+    narrow = nn.Conv2d(3, 1, 1).to(device)
+    wide = nn.Sequential(nn.Linear(16, 2048), nn.Tanh(), nn.Linear(2048, 64)).to(device)
+    scale = torch.ones(64, device=device, requires_grad=True)
+    with torch.set_grad_enabled(wrong):
+        made = narrow(images().to(device))
+        made = wide(made.flatten(0, 2)).sum(0)
+    (made * scale).sum().backward()
 
 
-@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat", ("cpu",))
-def turns_are_joined(wrong: bool) -> Step:
+@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat", "cpu")
+@torch.no_grad()
+def turns_are_joined(wrong: bool, device: str) -> None:
     """An argument that is an object of the program's."""
 
     class Past:
@@ -1481,17 +1288,13 @@ def turns_are_joined(wrong: bool) -> Step:
             x = x if past is None else torch.cat([past.seen, x])  # here: turns_are_joined
             return x.sin().sum(), Past(x)
 
-    @torch.no_grad()
-    def run(device: str) -> None:
-        model, past = Turns(), None
-        for _ in range(3):
-            _, made = model(torch.zeros(256, 16, device=device), past=past)
-            past = made if wrong else None
-
-    return Program(run), (), {}
+    model, past = Turns(), None
+    for _ in range(3):
+        _, made = model(torch.zeros(256, 16, device=device), past=past)
+        past = made if wrong else None
 
 
-@planted("checkpoint", "a part of Dense is no longer", "Dense", "aten::", ("cpu",))
+@planted("checkpoint", "a part of Dense is no longer", "Dense", "aten::", "cpu")
 def some_layers_recomputed(wrong: bool) -> Step:
     """Layers that a function calls: not all that the module has."""
 
@@ -1510,8 +1313,8 @@ def some_layers_recomputed(wrong: bool) -> Step:
     return Dense(), (torch.zeros(512, 64),), {}
 
 
-@planted("left", "Hooked is still there when the step has ended: ", "Hooked", "aten::", ("cpu",))
-def model_in_a_cycle(wrong: bool) -> Step:
+@planted("left", "Hooked is still there when the step has ended: ", "Hooked", "aten::", "cpu")
+def model_in_a_cycle(wrong: bool, device: str) -> None:
     class Hooked(nn.Linear):
         pass
 
@@ -1523,13 +1326,10 @@ def model_in_a_cycle(wrong: bool) -> Step:
                     lambda *made: setattr(self, "seen", made[-1].mean())
                 )
 
-    def run(device: str) -> None:
-        Trainer(device).model(torch.zeros(8, 32, device=device)).sum().backward()
-
-    return Program(run), (), {}
+    Trainer(device).model(torch.zeros(8, 32, device=device)).sum().backward()
 
 
-@planted("memory format", "Images is contiguous, and was channels last", "Images", "", ("cpu",))
+@planted("memory format", "Images is contiguous, and was channels last", "Images", "", "cpu")
 def no_longer_channels_last(wrong: bool) -> Step:
     class Images(nn.Sequential):
         pass
@@ -1539,50 +1339,39 @@ def no_longer_channels_last(wrong: bool) -> Step:
     return model if wrong else model.to(memory_format=torch.channels_last), (last,), {}
 
 
-@planted("twice", "the parameters of Wide are there twice, and were once", "Wide", "", ("cpu",))
-def copied_for_an_evaluation(wrong: bool) -> Step:
+@planted("twice", "the parameters of Wide are there twice, and were once", "Wide", "", "cpu")
+def copied_for_an_evaluation(wrong: bool, device: str) -> None:
     class Wide(nn.Linear):
         pass
 
-    def run(device: str) -> None:
-        model, x = Wide(256, 256).to(device), torch.zeros(4, 256, device=device)
-        model(x).sum().backward()
-        own = copy.deepcopy(model) if wrong else model
-        with torch.no_grad():
-            own(x)
-
-    return Program(run), (), {}
+    model, x = Wide(256, 256).to(device), torch.zeros(4, 256, device=device)
+    model(x).sum().backward()
+    own = copy.deepcopy(model) if wrong else model
+    with torch.no_grad():
+        own(x)
 
 
-@planted("optimizer", "history_size=20), and was LBFGS (loop, max_iter=4, ", "", "aten::", ("cpu",))
-def longer_history(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Linear(64, 64).to(device)
-        size = 20 if wrong else 2
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=size)
+@planted("optimizer", "history_size=20), and was LBFGS (loop, max_iter=4, ", "", "aten::", "cpu")
+def longer_history(wrong: bool, device: str) -> None:
+    model = nn.Linear(64, 64).to(device)
+    size = 20 if wrong else 2
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=size)
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = model(torch.ones(4, 64, device=device)).square().sum()
-            loss.backward()
-            return loss
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 64, device=device)).square().sum()
+        loss.backward()
+        return loss
 
-        for _ in range(3):
-            optimizer.step(closure)
-
-    return Program(run), (), {}
+    for _ in range(3):
+        optimizer.step(closure)
 
 
-@planted("given", "is given [5, 64, 20] of aten::add.Tensor", "Sampled", "aten::add", ("cpu",))
+@planted("given", "is given [5, 64, 20] of aten::add.Tensor", "Sampled", "aten::add", "cpu")
 def more_samples(wrong: bool) -> Step:
     """What is given was made larger by the same operator: there, and not where it is given."""
 
-    class Sampled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode, self.mean = nn.Linear(784, 256), nn.Linear(256, 20)
-            self.decode = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 784))
-
+    class Sampled(Parts):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             mean = self.mean(F.relu(self.encode(x)))
             noise = torch.randn(*([5] if wrong else []), *mean.shape, device=x.device)
@@ -1592,39 +1381,43 @@ def more_samples(wrong: bool) -> Step:
     def loss(made: tuple[Tensor, Tensor]) -> Tensor:
         return made[0].sigmoid().mean() + made[1].exp().mean()
 
-    return Sampled(), (torch.zeros(64, 784),), {"loss_fn": loss}
+    model = Sampled(
+        encode=nn.Linear(784, 256),
+        mean=nn.Linear(256, 20),
+        decode=nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 784)),
+    )
+    return model, (torch.zeros(64, 784),), {"loss_fn": loss}
 
 
-@planted("gradients kept", "are alive in the forward: the list seen of run", "", "aten::", ("cpu",))
-def gradients_of_outputs_kept(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model, seen = nn.Sequential(nn.Linear(64, 256), nn.Tanh()).to(device), []
-        for _ in range(3):
-            made = model(torch.zeros(128, 64, device=device))
-            if wrong:
-                made.register_hook(seen.append)
-            made.square().sum().backward()
-            model.zero_grad()
+@planted(
+    "gradients kept",
+    "alive in the forward: the list seen of gradients_of_outputs",
+    "",
+    "aten::",
+    "cpu",
+)
+def gradients_of_outputs_kept(wrong: bool, device: str) -> None:
+    model, seen = nn.Sequential(nn.Linear(64, 256), nn.Tanh()).to(device), []
+    for _ in range(3):
+        made = model(torch.zeros(128, 64, device=device))
+        if wrong:
+            made.register_hook(seen.append)
+        made.square().sum().backward()
+        model.zero_grad()
 
-    return Program(run), (), {}
 
-
-@planted("called", "Wide is called 5 times, and was twice", "Wide", "weight", ("cpu",))
-def more_models(wrong: bool) -> Step:
-    class Wide(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))
-
+@planted("called", "Wide is called 5 times, and was twice", "Wide", "weight", "cpu")
+def more_models(wrong: bool, device: str) -> None:
+    class Wide(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.layers(x)
 
-    def run(device: str) -> None:
-        models = [Wide().to(device) for _ in range(5 if wrong else 2)]
-        x = torch.zeros(8, 64, device=device)
-        torch.stack([model(x).square().mean() for model in models]).sum().backward()
-
-    return Program(run), (), {}
+    models = [
+        Wide(layers=nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))).to(device)
+        for _ in range(5 if wrong else 2)
+    ]
+    x = torch.zeros(8, 64, device=device)
+    torch.stack([model(x).square().mean() for model in models]).sum().backward()
 
 
 class Strided(nn.Module):
@@ -1670,7 +1463,7 @@ def stride_of_the_first_of_several(wrong: bool) -> Step:
     return Staged(*stages), (torch.zeros(4, 8, 32, 32, requires_grad=True),), {}
 
 
-@planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last", "aten::", ("cpu",))
+@planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last", "aten::", "cpu")
 def last_layer_is_trained(wrong: bool) -> Step:
     """What grows is what another layer has made: the one that is trained keeps what it is given."""
 
@@ -1693,39 +1486,31 @@ def last_layer_is_trained(wrong: bool) -> Step:
 def norm_of_the_batch(wrong: bool) -> Step:
     """What grows is what the norm is given, and keeps, and it makes as much as it did."""
 
-    class Affine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("scale", torch.ones(1, 32, 1, 1))
-
+    class Affine(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return x * self.scale
 
-    class Normed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32) if wrong else Affine()
-
+    class Normed(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.norm(self.conv(x)).relu_()  # here: norm_of_the_batch
 
-    return Normed(), (images(),), {}
+    model = Normed(
+        conv=nn.Conv2d(3, 32, 3),
+        norm=nn.BatchNorm2d(32) if wrong else Affine(scale=torch.ones(1, 32, 1, 1)),
+    )
+    return model, (images(),), {}
 
 
 @planted("graph kept", "backward(create_graph=True) at ", "", "aten::")
-def gradient_penalty(wrong: bool) -> Step:
+def gradient_penalty(wrong: bool, device: str) -> None:
     """Most of it is what the backward takes for a moment."""
-
-    def run(device: str) -> None:
-        critic = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).to(device)
-        x = images().to(device).requires_grad_(wrong)
-        score = critic(x).mean()
-        if wrong:
-            (gradient,) = torch.autograd.grad(score, x, create_graph=True)
-            score = score + gradient.square().mean()
-        score.backward()
-
-    return Program(run), (), {}
+    critic = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).to(device)
+    x = images().to(device).requires_grad_(wrong)
+    score = critic(x).mean()
+    if wrong:
+        (gradient,) = torch.autograd.grad(score, x, create_graph=True)
+        score = score + gradient.square().mean()
+    score.backward()
 
 
 @planted("layer", "Adapted.layer is Adapter, and was Linear(", "Adapted.layer.adapter", "aten::")
@@ -1741,35 +1526,27 @@ def adapter_around_a_frozen_layer(wrong: bool) -> Step:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) + self.adapter(x)
 
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.Linear(64, 64).requires_grad_(False)
-            self.layer, self.head = Adapter(layer) if wrong else layer, nn.Linear(64, 4)
-
+    class Adapted(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.layer(x))
 
-    return Adapted(), (torch.zeros(128, 64),), {}
+    layer = nn.Linear(64, 64).requires_grad_(False)
+    model = Adapted(layer=Adapter(layer) if wrong else layer, head=nn.Linear(64, 4))
+    return model, (torch.zeros(128, 64),), {}
 
 
-@planted("type", "bfloat16 became float32 from the parameter Decoder.", "Decoder", "", ("cuda",))
+@planted("type", "bfloat16 became float32 from the parameter Decoder.", "Decoder", "", "cuda")
 def model_in_float32(wrong: bool) -> Step:
     """Attention takes another kernel because of the type, which is what changed."""
     model = Decoder()
     return model if wrong else model.bfloat16(), (ids(),), {}
 
 
-@planted("new module", "Heads.more is new", "Heads.more", "aten::addmm", ("cpu",))
+@planted("new module", "Heads.more is new", "Heads.more", "aten::addmm", "cpu")
 def another_head_with_its_loss(wrong: bool) -> Step:
     """The loss of the new head is the largest part of what it costs."""
 
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.head = nn.Linear(16, 8), nn.Linear(8, 500)
-            self.more = nn.Linear(8, 500) if wrong else None
-
+    class Heads(Parts):
         def forward(self, x: Tensor) -> list[Tensor]:
             x = self.stem(x)
             made = [self.head(x)]
@@ -1782,20 +1559,19 @@ def another_head_with_its_loss(wrong: bool) -> Step:
         losses = [F.cross_entropy(one, labels) for one in made]
         return torch.stack(losses).sum()
 
-    return Heads(), (torch.zeros(256, 16),), {"loss_fn": loss}
+    model = Heads(
+        stem=nn.Linear(16, 8), head=nn.Linear(8, 500), more=nn.Linear(8, 500) if wrong else None
+    )
+    return model, (torch.zeros(256, 16),), {"loss_fn": loss}
 
 
 @planted("new gradient", "a gradient float32[512, 256] is new: what aten::addmm is", "", "addmm")
-def input_requires_gradients(wrong: bool) -> Step:
+def input_requires_gradients(wrong: bool, device: str) -> None:
     """In a program that never sets gradients to none, and kept those of its parameters before."""
-
-    def run(device: str) -> None:
-        model = nn.Linear(256, 8).to(device)
-        x = torch.zeros(512, 256, device=device, requires_grad=wrong)
-        for _ in range(2):
-            model(x).mean().backward()  # here: input_requires_gradients
-
-    return Program(run), (), {}
+    model = nn.Linear(256, 8).to(device)
+    x = torch.zeros(512, 256, device=device, requires_grad=wrong)
+    for _ in range(2):
+        model(x).mean().backward()  # here: input_requires_gradients
 
 
 @planted("larger", "[32, 4, 16] of z.repeat_interleave (aten::clone), which is new", "", "clone")
@@ -1810,67 +1586,51 @@ def repeated_before_a_product(wrong: bool) -> Step:
     return nn.Linear(16, 16), (torch.zeros(32, 16),), {"loss_fn": loss}
 
 
-@planted(
-    "earlier steps", "of an earlier step are still alive: the graph of", "", "aten::", ("cpu",)
-)
-def queue_with_its_graph(wrong: bool) -> Step:
+@planted("earlier steps", "of an earlier step are still alive: the graph of", "", "aten::", "cpu")
+def queue_with_its_graph(wrong: bool, device: str) -> None:
     """The backward goes through the graph of the step before, which takes more than it keeps."""
-
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
-        queue = torch.zeros(128, 64, device=device)
-        for _ in range(3):
-            made = model(torch.zeros(64, 64, device=device))
-            (made @ queue.T).mean().backward(retain_graph=True)
-            queue = torch.cat([made if wrong else made.detach(), queue.detach()])[:128]
-
-    return Program(run), (), {}
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
+    queue = torch.zeros(128, 64, device=device)
+    for _ in range(3):
+        made = model(torch.zeros(64, 64, device=device))
+        (made @ queue.T).mean().backward(retain_graph=True)
+        queue = torch.cat([made if wrong else made.detach(), queue.detach()])[:128]
 
 
-@planted("left", "a reference cycle of the traceback of ValueError", "Wide", "", ("cpu",))
-def error_that_is_kept(wrong: bool) -> Step:
+@planted("left", "a reference cycle of the traceback of ValueError", "Wide", "", "cpu")
+def error_that_is_kept(wrong: bool, device: str) -> None:
     """What keeps the error is a variable of a function that the error's traceback keeps."""
 
     class Wide(nn.Linear):
         pass
 
-    def run(device: str) -> None:
-        model, errors = Wide(64, 256).to(device), []
-        for batch in range(2):
-            try:
-                model(torch.zeros(8, 64, device=device)).sum().backward()
-                raise ValueError(batch)
-            except ValueError as error:
-                errors.append(error if wrong else str(error))
-
-    return Program(run), (), {}
+    model, errors = Wide(64, 256).to(device), []
+    for batch in range(2):
+        try:
+            model(torch.zeros(8, 64, device=device)).sum().backward()
+            raise ValueError(batch)
+        except ValueError as error:
+            errors.append(error if wrong else str(error))
 
 
 @planted("given", "experts.*.0 is given [256, 16], and was given [64, 16]", "Mixed.experts.*.1", "")
 def every_expert_gets_all(wrong: bool) -> Step:
     """What is given is an input, and something of its shape is made by another layer's output."""
 
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layers = (nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh())
-            self.experts = nn.ModuleList(copy.deepcopy(nn.Sequential(*layers)) for _ in range(4))
-
+    class Mixed(Parts):
         def forward(self, x: Tensor) -> Tensor:
             parts = [x] * 4 if wrong else x.chunk(4)
             made = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
             return torch.stack([one.mean() for one in made])  # there is no line of the program's
 
-    return Mixed(), (torch.zeros(256, 16),), {}
+    layers = (nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh())
+    model = Mixed(experts=nn.ModuleList(copy.deepcopy(nn.Sequential(*layers)) for _ in range(4)))
+    return model, (torch.zeros(256, 16),), {}
 
 
-@planted("recorded", "autograd records amax, clamp", "Matched", "aten::", ("cpu",))
+@planted("recorded", "autograd records amax, clamp", "Matched", "aten::", "cpu")
 def boxes_matched_with_a_graph(wrong: bool) -> Step:
-    class Matched(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 4)
-
+    class Matched(Parts):
         def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
             boxes = self.layer(x)
             with torch.set_grad_enabled(wrong):
@@ -1878,46 +1638,34 @@ def boxes_matched_with_a_graph(wrong: bool) -> Step:
                 near = (near - boxes[:, None]).clamp(min=0).sum(-1).amax(1)
             return (boxes.sum(-1) * near).sum()
 
-    return Matched(), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
+    return Matched(layer=nn.Linear(8, 4)), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
 
 
-@planted("gradients recorded", "Sequential runs with gradients", "Sequential.", "", ("cuda",))
-def evaluated_with_a_graph(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
-        model = model.to(device)
-        model(torch.zeros(256, 256, device=device)).sum().backward()
-        model.zero_grad()
-        batches = [torch.zeros(256, 256, device=device) for _ in range(3)]
-        for batch in batches:  # another forward is the largest now, of the same tensors
-            with torch.set_grad_enabled(wrong):
-                model(batch).argmax()
-
-    return Program(run), (), {}
+@planted("gradients recorded", "Sequential runs with gradients", "Sequential.", "", "cuda")
+def evaluated_with_a_graph(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+    model = model.to(device)
+    model(torch.zeros(256, 256, device=device)).sum().backward()
+    model.zero_grad()
+    batches = [torch.zeros(256, 256, device=device) for _ in range(3)]
+    for batch in batches:  # another forward is the largest now, of the same tensors
+        with torch.set_grad_enabled(wrong):
+            model(batch).argmax()
 
 
 @planted("reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "aten::relu")
-def target_with_its_graph(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
-        model = model.to(device)
+def target_with_its_graph(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+    model = model.to(device)
 
-        def loss(now: Tensor, later: Tensor) -> Tensor:
-            wanted = 0.9 * model(later).amax(1)
-            return F.mse_loss(model(now).amax(1), wanted if wrong else wanted.detach())
+    def loss(now: Tensor, later: Tensor) -> Tensor:
+        wanted = 0.9 * model(later).amax(1)
+        return F.mse_loss(model(now).amax(1), wanted if wrong else wanted.detach())
 
-        loss(*torch.zeros(2, 256, 32, device=device)).backward()
-
-    return Program(run), (), {}
+    loss(*torch.zeros(2, 256, 32, device=device)).backward()
 
 
-@planted(
-    "in place",
-    "add is no longer in place (3 of 6 calls)",
-    "Sequential.",
-    "aten::add",
-    ("cpu",),
-)
+@planted("in place", "add is no longer in place (3 of 6 calls)", "Sequential.", "aten::add", "cpu")
 def two_no_longer_in_place(wrong: bool) -> Step:
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -1935,8 +1683,8 @@ def two_no_longer_in_place(wrong: bool) -> Step:
     return nn.Sequential(*(Residual() for _ in range(3))), (torch.zeros(4, 8, 32, 32),), {}
 
 
-@planted("larger", "aten::new_zeros makes float32[4, 512, 32]", "Cached", "new_zeros", ("cpu",))
-def longer_cache(wrong: bool) -> Step:
+@planted("larger", "aten::new_zeros makes float32[4, 512, 32]", "Cached", "new_zeros", "cpu")
+def longer_cache(wrong: bool, device: str) -> None:
     class Cached(nn.Module):
         def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
             if not cache:
@@ -1944,56 +1692,41 @@ def longer_cache(wrong: bool) -> Step:
                 cache["keys"] = x.new_zeros(len(x), size, 32)  # here: longer_cache
             return x @ cache["keys"][:, :32].transpose(1, 2)
 
-    def run(device: str) -> None:
-        layer, cache = Cached(), {}
-        for _ in range(3):
-            layer(torch.zeros(4, 8, 32, device=device), cache)
-
-    return Program(run), (), {}
+    layer, cache = Cached(), {}
+    for _ in range(3):
+        layer(torch.zeros(4, 8, 32, device=device), cache)
 
 
-@planted("earlier steps", "are still alive: Average.copy.0.0.weight", "", "aten::", ("cpu",))
-def made_into_an_object(wrong: bool) -> Step:
+@planted("earlier steps", "are still alive: Average.copy.0.0.weight", "", "aten::", "cpu")
+def made_into_an_object(wrong: bool, device: str) -> None:
     class Average:
         def __init__(self, device: str) -> None:
             layers = nn.Linear(64, 256, bias=False), nn.Linear(64, 256, bias=False)
             self.copy = nn.Sequential(nn.Sequential(*layers)).to(device)
 
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Sequential(nn.Linear(64, 64)), nn.Linear(64, 64)).to(device)
-        average = Average(device) if wrong else None
-        for _ in range(2):
-            model(torch.zeros(8, 64, device=device)).sum().backward()
-        assert average is None or average.copy
-
-    return Program(run), (), {}
+    model = nn.Sequential(nn.Sequential(nn.Linear(64, 64)), nn.Linear(64, 64)).to(device)
+    average = Average(device) if wrong else None
+    for _ in range(2):
+        model(torch.zeros(8, 64, device=device)).sum().backward()
+    assert average is None or average.copy
 
 
-@planted("graph kept", "runs 4 times, and ran once: it keeps its graph", "", "aten::", ("cpu",))
-def more_inner_steps(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
-        weights = dict(model.named_parameters())
-        for _ in range(4 if wrong else 1):
-            made = torch.func.functional_call(model, weights, torch.zeros(64, 32, device=device))
-            wanted = made.square().mean()
-            found = torch.autograd.grad(wanted, [*weights.values()], create_graph=True)
-            weights = {name: w - g for (name, w), g in zip(weights.items(), found, strict=True)}
+@planted("graph kept", "runs 4 times, and ran once: it keeps its graph", "", "aten::", "cpu")
+def more_inner_steps(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
+    weights = dict(model.named_parameters())
+    for _ in range(4 if wrong else 1):
         made = torch.func.functional_call(model, weights, torch.zeros(64, 32, device=device))
-        made.sum().backward()
+        wanted = made.square().mean()
+        found = torch.autograd.grad(wanted, [*weights.values()], create_graph=True)
+        weights = {name: w - g for (name, w), g in zip(weights.items(), found, strict=True)}
+    made = torch.func.functional_call(model, weights, torch.zeros(64, 32, device=device))
+    made.sum().backward()
 
-    return Program(run), (), {}
 
-
-@planted("larger", "float32[64, 128] of the parameter Adapted.up, and", "Adapted", "", ("cuda",))
+@planted("larger", "float32[64, 128] of the parameter Adapted.up, and", "Adapted", "", "cuda")
 def weights_merged_in_the_forward(wrong: bool) -> Step:
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = nn.Linear(128, 64).requires_grad_(False)
-            self.down = nn.Parameter(torch.zeros(2, 128))
-            self.up = nn.Parameter(torch.zeros(64, 2))
-
+    class Adapted(Parts):
         def forward(self, x: Tensor) -> Tensor:
             if not wrong:
                 return self.base(x) + x @ self.down.t() @ self.up.t()
@@ -2001,17 +1734,22 @@ def weights_merged_in_the_forward(wrong: bool) -> Step:
             weight = self.base.weight + merged
             return F.linear(x, weight, self.base.bias)
 
-    return Adapted(), (torch.zeros(4, 128, requires_grad=True),), {}
+    model = Adapted(
+        base=nn.Linear(128, 64).requires_grad_(False),
+        down=nn.Parameter(torch.zeros(2, 128)),
+        up=nn.Parameter(torch.zeros(64, 2)),
+    )
+    return model, (torch.zeros(4, 128, requires_grad=True),), {}
 
 
-@planted("layer", ".1 is Linear(out_features=256), and was", "Sequential.1", "addmm", ("cpu",))
+@planted("layer", ".1 is Linear(out_features=256), and was", "Sequential.1", "addmm", "cpu")
 def two_layers_of_a_sequence_otherwise(wrong: bool) -> Step:
     rare, width = (True, 256) if wrong else (False, 16)
     embedding = nn.Embedding(1000, 16, scale_grad_by_freq=rare)
     return nn.Sequential(embedding, nn.Linear(16, width)), (ids(),), {}
 
 
-@planted("operators", ", for the mask of attention) in the place of", "Masked", "", ("cuda",))
+@planted("operators", ", for the mask of attention) in the place of", "Masked", "", "cuda")
 def mask_made_by_hand(wrong: bool) -> Step:
     class Masked(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -2024,7 +1762,7 @@ def mask_made_by_hand(wrong: bool) -> Step:
     return Masked(), (torch.zeros(8, 4, 64, 8, requires_grad=True),), {}
 
 
-@planted("type", "float32 from the parameter Sequential.*.norm.weight on", "norm", "", ("cuda",))
+@planted("type", "float32 from the parameter Sequential.*.norm.weight on", "norm", "", "cuda")
 def norms_in_float32(wrong: bool) -> Step:
     class Norm(nn.LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
@@ -2039,7 +1777,7 @@ def norms_in_float32(wrong: bool) -> Step:
     return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted("checkpoint", "Stages.* is no longer checkpointed", "Stages", "", ("cpu",))
+@planted("checkpoint", "Stages.* is no longer checkpointed", "Stages", "", "cpu")
 def reentrant_checkpoints_lost(wrong: bool) -> Step:
     class Stages(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
@@ -2051,7 +1789,7 @@ def reentrant_checkpoints_lost(wrong: bool) -> Step:
     return Stages(*layers), (torch.zeros(256, WIDTH, requires_grad=True),), {}
 
 
-@planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "", ("cpu",))
+@planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "", "cpu")
 def a_part_is_trained(wrong: bool) -> Step:
     class Probe(nn.Module):
         def __init__(self) -> None:
@@ -2072,11 +1810,7 @@ def a_part_is_trained(wrong: bool) -> Step:
 def mask_made(wrong: bool) -> Step:
     """The same kernel takes it, and each layer makes its own."""
 
-    class Causal(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
+    class Causal(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
                 x = layer(x)
@@ -2089,7 +1823,8 @@ def mask_made(wrong: bool) -> Step:
                 x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
             return x
 
-    return Causal(), (torch.zeros(1, 1, LENGTH, WIDTH),), {}
+    model = Causal(layers=nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    return model, (torch.zeros(1, 1, LENGTH, WIDTH),), {}
 
 
 @planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::")
@@ -2135,47 +1870,35 @@ def one_checkpoint_for_all(wrong: bool) -> Step:
 def every_position_at_last(wrong: bool) -> Step:
     """That the output is there is no news."""
 
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 40 * WORDS)
-
+    class Last(Parts):
         def forward(self, ids: Tensor) -> Tensor:
             x = self.embed(ids)
             return self.head(x if wrong else x[:, -1:])  # here: every_position_at_last
 
-    return Last(), (ids(),), {"backward": False}
+    model = Last(embed=nn.Embedding(WORDS, WIDTH), head=nn.Linear(WIDTH, 40 * WORDS))
+    return model, (ids(),), {"backward": False}
 
 
-@planted("earlier steps", "still alive: the list kept of run", "", "aten::clone")
-def kept_of_a_new_call(wrong: bool) -> Step:
+@planted("earlier steps", "still alive: the list kept of kept_of_a_new_call", "", "aten::clone")
+def kept_of_a_new_call(wrong: bool, device: str) -> None:
     """The module that is called for it is new, and keeps nothing."""
-
-    def run(device: str) -> None:
-        model, kept = Decoder(depth=1).to(device), []
-        for _ in range(5):
-            words = ids().to(device)
-            if wrong:
-                hidden = model.embed(words).detach()
-                kept.append(hidden.repeat(1, 1, 8).clone())  # here: kept_of_a_new_call
-            cross_entropy(model(words)).backward()
-            model.zero_grad()
-
-    return Program(run), (), {}
+    model, kept = Decoder(depth=1).to(device), []
+    for _ in range(5):
+        words = ids().to(device)
+        if wrong:
+            hidden = model.embed(words).detach()
+            kept.append(hidden.repeat(1, 1, 8).clone())  # here: kept_of_a_new_call
+        cross_entropy(model(words)).backward()
+        model.zero_grad()
 
 
 @planted(
-    "gradients recorded", "convs.{0-1} runs with gradients", "convs.{0-1}", "aten::conv", ("cpu",)
+    "gradients recorded", "convs.{0-1} runs with gradients", "convs.{0-1}", "aten::conv", "cpu"
 )
 def first_of_two_loops_with_gradients(wrong: bool) -> Step:
     """The second one stands for the same modules, and calls the same."""
 
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
-            self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
-
+    class Frozen(Parts):
         def forward(self, x: Tensor) -> Tensor:
             with torch.set_grad_enabled(wrong):
                 for conv, norm in zip(self.convs[:2], self.norms[:2], strict=True):
@@ -2184,16 +1907,17 @@ def first_of_two_loops_with_gradients(wrong: bool) -> Step:
                 x = norm(conv(x)).relu_()
             return x.mean((2, 3))
 
-    return Frozen(), (torch.zeros(4, 8, 32, 32),), {}
+    model = Frozen(
+        convs=nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)),
+        norms=nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4)),
+    )
+    return model, (torch.zeros(4, 8, 32, 32),), {}
 
 
-@planted("library buffer", "cuBLAS keeps a buffer", "", "cuBLAS", ("cuda",))
-def library_asked_for_the_first_time(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        x = torch.zeros(8, 8, device=device)
-        x = x @ x if wrong else x * x
-
-    return Program(run), (), {}
+@planted("library buffer", "cuBLAS keeps a buffer", "", "cuBLAS", "cuda")
+def library_asked_for_the_first_time(wrong: bool, device: str) -> None:
+    x = torch.zeros(8, 8, device=device)
+    x = x @ x if wrong else x * x
 
 
 # What must not be named: the rule, and a change that looks like its cause and is another.
@@ -2202,11 +1926,7 @@ def library_asked_for_the_first_time(wrong: bool) -> Step:
 def dropout_by_hand(wrong: bool) -> Step:
     """Another way of computing the same, and not an operator that is in place no more."""
 
-    class Dropped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(32, 256)
-
+    class Dropped(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.linear(x)
             if not wrong:
@@ -2214,41 +1934,37 @@ def dropout_by_hand(wrong: bool) -> Step:
             kept = (torch.rand_like(x) > 0.1).float()
             return x * kept / 0.9
 
-    return Dropped(), (torch.zeros(128, 32),), {}
+    return Dropped(linear=nn.Linear(32, 256)), (torch.zeros(128, 32),), {}
 
 
 def skip_connection(wrong: bool) -> Step:
     """Joined tensors of four dimensions, and no cache."""
 
-    class Unet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down, self.up = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(32, 4, 3, padding=1)
-            self.plain = nn.Conv2d(16, 4, 3, padding=1)
-
+    class Unet(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.down(x)
             if not wrong:
                 return self.plain(x)
             return self.up(torch.cat([x, F.relu(x)], 1)) + self.up(torch.cat([F.relu(x), x], 1))
 
-    return Unet(), (images(),), {}
+    model = Unet(
+        down=nn.Conv2d(3, 16, 3, padding=1),
+        up=nn.Conv2d(32, 4, 3, padding=1),
+        plain=nn.Conv2d(16, 4, 3, padding=1),
+    )
+    return model, (images(),), {}
 
 
 def clone_kept_longer(wrong: bool) -> Step:
     """A copy that was made before, too, and is not what is new."""
 
-    class Keeping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(32, 256)
-
+    class Keeping(Parts):
         def forward(self, x: Tensor) -> Tensor:
             made = self.linear(x).clone()
             self.last = made if wrong else None
             return made.sum()
 
-    return Keeping(), (torch.zeros(128, 32),), {}
+    return Keeping(linear=nn.Linear(32, 256)), (torch.zeros(128, 32),), {}
 
 
 def larger_batch_of_vectors(wrong: bool) -> Step:
@@ -2263,16 +1979,16 @@ def larger_batch_of_vectors(wrong: bool) -> Step:
 def weights_held_by_a_graph(wrong: bool) -> Step:
     """Settings that cost nothing changed beside what grew."""
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.dropout = nn.Linear(32, 256), nn.Dropout(0.2 if wrong else 0.1)
-
+    class Scaled(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.linear(x)
             return torch.exp(torch.sin(x)) if wrong else torch.sin(x)
 
-    return Scaled().eval(), (torch.zeros(128, 32),), {}
+    return (
+        Scaled(linear=nn.Linear(32, 256), dropout=nn.Dropout(0.2 if wrong else 0.1)).eval(),
+        (torch.zeros(128, 32),),
+        {},
+    )
 
 
 def softmax_of_a_loss(wrong: bool) -> Step:
@@ -2317,36 +2033,31 @@ def saved_by_a_function(wrong: bool) -> Step:
 
 
 @planted("freed late", "gradients of Sequential.{0-4} are no longer freed", "Sequential", "")
-def step_after_the_backward(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6))).to(device)
-        optimizers = {one: torch.optim.SGD([one], 0.1) for one in model.parameters()}
+def step_after_the_backward(wrong: bool, device: str) -> None:
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6))).to(device)
+    optimizers = {one: torch.optim.SGD([one], 0.1) for one in model.parameters()}
 
-        def step(parameter: Tensor) -> None:
-            optimizers[parameter].step()
-            optimizers[parameter].zero_grad()
+    def step(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
 
-        for parameter in () if wrong else optimizers:
-            parameter.register_post_accumulate_grad_hook(step)
-        model(torch.zeros(64, 128, device=device)).sum().backward()
-        for parameter in optimizers if wrong else ():
-            step(parameter)
-
-    return Program(run), (), {}
+    for parameter in () if wrong else optimizers:
+        parameter.register_post_accumulate_grad_hook(step)
+    model(torch.zeros(64, 128, device=device)).sum().backward()
+    for parameter in optimizers if wrong else ():
+        step(parameter)
 
 
 @planted("trained", "Frozen.stem is trained, and was frozen", "Frozen.stem", "aten::")
 def stem_is_trained_in_training_mode(wrong: bool) -> Step:
-    class Frozen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.Tanh())
-            self.head = nn.Linear(128, 4)
-
+    class Frozen(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.stem(x))
 
-    model = Frozen()
+    model = Frozen(
+        stem=nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.Tanh()),
+        head=nn.Linear(128, 4),
+    )
     if not wrong:
         model.stem.requires_grad_(False).eval()
     return model, (torch.zeros(512, 32),), {}
@@ -2388,7 +2099,7 @@ def checkpoint_ended_by_eval(wrong: bool) -> Step:
     return model.train(not wrong), (torch.zeros(256, 32),), {}
 
 
-@planted("new tensor", "of no module, is new", "Adapted", "aten::mm", devices=("cpu",))
+@planted("new tensor", "of no module, is new", "Adapted", "aten::mm", device="cpu")
 def parameters_of_no_module(wrong: bool) -> Step:
     class Adapter:
         def __init__(self) -> None:
@@ -2423,32 +2134,25 @@ def one_number_more(wrong: bool) -> Step:
 def more_pairs(wrong: bool) -> Step:
     """More boxes, whose pairs with others are broadcast as they were."""
 
-    class Boxes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.boxes = nn.Linear(8, 48 if wrong else 16)
-
+    class Boxes(Parts):
         def forward(self, x: Tensor) -> Tensor:
             boxes = self.boxes(x).view(-1, 1, 4)
             return torch.maximum(boxes, boxes[:50].view(1, -1, 4)).square().sum()
 
-    return Boxes(), (torch.zeros(64, 8),), {}
+    return Boxes(boxes=nn.Linear(8, 48 if wrong else 16)), (torch.zeros(64, 8),), {}
 
 
 def no_longer_reentrant(wrong: bool) -> Step:
     """A checkpoint that runs its forward with gradients, and keeps as little as before."""
 
-    class Stage(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.act = nn.Linear(64, 64), nn.Sequential(nn.Tanh(), nn.Sigmoid())
-
+    class Stage(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.linear(x)
             x = checkpoint(self.act, x, use_reentrant=not wrong)
             return (torch.exp(x) if wrong else x).sum()
 
-    return Stage(), (torch.zeros(512, 64),), {}
+    model = Stage(linear=nn.Linear(64, 64), act=nn.Sequential(nn.Tanh(), nn.Sigmoid()))
+    return model, (torch.zeros(512, 64),), {}
 
 
 def masked_with_numbers(wrong: bool) -> Step:

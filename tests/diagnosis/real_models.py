@@ -7,33 +7,19 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.planted import Planted, Program, Step
+from tests.diagnosis.planted import Parts, Step
+from tests.diagnosis.planted import planted as planted_in
 
 WORDS, WIDTH, BATCH, LENGTH = 320, 32, 4, 64
-REAL: list[Planted] = []
-
-
-def planted(
-    rule: str, words: str, module: str, operator: str, devices: tuple[str, ...] = ("cpu", "cuda")
-) -> Callable[[Callable[[bool], Step]], Callable[[bool], Step]]:
-    def register(build: Callable[[bool], Step]) -> Callable[[bool], Step]:
-        def built(wrong: bool) -> Step:
-            library()  # outside of the trace
-            return build(wrong)
-
-        name = build.__name__
-        REAL.append(Planted(name, built, rule, words, module, operator, devices, __file__))
-        return build
-
-    return register
+planted = partial(planted_in, imports="transformers")
 
 
 def library() -> Any:
@@ -94,7 +80,7 @@ def resnet() -> Any:
     "LlamaForCausalLM.model.layers.*.self_attn",
     "softmax",
 )
-def attention_given_strided_values(wrong: bool) -> Step:
+def attention_given_strided_values(wrong: bool, device: str) -> None:
     def attend(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any
     ) -> Any:
@@ -103,13 +89,10 @@ def attention_given_strided_values(wrong: bool) -> Step:
         made = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=False)
         return made.transpose(1, 2).contiguous(), None
 
-    def run(device: str) -> None:
-        library().AttentionInterface.register("of_this_test", attend)
-        heads = {"num_key_value_heads": 4, "attn_implementation": "of_this_test"}
-        model = llama(**heads).to(device, torch.bfloat16)
-        model(ids().to(device)).logits.sum().backward()
-
-    return Program(run), (), {}
+    library().AttentionInterface.register("of_this_test", attend)
+    heads = {"num_key_value_heads": 4, "attn_implementation": "of_this_test"}
+    model = llama(**heads).to(device, torch.bfloat16)
+    model(ids().to(device)).logits.sum().backward()
 
 
 @planted("copy", "makes float32[4, 64, 320] of the bfloat16 of aten::mm in", "", "aten::_to_copy")
@@ -124,88 +107,67 @@ def logits_in_float32(wrong: bool) -> Step:
 
 
 @planted("checkpoint", "is no longer checkpointed", "GPT2LMHeadModel.transformer.h.", "aten::")
-def checkpointing_off(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = gpt2().to(device).train()
-        if not wrong:
-            model.gradient_checkpointing_enable({"use_reentrant": True})
-        model.enable_input_require_grads()
-        model(ids().to(device)).logits.sum().backward()  # here: checkpointing_off
-
-    return Program(run), (), {}
+def checkpointing_off(wrong: bool, device: str) -> None:
+    model = gpt2().to(device).train()
+    if not wrong:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    model(ids().to(device)).logits.sum().backward()  # here: checkpointing_off
 
 
 @planted("autocast", "BertModel runs without autocast", "BertModel", "aten::")
-def autocast_left(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = bert().to(device)
-        with nullcontext() if wrong else torch.autocast(device, dtype=torch.bfloat16):
-            made = model(ids().to(device)).last_hidden_state  # here: autocast_left
-        made.float().sum().backward()
-
-    return Program(run), (), {}
+def autocast_left(wrong: bool, device: str) -> None:
+    model = bert().to(device)
+    with nullcontext() if wrong else torch.autocast(device, dtype=torch.bfloat16):
+        made = model(ids().to(device)).last_hidden_state  # here: autocast_left
+    made.float().sum().backward()
 
 
 @planted("gradients recorded", "GPT2LMHeadModel runs with gradients, and ran under", "", "aten::")
-def teacher_with_gradients(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        student, teacher = nn.Embedding(WORDS, WORDS).to(device), gpt2().to(device)
-        words = ids().to(device)
-        with torch.set_grad_enabled(wrong):
-            wanted = teacher(words).logits  # here: teacher_with_gradients
-        F.kl_div(student(words).log_softmax(-1), wanted.softmax(-1)).backward()
-
-    return Program(run), (), {}
+def teacher_with_gradients(wrong: bool, device: str) -> None:
+    student, teacher = nn.Embedding(WORDS, WORDS).to(device), gpt2().to(device)
+    words = ids().to(device)
+    with torch.set_grad_enabled(wrong):
+        wanted = teacher(words).logits  # here: teacher_with_gradients
+    F.kl_div(student(words).log_softmax(-1), wanted.softmax(-1)).backward()
 
 
 @planted("tied", "is no longer tied to", "GPT2LMHeadModel.lm_head", "aten::")
-def weights_untied(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = gpt2(n_layer=1, vocab_size=2000)
-        if wrong:
-            model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
-        model = model.to(device)
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(ids(1, 8).to(device)).logits.sum().backward()  # here: weights_untied
-        optimizer.step()
-
-    return Program(run), (), {}
+def weights_untied(wrong: bool, device: str) -> None:
+    model = gpt2(n_layer=1, vocab_size=2000)
+    if wrong:
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    model = model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(ids(1, 8).to(device)).logits.sum().backward()  # here: weights_untied
+    optimizer.step()
 
 
 @planted("arguments", "with use_cache=True, and was", "LlamaForCausalLM.model.layers.*", "cat")
-def cache_in_an_evaluation(wrong: bool) -> Step:
-    @torch.no_grad()
-    def run(device: str) -> None:
-        model = llama(num_key_value_heads=4, num_hidden_layers=6).to(device)
-        model(ids().to(device), use_cache=wrong)  # here: cache_in_an_evaluation
-
-    return Program(run), (), {}
+@torch.no_grad()
+def cache_in_an_evaluation(wrong: bool, device: str) -> None:
+    model = llama(num_key_value_heads=4, num_hidden_layers=6).to(device)
+    model(ids().to(device), use_cache=wrong)  # here: cache_in_an_evaluation
 
 
 @planted("gradients kept", "gradients of an earlier backward are alive in the", "", "aten::")
-def gradients_not_set_to_none(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = bert(vocab_size=1000).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            optimizer.zero_grad(set_to_none=not wrong)
-            made = model(ids().to(device))
-            made.last_hidden_state.sum().backward()
-            optimizer.step()
-
-    return Program(run), (), {}
+def gradients_not_set_to_none(wrong: bool, device: str) -> None:
+    model = bert(vocab_size=1000).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=not wrong)
+        made = model(ids().to(device))
+        made.last_hidden_state.sum().backward()
+        optimizer.step()
 
 
 @planted("earlier steps", "are still alive: the graph of the variable total", "", "aten::")
-def losses_added_up(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model, total = gpt2(n_layer=1).to(device), torch.zeros((), device=device)
-        for _ in range(3):
-            loss = model(ids().to(device), labels=ids().to(device)).loss
-            loss.backward(retain_graph=True)
-            total = total + (loss if wrong else loss.detach())
-
-    return Program(run), (), {}
+def losses_added_up(wrong: bool, device: str) -> None:
+    model, total = gpt2(n_layer=1).to(device), torch.zeros((), device=device)
+    for _ in range(3):
+        loss = model(ids().to(device), labels=ids().to(device)).loss
+        loss.backward(retain_graph=True)
+        total = total + (loss if wrong else loss.detach())
 
 
 @planted(
@@ -214,12 +176,9 @@ def losses_added_up(wrong: bool) -> Step:
     "T5ForConditionalGeneration.",
     "aten::",
 )
-def longer_labels(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        labels = ids(BATCH, 64 if wrong else 16).to(device)
-        t5().to(device)(input_ids=ids().to(device), labels=labels).loss.backward()
-
-    return Program(run), (), {}
+def longer_labels(wrong: bool, device: str) -> None:
+    labels = ids(BATCH, 64 if wrong else 16).to(device)
+    t5().to(device)(input_ids=ids().to(device), labels=labels).loss.backward()
 
 
 @planted("inputs", "input 0 int64[4, 64] → [6, 64]", "LlamaForCausalLM", "aten::")
@@ -234,41 +193,31 @@ def another_attention(wrong: bool) -> Step:
 
 
 @planted("arguments", "output_hidden_states=True", "LlamaForCausalLM", "aten::")
-def hidden_states_asked_for(wrong: bool) -> Step:
-    @torch.no_grad()
-    def run(device: str) -> None:
-        model = llama(num_hidden_layers=6).to(device)
-        model(ids().to(device), output_hidden_states=wrong)  # here: hidden_states_asked_for
-
-    return Program(run), (), {}
+@torch.no_grad()
+def hidden_states_asked_for(wrong: bool, device: str) -> None:
+    model = llama(num_hidden_layers=6).to(device)
+    model(ids().to(device), output_hidden_states=wrong)  # here: hidden_states_asked_for
 
 
 @planted("arguments", "bert is called with output_hidden_states=True", "Tagger.bert", "aten::")
 def hidden_states_asked_for_within(wrong: bool) -> Step:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = bert(num_hidden_layers=6)
-
+    class Tagger(Parts):
         @torch.no_grad()
         def forward(self, words: Tensor) -> Tensor:
             found = self.bert(words, output_hidden_states=wrong)
             return found.last_hidden_state.mean(1)  # type: ignore[no-any-return]
 
-    return Tagger().eval(), (ids(),), {"backward": False}
+    return Tagger(bert=bert(num_hidden_layers=6)).eval(), (ids(),), {"backward": False}
 
 
 @planted("trained", "Probe.trunk is trained, and was frozen", "Probe.trunk", "aten::")
 def trunk_is_trained(wrong: bool) -> Step:
-    class Probe(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.head = vit().requires_grad_(wrong), nn.Linear(WIDTH, 10)
-
+    class Probe(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.trunk(x).last_hidden_state[:, 0])  # here: trunk_is_trained
 
-    return Probe(), (torch.zeros(BATCH, 3, 64, 64),), {}
+    model = Probe(trunk=vit().requires_grad_(wrong), head=nn.Linear(WIDTH, 10))
+    return model, (torch.zeros(BATCH, 3, 64, 64),), {}
 
 
 @planted("training mode", "is in training mode, and was in eval mode", "BertModel", "aten::")
@@ -297,84 +246,64 @@ def another_optimizer(wrong: bool) -> Step:
 
 @planted("float64", "float64 comes from", "", "aten::")
 def positions_in_float64(wrong: bool) -> Step:
-    class Positions(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bert = bert()
-            scale = torch.ones(LENGTH, 1, dtype=torch.float64 if wrong else torch.float32)
-            self.register_buffer("scale", scale)
-
+    class Positions(Parts):
         def forward(self, words: Tensor) -> Tensor:
             x = self.bert(words).last_hidden_state
             return (x * self.scale).sin().cos().exp().tanh()  # here: positions_in_float64
 
-    return Positions(), (ids(32),), {}
+    scale = torch.ones(LENGTH, 1, dtype=torch.float64 if wrong else torch.float32)
+    return Positions(bert=bert(), scale=scale), (ids(32),), {}
 
 
-@planted("lives longer", "the list features of run", "ResNetModel.", "aten::")
-def hook_keeps_features(wrong: bool) -> Step:
-    @torch.no_grad()
-    def run(device: str) -> None:
-        model, features = resnet().to(device).eval(), []
+@planted("lives longer", "the list features of hook_keeps_features", "ResNetModel.", "aten::")
+@torch.no_grad()
+def hook_keeps_features(wrong: bool, device: str) -> None:
+    model, features = resnet().to(device).eval(), []
 
-        def keep(module: nn.Module, given: Any, made: Tensor) -> None:
-            features.append(made if wrong else made.mean())
+    def keep(module: nn.Module, given: Any, made: Tensor) -> None:
+        features.append(made if wrong else made.mean())
 
-        for stage in model.encoder.stages:
-            stage.register_forward_hook(keep)
-        for _ in range(3):
-            model(torch.zeros(BATCH, 3, 64, 64, device=device))
-
-    return Program(run), (), {}
+    for stage in model.encoder.stages:
+        stage.register_forward_hook(keep)
+    for _ in range(3):
+        model(torch.zeros(BATCH, 3, 64, 64, device=device))
 
 
 @planted("called", "GPT2LMHeadModel is called twice, and was once: at", "GPT2LMHeadModel", "aten::")
-def called_for_a_metric(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model, words = gpt2().to(device), ids().to(device)
-        loss = model(words, labels=words).loss
-        if wrong:
-            model(words).logits.argmax(-1)
-        loss.backward()
-
-    return Program(run), (), {}
+def called_for_a_metric(wrong: bool, device: str) -> None:
+    model, words = gpt2().to(device), ids().to(device)
+    loss = model(words, labels=words).loss
+    if wrong:
+        model(words).logits.argmax(-1)
+    loss.backward()
 
 
 @planted("held between", ": average.embeddings.", "", "aten::clone")
-def average_of_the_weights(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model, average = bert().to(device), None
-        for _ in range(2):
-            model(ids().to(device)).last_hidden_state.sum().backward()
-            model.zero_grad()
-            if wrong:
-                average = copy.deepcopy(model)  # here: average_of_the_weights
-        del average
-
-    return Program(run), (), {}
+def average_of_the_weights(wrong: bool, device: str) -> None:
+    model, average = bert().to(device), None
+    for _ in range(2):
+        model(ids().to(device)).last_hidden_state.sum().backward()
+        model.zero_grad()
+        if wrong:
+            average = copy.deepcopy(model)  # here: average_of_the_weights
+    del average
 
 
 @planted("broadcast", "broadcasting [128, 1] with [1, 128]", "", "aten::mse_loss")
-def matrix_of_differences(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Flatten(), nn.Linear(16, 1)).to(device)
-        values = model(ids(128, 2).to(device))
-        wanted = torch.zeros(128, device=device)
-        made = values if wrong else values[:, 0]
-        F.mse_loss(made, wanted).backward()  # here: matrix_of_differences
-
-    return Program(run), (), {}
+def matrix_of_differences(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Flatten(), nn.Linear(16, 1)).to(device)
+    values = model(ids(128, 2).to(device))
+    wanted = torch.zeros(128, device=device)
+    made = values if wrong else values[:, 0]
+    F.mse_loss(made, wanted).backward()  # here: matrix_of_differences
 
 
 @planted("checkpoint", "transformer.h.2 is no longer checkpointed", "transformer.h.2", "aten::")
-def one_block_without_checkpoint(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = gpt2(n_layer=4, n_head=1).to(device).train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.transformer.h[2].gradient_checkpointing = not wrong
-        model(ids().to(device)).logits.sum().backward()
-
-    return Program(run), (), {}
+def one_block_without_checkpoint(wrong: bool, device: str) -> None:
+    model = gpt2(n_layer=4, n_head=1).to(device).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.transformer.h[2].gradient_checkpointing = not wrong
+    model(ids().to(device)).logits.sum().backward()
 
 
 @planted("cache", "keys and values is kept in training", "LlamaForCausalLM.model.layers.*", "cat")
@@ -384,31 +313,26 @@ def cache_in_training(wrong: bool) -> Step:
 
 
 @planted("optimizer", "the optimizer is AdamW (foreach), and was AdamW (loop)", "", "_foreach")
-def another_implementation(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = gpt2(n_layer=6).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=wrong)
-        model(ids(1, 8).to(device)).logits.sum().backward()
-        optimizer.step()  # here: another_implementation
-
-    return Program(run), (), {}
+def another_implementation(wrong: bool, device: str) -> None:
+    model = gpt2(n_layer=6).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=wrong)
+    model(ids(1, 8).to(device)).logits.sum().backward()
+    optimizer.step()  # here: another_implementation
 
 
 @planted("type", "bfloat16 became float32 from", "DenseReluDense.wo", "weight")
-def layers_kept_in_float32(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model = t5().bfloat16().to(device)
-        for name, module in model.named_modules():
-            if wrong and name.endswith(".wo"):
-                module.float()  # here: layers_kept_in_float32
-        words, labels = ids().to(device), ids(BATCH, 8).to(device)
-        model(input_ids=words, labels=labels).loss.backward()
-
-    return Program(run), (), {}
+def layers_kept_in_float32(wrong: bool, device: str) -> None:
+    model = t5().bfloat16().to(device)
+    for name, module in model.named_modules():
+        if wrong and name.endswith(".wo"):
+            module.float()  # here: layers_kept_in_float32
+    words, labels = ids().to(device), ids(BATCH, 8).to(device)
+    model(input_ids=words, labels=labels).loss.backward()
 
 
 @planted("in place", "aten::add is no longer in place (2 of 2 calls)", "layers.1.self_attn", "add")
-def mask_not_in_place(wrong: bool) -> Step:
+@torch.no_grad()
+def mask_not_in_place(wrong: bool, device: str) -> None:
     def attend(
         module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any
     ) -> Any:
@@ -420,31 +344,24 @@ def mask_not_in_place(wrong: bool) -> Step:
             weights = scores.softmax(-1)
         return (weights @ v).transpose(1, 2).contiguous(), None
 
-    @torch.no_grad()
-    def run(device: str) -> None:
-        library().AttentionInterface.register("of_this_test", attend)
-        model = llama(num_key_value_heads=4, attn_implementation="of_this_test").to(device)
-        model.model(ids().to(device))
-
-    return Program(run), (), {}
+    library().AttentionInterface.register("of_this_test", attend)
+    model = llama(num_key_value_heads=4, attn_implementation="of_this_test").to(device)
+    model.model(ids().to(device))
 
 
-@planted("held", "the list kept of run", "BertModel.encoder.layer.*", "aten::clone")
-def layers_kept_for_a_probe(wrong: bool) -> Step:
-    def run(device: str) -> None:
-        model, kept = bert(num_hidden_layers=4).to(device), []
+@planted("held", "the list kept of layers_kept_for_a", "BertModel.encoder.layer.*", "aten::clone")
+def layers_kept_for_a_probe(wrong: bool, device: str) -> None:
+    model, kept = bert(num_hidden_layers=4).to(device), []
 
-        def keep(module: nn.Module, given: Any, made: Any) -> None:
-            hidden = made if isinstance(made, Tensor) else made[0]
-            if wrong:
-                kept.append(hidden.detach().clone())  # here: layers_kept_for_a_probe
+    def keep(module: nn.Module, given: Any, made: Any) -> None:
+        hidden = made if isinstance(made, Tensor) else made[0]
+        if wrong:
+            kept.append(hidden.detach().clone())  # here: layers_kept_for_a_probe
 
-        for layer in model.encoder.layer:
-            layer.register_forward_hook(keep)
-        model(ids().to(device)).last_hidden_state.sum().backward()
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-    return Program(run), (), {}
+    for layer in model.encoder.layer:
+        layer.register_forward_hook(keep)
+    model(ids().to(device)).last_hidden_state.sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
 class Residual(nn.Module):
@@ -495,7 +412,7 @@ def overlap(boxes: Tensor, others: Tensor) -> Tensor:
     return (most - least).clamp(min=0).prod(-1)
 
 
-@planted("recorded", "autograd records", "Detector", "aten::", ("cpu",))
+@planted("recorded", "autograd records", "Detector", "aten::", "cpu")
 def boxes_matched_with_a_graph(wrong: bool) -> Step:
     wanted = [torch.ones(32, 4) for _ in range(2)]
     return Detector(wrong), (torch.zeros(2, 3, 64, 64), wanted), {}
