@@ -42,9 +42,13 @@ def _of_transformers(transformers: ModuleType, name: str, batch: int, sequence: 
     except (OSError, ValueError) as error:  # what it says of a name that it does not find
         raise UsageError(f"hf:{name}: {str(error).partition('. ')[0]}") from None
     kind = getattr(transformers, (config.architectures or ("",))[0], None)
-    with torch.device("meta"):
-        made = (kind or transformers.AutoModel.from_config)(config)
-    made.to(getattr(config, "dtype", None) or torch.float32)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(config, "dtype", None) or torch.float32)
+    try:  # what is float32 whatever the type of the checkpoint, such as frequencies, stays that
+        with torch.device("meta"):
+            made = (kind or transformers.AutoModel.from_config)(config)
+    finally:
+        torch.set_default_dtype(before)
     takes = inspect.signature(made.forward).parameters
     if made.main_input_name == "pixel_values":
         size = config.image_size
