@@ -95,14 +95,15 @@ _GZIP = b"\x1f\x8b"
 
 
 def is_profile(path: Path) -> bool:
-    """Return whether a file is what ``MemoryProfile.save`` wrote, rather than a snapshot."""
+    """Return whether a file is what ``MemoryProfile.load`` reads, rather than a snapshot."""
+    from pytest_torchmem.profile.formats.recorded import PICKLE
     from pytest_torchmem.profile.profile import SAVED
 
     if not path.is_file():  # reading a pipe would wait
         return False
     content = path.read_bytes()
-    if content.startswith(_GZIP):
-        return True  # snapshots are not compressed
+    if content.startswith((_GZIP, PICKLE)):
+        return True  # snapshots are neither compressed nor pickles
     try:
         plain = json.loads(content)
     except (ValueError, RecursionError):

@@ -323,11 +323,17 @@ class MemoryProfile(ComputedLater, Tabular):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> MemoryProfile:
-        """Return the profile that ``save`` wrote. Raises ``UsageError`` for any other file."""
+        """Return the profile that ``save`` wrote, or that of a recording of a GPU
+        (``torch.cuda.memory._dump_snapshot``). Raises ``UsageError`` for any other file.
+        """
+        from pytest_torchmem.profile.formats.recorded import PICKLE, read_recording
         from pytest_torchmem.profile.garbage import without_collections
 
         content = Path(path).read_bytes()
         try:
+            if content[:1] == PICKLE:
+                timeline = read_recording(content)
+                return cls("cuda", None, None, timeline=timeline, **figures_of(timeline))
             if content[:2] == _GZIP:
                 content = gzip.decompress(content)
             with without_collections():
@@ -337,7 +343,10 @@ class MemoryProfile(ComputedLater, Tabular):
             reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         except (EOFError, OSError, RecursionError) as error:
             reason = str(error)
-        raise UsageError(f"{path} is not a profile saved by pytest-torchmem ({reason:.200})")
+        raise UsageError(
+            f"{path} is not a profile saved by pytest-torchmem, nor a recording of a GPU "
+            f"({reason:.200})"
+        )
 
     def _plain(self) -> dict[str, Any]:
         from pytest_torchmem.profile.formats.saved import escaped, plain_timeline
@@ -402,7 +411,7 @@ class MemoryProfile(ComputedLater, Tabular):
             title or f"Memory on {self.name}",
             self.timeline,
             self.figures(),
-            lines=[f"{self.name}, torch {self.torch_version}"],
+            lines=[f"{self.name}, torch {self.torch_version}"] if self.torch_version else [],
             notes=notes_of(self),
             before=before.figures() if before is not None else None,
             before_outline=outline_of(before.timeline, SAMPLES) if before is not None else (),
@@ -491,8 +500,11 @@ def drawn(profile: MemoryProfile) -> dict[str, Any]:
     """Return what a page shows beside the timeline, unless that would take long."""
     if len(profile.timeline.allocations) > MOST_DRAWN:
         return {}
+    from pytest_torchmem.profile.formats.memory_snapshot import layout
+
     table = profile.node_table() if profile.calls is not None else None
-    return {"plan": profile.plan(), "table": table}
+    laid = layout(profile.timeline) if profile.device.startswith("cuda") else None
+    return {"layout": laid, "plan": profile.plan(), "table": table}
 
 
 def _replayed(replay: Callable[[], Mapping[str, Peaks]], counts: str) -> Any:

@@ -45,7 +45,7 @@ def figures_table(device: str, figures: Mapping[str, int]) -> str:
     return tabulate(rows, headers=(device, "", "bytes"), colalign=("left", "right", "right"))
 
 
-class Alike(NamedTuple):
+class AllocationGroup(NamedTuple):
     """Allocations of one size and kind that the same line makes in modules of one pattern."""
 
     number: int
@@ -54,18 +54,20 @@ class Alike(NamedTuple):
     first: Allocation
 
 
-def alike(allocations: Iterable[Allocation]) -> list[Alike]:
+def alike(allocations: Iterable[Allocation]) -> list[AllocationGroup]:
     """Return allocations in groups, the largest first: the layers of a model are one."""
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for one in allocations:
         where, what = one.origin, (one.nbytes, one.kind, one.confidence, one.dtype, one.shape)
         paths = fold(one.label)[0], fold(where.module)[0]
         groups.setdefault((*what, *paths, where.operator, where.line), []).append(one)
-    found = [Alike(len(of), sum(one.nbytes for one in of), of[0]) for of in groups.values()]
+    found = [
+        AllocationGroup(len(of), sum(one.nbytes for one in of), of[0]) for of in groups.values()
+    ]
     return sorted(found, key=lambda group: -group.nbytes)
 
 
-def allocation_rows(groups: Iterable[Alike]) -> list[tuple[str, ...]]:
+def allocation_rows(groups: Iterable[AllocationGroup]) -> list[tuple[str, ...]]:
     """Return size, kind, description, operator and source line of each group."""
     return [
         (
@@ -78,7 +80,7 @@ def allocation_rows(groups: Iterable[Alike]) -> list[tuple[str, ...]]:
     ]
 
 
-def describe_group(group: Alike) -> str:
+def describe_group(group: AllocationGroup) -> str:
     """Return what the allocations of a group are, and how many if there are several."""
     if group.number == 1:
         return describe(group.first)
@@ -89,7 +91,7 @@ def describe_group(group: Alike) -> str:
     return f"{group.number} × {describe(folded)}"
 
 
-def allocations_table(groups: Iterable[Alike], heading: str = _ALIVE) -> str:
+def allocations_table(groups: Iterable[AllocationGroup], heading: str = _ALIVE) -> str:
     """Return what was alive, at a peak or as ``heading`` says, a row for each group.
 
     Where that is wider than the terminal, who made it stands in a line below what it is.

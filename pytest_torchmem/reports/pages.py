@@ -63,17 +63,20 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
 
 
 def write_index(directory: Path, summary: Summary) -> None:
-    """Write the index of a run's checks, those that failed first; raises ``OSError``."""
-    checks = sorted(summary.checks, key=lambda check: not check.result.failed)
+    """Write the index of a run's checks, those that failed first, then by growth; raises
+    ``OSError``.
+    """
+    checks = sorted(summary.checks, key=lambda check: (not check.result.failed, -_growth(check)))
     failed = sum(check.result.failed for check in checks)
     rows = "\n".join(_row(directory, check) for check in checks)
     title = f"{failed} of {len(checks)} memory checks failed"
     text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n"
-        "<table><tr><th></th><th>test</th><th>device</th><th>peak before</th><th>now</th>"
-        f"<th>change</th></tr>\n{rows}\n</table>\n</body></html>\n"
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><main>\n<h1>{title}</h1>\n"
+        "<table><tr><th>result</th><th>test</th><th>device</th><th>peak before</th><th>now</th>"
+        f"<th>change</th></tr>\n{rows}\n</table>\n</main></body></html>\n"
     )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / INDEX).write_text(text, encoding="utf-8", errors="replace")
@@ -84,12 +87,21 @@ def _row(directory: Path, check: Check) -> str:
     name = escape(printable(f"{check.nodeid}{_of_name(check)}"))
     if result.failed and (directory / page_name(check)).is_file():
         name = f'<a href="{escape(page_name(check), quote=True)}">{name}</a>'
-    before = result.snapshot.before if result.snapshot is not None else None
-    known = before.figures.get("peak") if before is not None else None
-    sizes = format_step(known, result.figures.get("peak"))
-    said = result.told + (f": {check.headline}" if check.is_left_out else "")
+    sizes = format_step(_peak_before(check), result.figures.get("peak"))
+    told = result.failed or check.is_left_out
+    said = result.told + (f": {check.headline}" if told and check.headline else "")
     outcome = f'<td class="{"failed" if result.failed else ""}">{escape(printable(said))}</td>'
     return f"<tr>{outcome}<td>{name}</td>{''.join(_cells(check, sizes))}</tr>"
+
+
+def _peak_before(check: Check) -> int | None:
+    snapshot = check.result.snapshot
+    return snapshot.before.figures.get("peak") if snapshot and snapshot.before else None
+
+
+def _growth(check: Check) -> int:
+    before, now = _peak_before(check), check.result.figures.get("peak")
+    return now - before if before is not None and now is not None else 0
 
 
 def _cells(check: Check, sizes: Sequence[str]) -> Iterator[str]:

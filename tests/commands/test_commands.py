@@ -239,7 +239,7 @@ def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFix
     (here / "other.json").write_text("{}")
     assert main(["html", "other.json", "-o", "page.html"]) == 2
     told = capsys.readouterr().err
-    assert "is not a profile saved by pytest-torchmem (it is of kind 'unknown')" in told
+    assert "nor a recording of a GPU (it is of kind 'unknown')" in told
     assert main(["html", "missing.json", "-o", "page.html"]) == 2
     assert capsys.readouterr().err == "torchmem: error: missing.json: No such file or directory\n"
     assert not (here / "page.html").exists()

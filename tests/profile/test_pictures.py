@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -107,6 +108,13 @@ def test_a_page_shows_the_profile_and_needs_no_network(
     assert data["peak"]["nbytes"] == profile.peak
     assert data["figures"] == profile.figures()
     assert data["plan"]["arena"] == profile.plan().arena
+    segments = data["segments"]
+    assert segments["arena"] == profile.reserved_peak == sum(one[1] for one in segments["segments"])
+    assert segments["live"] == profile.allocated_peak
+    placed = sorted(segments["boxes"], key=lambda box: box[0])
+    for one, other in itertools.combinations(placed, 2):  # neither at once nor in the same place
+        apart = one[0] + one[1] <= other[0] or one[3] <= other[2] or other[3] <= one[2]
+        assert apart
     for offset, nbytes, start, stop, name in data["plan"]["boxes"]:
         assert 0 <= offset < offset + nbytes <= data["plan"]["arena"]
         assert 0 <= start < stop <= data["events"]
@@ -225,9 +233,10 @@ def test_the_page_opens_without_a_message(profile: MemoryProfile, tmp_path: Path
     )
     assert "CONSOLE" not in done.stderr
     assert f"{profile.peak:,}" in done.stdout
-    assert done.stdout.count("<canvas") == 2
+    assert done.stdout.count("<canvas") == 3
     for name in ("alive", "operators"):
         table = re.search(rf'id="{name}">(.*?)</table>', done.stdout, re.S)
         assert table
         assert table[1].count("<tr>") > 3
     assert "arena" in done.stdout.partition('id="plan-figures">')[2].partition("<")[0]
+    assert "reserved" in done.stdout.partition('id="segments-figures">')[2].partition("<")[0]

@@ -28,7 +28,7 @@ from pytest_torchmem.profile.formats.memory_snapshot import (
     write_memory_snapshot,
 )
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
-from pytest_torchmem.profile.timeline import Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from tests.profile.test_timeline import timelines
 
 
@@ -221,3 +221,81 @@ def test_the_tools_of_torch_read_the_snapshot(profile: MemoryProfile, tmp_path: 
         if entry["action"] == "segment_alloc"
     )
     assert reserved == profile.reserved_peak  # nothing was given back
+
+
+class Runs:
+    """What a pickle of it would run, if it were read as a pickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("it ran",)
+
+
+def test_a_recording_of_a_gpu_is_a_profile(tmp_path: Path) -> None:
+    """What the trace writes for PyTorch's visualizer is as what a GPU has recorded."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+    traced = trace(model, torch.randn(32, 64), device="cuda")
+    traced.to_memory_snapshot(tmp_path / "recorded.pickle")
+    loaded = MemoryProfile.load(tmp_path / "recorded.pickle")
+    assert loaded.peak == traced.peak
+    assert loaded.timeline.live_bytes() == traced.timeline.live_bytes()
+    kinds, lines = {Kind.PARAMETER, Kind.GRADIENT}, {one.origin.line for one in _made(traced)}
+    assert kinds <= {one.kind for one in loaded.timeline.allocations}
+    assert {one.origin.line for one in _made(loaded)} == lines
+
+
+def _made(profile: MemoryProfile) -> list[Allocation]:
+    return [one for one in profile.timeline.allocations if one.origin.line]
+
+
+def _entry(action: str, address: int, *frames: tuple[str, str]) -> dict[str, Any]:
+    stack = [{"name": name, "filename": file, "line": 3} for name, file in frames]
+    return {"action": action, "addr": address, "size": 1024, "frames": stack}
+
+
+def test_what_a_recording_found_there_is_its_baseline(tmp_path: Path) -> None:
+    block = {"state": "active_allocated", "address": 7, "size": 2048, "requested_size": 2000}
+    recorded = {
+        "device_traces": [
+            [],
+            [
+                _entry("alloc", 1, ("at::_ops::empty_strided::call(", ""), ("f", "/x/model.py")),
+                _entry("free_completed", 5),
+                _entry("alloc", 2, ("at::_ops::empty::call(", ""), ("at::_ops::mm::call(", "")),
+                _entry("alloc", 3, ("g", "/x/site-packages/torch/optim/sgd.py")),
+                _entry("oom", 0),
+            ],
+        ],
+        "segments": [{"device": 1, "blocks": [block]}, {"device": 0, "blocks": [block] * 3}],
+    }
+    (tmp_path / "recorded").write_bytes(pickle.dumps(recorded))
+    profile = MemoryProfile.load(tmp_path / "recorded")
+    assert (profile.baseline, profile.forward_peak) == (3024, 4048)
+    assert (profile.backward_peak, profile.optimizer_peak) == (4048, 5072)
+    origins = [one.origin for one in profile.timeline.allocations]
+    assert origins[2:] == [
+        Origin(Phase.FORWARD, operator="aten::empty_strided", line="/x/model.py:3"),
+        Origin(Phase.BACKWARD, operator="aten::mm"),
+        Origin(Phase.OPTIMIZER, line="torch/optim/sgd.py:3"),
+    ]
+    assert profile.to_html()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (pickle.dumps(Runs()), "it has an object of builtins.print"),
+        (pickle.dumps({"device_traces": [[]], "segments": []}), "it has no history"),
+        (pickle.dumps({"device_traces": [], "segments": []}), "empty"),
+        (pickle.dumps({"other": 1}), "device_traces"),
+        (pickle.dumps([1])[:-2], "no recording"),
+        (pickle.dumps({"device_traces": [[{"action": "alloc"}]], "segments": []}), "size"),
+    ],
+)
+def test_another_pickle_is_refused(
+    tmp_path: Path, content: bytes, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UsageError, match="nor a recording of a GPU") as raised:
+        MemoryProfile.load(tmp_path / "file")
+    assert said in str(raised.value)
+    assert not capsys.readouterr().out

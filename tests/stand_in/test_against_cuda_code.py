@@ -230,3 +230,28 @@ def test_a_trace_on_the_cpu_is_on_a_machine_without_cuda() -> None:
 def test_recurrent_layers_of_cudnn_are_refused_by_name() -> None:
     with pytest.raises(RuntimeError, match=r"cannot run cuDNN's recurrent layers: set torch\."):
         torchmem.measure(nn.LSTM(4, 4), torch.ones(2, 2, 4), device="cuda")
+
+
+def test_a_recording_has_the_peaks_of_a_trace(tmp_path: Path) -> None:
+    """Phases of a recording are read off its stacks, with those of C++ and without."""
+    recorded = tmp_path / "recorded.pickle"
+
+    def step() -> None:
+        model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.randn(512, 256, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    traced = torchmem.trace(step, device="cuda", gpu="a100-80gb")
+    for stacks in ("python", "all"):
+        torch.cuda.memory._record_memory_history("all", stacks=stacks, clear_history=True)
+        try:
+            step()
+            torch.cuda.memory._dump_snapshot(str(recorded))
+        finally:
+            torch.cuda.memory._record_memory_history(None)
+        found = torchmem.MemoryProfile.load(recorded)
+        for figure in ("forward_peak", "backward_peak", "optimizer_peak", "retained"):
+            assert getattr(found, figure) == getattr(traced, figure), (stacks, figure)

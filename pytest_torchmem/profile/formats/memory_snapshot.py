@@ -12,9 +12,12 @@ https://pytorch.org/memory_viz; the fields are those of torch/cuda/memory.py, ``
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from pytest_torchmem.allocator.blocks import Block
@@ -22,6 +25,7 @@ from pytest_torchmem.allocator.caching import CachingAllocator
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.allocator.segments import segments
 from pytest_torchmem.allocator.statistics import NoStatistics
+from pytest_torchmem.profile.static_plan import Placed
 from pytest_torchmem.profile.timeline import Allocation, Kind, Timeline
 
 _BATCH = 1000
@@ -181,6 +185,55 @@ bytes and the action."""
 _Entries: TypeAlias = tuple[_Change, int, _About]
 """Of one event: what it changes, and the number of its first entry."""
 _FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
+
+
+class Layout(NamedTuple):
+    """The segments of the caching allocator, one upon another, and the blocks in them."""
+
+    reserved: int
+    allocated: int
+    """The most bytes that blocks had at once."""
+    segments: list[tuple[int, int, int]]
+    """Offset, bytes, and the number of the event that each was made for."""
+    blocks: list[Placed]
+
+
+def layout(timeline: Timeline) -> Layout:
+    """Return where the caching allocator puts what a timeline asks for, with its default options
+    and memory without a limit.
+    """
+    allocator = CachingAllocator(parse_options(""))
+    live: dict[int, tuple[Block, Placed]] = {}
+    placed: list[Placed] = []
+    reserved: list[tuple[int, int, int]] = []
+    in_use = most = 0
+    for position, event in enumerate(timeline.events):
+        if event < 0:
+            if event_made := live.pop(-event, None):
+                block, one = event_made
+                allocator.free(block)
+                in_use -= one.nbytes
+                placed.append(one._replace(stop=position))
+            continue
+        allocation, before = timeline.allocations[event - 1], allocator.reserved
+        served = allocator.allocate(allocation.nbytes)
+        if served is None:  # it asks for no bytes
+            continue
+        if allocator.reserved > before:
+            reserved.append((served.address, allocator.reserved - before, position))
+        one = Placed(served.address, served.size, position, len(timeline.events), allocation)
+        live[event] = served, one
+        in_use += one.nbytes
+        most = max(most, in_use)
+    placed += [one for _, one in live.values()]
+    sizes = accumulate((nbytes for _, nbytes, _ in reserved), initial=0)
+    offsets = sorted(zip((address for address, *_ in reserved), sizes, strict=False))
+    for index, one in enumerate(placed):
+        address, offset = offsets[bisect_right(offsets, (one.offset, math.inf)) - 1]
+        placed[index] = one._replace(offset=offset + one.offset - address)
+    by_address = dict(offsets)
+    segments_made = [(by_address[address], nbytes, at) for address, nbytes, at in reserved]
+    return Layout(allocator.reserved, most, segments_made, placed)
 
 
 def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:

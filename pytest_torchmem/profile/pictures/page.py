@@ -18,6 +18,8 @@ from typing import Any
 from pytest_torchmem.figures import PEAK
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.profile.facts import Outline, bytes_along
+from pytest_torchmem.profile.formats.memory_snapshot import Layout
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.sampled import (
     OTHER,
@@ -31,9 +33,10 @@ from pytest_torchmem.profile.sampled import (
     samples,
     stacked,
 )
-from pytest_torchmem.profile.static_plan import StaticPlan
+from pytest_torchmem.profile.static_plan import Placed, StaticPlan
 from pytest_torchmem.profile.tables import describe_kind
 from pytest_torchmem.profile.timeline import Allocation, Timeline
+from pytest_torchmem.units import format_size
 
 SAMPLES = 1200
 _GROUPS = 10
@@ -72,6 +75,8 @@ class Content:
     """The course of what the step was compared with, to be drawn beside it."""
     message: str = ""
     """What a failing check says."""
+    layout: Layout | None = None
+    """Where the caching allocator puts the storages of the step."""
     plan: StaticPlan | None = None
     table: NodeTable | None = None
     """What each operator needs."""
@@ -133,18 +138,36 @@ def page_data(content: Content) -> dict[str, Any]:
         },
         **_alive(alike, positions),
         "flame": flame(timeline.live_at(peak)),
-        "plan": _arena(content.plan) if content.plan is not None else None,
+        "segments": _segments(content.layout) if content.layout is not None else None,
+        "plan": _plan(content.plan) if content.plan and content.plan.storages else None,
         "operators": _operators(content.table) if content.table is not None else None,
     }
 
 
-def _arena(plan: StaticPlan) -> dict[str, Any] | None:
-    """Return the places of a plan's storages: offset, bytes, start, stop, and what each is."""
-    largest = nlargest(
-        _STORAGES, plan.storages, key=lambda one: one.nbytes * (one.stop - one.start)
-    )
-    if not largest:
-        return None
+def _segments(laid: Layout) -> dict[str, Any]:
+    """Return what the caching allocator has, as an arena is drawn."""
+    unused = format_size(laid.reserved - laid.allocated)
+    said = f"{format_size(laid.reserved)} reserved, of which at least {unused} were never in use"
+    return _arena(laid.blocks, laid.reserved, laid.allocated, said, laid.segments)
+
+
+def _plan(plan: StaticPlan) -> dict[str, Any]:
+    said = f"arena {format_size(plan.arena)} ({plan.strategy})"
+    said += f"; outside of it {format_size(plan.outside)}"
+    if plan.reserved_peak is not None:
+        said += f"; the allocator reserves {format_size(plan.reserved_peak)} for both"
+    return _arena(plan.storages, plan.arena, plan.live_peak, said)
+
+
+def _arena(
+    storages: Sequence[Placed],
+    arena: int,
+    live: int,
+    said: str,
+    segments: Sequence[tuple[int, int, int]] = (),
+) -> dict[str, Any]:
+    """Return the places of storages: offset, bytes, start, stop, and what each is."""
+    largest = nlargest(_STORAGES, storages, key=lambda one: one.nbytes * (one.stop - one.start))
     names: dict[tuple[str, ...], int] = {}
     boxes = [
         [
@@ -154,14 +177,13 @@ def _arena(plan: StaticPlan) -> dict[str, Any] | None:
         for one in largest
     ]
     return {
-        "strategy": plan.strategy,
-        "arena": plan.arena,
-        "live": plan.live_peak,
-        "outside": plan.outside,
-        "reserved": plan.reserved_peak,
+        "said": said,
+        "arena": arena,
+        "live": live,
+        "segments": [list(one) for one in segments],
         "boxes": boxes,
         "names": list(map(list, names)),
-        "storages": len(plan.storages),
+        "storages": len(storages),
     }
 
 
@@ -205,10 +227,11 @@ def _alive(alike: Alike, positions: Sequence[int]) -> dict[str, Any]:
 
 
 def _group(found: Allocation) -> tuple[str, ...]:
+    """Return what an allocation is told by; what is alike in the layers of a model is the same."""
     geometry = f"{found.dtype}{list(found.shape)}" if found.dtype else ""
-    name = " ".join(part for part in (found.label, geometry) if part)
+    name = " ".join(part for part in (fold(found.label)[0], geometry) if part)
     origin = found.origin
-    return (describe_kind(found), origin.module, origin.operator, name, origin.line)
+    return (describe_kind(found), fold(origin.module)[0], origin.operator, name, origin.line)
 
 
 def _changes(made: Counter[int], places: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -5,6 +5,11 @@
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951",
     "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
   ];
+  /** Each kind has its colour, wherever it is drawn. */
+  const KINDS = [
+    "gradient", "parameter", "activation", "workspace", "buffer", "input", "optimizer state",
+    "all-gathered parameter", "communication buffer", "other",
+  ];
   const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   const at = (id) => document.getElementById(id);
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -24,6 +29,12 @@
     return made;
   }
 
+  /** The colour of a kind, which may say how sure its bytes are ("workspace, at most"). */
+  function colour(kind) {
+    const place = KINDS.indexOf(kind.split(",")[0]);
+    return COLORS[place < 0 ? KINDS.length - 1 : place];
+  }
+
   function row(cells, tag = "td") {
     const made = element("tr");
     for (const [text, kind] of cells) made.append(element(tag, text, kind));
@@ -37,7 +48,7 @@
     if (!data.notes.length) at("notes").parentElement.hidden = true;
     if (data.message) { at("message").textContent = data.message; at("message").hidden = false; }
     const before = data.before;
-    const cells = [["", ""], ["", "number"], ["bytes", "number"]];
+    const cells = [["figure", ""], ["now", "number"], ["bytes", "number"]];
     if (before) cells.push(["snapshot", "number"], ["change", "number"]);
     at("figures").append(row(cells, "th"));
     for (const [name, bytes] of Object.entries(data.figures)) {
@@ -72,10 +83,12 @@
   function draw() {
     const stack = data.stacks[at("by").value];
     const sums = cumulated(stack);
+    const ofKind = at("by").value === "kind";
+    const colours = stack.names.map((name, index) => ofKind ? colour(name) : COLORS[index % COLORS.length]);
     const series = [{}], columns = [data.positions], bands = [];
     // The highest line is drawn first, so that every area reaches down to the next one.
     for (let index = sums.length - 1; index >= 0; index -= 1) {
-      const color = COLORS[index % COLORS.length];
+      const color = colours[index];
       series.push({ label: stack.names[index], stroke: color, fill: color + "cc", width: 0,
                     points: { show: false } });
       if (index > 0) bands.push({ series: [series.length - 1, series.length] });
@@ -105,7 +118,7 @@
     chart.over.addEventListener("click", () => { held = !held; });
     at("legend").replaceChildren(...stack.names.map((name, index) => {
       const item = element("li"), square = element("i");
-      square.style.background = COLORS[index % COLORS.length];
+      square.style.background = colours[index];
       item.append(square, name);
       return item;
     }));
@@ -155,6 +168,8 @@
     ctx.strokeStyle = ctx.fillStyle = style("--text");
     ctx.setLineDash([4 * ratio, 3 * ratio]);
     ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+    // A peak of one event is narrower than a pixel.
+    ctx.beginPath(); ctx.arc(x, plot.valToPos(data.peak.nbytes, "y", true), 4 * ratio, 0, 2 * Math.PI); ctx.fill();
     ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "left";  // the chart has centred its labels
     const width = ctx.measureText(text).width, room = bbox.left + bbox.width - x;
@@ -194,8 +209,14 @@
     asked = requestAnimationFrame(() => list(sample));
   }
 
-  function list(sample) {
-    if (sample === shown) return;
+  /** Whether what is searched for is in one of the texts. */
+  function matches(id, texts) {
+    const wanted = at(id).value.trim().toLowerCase();
+    return !wanted || texts.some((text) => String(text).toLowerCase().includes(wanted));
+  }
+
+  function list(sample, again = false) {
+    if (sample === shown && !again) return;
     shown = sample;
     move(sample);
     const position = data.positions[sample];
@@ -204,16 +225,24 @@
     at("here").textContent = `${size(data.totals[sample])} alive after event ` +
       `${position.toLocaleString("en-US")} of ${of}` + (span ? `, in ${span[2]}` : "") +
       (data.earlier ? `; before ${size(data.earlier[sample])}` : "");
-    const largest = [...bytes.keys()].filter((group) => counts[group] > 0)
+    at("chart").setAttribute("aria-valuemax", data.events);
+    at("chart").setAttribute("aria-valuenow", position);
+    at("chart").setAttribute("aria-valuetext", at("here").textContent);
+    const largest = [...bytes.keys()]
+      .filter((group) => counts[group] > 0 && matches("find-alive", data.groups[group]))
       .sort((one, other) => bytes[other] - bytes[one]);
     const rows = largest.slice(0, 60).map((group) => {
       const [kind, module, operator, name, line] = data.groups[group];
-      return row([
-        [size(bytes[group]), "number"], [`${counts[group]} ×`, "number"], [kind, ""],
+      const made = row([
+        [size(bytes[group]), "number"], [`${counts[group]} ×`, "number"], [kind, "kind"],
         [name, "name"], [module, "name"], [operator, "name"], [line, "name"],
       ]);
+      const square = element("i");
+      square.style.background = colour(kind);
+      made.children[2].prepend(square);
+      return made;
     });
-    const titles = ["bytes", "", "kind", "what", "module", "operator", "line"];
+    const titles = ["bytes", "number", "kind", "what", "module", "operator", "line"];
     const more = largest.length - 60;
     if (more > 0) rows.push(row([["", ""], ["", ""], [`and ${more} smaller groups`, "muted"]]));
     at("alive").replaceChildren(
@@ -225,6 +254,17 @@
     list(data.positions.indexOf(data.peak.position));
   }
 
+  /** Move the pointer by the keyboard. */
+  function step(event) {
+    const far = event.shiftKey ? 20 : 1, last = data.positions.length - 1;
+    const next = { ArrowLeft: shown - far, ArrowRight: shown + far, Home: 0, End: last }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    held = true;
+    list(Math.min(last, Math.max(0, next)));
+    chart.setCursor({ left: chart.valToPos(data.positions[shown], "x"), top: 1 });
+  }
+
   // -- the flame graph ------------------------------------------------------------------------
 
   function flame(root) {
@@ -234,9 +274,9 @@
       const span = width * node.b / Math.max(1, root.b);
       if (span < 1) return;
       deepest = Math.max(deepest, depth);
-      const box = element("div", `${node.n} ${size(node.b)}`);
+      const box = element("button", `${node.n} ${size(node.b)}`);
       box.style.left = `${left}px`; box.style.width = `${span}px`; box.style.top = `${depth * 20}px`;
-      box.style.background = depth ? COLORS[hash(node.n) % COLORS.length] + "66" : "var(--line)";
+      box.style.background = `color-mix(in srgb, var(--muted) ${10 + hash(node.n) % 5 * 5}%, var(--back))`;
       box.title = `${path}\n${size(node.b)} (${node.b.toLocaleString("en-US")} bytes)`;
       box.addEventListener("click", () => flame(node === root ? data.flame : node));
       boxes.push(box);
@@ -257,23 +297,28 @@
     return found;
   }
 
-  // -- the plan: when across, addresses upwards -----------------------------------------------
+  // -- segments and the plan: when across, addresses upwards ----------------------------------
 
-  function arena(pointer) {
-    const plan = data.plan, canvas = at("plan"), ratio = devicePixelRatio;
-    if (!plan) { canvas.parentElement.hidden = true; return; }
+  function arena(id, pointer) {
+    const drawn = data[id], canvas = at(id), ratio = devicePixelRatio;
+    if (!drawn) { canvas.parentElement.hidden = true; return; }
     const width = canvas.clientWidth, height = canvas.clientHeight;
     canvas.width = width * ratio; canvas.height = height * ratio;
     const ctx = canvas.getContext("2d");
     ctx.scale(ratio, ratio);
     const across = (event) => event * width / Math.max(1, data.events);
-    const upwards = (address) => height - address * (height - 18) / Math.max(1, plan.arena);
+    const upwards = (address) => height - address * (height - 18) / Math.max(1, drawn.arena);
     let found = null;
-    for (const box of plan.boxes) {
+    ctx.fillStyle = style("--soft"); ctx.strokeStyle = style("--line"); ctx.lineWidth = 1;
+    for (const [offset, bytes, start] of drawn.segments) {
+      const area = [across(start), upwards(offset + bytes), width - across(start), upwards(offset) - upwards(offset + bytes)];
+      ctx.fillRect(...area); ctx.strokeRect(...area);
+    }
+    for (const box of drawn.boxes) {
       const [offset, bytes, start, stop, name] = box;
       const left = across(start), right = across(stop), top = upwards(offset + bytes);
       const wide = Math.max(right - left, 0.5), high = Math.max(upwards(offset) - top, 0.5);
-      ctx.fillStyle = COLORS[hash(plan.names[name][2]) % COLORS.length] + "cc";
+      ctx.fillStyle = colour(drawn.names[name][0]) + "cc";
       ctx.fillRect(left, top, wide, high);
       if (wide > 3 && high > 3) {
         ctx.strokeStyle = style("--back"); ctx.lineWidth = 0.5;
@@ -283,24 +328,22 @@
           pointer.offsetY >= top && pointer.offsetY <= top + high) found = box;
     }
     ctx.setLineDash([4, 3]); ctx.strokeStyle = ctx.fillStyle = style("--text"); ctx.lineWidth = 1;
-    const least = upwards(plan.live);
+    const least = upwards(drawn.live);
     ctx.beginPath(); ctx.moveTo(0, least); ctx.lineTo(width, least); ctx.stroke();
     ctx.font = "12px system-ui, sans-serif";
-    ctx.fillText(`most alive at once ${size(plan.live)}`, 4, Math.max(12, least - 4));
+    ctx.fillText(`most alive at once ${size(drawn.live)}`, 4, Math.max(12, least - 4));
     const [offset, bytes, start, stop, name] = found || [];
-    at("planned").textContent = !found ? "" :
+    at(`${id}-here`).textContent = !found ? "" :
       `${size(bytes)} at ${size(offset)}, from event ${start.toLocaleString("en-US")} to ` +
-      `${stop.toLocaleString("en-US")}: ${plan.names[name].filter((part) => part).join(", ")}`;
+      `${stop.toLocaleString("en-US")}: ${drawn.names[name].filter((part) => part).join(", ")}`;
   }
 
-  function planFigures() {
-    const plan = data.plan;
-    if (!plan) return;
-    const parts = [`arena ${size(plan.arena)} (${plan.strategy})`, `outside of it ${size(plan.outside)}`];
-    if (plan.reserved !== null) parts.push(`the allocator reserves ${size(plan.reserved)} for both`);
-    const left = plan.storages - plan.boxes.length;
+  function arenaFigures(id) {
+    const drawn = data[id];
+    if (!drawn) return;
+    const left = drawn.storages - drawn.boxes.length, parts = [drawn.said];
     if (left > 0) parts.push(`${left.toLocaleString("en-US")} smaller storages are not drawn`);
-    at("plan-figures").textContent = parts.join("; ");
+    at(`${id}-figures`).textContent = parts.join("; ");
   }
 
   // -- the operators --------------------------------------------------------------------------
@@ -311,7 +354,7 @@
     const table = data.operators;
     if (!table) { at("operators").closest("section").hidden = true; return; }
     const isText = (column) => column < 3;
-    const rows = [...table.rows];
+    const rows = table.rows.filter((cells) => matches("find-operators", cells.slice(0, 3)));
     if (sorted >= 0) rows.sort((one, other) => isText(sorted)
       ? one[sorted].localeCompare(other[sorted]) : other[sorted] - one[sorted]);
     const left = table.all - table.rows.length;
@@ -319,10 +362,18 @@
       (left > 0 ? `; ${left.toLocaleString("en-US")} smaller rows are left out` : "");
     const titles = row(table.columns.map((name, column) =>
       [name.replaceAll("_", " "), isText(column) ? "" : "number"]), "th");
-    [...titles.children].forEach((cell, column) => cell.addEventListener("click", () => {
-      sorted = sorted === column ? -1 : column;
-      operators();
-    }));
+    [...titles.children].forEach((cell, column) => {
+      const sort = () => { sorted = sorted === column ? -1 : column; operators(); };
+      cell.tabIndex = 0;
+      cell.ariaSort = sorted !== column ? "none" : isText(column) ? "ascending" : "descending";
+      cell.addEventListener("click", sort);
+      cell.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        sort();
+        at("operators").querySelectorAll("th")[column].focus();
+      });
+    });
     const text = (name, number) => !number ? "" : name === "calls" ? String(number)
       : name.endsWith("flops") ? count(number) : size(number);
     at("operators").replaceChildren(titles, ...rows.map((cells) => row(cells.map((cell, column) =>
@@ -341,13 +392,20 @@
 
   head();
   for (const name of Object.keys(data.stacks)) at("by").append(element("option", name));
+  if (data.stacks.kind.names.length < 2) at("by").value = "operator";  // a recording has no kinds
   at("by").addEventListener("change", draw);
   at("to-peak").addEventListener("click", peak);
-  const all = () => { draw(); flame(data.flame); arena(); };
-  at("plan").addEventListener("mousemove", arena);
+  const all = () => { draw(); flame(data.flame); arenas(); };
+  const arenas = () => { for (const id of ["segments", "plan"]) arena(id); };
+  for (const id of ["segments", "plan"]) {
+    at(id).addEventListener("mousemove", (pointer) => arena(id, pointer));
+    arenaFigures(id);
+  }
+  at("chart").addEventListener("keydown", step);
+  at("find-alive").addEventListener("input", () => list(shown, true));
+  at("find-operators").addEventListener("input", operators);
   addEventListener("resize", all);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); arena(); });
-  planFigures();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); arenas(); });
   operators();
   all();
   peak();
