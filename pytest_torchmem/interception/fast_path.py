@@ -25,7 +25,6 @@ from pytest_torchmem.interception.plan_cache import Plans
 from pytest_torchmem.interception.values.policy import NO_MEMORIES
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 #: What a call gives that has to go the whole way.
 LONGER: Final = object()
@@ -83,6 +82,8 @@ class FastPath:
             computes = True
             if not spec.reads_in_place or not self._values.computes_shown:
                 return LONGER
+        if spec.checks_values and not computes:
+            return LONGER
         device = records[0].ledger
         if len(ledger.devices) > 1 and [*map(_ledger_of, records)].count(device) < len(records):
             return LONGER
@@ -91,7 +92,7 @@ class FastPath:
             or device.routes
             or self._values.recordings
             or self._quantized.are_there
-            or self._placement.guessed
+            or (self._placement.guessed and self._placement.are_guesses(records))
             or (spec.reads_conjugates and True in map(Tensor.is_conj, tensors))
         ):
             return LONGER
@@ -107,10 +108,10 @@ class FastPath:
             return LONGER
         memories = NO_MEMORIES
         if computes:
-            memory = self._values.compute_shown(spec, args, kwargs, tensors, records, plan, device)
-            if memory is None:
+            found = self._values.compute_shown(spec, args, kwargs, tensors, records, plan, device)
+            if found is None:
                 return LONGER
-            memories = {0: memory}
+            memories = found
         self._placement.begin_on(device)
         name = self._decompositions.running or spec.name
         origin = self._attribution.origin(phase, name, frame, node)
@@ -121,6 +122,6 @@ class FastPath:
         else:
             result = make_outputs(ledger, plan, tensors, device, origin, memories)
         if computes:
-            self._values.contents.show(ledger.records[storage_address(result)])
+            self._values.show(plan, result, memories)
         self._log.note(tensors, records, plan.work, device, origin, start)
         return result

@@ -172,8 +172,12 @@ class Placement:
         """Remember results whose device nothing but guesses decided."""
         if call.records and not self.guessed:
             return
-        if all(self._is_guess(record) for record in call.records):
+        if self.are_guesses(call.records):
             self.guess(result)
+
+    def are_guesses(self, records: list[StorageRecord]) -> bool:
+        """Return whether nothing but guesses decided where any of the storages is."""
+        return all(map(self._is_guess, records))
 
     def guess(self, result: Any) -> None:
         """Remember tensors whose device nothing said, or C++ alone knows: of an index that it makes

@@ -12,6 +12,7 @@ import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import compress
 from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
@@ -118,6 +119,8 @@ def forget_cached() -> None:
     For a program that is run again as if for the first time: that of a library's own cache is out
     of the reach of what restores a program's state.
     """
+    if not _SURVIVORS:
+        return
     tensors = [one for one in _all_of(_kinds_of(Tensor)) if not is_lazy(one)]
     tensors = [one for one in tensors if address_of(one) in _SURVIVORS]
     if not any(isinstance(one, (dict, tuple)) for one in gc.get_referrers(*tensors)):
@@ -152,7 +155,8 @@ def _is_one(value: Any, surviving: Container[int], depth: int = _DEPTH) -> bool:
 
 def _all_of(kinds: Container[type]) -> list[Any]:
     """Return all objects of some classes: there may be a million of others."""
-    return [one for one in gc.get_objects() if type(one) in kinds]
+    found = gc.get_objects()
+    return [*compress(found, map(kinds.__contains__, map(type, found)))]
 
 
 def _kinds_of(kind: type) -> set[type]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.values.policy import zeros
 from pytest_torchmem.torch_private.dispatch.modes import NoDispatchModes
+from pytest_torchmem.torch_private.state.settings import OneThread
 from pytest_torchmem.torch_private.tensors.storages import bytes_of, tensor_on
 from pytest_torchmem.torch_private.tensors.tensors import read_as
 
@@ -160,7 +161,8 @@ class Contents:
 
     def remember(self, record: Storage, tensor: Tensor) -> None:
         """Keep the content of the whole storage of the real ``tensor`` as that of ``record``."""
-        with NoDispatchModes():  # those of the program, which may be making a graph
+        # Not the modes of the program, which may be making a graph; and to copy takes no threads.
+        with NoDispatchModes(), OneThread():
             content = bytes_of(tensor.untyped_storage())
             memory = record.memory
             self._set(record.address, content.clone() if memory is None else memory.copy_(content))

@@ -39,7 +39,6 @@ from pytest_torchmem.interception.values.computed import (
     in_pairs,
     laid_out_as,
     memories_of,
-    own_memory_of,
     place_of_grown,
     run_for_real,
 )
@@ -55,7 +54,7 @@ from pytest_torchmem.interception.values.policy import (
 from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
-from pytest_torchmem.step.trees import argument_leaves, argument_tensors
+from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_EXPLICIT, CPU, at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import has_kernel
 from pytest_torchmem.torch_private.state.settings import OneThread
@@ -192,27 +191,31 @@ class KnownValues(Answers):
         records: list[StorageRecord],
         plan: Plan,
         device: DeviceLedger,
-    ) -> Tensor | None:
-        """Return the memory of the only output of an operator that ``reads_in_place``, computed
-        with the trace's own tensors, which show what is known of them.
+    ) -> Mapping[int, Tensor] | None:
+        """Return what ``compute`` does, of an operator that ``reads_in_place``: computed with the
+        trace's own tensors, where they show what is known of them.
 
         None where that has to be looked at by ``compute``: nothing was computed then.
         """
-        if not (plan.makes_one and self.contents.are_shown(records)):
-            return None
         if operator.values_on(device.device.type) is not None:
             return None
-        budget = self._budget
+        budget, contents = self._budget, self.contents
         if budget is not None and (plan.cost is None or not budget.is_cheap(plan.cost)):
             return None
+        given = tensors
+        if not contents.are_shown(records):
+            if not contents.are_known(records):
+                return None
+            given = [*map(contents.value, records, tensors)]
+            real = dict(zip(map(id, tensors), given, strict=True))
+            args, kwargs = replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
         alone = not self.mode.wants_all or are_few(tensors)
         try:
             with OneThread() if alone else nullcontext(), at_kernels():
-                given = operator.with_exact_numbers(args) if plan.numbers else args
-                real = operator.overload(*given, **kwargs)
+                exact = operator.with_exact_numbers(args) if plan.numbers else args
+                return memories_of(plan, operator.overload(*exact, **kwargs), given)
         except Exception:  # what it means, ``compute`` finds out by running it once more
             return None
-        return own_memory_of(plan.outputs, plan.slots[0], real, tensors)
 
     def _computed(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
         __tracebackhide__ = True
@@ -259,17 +262,7 @@ class KnownValues(Answers):
         if memories is not None:
             line = self.contents.of_others(call.records) or self._gathered_now(call)
             if memories:
-                for output, tensor in in_pairs(plan.outputs, result):
-                    record = self._ledger.records[storage_address(tensor)]
-                    if type(output) is Output and output.slot in memories:
-                        if plan.slots[output.slot] and self._is_unwritten(call):
-                            self.contents.leave_unwritten(record)
-                        else:
-                            self.contents.show(record)
-                    elif isinstance(output, Same) and output.grown is not None:
-                        value = memories.get(place_of_grown(output))
-                        if value is not None:
-                            self.contents.remember(record, laid_out_as(tensor, value))
+                self.show(plan, result, memories, unwritten=self._is_unwritten(call))
             if line:
                 self._spread(call, result, line)
             return
@@ -278,6 +271,28 @@ class KnownValues(Answers):
             self._assume(call, result)
         if operator.mutated or operator.mutated_names or operator.record.also_writes:
             self._written(call)
+
+    def show(
+        self,
+        plan: Plan,
+        result: Any,
+        memories: Mapping[int, Tensor],
+        *,
+        unwritten: bool = False,
+    ) -> None:
+        """Know a plan's outputs by their memories, unless these are ``unwritten``."""
+        records, contents = self._ledger.records, self.contents
+        for output, tensor in in_pairs(plan.outputs, result):
+            record = records[storage_address(tensor)]
+            if type(output) is Output and output.slot in memories:
+                if unwritten and plan.slots[output.slot]:
+                    contents.leave_unwritten(record)
+                else:
+                    contents.show(record)
+            elif isinstance(output, Same) and output.grown is not None:
+                value = memories.get(place_of_grown(output))
+                if value is not None:
+                    contents.remember(record, laid_out_as(tensor, value))
 
     def _is_unwritten(self, call: Call) -> bool:
         operator = call.operator
