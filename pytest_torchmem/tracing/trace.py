@@ -38,6 +38,7 @@ from pytest_torchmem.journal.process import process_kept, settings_kept
 from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.profile.facts import Facts
+from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
@@ -146,18 +147,19 @@ def trace(
     __tracebackhide__ = True
     _check_mode(mode)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
-    machine = _with_cudnn(machine, cudnn)
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     refuse_misspelt(trace, target, kwargs)
-    check_torch(cuda=machine.gpu is not None)
     advised = _advisor(partial(trace, target, *args, **kwargs), options)
     profiled = partial(
         _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
     )
     run = partial(_trace, limit=limit, profiled=profiled, mode=mode)
-    return _in_passes(run, machine, _passes(values), target, args, kwargs, loss_fn)
+    with without_collections():  # of what the first trace imports and makes, which is kept
+        machine = _with_cudnn(machine, cudnn)
+        check_torch(cuda=machine.gpu is not None)
+        return _in_passes(run, machine, _passes(values), target, args, kwargs, loss_fn)
 
 
 def _in_passes(
