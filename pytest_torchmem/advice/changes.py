@@ -94,7 +94,6 @@ def checkpointed(paths: Collection[str]) -> Iterator[None]:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        __tracebackhide__ = True
         if any(one is module for one in recomputed.now) or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         return checkpoint(partial(again, module), *args, use_reentrant=False, **kwargs)
@@ -114,7 +113,6 @@ def under_autocast(device: str, pattern: str | None = None) -> Iterator[None]:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        __tracebackhide__ = True
         with torch.autocast(device, dtype=torch.bfloat16):
             return original(module, *args, **kwargs)
 
@@ -172,7 +170,6 @@ def buffers_narrowed(pattern: str) -> Iterator[None]:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        __tracebackhide__ = True
         buffer = dict(module.named_buffers(recurse=False)).get(name)
         if buffer is not None and buffer.dtype in (torch.float32, torch.float64):
             setattr(module, name, buffer.to(torch.bfloat16))

@@ -62,7 +62,6 @@ def every_call(how: Callable[[str, int], Call | None]) -> Iterator[None]:
 
     def instead(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             with names.within(self) as path:
                 other = how(path, names.depth - 1)
                 if other is None:

@@ -113,7 +113,6 @@ class Calibrations:
 
         Traces of the module take the figures from then on. Returns ``None`` where there is no GPU.
         """
-        __tracebackhide__ = True
         from pytest_torchmem.measurement import device as devices
 
         device = devices.cuda_device()
@@ -136,7 +135,6 @@ class Calibrations:
         questions: Collection[WorkspaceKey],
     ) -> CalibrationResult:
         """Return the figures that an update writes of ``questions``, measured now where need be."""
-        __tracebackhide__ = True
         from pytest_torchmem.measurement.calibrate import setup_of
 
         setup, asked = setup_of(device, gpu), {gpu.name: tuple(questions)}

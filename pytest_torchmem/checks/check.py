@@ -152,7 +152,6 @@ class DeviceCheck:
 
     def run(self) -> tuple[CheckResult, MemoryProfile | None]:
         """Return the result, and the profile of the trace unless it ran out of memory."""
-        __tracebackhide__ = True
         request = self.request
         stored = stored_for(request, self.context)
         calibration = self._calibrate()
@@ -193,7 +192,6 @@ class DeviceCheck:
 
     def _scaling(self, must_fit_on: str | None) -> Scaling | None:
         """Trace other sizes, where the test bounds how memory may grow with them."""
-        __tracebackhide__ = True
         names = [bound.size for bound in self.request.bounds]
         if not names:
             return None
@@ -206,7 +204,6 @@ class DeviceCheck:
 
     def _run_for_real(self, profile: MemoryProfile) -> RealRun | None:
         """Run the step on this machine's GPU, where there is one and nobody forbids it."""
-        __tracebackhide__ = True
         measure = self.request.measure
         if not self.key.gpu or measure == "never":
             return None
@@ -221,7 +218,6 @@ class DeviceCheck:
 
     def _calibrate(self) -> CalibrationResult | None:
         """In an update, measure workspaces on this machine's GPU."""
-        __tracebackhide__ = True
         wanted = self.key.gpu and self.request.test.accepts & {"new", "changed"}
         if not wanted or self.request.measure == "never" or self.target.calibrate is None:
             return None

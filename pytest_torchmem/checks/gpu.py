@@ -156,7 +156,6 @@ def run_for_real(
     ``traced`` is the trace that there is, for the GPU ``traced_for``: it will do where the real
     GPU is the same. Raises ``UsageError`` where there is no GPU although one is ``required``.
     """
-    __tracebackhide__ = True
     from pytest_torchmem.measurement import device as devices
 
     device = devices.cuda_device()
@@ -183,13 +182,11 @@ def fitting_trace(
 
     It must fit on the GPU at all, and into what is free there just now.
     """
-    __tracebackhide__ = True
     estimate = traced or _traced_on(target, gpu)
     return estimate if isinstance(estimate, str) else _no_room(device, gpu, estimate) or estimate
 
 
 def _traced_on(target: CheckTarget, gpu: Gpu) -> MemoryProfile | str:
-    __tracebackhide__ = True
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
 
@@ -223,7 +220,6 @@ def _no_room(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
 def _measured(
     target: CheckTarget, device: Device, gpu: Gpu, estimate: MemoryProfile, required: bool
 ) -> RealRun:
-    __tracebackhide__ = True
     device.take_untold()
     try:
         profile = target.measure()

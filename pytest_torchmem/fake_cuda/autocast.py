@@ -183,7 +183,6 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
     registered: set[str] = set()
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        __tracebackhide__ = True
         overload = overload_of(name)
         if torch.is_autocast_enabled("cpu") and not _any_on_gpu(trace, (args, kwargs)):
             with outside_autocast():

@@ -31,7 +31,6 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
     paths = _Paths(names, gpu, trace)
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        __tracebackhide__ = True
         path = paths.get(name)  # none of an operator that an earlier trace was taught one of
         tensors = argument_tensors((args, kwargs))
         # For nested tensors composite operators have other bodies.

@@ -19,7 +19,6 @@ Build = Callable[..., Any]
 
 def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> MemoryProfile:
     """Trace what ``build(**sizes)`` returns, with the options of ``trace``."""
-    __tracebackhide__ = True
     with gpu_seen(options.get("device"), options.get("gpu")):
         target, args, kwargs = built_at(build, sizes)
     return trace(target, *args, **{**kwargs, **options})
@@ -38,7 +37,6 @@ def gpu_seen(device: str | None, gpu: str | None) -> AbstractContextManager[None
 
 def refuse_unless_builds(build: Any, sizes: Iterable[str]) -> None:
     """Raise ``UsageError`` unless ``build`` is a function that takes these sizes by name."""
-    __tracebackhide__ = True
     if isinstance(build, nn.Module) or not callable(build):
         raise UsageError(
             f"build={type(build).__name__} object: expected a function of the sizes that returns a "
@@ -68,7 +66,6 @@ def built_at(build: Build, sizes: Mapping[str, int]) -> tuple[Any, tuple[Any, ..
     It returns one of these, or a tuple of it and its arguments; a dictionary at the end of a tuple
     has keyword arguments. Raises ``UsageError`` for anything else.
     """
-    __tracebackhide__ = True
     refuse_unless_builds(build, sizes)
     built = build(**sizes)
     target, *args = built if isinstance(built, tuple) else (built,)

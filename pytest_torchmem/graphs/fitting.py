@@ -54,7 +54,6 @@ def largest(
 
     Raises ``UsageError`` without ``gpu`` and ``memory``, and whatever the step raises.
     """
-    __tracebackhide__ = True
     if gpu is None and memory is None:
         raise UsageError("largest() needs gpu= or memory=: something that the step has to fit in")
     if not isinstance(start, int) or not isinstance(most, int) or not 1 <= start <= most:
@@ -102,7 +101,6 @@ class _Search:
 
     def fits(self, value: int) -> bool:
         """Trace a size, and return whether it fits."""
-        __tracebackhide__ = True
         try:
             self.profiles[value] = trace_built(
                 self._build, {**self._fixed, self._size: value}, device="cuda", **self._options

@@ -34,7 +34,6 @@ def scaling_of(
     ``sizes``, by name, and returns a module with its arguments. ``options`` go to ``trace``.
     Raises ``UsageError`` for sizes that are not known.
     """
-    __tracebackhide__ = True
     if not isinstance(target, nn.Module):
         missing = sorted(set(names) - set(sizes or ()))
         if missing:

@@ -242,7 +242,6 @@ def scaling(
     Raises ``UsageError`` for sizes that cannot be fitted and where the program takes other ways
     at other sizes, so that its allocations cannot be compared.
     """
-    __tracebackhide__ = True
     values = {name: _values(name, given) for name, given in sizes.items()}
     if not values:
         raise UsageError("scaling() needs values of at least one size, such as batch=[1, 2, 4]")

@@ -455,7 +455,6 @@ class _Following:
         following = self
 
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             now = following.now
             if now is None or not now[1]():
                 if now is not None and id(self) in now[0].traced:

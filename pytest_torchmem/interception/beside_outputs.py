@@ -43,7 +43,6 @@ class BesideOutputs:
         """Return what a plan returns, whose numbers were wrapped in tensors before; ``frame`` is
         where the call comes from.
         """
-        __tracebackhide__ = True
         if plan.broadcast:
             self._attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
         numbers = plan.numbers

@@ -92,7 +92,6 @@ class Decompositions:
         There is no plan of a sparse gradient (``EmbeddingBag(sparse=True)``): its body runs anew.
         So does one in which values decided a shape, since those of the next call are others.
         """
-        __tracebackhide__ = True
         operator, kwargs = call.operator, call.kwargs
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": _CPU}

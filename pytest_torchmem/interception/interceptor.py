@@ -141,7 +141,6 @@ class Interceptor:
 
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run one operator that would have reached a kernel."""
-        __tracebackhide__ = True
         if function_modes():
             # Below the dispatcher torch has none: a default device is not for what is made here.
             with NoFunctionModes():
@@ -231,7 +230,6 @@ class Interceptor:
         return spec
 
     def _run_specially(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:
-        __tracebackhide__ = True
         kind, parts = spec.kind, self.parts
         run = self._layouts.find(spec, args, kwargs)
         if run is not None:
@@ -283,7 +281,6 @@ class Interceptor:
 
     def _check(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run an operator that raises or makes nothing, where the values are known."""
-        __tracebackhide__ = True
         try:
             given = replace_tensors((args, kwargs), self.parts.values.known_value)
         except NotKnown:
@@ -298,7 +295,6 @@ class Interceptor:
         These are met anew by each operator: between two, the program may write to their memory. One
         that another is made of, or copies by, leaves it what it has met.
         """
-        __tracebackhide__ = True
         conversion = self.parts.conversion
         met = conversion.met
         try:

@@ -127,7 +127,6 @@ class Kernels:
 
     def run(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator on whatever tensors it is called with."""
-        __tracebackhide__ = True
         if kwargs:
             layout = kwargs.get("layout")
             if layout in COMPRESSED:
@@ -196,7 +195,6 @@ class Kernels:
         native/TensorAdvancedIndexing.cpp, make_info. Sums begin with them where they are
         (native/cuda/Indexing.cu, computeLinearIndex).
         """
-        __tracebackhide__ = True
         on_host = {
             id(tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
@@ -227,7 +225,6 @@ class Kernels:
 
         In C++ they are tensors of nothing (``UninitializedTensorMixin`` in torch/nn/parameter.py).
         """
-        __tracebackhide__ = True
         given: dict[int, Tensor] = {}
 
         def plain(tensor: Tensor) -> Tensor:
@@ -242,7 +239,6 @@ class Kernels:
 
     def _run_planned(self, call: Call, key: Any, device: DeviceLedger, frame: Any) -> Any:
         """Run a call whose outputs' geometry follows from that of its arguments."""
-        __tracebackhide__ = True
         spec, planned = call.operator, None
         if (spec.mutated or spec.mutated_names) and call.may_overlap() and keeps_apart(spec):
             check_apart(spec, call.args, call.kwargs, call.tensors, call.records)
@@ -311,7 +307,6 @@ class Kernels:
         self, body: Callable[..., Any], call: Call, device: DeviceLedger, frame: Any
     ) -> tuple[Any, Plan | None]:
         """Run the body of a composite operator; return its result, and its plan if it has one."""
-        __tracebackhide__ = True
         start, origin = len(device.events), self._origin(call.operator, frame)
         of_torch = call.operator.on(device.device.type).decomposition is None
         ahead = self._parts.values.ahead_of_body(call, of_torch=of_torch)
@@ -327,7 +322,6 @@ class Kernels:
 
     def _follow(self, call: Call, plan: Plan, device: DeviceLedger, frame: Any) -> Any:
         """Make what a plan says a kernel returns, and book what it takes."""
-        __tracebackhide__ = True
         spec, ledger, values = call.operator, self._ledger, self._values
         name = self._decompositions.running or spec.name
         origin = self._attribution.origin(ledger.phase, name, frame, call.node)
@@ -353,7 +347,6 @@ class Kernels:
 
     def _learn_more(self, call: Call, plan: Plan, device: DeviceLedger) -> None:
         """Find out what the kernel of a new plan takes, and when it makes its outputs."""
-        __tracebackhide__ = True
         spec, args, tensors = call.operator, call.args, call.tensors
         plan.numbers = numbers = numbers_of(spec, args, tensors, device)
         given, where, result = with_types(args, numbers), device.device.type, plan.on_meta(tensors)
@@ -407,7 +400,6 @@ class Kernels:
 
     def _stage(self, call: Call, result: Any, device: DeviceLedger) -> None:
         """Write down the temporaries of copies between host and GPU."""
-        __tracebackhide__ = True
         given = call.kwargs.get("non_blocking", call.args[2] if len(call.args) > 2 else False)
         interceptor = self._interceptor
         if not given:  # CUDA waits for such a copy
@@ -422,7 +414,6 @@ class Kernels:
 
     def _run_dynamic(self, call: Call, device: DeviceLedger, frame: Any) -> Any:
         """Run an operator whose outputs' shape depends on data, which has to be known."""
-        __tracebackhide__ = True
         spec, where = call.operator, device.device.type
         body = None if spec.on(where).decomposition else self._body(spec, where)
         if body is not None:
@@ -481,7 +472,6 @@ class Kernels:
         self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
-        __tracebackhide__ = True
         asked = self._interceptor.mode.placed_on or kwargs.get("device")
         if spec.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
             return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
@@ -501,7 +491,6 @@ class Kernels:
         """Run an operator on tensors made of others; a sparse product is logged as one call, any
         other as its parts.
         """
-        __tracebackhide__ = True
         entry_flops = spec.on("cpu").entry_flops
         tensors = argument_tensors((args, kwargs))
         if entry_flops is None or all(one.layout is torch.strided for one in tensors):
@@ -539,7 +528,6 @@ class Kernels:
 
     def item(self, spec: OperatorSpec, tensor: Tensor) -> Any:
         """Return the number in a tensor."""
-        __tracebackhide__ = True
         if not isinstance(tensor, Tensor):  # one that a number is wrapped in comes as that number
             return tensor
         records, values = self._records([tensor]), self._parts.values
@@ -584,7 +572,6 @@ class Kernels:
 
     def quantized(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run an operator that makes quantized tensors, or works on packed ones."""
-        __tracebackhide__ = True
         if not is_observed_first(spec, args):
             return self.run(spec, args, kwargs)
         tensors = argument_tensors((args, kwargs))

@@ -61,7 +61,6 @@ class Placement:
         ``target`` is where a copy between devices goes while it runs. Raises what torch raises for
         tensors of devices that do not go together.
         """
-        __tracebackhide__ = True
         if target is None and call.records and not (call.kwargs or call.operator.takes_device):
             device = call.records[0].ledger
             if len(self._ledger.devices) > 1 or call.operator.record.across_devices:
@@ -143,7 +142,6 @@ class Placement:
 
     def _shared(self, call: Call, device: DeviceLedger) -> DeviceLedger:
         """Return the device that all tensors of a call are on, or go with."""
-        __tracebackhide__ = True
         if call.operator.record.across_devices:
             if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``, ``x[[0]]``)
                 for record in call.records[1:]:

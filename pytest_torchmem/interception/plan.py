@@ -332,7 +332,6 @@ def plan_on_meta(
     Raises ``UnsupportedOperatorError`` where nothing is known for ``meta``, and whatever the
     operator raises for arguments it does not accept.
     """
-    __tracebackhide__ = True
     if function is operator and lacks_geometry(operator):
         raise unsupported(operator, "register_fake was not called for it")
     clones: dict[int, Tensor] = {}

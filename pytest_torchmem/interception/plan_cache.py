@@ -103,7 +103,6 @@ class Plans:
         While a graph is ``captured``, every output is on the device: attention.cu, «Seed and Offset
         Device».
         """
-        __tracebackhide__ = True
         spec = call.operator
         plan = find_plan(spec, *given, call.tensors, self.own_meta(spec, device.type))
         on_device = spec.on(device.type)
@@ -148,7 +147,6 @@ def find_plan(
     ``tensors`` are those among the arguments, ``own`` is the function that gives the geometry of
     this operator's outputs, where ``meta`` does not.
     """
-    __tracebackhide__ = True
     if tensors and not kwargs and operator.keeps_geometry and complex not in map(type, args):
         plan = plan_pointwise(tensors)
         if plan is not None:

@@ -159,7 +159,6 @@ def run_on_host(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     torch/csrc/utils/python_arg_parser.cpp). Constants of a program that ``torch.jit.trace`` wrote
     down are wrapped, too, and any operator is run on them.
     """
-    __tracebackhide__ = True
     try:
         return overload(*args, **kwargs)
     except RuntimeError:

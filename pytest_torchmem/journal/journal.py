@@ -101,7 +101,6 @@ def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result
 
     Raises ``UsageError`` where a trace is running already, or a transform of functions.
     """
-    __tracebackhide__ = True
     if is_within_transform():
         raise UsageError(
             "a trace cannot run inside of torch.vmap, torch.func.grad, jvp or another transform of "

@@ -144,7 +144,6 @@ class _Recorder:
 
     def __call__(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run one operator that would have reached a kernel."""
-        __tracebackhide__ = True
         set_excluded(FAKE, True)
         try:
             operator = spec_of(overload)
@@ -175,7 +174,6 @@ class _Recorder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        __tracebackhide__ = True
         device = self._device
         # A block that another stream used is given back late, at a request after the stream got
         # there (c10/cuda/CUDACachingAllocator.cpp, process_events): not in this kernel's time.
@@ -193,7 +191,6 @@ class _Recorder:
 
 
 def _run(operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    __tracebackhide__ = True
     return operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
 
 

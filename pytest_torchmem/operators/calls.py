@@ -298,7 +298,6 @@ class Binding:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:
         """Call the function for a call of the operator; ``besides`` is what a trace hands over."""
-        __tracebackhide__ = True
         taken = {name: besides[name] for name in self._besides}
         for name in self._wholes:
             taken[name] = self._whole(name, args, kwargs)
@@ -338,7 +337,6 @@ class InOrder:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:
         """Call the function for a call of the operator; ``besides`` is what a trace hands over."""
-        __tracebackhide__ = True
         given = {name: value for name, value in kwargs.items() if name not in self._outputs}
         return self._function(*[besides[name] for name in self._leads], *args, **given)
 

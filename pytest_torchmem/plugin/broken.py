@@ -1,12 +1,16 @@
 """What is told where the plugin itself fails: a run loses neither a failure nor pytest's summary.
 
+Its own frames are shown in the traceback of a failure only where they are to blame.
+
 A test may have replaced what everything is made of (``open``, ``__import__``), and not put it back,
 so nothing is imported for it then.
 """
 
 from __future__ import annotations
 
+import sys
 import traceback
+from typing import Any
 
 import pytest
 
@@ -16,6 +20,30 @@ _REPORT = (
     "Has a test replaced something of Python and not put it back? Else please report the lines "
     "above to pytest-torchmem"
 )
+
+_PACKAGE = __name__.partition(".")[0]
+_OF_DEFECTS = (AssertionError, AttributeError, KeyError, NameError, TypeError, UnboundLocalError)
+
+
+def hide_own_frames() -> None:
+    """Leave the package's frames out of what pytest shows of a failure.
+
+    It asks the globals of a frame, too (``TracebackEntry.ishidden``, _pytest/_code/code.py).
+    """
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] == _PACKAGE:
+            vars(module)["__tracebackhide__"] = _is_no_defect
+
+
+def _is_no_defect(failure: pytest.ExceptionInfo[Any]) -> bool:
+    """Return whether an error was not raised in this package by mistake.
+
+    Of one without a traceback pytest wants a frame all the same.
+    """
+    if not getattr(failure.value, "pytrace", True):
+        return False
+    raised_by = failure.traceback[-1].frame.f_globals.get("__name__", "")
+    return failure.type not in _OF_DEFECTS or raised_by.partition(".")[0] != _PACKAGE
 
 
 def not_reported(error: Exception) -> str:

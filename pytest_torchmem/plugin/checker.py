@@ -97,7 +97,6 @@ class Checker:
 
         It may run on a thread of the test's, whose exceptions nobody sees.
         """
-        __tracebackhide__ = True
         self._others.refuse(self._process)
         self._running += 1
         try:
@@ -125,7 +124,6 @@ class Checker:
         That is a check that failed and whose failure was caught, and one that still runs on another
         thread. After the last phase nothing can be told of any more in a report: it is ``over``.
         """
-        __tracebackhide__ = True
         self._over |= over
         failures, self._failures = self._swallowed(), [e for e in self._failures if e is error]
         elsewhere = self._others.called()
@@ -185,7 +183,6 @@ class Checker:
         ``on_cuda`` names what of the test is on cuda already, and so cannot be traced on the CPU.
         ``arguments`` are those of ``make_request``.
         """
-        __tracebackhide__ = True
         request = make_request(
             self._checked_test(), self.context.settings, self.budget, **arguments
         )
@@ -328,7 +325,6 @@ class Checker:
         self, device: str, world: World | None, request: Request, target: CheckTarget
     ) -> tuple[CheckResult | None, MemoryProfile | None]:
         """Check on one device; of a program that runs on cuda alone nothing comes of the CPU."""
-        __tracebackhide__ = True
         gpu = request.gpu if device == "cuda" else ""
         size, rank = (world.size, world.rank) if world is not None else (0, 0)
         key = Key(request.test.id, request.name, device, gpu, "", size, rank)

@@ -74,7 +74,6 @@ class shown_at_the_call:
         self._token = MARGIN.set(_margin(frame) if frame is not None else MARGIN.get())
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        __tracebackhide__ = True
         MARGIN.reset(self._token)
         if isinstance(error, UsageError):
             raise error.with_traceback(_without_own_end(error.__traceback__))

@@ -90,7 +90,6 @@ class Torchmem:
         well: the check also fails if trace and GPU disagree, or if the measurement grew.
         ``measure`` is ``"auto"`` for this, ``"never"``, or ``"require"``, which fails without one.
         """
-        __tracebackhide__ = True
         if self._checker.context.settings.disabled:
             self._checker.not_checked(_DISABLED, notice=_DISABLED)
             pytest.skip(_DISABLED)
@@ -135,7 +134,6 @@ class Torchmem:
         As ``pytest_torchmem.trace``, except that the device and GPU of the marker and the settings
         are the defaults; of several devices it is the first.
         """
-        __tracebackhide__ = True
         self._refuse_inside_body("trace")
         self._checker.traced = True
         on_cuda = gpu is not None or self._on_cuda(target)
@@ -177,7 +175,6 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
     A test that does not use the fixture is traced whole, once per device: the function that pytest
     is about to call is replaced for as long as the phase lasts.
     """
-    __tracebackhide__ = True
     try:
         body = _body_to_trace(item, checker)
     except UsageError as error:
@@ -268,7 +265,6 @@ def _with_new_fixtures(
     """Return a trace of a body that is ``given`` anew what can be traced once."""
 
     def traced(*args: Any, **others: Any) -> MemoryProfile:
-        __tracebackhide__ = True
         item, standing = checker.item, checker.standing
         if standing.renew(item):
             given.update({name: item.funcargs[name] for name in given})  # type: ignore[attr-defined]
@@ -292,7 +288,6 @@ def _target(
     states: list[ProgramState | None] = []
 
     def run(device: str, gpu: str | None, world: World | None, **others: Any) -> MemoryProfile:
-        __tracebackhide__ = True
         if states and states[0] is not None:
             states[0].restore()  # on each device as on the first
         elif not _is_module(target):  # which a trace leaves as it was
@@ -301,7 +296,6 @@ def _target(
         return _trace(target, *args, **{**options, **kwargs, **others})
 
     def run_for_real() -> MeasuredProfile:
-        __tracebackhide__ = True
         from pytest_torchmem.measurement import measure
         from pytest_torchmem.measurement.cuda import MeasuredProfile
 
@@ -311,7 +305,6 @@ def _target(
         return profile
 
     def calibrate(device: Device, gpu: Gpu, questions: Collection[WorkspaceKey]) -> Figures:
-        __tracebackhide__ = True
         from pytest_torchmem.measurement.calibrate import record_figures
         from pytest_torchmem.step.step import Step
 
@@ -320,7 +313,6 @@ def _target(
             return record_figures(device, gpu, questions, program, args, others, step)
 
     def scale(device: str, gpu: str | None, world: World | None, names: Sequence[str]) -> Scaling:
-        __tracebackhide__ = True
         from pytest_torchmem.graphs.resized import scaling_of
 
         options = checker.trace_options(device, gpu, world)
@@ -366,7 +358,6 @@ def _is_module(target: Any) -> bool:
 
 
 def _trace(target: Any, *args: Any, **options: Any) -> MemoryProfile:
-    __tracebackhide__ = True
     try:
         from pytest_torchmem.tracing.trace import trace
     except ModuleNotFoundError as error:

@@ -19,7 +19,12 @@ from pytest_torchmem.plugin.assertion_rewriting import (
     leave_this_package_alone,
     stop_leaving_alone,
 )
-from pytest_torchmem.plugin.broken import let_fail, not_concluded, not_reported
+from pytest_torchmem.plugin.broken import (
+    hide_own_frames,
+    let_fail,
+    not_concluded,
+    not_reported,
+)
 from pytest_torchmem.plugin.options import (
     add_options,
     fake_gpu_of_suite,
@@ -318,7 +323,6 @@ class _RunHooks:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
         """Judge a test that has the marker, in its call phase, as if it had asserted it itself."""
-        __tracebackhide__ = True
         try:
             if item.get_closest_marker(MARKER) is None:
                 result = yield
@@ -336,7 +340,6 @@ class _RunHooks:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
         """Let a check that a fixture made afterwards count as well."""
-        __tracebackhide__ = True
         try:
             result = yield
         except BaseException as error:
@@ -349,7 +352,6 @@ class _RunHooks:
         self, item: pytest.Item, error: BaseException | None = None, *, over: bool = False
     ) -> None:
         """Fail a phase in which a check failed that nobody came to see."""
-        __tracebackhide__ = True
         if _CHECKER in item.stash:
             item.stash[_CHECKER].settle(error, over=over)
 
@@ -358,6 +360,8 @@ class _RunHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send the records of this phase along with its report."""
+        if call.excinfo is not None:
+            hide_own_frames()
         report = yield
         try:
             self._send_along(report, item, call)

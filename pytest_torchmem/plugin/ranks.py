@@ -29,7 +29,6 @@ class RankHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
         """Run a test as its first process, and then as the others."""
-        __tracebackhide__ = True
         if self._running is pyfuncitem:
             return (yield)
         first, *others = self._gpus.processes(pyfuncitem) or (None,)

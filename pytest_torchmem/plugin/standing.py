@@ -499,7 +499,6 @@ class StandingHooks:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         """Run a test with the GPU that its fixtures put anything on; traces have their own."""
-        __tracebackhide__ = True
         with self._gpus.running(item):
             return (yield)
 
@@ -536,7 +535,6 @@ class StandingHooks:
         self, fixturedef: _Fixture, request: pytest.FixtureRequest
     ) -> Iterator[None]:
         """Follow fixtures."""
-        __tracebackhide__ = True
         with self._gpus.setting_up(fixturedef, request):
             return (yield)
 

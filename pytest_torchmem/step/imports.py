@@ -53,7 +53,6 @@ def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[Non
     thread = threading.get_ident()
 
     def apart(name: str, import_: Any) -> Any:
-        __tracebackhide__ = True
         new = name.startswith("torch.") and name not in sys.modules and not _asks_for_gpus(name)
         here = new and (threading.get_ident() == thread or on_thread())
         if here and not _is_importing(sys._getframe(1)) and not _is_compiling(sys._getframe(1)):
@@ -83,7 +82,6 @@ def imports_within(
     original: Callable[[str, Any], Any] = bootstrap._find_and_load
 
     def find_and_load(name: str, import_: Any) -> Any:
-        __tracebackhide__ = True
         if name in sys.modules or not on_thread():
             return original(name, import_)
         if name in _KEEPS_EXCEPTIONS and not _is_importing(sys._getframe(1)):

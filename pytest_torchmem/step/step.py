@@ -82,7 +82,6 @@ class Step:
         accumulate. ``begins`` is called before each step but the first where no backward of a
         module's tells that one begins.
         """
-        __tracebackhide__ = True
         self.check(target)
         if not isinstance(target, nn.Module) or not self.backward:
             for index in range(self.steps):
@@ -104,7 +103,6 @@ class Step:
         kwargs: Mapping[str, Any],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        __tracebackhide__ = True
         output = model(*args, **kwargs)
         loss = self._loss_of(output)
         if not torch.is_grad_enabled() and not getattr(loss, "requires_grad", True):
@@ -114,7 +112,6 @@ class Step:
             optimizer.step()
 
     def _loss_of(self, output: Any) -> torch.Tensor:
-        __tracebackhide__ = True
         if self.loss_fn is None:
             return reduce_to_scalar(output)
         try:

@@ -94,7 +94,6 @@ class AheadOfTime:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's graphs."""
-        __tracebackhide__ = True
         if self._tracing:
             return self._forward(*args, **kwargs)
         others = _other_tensors(self._module)

@@ -42,7 +42,6 @@ def run_passes(
 
     One that ended because of what Inductor made of its graphs is followed by one without.
     """
-    __tracebackhide__ = True
     alone = machine.world is None or machine.world.size == 1
     passes = (*passes, passes[-1])
     for place, one in enumerate(passes, start=1):
@@ -72,7 +71,6 @@ def _in_world(
     """Run a pass of one rank, after the ranks whose messages it asks for, or rank 0 for a missing
     file.
     """
-    __tracebackhide__ = True
     messages: Messages = {}
     awaited: list[Message] = []
     failure = ""
@@ -132,7 +130,6 @@ def _run_with(
     That is a file that rank 0 writes, or what was sent: C++ reads that without an operator, and
     fails of what is not there (the state of a generator).
     """
-    __tracebackhide__ = True
     box = mailbox()
     try:
         return run(machine, values, box)
@@ -166,7 +163,6 @@ def _attempt(
     it ``begin``s with is kept nothing of that is freed, so a pass in which something should have
     been is run once more without.
     """
-    __tracebackhide__ = True
     state = begin()
     ended: _Ended
     try:

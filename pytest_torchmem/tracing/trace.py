@@ -144,7 +144,6 @@ def trace(
     raises.
     """
     options = {name: value for name, value in locals().items() if name not in _POSITIONAL}
-    __tracebackhide__ = True
     _check_mode(mode)
     machine = _machine(device, gpu, gpus, host, calibration, _world(world_size, rank, gpus))
     limit = Memory(parse_options(allocator), *_limit(memory, gpu))
@@ -170,7 +169,6 @@ def _in_passes(
     *inputs: Any,
 ) -> MemoryProfile:
     """Run a step as often as its values need it; what it was given is afterwards as before."""
-    __tracebackhide__ = True
     reached, lowering = Reached(target, *inputs), Lowering()
     if not isinstance(target, nn.Module):
         run = partial(run, reached, InPlace(reached), lowering=lowering)
@@ -247,7 +245,6 @@ def _trace(
     Raises ``ValuesNeeded`` if it cannot go on without values to compute, and ``MessageNeeded``
     without what another process sends; ``MessageSent`` if it has sent what it was run for.
     """
-    __tracebackhide__ = True
     ledger = Ledger()
     ledgers = [ledger.on(device) for device in machine.devices]
     gpu = machine.gpu
@@ -279,7 +276,6 @@ def _trace(
         stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))
 
     def run() -> MemoryProfile:
-        __tracebackhide__ = True
         return profiled(interceptor, compiled, memories, in_place)
 
     # The step in a function of its own: when it returns, nothing of it is alive but what the
@@ -321,7 +317,6 @@ def _profile(
     step: Step,
     advised: Suggest,
 ) -> MemoryProfile:
-    __tracebackhide__ = True
     ledger, machine = interceptor.parts.ledger, interceptor.parts.target
     facts = interceptor.parts.attribution.facts
     facts.device = machine.device.type

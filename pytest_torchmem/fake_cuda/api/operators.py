@@ -46,7 +46,6 @@ def operators(trace: TraceContext) -> Replacements:
 
 def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., Any]:
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         if not (kwargs and "device" in kwargs) and self not in _PUTS:
             return original(self, *args, **kwargs)
         device = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
@@ -147,7 +146,6 @@ class DispatchModes:
         trace, dispatch = self._trace, type(mode).__torch_dispatch__
 
         def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            __tracebackhide__ = True
             device = kwargs.get("device") if kwargs else None
             outside = trace.off() or trace.compiles or trace.in_fake_tensor_mode()
             if not outside and getattr(device, "type", None) == "cpu":

@@ -72,7 +72,6 @@ def _launches_of(kernels: Any, trace: TraceContext) -> Iterator[None]:
     original = kernels.run
 
     def run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         if not trace.on_thread():
             return original(kernel, *args, grid=grid, warmup=warmup, **kwargs)
         # An operator's geometry may be found by running its body, launches included, on ``meta``.
@@ -91,7 +90,6 @@ def launch(
     trace: TraceContext, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Any
 ) -> None:
     """Compute what a kernel writes, or forget what was there."""
-    __tracebackhide__ = True
     given = _bound(kernel, args, kwargs)
     sizes = grid(given) if callable(grid) else grid
     if any(isinstance(size, int) and size == 0 for size in sizes):
@@ -189,7 +187,6 @@ class _Autotuned:
         A real run compares the configurations at the first launch with arguments of a kind, and
         then calls ``pre_hook`` once more with ``reset_only``.
         """
-        __tracebackhide__ = True
         if not self._trace.on_thread():
             return self._original(tuner, *args, **kwargs)
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))

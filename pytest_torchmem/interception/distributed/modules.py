@@ -218,7 +218,6 @@ def _noting(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return what ``fully_shard`` or ``replicate`` begins with, before it changes anything."""
 
     def find(module: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         for one in [module] if isinstance(module, nn.Module) else list(module):
             trace.note_module(one)
         return original(module, *args, **kwargs)
@@ -230,7 +229,6 @@ def _sharding(trace: TraceContext, wrapped: WeakSet[Any], original: Any) -> Call
     """Return ``FSDPState.init``, which is called with the modules that are split."""
 
     def init(self: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         if not trace.off():
             wrapped.update(modules)
         return original(self, modules, *args, **kwargs)
@@ -321,7 +319,6 @@ def _making_reducer(trace: TraceContext, original: Any, places: Places) -> Calla
     """
 
     def make(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         if trace.off():
             return original(parameters, *args, **kwargs)
         first = next(iter(parameters), None)
@@ -342,7 +339,6 @@ def _making_buckets(trace: TraceContext, original: Any, places: Places) -> Calla
     traces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def make(reducer: Any) -> Any:
-        __tracebackhide__ = True
         if trace.off():
             return original(reducer)
         if traces.setdefault(reducer, ref(trace.itself))() is not trace.itself:
@@ -370,7 +366,6 @@ def _calling(take_over: Callable[[nn.Module], None], _: Any) -> Callable[..., An
     # Named as attribution's ``CALL_MODULES`` say, so that a compiler goes on to what it calls.
     # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         take_over(module)
         return nn.Module.__call__(module, *args, **kwargs)
 
@@ -381,7 +376,6 @@ def _asking(take_over: Callable[[nn.Module], None], original: Any) -> Callable[.
     """Return what every method of ``FSDPModule`` begins with."""
 
     def find_state(module: nn.Module) -> Any:
-        __tracebackhide__ = True
         take_over(module)
         return original(module)
 
@@ -400,7 +394,6 @@ class _TakenOver:
 
     def __call__(self, module: nn.Module) -> None:
         """Take a module over, unless the trace has sharded it or knows it already."""
-        __tracebackhide__ = True
         trace = self._trace
         if module in self._wrapped or module in self._known or trace.off() or trace.stands:
             return
@@ -419,7 +412,6 @@ class _TakenOver:
 
 def _refusing(trace: TraceContext, original: Any) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         if trace.on_thread():
             raise UnsupportedOperatorError(f"{trace.user_line()}: {_OLD}")
         return original(*args, **kwargs)

@@ -61,7 +61,6 @@ def _starting(trace: TraceContext, original: Any) -> Callable[..., Any]:
         *rest: Any,
         **others: Any,
     ) -> ProcessContext | None:
-        __tracebackhide__ = True
         world = None if trace.off() else trace.world
         if world is None:
             try:
@@ -82,7 +81,6 @@ def _launching(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return ``torch.distributed.launcher.api.launch_agent``."""
 
     def launch_agent(config: Any, entrypoint: Any, args: Any, *rest: Any, **others: Any) -> Any:
-        __tracebackhide__ = True
         world = None if trace.off() else trace.world
         if world is None or not callable(entrypoint):
             return original(config, entrypoint, args, *rest, **others)
@@ -116,7 +114,6 @@ def _number(trace: TraceContext, world: World, processes: int) -> int:
 
     They are those of a node, or all of a world.
     """
-    __tracebackhide__ = True
     node = int(world.environment["LOCAL_WORLD_SIZE"])
     if processes == node:
         return world.local_rank
@@ -140,7 +137,6 @@ def _unseen(trace: TraceContext, processes: int) -> str:
 @contextmanager
 def _as_process() -> Iterator[None]:
     """End what a process leaves behind: its variables, its process group, its exit."""
-    __tracebackhide__ = True
     variables, had_group = dict(os.environ), torch.distributed.is_initialized()
     try:
         yield

@@ -196,7 +196,6 @@ class FilesOfOthers:
 
     def stat(self, path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
         """Return what is known of a file, as soon as the process that writes it has done so."""
-        __tracebackhide__ = True
         try:
             found = self._stat(path, *args, **kwargs)
         except FileNotFoundError:
@@ -213,7 +212,6 @@ class FilesOfOthers:
 
     def access(self, path: Any, mode: int, **kwargs: Any) -> bool:
         """Return whether a file may be used; to ask for one that is not there is to look for it."""
-        __tracebackhide__ = True
         if not kwargs and self._looks_itself(path, sys._getframe(1)):
             try:
                 self.stat(path)
@@ -223,14 +221,12 @@ class FilesOfOthers:
 
     def listdir(self, path: Any = ".") -> list[Any]:
         """Return what is in a directory, and note that the program has looked."""
-        __tracebackhide__ = True
         if self._looks_itself(path, sys._getframe(1)):
             self._list(path)
         return self._listdir(path)
 
     def scandir(self, path: Any = ".") -> Any:
         """Return an iterator over what is in a directory, and note that the program has looked."""
-        __tracebackhide__ = True
         if self._looks_itself(path, sys._getframe(1)):
             self._list(path)
         return self._scandir(path)
@@ -245,13 +241,11 @@ class FilesOfOthers:
         return self._on_thread() and _is_of_program(path, frame)
 
     def _look_for(self, path: str) -> None:
-        __tracebackhide__ = True
         self._mailbox.look_for(path)
         self._look(path, self._looks.setdefault(path, _Looks()), AWAITED_FILE)
 
     def _list(self, path: Any) -> None:
         """Note that a program lists a directory: for a file of another process, if it waits."""
-        __tracebackhide__ = True
         whole = os.path.join(os.path.abspath(path), "")  # apart from looks for the directory itself
         with suppress(OSError):
             listed = frozenset(self._listdir(whole))
@@ -261,7 +255,6 @@ class FilesOfOthers:
             self._look(whole, looks, AWAITED_CHANGE)
 
     def _look(self, path: str, looks: _Looks, kind: str) -> None:
-        __tracebackhide__ = True
         looks.times += 1
         if looks.waits:
             self._mailbox.wait_for(path, self._processes, kind)

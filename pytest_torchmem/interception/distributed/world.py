@@ -242,7 +242,6 @@ def _rendezvous(
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        __tracebackhide__ = True
         if on_thread():
             for name, asked, there in (
                 ("world_size", world_size, world.size),
@@ -281,7 +280,6 @@ def refuse_symmetric_memory(
     on_thread: Callable[[], bool], original: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Refuse symmetric memory, which each process maps from all others."""
-    __tracebackhide__ = True
     if not on_thread():
         return original(*args, **kwargs)
     raise UnsupportedOperatorError(
@@ -299,7 +297,6 @@ def _splitting(original: Any, on_thread: Callable[[], bool]) -> Callable[..., An
 
     @wraps(original)  # whose arguments are asked for where worlds stand on one another
     def split_group(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         world = torch.distributed.group.WORLD
         if not on_thread() or world is None or not world.bound_device_id:
             return original(*args, **kwargs)

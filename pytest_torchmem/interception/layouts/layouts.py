@@ -80,7 +80,6 @@ class Layouts:
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator that takes or makes nested tensors."""
-        __tracebackhide__ = True
         placement, values = self._placement, self._values
         where, placement.nested = placement.nested, self._nested.device_of(args, kwargs)
         limit, values.limit = values.limit, LIMIT_NESTED
@@ -94,14 +93,12 @@ class Layouts:
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator that takes sparse COO tensors."""
-        __tracebackhide__ = True
         return self._run_parts(run_sparse, operator, args, kwargs)
 
     def run_compressed(
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operator that takes or makes compressed sparse tensors."""
-        __tracebackhide__ = True
         return self._run_parts(run_compressed, operator, args, kwargs)
 
     def _run_parts(
@@ -112,7 +109,6 @@ class Layouts:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run an operator on the strided tensors that its sparse ones are made of."""
-        __tracebackhide__ = True
         device = self._nested.device_of(args, kwargs)
         on_gpu = device.device.type == "cuda"
         real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)

@@ -54,7 +54,6 @@ class QuantizedTensors:
 
         Raises ``UnknownValueError`` where an argument's values are not known.
         """
-        __tracebackhide__ = True
         values, conversion = self._parts.values, self._parts.conversion
         values.refuse_captured(call)
         given = [

@@ -95,7 +95,6 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
 
         def _raise(self) -> None:
             """Raise what the file has raised, once."""
-            __tracebackhide__ = True
             if self._file is not None and (error := self._file.error) is not None:
                 self._file = None
                 raise error

@@ -37,7 +37,6 @@ def _functions(trace: TraceContext) -> Layer[None]:
     accelerator_or_none: Any = replaceable.accelerator_or_none.original
 
     def lazy_init() -> None:
-        __tracebackhide__ = True
         if trace.off():
             original()
             return

@@ -57,7 +57,6 @@ def readable(trace: TraceContext, data: Any, name: str, depth: int = 0) -> Any:
 
     ``name`` is that of the function of torch that they are for.
     """
-    __tracebackhide__ = True
     if type(data) in _SEQUENCES:
         if depth > _MOST_DIMENSIONS or not any(
             isinstance(item, (Tensor, *_SEQUENCES)) for item in data
@@ -95,7 +94,6 @@ class _Data:
 
         @wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             if self._trace.off():
                 return original(*args, **kwargs)
             if args and isinstance(args[0], Tensor) and not kwargs:  # of from_dlpack
@@ -131,7 +129,6 @@ class _Data:
 
         @wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             if len(args) <= position or type(args[position]) not in _SEQUENCES or self._trace.off():
                 return original(*args, **kwargs)
             data = readable(self._trace, args[position], original.__name__)
@@ -153,7 +150,6 @@ class _Data:
         """Return the function that makes a capsule of a tensor."""
 
         def export(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             if self._trace.without_memory(tensor) is None:
                 return original(tensor, *args, **kwargs)
             capsule = tensor.__dlpack__()
@@ -169,7 +165,6 @@ class _Data:
         original: Any = getattr(Tensor, name)
 
         def method(tensor: Tensor, *args: Any) -> Any:
-            __tracebackhide__ = True
             real: list[tuple[Any, Any]] = []
             for one in (tensor, *args[:-1]):
                 record = self._trace.without_memory(one)
@@ -206,7 +201,6 @@ class _Data:
         original: Any = getattr(torch.UntypedStorage, name)
 
         def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             record = self._trace.record_of(storage)
             if record is None or not record.hollow:
                 return original(storage, *args, **kwargs)
@@ -269,7 +263,6 @@ class _Data:
         """Return the method by which another process gets a storage; it gets what is known."""
 
         def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             record = self._trace.record_of(storage)
             if record is None or not record.hollow:
                 return original(storage, *args, **kwargs)

@@ -183,7 +183,6 @@ class RealStorages:
         Its tensors keep their geometry, and it has room for as much as it was made for. What the
         trace has computed values of is real memory that cannot be resized, and is booked alike.
         """
-        __tracebackhide__ = True
         record = self._trace.record_of(storage)
         if record is None or (not record.hollow and storage.resizable()):
             return self._resize(storage, size)

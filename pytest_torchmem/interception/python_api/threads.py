@@ -95,6 +95,5 @@ class Threads:
 
 
 def _run(joined: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True
     with joined():
         return function(*args, **kwargs)

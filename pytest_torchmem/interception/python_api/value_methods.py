@@ -52,7 +52,6 @@ class ValueMethods:
 
     def item(self, tensor: Tensor) -> Any:
         """Return a number; one that is not known may be told, and decides nothing."""
-        __tracebackhide__ = True
         contents = self._trace.values.contents
         record = self._trace.record(tensor) or self._trace.record_at_compiler(tensor)
         if (
@@ -80,7 +79,6 @@ class ValueMethods:
         original: Any = getattr(Tensor, name)
 
         def method(tensor: Tensor) -> Any:
-            __tracebackhide__ = True
             record = self._trace.without_memory(tensor) if is_excluded(FAKE) else None
             if record is None:
                 return original(tensor)
@@ -92,7 +90,6 @@ class ValueMethods:
 
     def tolist(self, tensor: Tensor) -> Any:
         """Return lists of numbers."""
-        __tracebackhide__ = True
         record = self._trace.without_memory(tensor)
         if record is None:
             return self._tolist(tensor)
@@ -101,7 +98,6 @@ class ValueMethods:
 
     def numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
         """Return an array that keeps ``tensor`` alive, as one of its memory would."""
-        __tracebackhide__ = True
         record = self._trace.without_memory(tensor)
         if record is None:
             return self._numpy(tensor, force=force)
@@ -116,7 +112,6 @@ class ValueMethods:
 
     def dlpack(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return a capsule of values that are known."""
-        __tracebackhide__ = True
         contents = self._trace.values.contents
         record = self._trace.without_memory(tensor)
         if record is None:
@@ -178,7 +173,6 @@ class ValueMethods:
         return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
 
     def _real(self, tensor: Tensor, record: StorageRecord, method: str) -> Tensor:
-        __tracebackhide__ = True
         asked = f".{method}() of a tensor of unknown values"
         if self._trace.values.uses_captured(record):
             raise not_permitted()

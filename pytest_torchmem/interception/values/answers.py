@@ -97,7 +97,6 @@ class Answers:
 
     def item(self, tensor: Tensor, record: StorageRecord) -> Any:
         """Return the number of a tensor of one element, for C++ or a program that needs it now."""
-        __tracebackhide__ = True
         if self.contents.known(record) is not None:
             self._told_known(record)
             return self.contents.value(record, tensor).item()
@@ -123,7 +122,6 @@ class Answers:
 
     def _undecided(self, what: str, answer: Any) -> Any:
         """Answer a decision on an unknown number; there is none for ``None``."""
-        __tracebackhide__ = True
         if answer is None or self.mode is not Values.GUESSED:
             raise self.unknown(what)
         return answer
@@ -134,7 +132,6 @@ class Answers:
         What is not known is 1, and a position that was found is 0. Raises ``UnknownValueError`` for
         other integers: they are sizes often enough.
         """
-        __tracebackhide__ = True
         if self.contents.known(record) is not None:
             self._told_known(record)
             return self.contents.value(record, tensor)
@@ -152,7 +149,6 @@ class Answers:
 
     def _truth(self, record: StorageRecord) -> bool:
         """Return what an unknown truth value counts as."""
-        __tracebackhide__ = True
         assumed = self.contents.assumed(record) or Assumption.GUESSED_TRUE
         if not assumed.guessed:
             return bool(assumed.answer)
@@ -178,7 +174,6 @@ class Answers:
         return self._attribution.asking_frame(_STATISTICS) is not None
 
     def _position(self, tensor: Tensor, assumed: Assumption) -> int:
-        __tracebackhide__ = True
         self.guess(
             f"read an unknown position from a {tensor.dtype} tensor",
             f"unknown positions are treated as {assumed.answer}",
@@ -191,7 +186,6 @@ class Answers:
         Ends a loop that would wait for another answer for ever. Raises ``UnknownValueError`` where
         guesses are not wanted.
         """
-        __tracebackhide__ = True
         if self.mode is not Values.GUESSED:
             raise self.unknown(what)
         self.warn(f"{what}; {assumed}")
@@ -215,7 +209,6 @@ class Answers:
 
         Raises ``UnknownValueError`` where guesses are not wanted.
         """
-        __tracebackhide__ = True
         others = self.mailbox is not None and self.mailbox.needed() is not None
         if not self.mode.may_warn or self._has_another_pass() or others:
             raise self.unknown(what)
@@ -230,7 +223,6 @@ class Answers:
         Raises ``UnknownValueError`` where nobody would read the warning: tests that are run on a
         GPU that stands between traces have no profile.
         """
-        __tracebackhide__ = True
         if not self.mode.may_warn or self._has_another_pass():
             raise self.unknown(what)
         what = f"{what}; {assumed}"

@@ -24,7 +24,6 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
     an argument says, or of the largest if none will be known; they have no values: None. Raises
     ``UnknownValueError`` where nothing says how large these are.
     """
-    __tracebackhide__ = True
     contents, operator = values.contents, call.operator
     unknown = _what_is_unknown(call, values)
     if unknown:
@@ -60,7 +59,6 @@ def _what_is_unknown(call: Call, values: KnownValues) -> str:
 
     That is also where the program says how large they are at least.
     """
-    __tracebackhide__ = True
     name, record = call.operator.name, call.operator.record
     decided_by, says = record.decided_by, record.size_argument
     for position in range(len(call.tensors)) if decided_by is None else decided_by:
@@ -124,7 +122,6 @@ def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
     nothing. What is written to the rows of a mask says otherwise how many they are, and of what is
     read all rows count as kept. Raises ``UnknownValueError`` where a later pass may know them.
     """
-    __tracebackhide__ = True
     contents = values.contents
     indices = call.args[1]
     if not any(index is not None and index.dtype in _MASKS for index in indices):

@@ -136,7 +136,6 @@ class KnownValues(Answers):
         Returns the memory of the plan's new storages, by slot, with the values of its outputs, or
         ``None`` where what it reads is not known.
         """
-        __tracebackhide__ = True
         if self.recordings and self.is_captured(call):
             return None
         if self.contents.unwritten and (copied := self._begin_writing(call, plan)) is not None:
@@ -218,7 +217,6 @@ class KnownValues(Answers):
             return None
 
     def _computed(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
-        __tracebackhide__ = True
         operator = call.operator
         if operator.overload.namespace == "c10d":
             if self.mailbox is not None and self.mailbox.deliver(call, self.contents):
@@ -302,7 +300,6 @@ class KnownValues(Answers):
 
     def check(self, call: Call) -> None:
         """Raise what the kernel raises for positions that are known, of what is not computed."""
-        __tracebackhide__ = True
         contents = self.contents
         if self.recordings or contents.of_others(call.records):
             return
@@ -591,7 +588,6 @@ class KnownValues(Answers):
                 self.contents.remember(record, laid_out_as(tensor, value.to(tensor.dtype)))
 
     def _compute_whatever(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
-        __tracebackhide__ = True
         operator, contents = call.operator, self.contents
         if operator.opaque and operator.overload.namespace == "c10d":
             return None  # other processes would have to be there

@@ -49,20 +49,17 @@ class UnknownNumber(float):
         return UnknownNumber(value, self._undecided, integer=self._integer)
 
     def _as_integer(self, convert: Callable[[float], int]) -> Any:
-        __tracebackhide__ = True
         return self._undecided(
             self.AS_SIZE, None if self._integer else convert(float.__float__(self))
         )
 
     def __index__(self) -> int:
-        __tracebackhide__ = True
         if not self._integer:
             raise TypeError("'float' object cannot be interpreted as an integer")
         found: int = self._as_integer(int)
         return found
 
     def __int__(self) -> int:
-        __tracebackhide__ = True
         if _is_formatting(sys._getframe(1)):
             return int(float.__float__(self))
         found: int = self._as_integer(int)
@@ -71,21 +68,17 @@ class UnknownNumber(float):
     __trunc__ = __int__
 
     def __floor__(self) -> int:
-        __tracebackhide__ = True
         found: int = self._as_integer(math.floor)
         return found
 
     def __ceil__(self) -> int:
-        __tracebackhide__ = True
         found: int = self._as_integer(math.ceil)
         return found
 
     def __round__(self, digits: Any = None) -> Any:
-        __tracebackhide__ = True
         return self._as_integer(round) if digits is None else self
 
     def __bool__(self) -> bool:
-        __tracebackhide__ = True
         found: bool = self._undecided("an unknown number decides", True)
         return found
 
@@ -110,7 +103,6 @@ class UnknownNumber(float):
         return float, (float.__float__(self),)
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        __tracebackhide__ = True
         plain = [float.__float__(one) if isinstance(one, UnknownNumber) else one for one in inputs]
         found = getattr(function, method)(*plain, **options)
         return self._undecided("numpy computes with an unknown number", found)
@@ -130,7 +122,6 @@ def _compute_with(name: str) -> Callable[..., Any]:
     compute: Callable[[float, Any], Any] = getattr(float, name)
 
     def method(self: UnknownNumber, other: Any, *rest: Any) -> Any:
-        __tracebackhide__ = True
         try:
             found = compute(self, other)
         except ZeroDivisionError:  # by an unknown number that counts as 1 - 1
@@ -149,7 +140,6 @@ def _compare_by(name: str) -> Callable[..., Any]:
     compare: Callable[[float, Any], Any] = getattr(float, name)
 
     def method(self: UnknownNumber, other: Any) -> Any:
-        __tracebackhide__ = True
         answer = compare(self, other)
         if answer is NotImplemented or self is other:  # ``x != x`` asks whether it is nan
             return answer
@@ -199,7 +189,6 @@ def functions_of_math() -> dict[str, Callable[..., Any]]:
 def _carrying(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def carrying(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         unknown = next((one for one in args if type(one) is UnknownNumber), None)
         if unknown is None:
             return function(*args, **kwargs)

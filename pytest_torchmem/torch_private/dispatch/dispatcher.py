@@ -116,7 +116,6 @@ class OnKey:
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
             if self.run is None:
                 leave_all()
                 return overload_of(name)(*args, **kwargs)
@@ -330,7 +329,6 @@ def composite_kernels(
     """
 
     def before_autograd(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        __tracebackhide__ = True
         if not is_excluded(_AUTOGRAD):
             result = run(name, args, kwargs)
             if result is not NotImplemented:

@@ -94,7 +94,6 @@ class TorchFunction(_Equal):
         self._of_tensor = original.__name__.endswith("_like")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         if self._of_tensor and args and type(args[0]) not in _PLAIN:
             asks = getattr(type(args[0]), "__torch_function__", _DISABLED) is not _DISABLED
             asked = args[:1] if asks else ()
@@ -115,7 +114,6 @@ class TensorMethod(_Equal):
         return self if tensor is None else MethodType(self, tensor)
 
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         asked = [one for one in (tensor, *args) if isinstance(one, Tensor) and overrides(type(one))]
         if (asked or function_modes()) and torch_function_enabled():
             if not kwargs and isinstance(self._original, MethodDescriptorType):

@@ -439,7 +439,6 @@ def _unknown(owner: Any, names: tuple[str, ...], callables: tuple[bool, ...]) ->
 
 def _unbound(method: MethodType) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
         return method(*args, **kwargs)
 
     return function
