@@ -1,4 +1,4 @@
-"""Write which family speaks of which operator: ``pytest_torchmem/operators/index.py``.
+"""Write which family speaks of which operator: ``pytest_torchmem/operators/index.json``.
 
 python -m benchmarks.operator_index --write
 """
@@ -6,47 +6,32 @@ python -m benchmarks.operator_index --write
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_torchmem.operators import index
+from pytest_torchmem.operators import families
 from pytest_torchmem.operators.families import BY_VERSION, PACKAGE, load
 from pytest_torchmem.operators.registry import DESCRIBED, records
 
-_BEGIN = '''"""Which modules speak of which operators: a trace imports those that it needs.
-
-Those of ATen are without namespace. Written by ``python -m benchmarks.operator_index --write``.
-"""
-
-from __future__ import annotations
-
-NAMES = {
-'''
-
-
-_PATHS = '''#: Operators that have a path on cuda.
-CUDA_PATHS = """'''
+INDEX = Path(families.__file__).with_name(families.INDEX)
 _OF_TORCH = ("aten::", "prims::")
 """Namespaces of operators that are always there; ``operators/families.py`` has the others."""
 
 
 def text() -> str:
-    """Return the index as Python."""
+    """Return the index, a line for each family and each device."""
     load()
-    lines = []
+    modules = {}
     for module, names in sorted(DESCRIBED.items()):
         family = module.removeprefix(f"{PACKAGE}.")
         known = sorted(name.removeprefix("aten::") for name in names if name.startswith(_OF_TORCH))
         if module.startswith(f"{PACKAGE}.") and known and family not in BY_VERSION:
-            listed = textwrap.wrap(" ".join(known), 91, break_on_hyphens=False)
-            lines += [f'    "{family}": """', *(f"        {line}" for line in listed), '    """,']
+            modules[family] = " ".join(known)
     paths = sorted(name for name, record in records().items() if "cuda" in record.path)
-    listed = textwrap.wrap(" ".join(name.removeprefix("aten::") for name in paths), 95)
-    return "\n".join(
-        [_BEGIN + "\n".join(lines), "}", _PATHS, *(f"    {one}" for one in listed), '"""', ""]
-    )
+    on_cuda = " ".join(name.removeprefix("aten::") for name in paths)
+    return json.dumps({"modules": modules, "paths": {"cuda": on_cuda}}, indent=1) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_index")
     parser.add_argument("--write", action="store_true")
     if parser.parse_args(arguments).write:
-        Path(index.__file__).write_text(text(), encoding="utf-8")
+        INDEX.write_text(text(), encoding="utf-8")
     else:
         print(text(), end="")
     return 0

@@ -12,7 +12,7 @@ from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.refusals import REFUSALS, in_words_of_kernel
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.index import CUDA_PATHS
+from pytest_torchmem.operators.families import read_index
 from pytest_torchmem.operators.overlay import generation, taught_paths
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
@@ -78,7 +78,7 @@ class _Undecomposed(_Paths):
 @lru_cache(maxsize=1)
 def _with_paths(generation: int) -> frozenset[str]:
     """Return the operators that have a path on cuda, in a generation of what users teach."""
-    recorded = (f"aten::{name}" for name in CUDA_PATHS.split())
+    recorded = (f"aten::{name}" for name in read_index()["paths"]["cuda"].split())
     taught = (overload.name() for overload in taught_paths("cuda"))
     return frozenset((*filter(is_dispatched, recorded), *taught))  # those that this torch has
 

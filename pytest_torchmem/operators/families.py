@@ -1,46 +1,39 @@
 """Which modules register what is known of operators: torch's, and those of other packages.
 
-Each is imported when an operator is met that it speaks of, by the index of ``index.py``: a model
+Each is imported when an operator is met that it speaks of, by the index of ``index.json``: a model
 uses few of them.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib import import_module
-
-from pytest_torchmem.operators.index import NAMES
+from importlib.resources import files
+from pkgutil import walk_packages
 
 PACKAGE = __name__.rpartition(".")[0]
-_MODULES = {
-    "": (
-        "activations checks checks_of_values derivatives elementwise embedding factories foreach "
-        "fourier histograms losses nested quantization random resampling workspace_of"
-    ),
-    "attention": "choice dot_product efficient flash flash_for_cpu multi_head values varlen",
-    "convolution": "alone convolution",
-    "distributed": "fully_shard",
-    "indexing": "advanced masks rearrange rows",
-    "linear_algebra": "cusolver distance lapack lu work",
-    "matmul": "low_precision products",
-    "normalization": "batch_norm cudnn_batch_norm group_norm layer_norm sync_batch_norm",
-    "recurrent": "cudnn layers onednn values",
-    "reduction": "sums",
-    "sorting": "distinct order",
-    "sparse": "compressed coo",
-}
-"""By the folder of a family."""
+INDEX = "index.json"
+"""Beside this module; written by ``python -m benchmarks.operator_index --write``."""
 
 BY_VERSION = frozenset({"elementwise"})
 """Modules that speak of other operators with other versions of torch, and stand in no index."""
 
 
 @cache
+def read_index() -> dict[str, dict[str, str]]:
+    """Return the names of operators, those of ATen without namespace: what each of the ``modules``
+    speaks of, and for each of the devices in ``paths`` those that have a path there.
+    """
+    found: dict[str, dict[str, str]] = json.loads(files(PACKAGE).joinpath(INDEX).read_text("utf-8"))
+    return found
+
+
+@cache
 def load() -> None:
     """Import every family."""
-    for folder, modules in _MODULES.items():
-        for module in modules.split():
-            import_module(".".join(filter(None, (PACKAGE, folder, module))))
+    for module in walk_packages(import_module(PACKAGE).__path__, f"{PACKAGE}."):
+        import_module(module.name)
 
 
 def load_for(name: str) -> None:
@@ -57,7 +50,7 @@ def _waiting() -> dict[str, tuple[str, ...]]:
     for module in BY_VERSION:
         import_module(f"{PACKAGE}.{module}")
     found: dict[str, tuple[str, ...]] = {}
-    for module, names in NAMES.items():
+    for module, names in read_index()["modules"].items():
         for name in names.split():
             full = name if "::" in name else f"aten::{name}"
             found[full] = (*found.get(full, ()), module)
