@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 from pytest_torchmem.printable import printable, printable_lines
@@ -70,19 +71,27 @@ def refuse_misspelt(function: Callable[..., Any], target: Any, given: Iterable[s
 
     All others go to ``target``, which may have one of that name, or take any.
     """
-    import inspect
-
-    own = inspect.signature(function).parameters
     for name in given:
-        guess = "" if name in own else meant(name, own, cutoff=0.8)
+        guess = _guess(function, name)
         if not guess:
             continue
+        import inspect
+
         try:
             takes = inspect.signature(getattr(target, "forward", target)).parameters
         except (TypeError, ValueError):
             return
         if name not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
             raise UsageError(f"{function.__name__}({name}=...) is no argument.{guess}")
+
+
+@cache
+def _guess(function: Callable[..., Any], name: str) -> str:
+    """Return what may be meant by a name that is nearly one of a function's arguments, else ""."""
+    import inspect
+
+    own = inspect.signature(function).parameters
+    return "" if name in own else meant(name, own, cutoff=0.8)
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -388,7 +388,7 @@ class FactCollector:
                 return
             name, settings = f"nn.{kind.__name__}", dict[str, Scalar]()
             with suppress(AttributeError):  # of which the program has taken one away
-                settings = settings_of(self._said_of_itself(module))
+                settings |= settings_of(self._said_of_itself(module))
                 unsaid = (one for one in _switches(kind) if own.get(one) is True)
                 settings |= {one: True for one in unsaid if one not in settings}
         else:  # a program's ``extra_repr`` may compute something, which would be traced

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from enum import EnumMeta
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
@@ -35,6 +35,8 @@ _HOLD_NOTHING = (*PLAIN, *FUNCTIONS)
 _NOTHING_OF_INTEREST = (*_HOLD_NOTHING, nn.Module)
 _QUICK = frozenset({*_HOLD_NOTHING, bool, ABCMeta, EnumMeta})
 """The same for most objects, told by their own type."""
+_AS_THEY_ARE = _QUICK | CHANGEABLE
+"""What is noted of objects of these types keeps none of the program's alive."""
 _DEEPEST = 3
 """Levels of containers and objects that are looked into."""
 _GONE: Any = object()
@@ -44,7 +46,7 @@ _GONE: Any = object()
 class Held(Protocol):
     """What holds tensors and modules weakly, by their ids."""
 
-    def __contains__(self, key: int) -> bool: ...
+    def keys(self) -> Set[int]: ...
 
     def __getitem__(self, key: int) -> Any: ...
 
@@ -111,13 +113,18 @@ class ProgramState:
     """
 
     def __init__(self, reached: Reached, in_place: Held | None = None) -> None:
+        keys = frozenset() if in_place is None else in_place.keys()
+
         def elsewhere(one: Any) -> Any:
-            return _Given(in_place, id(one)) if in_place and id(one) in in_place else one
+            return _Given(in_place, id(one)) if in_place and id(one) in keys else one
+
+        def noted(contents: Any) -> Any:
+            alone = keys.isdisjoint(map(id, _values(contents)))
+            return contents if alone else _mapped(elsewhere, contents)
 
         self._held = in_place is not None
         self._noted = [
-            (place, scope, _mapped(elsewhere, contents_of(place)))
-            for place, scope in reached.holders
+            (place, scope, noted(contents_of(place))) for place, scope in reached.holders
         ]
         # Of parameters no more than weak references, or it would not be seen that they are gone.
         self._parameters = [
@@ -145,7 +152,10 @@ class ProgramState:
     def restore(self) -> None:
         """Give everything its contents back."""
         for place, scope, noted in self._noted:
-            now, contents = contents_of(place), _mapped(_there, noted)
+            now = contents_of(place)
+            if is_same(now, noted):  # as most are
+                continue
+            contents = _mapped(_there, noted)
             if scope is Scope.GLOBAL and isinstance(place, dict):
                 # What a library registers as it is imported is registered once in a process.
                 new = {key: one for key, one in now.items() if key not in contents}
@@ -167,8 +177,14 @@ class SharedState:
     def __init__(self, reached: Reached) -> None:
         places = [place for place, scope in reached.holders if scope is not Scope.OWN]
         self._noted = [
-            (place, _mapped(_weakly, contents_of(place)))
+            (
+                place,
+                contents
+                if _AS_THEY_ARE.issuperset(map(type, _values(contents)))
+                else _mapped(_weakly, contents),
+            )
             for place in (*places, *reached.parameters)
+            for contents in (contents_of(place),)
         ]
 
     def let_go(self, is_made_here: Callable[[Tensor], bool]) -> None:
@@ -209,6 +225,10 @@ def _is_the_same(one: Any, noted: Any) -> bool:
         return _there(noted) is one
     found = items_of(one) if type(one) is noted.kind else []
     return len(found) == len(noted.parts) and all(map(_is_the_same, found, noted.parts))
+
+
+def _values(contents: Any) -> Collection[Any]:
+    return contents.values() if isinstance(contents, dict) else contents
 
 
 def _mapped(function: Callable[[Any], Any], contents: Any) -> Any:

@@ -7,7 +7,7 @@ and weak references, and its data, gradient, graph and version come back as they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import ref
@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.journal.contents import fill
 from pytest_torchmem.journal.reached import (
+    CONTAINERS,
     MAPPINGS,
     PLAIN,
     Reached,
@@ -109,8 +110,9 @@ class _Module:
         if module is not None and type(module) is not self._kind:
             module.__class__ = self._kind  # as a lazy one changes it
         for name in HOOK_TABLES:
-            if (now := self._own.get(name)) is not None:
-                fill(now, self._hooks.get(name, {}))
+            before = self._hooks.get(name, {})
+            if ((now := self._own.get(name)) or before) and now is not None:
+                fill(now, before)
 
 
 class _Lies(NamedTuple):
@@ -304,8 +306,9 @@ class InPlace:
         for module in self.modules.values():
             module.restore()
 
-    def __contains__(self, key: int) -> bool:
-        return key in self.given or key in self.modules
+    def keys(self) -> Set[int]:
+        """Return the ids of its tensors and modules."""
+        return self.given.keys() | self.modules.keys()
 
     def __getitem__(self, key: int) -> Any:
         """Return a tensor or module by its ``id``, or what takes its place."""
@@ -361,7 +364,9 @@ def _tensors_beside(waiting: list[Any]) -> Iterator[Tensor]:
     while waiting:
         one = waiting.pop()
         kind = type(one)
-        if kind in _PLAIN or id(one) in seen or isinstance(one, PLAIN):
+        if kind in _PLAIN or id(one) in seen or (kind in CONTAINERS and not one):
+            continue
+        if kind not in CONTAINERS and isinstance(one, PLAIN):
             continue
         seen.add(id(one))
         if isinstance(one, Tensor):

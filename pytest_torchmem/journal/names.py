@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import compress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _DESCRIPTORS = (
@@ -87,14 +88,20 @@ def names_of_class(kind: type) -> Names:
     return Names(read, partial(setattr, kind), partial(delattr, kind))
 
 
+_SLOTS: WeakKeyDictionary[type, list[str]] = WeakKeyDictionary()
+"""By class: to look at all that a class has takes as long as a small operator."""
+
+
 def names_of_slots(one: Any) -> Names | None:
     """Return the slots of an object, ``None`` if its class has none."""
-    names = [
-        name
-        for kind in type(one).__mro__
-        for name, value in vars(kind).items()
-        if isinstance(value, types.MemberDescriptorType) and not name.startswith("__")
-    ]
+    names = _SLOTS.get(type(one))
+    if names is None:
+        names = _SLOTS[type(one)] = [
+            name
+            for kind in type(one).__mro__
+            for name, value in vars(kind).items()
+            if isinstance(value, types.MemberDescriptorType) and not name.startswith("__")
+        ]
     if not names:
         return None
 

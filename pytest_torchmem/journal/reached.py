@@ -55,6 +55,8 @@ _WITHOUT_STATE = (
 )
 #: What takes no memory of a device, and holds nothing that does.
 PLAIN = (type, *(kind for kind in _WITHOUT_STATE if kind is not Tensor), type(None))
+_QUICK = frozenset({bool, *PLAIN}) - {type}
+"""The same for most objects, told by their own type."""
 _CODE = frozenset({type, ABCMeta, types.ModuleType, *FUNCTIONS})
 """Types of most of what a file defines."""
 _STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
@@ -108,7 +110,9 @@ class Reached:
         while waiting and levels and len(self._seen) < _MOST:
             found: list[Any] = []
             for one in waiting:
-                if id(one) in self._seen or isinstance(one, _WITHOUT_STATE) or one is None:
+                if type(one) in _QUICK:
+                    continue
+                if id(one) in self._seen or isinstance(one, _WITHOUT_STATE):
                     if isinstance(one, Tensor):
                         self.tensors.append(ref(one))
                     continue

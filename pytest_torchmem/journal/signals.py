@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import compress
 from types import FrameType
 from typing import Any
 
@@ -32,9 +33,8 @@ def undisturbed() -> Iterator[None]:
     held: list[tuple[int, _Handler]] = []
     try:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in zip(_SIGNALS, map(_handler_of, _SIGNALS), strict=True):
-                if callable(handler):
-                    _hold(number, held, arrived)
+            for number in compress(_SIGNALS, map(callable, map(_handler_of, _SIGNALS))):
+                _hold(number, held, arrived)
         yield
     finally:
         try:

@@ -232,7 +232,8 @@ def scalar(text: str) -> Scalar:
     return {"True": True, "False": False}.get(text, text)
 
 
-def settings_of(said: str) -> dict[str, Scalar]:
+@lru_cache(maxsize=1024)
+def settings_of(said: str) -> Mapping[str, Scalar]:
     """Return settings such as ``3, 32, stride=(2, 2)`` by name, what has none by its place."""
     found: dict[str, Scalar] = {}
     for place, part in enumerate(_OUTSIDE_OF_BRACKETS.split(said) if said else ()):
