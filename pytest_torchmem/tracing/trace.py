@@ -171,16 +171,16 @@ def _in_passes(
     """Run a step as often as its values need it; what it was given is afterwards as before."""
     reached, lowering = Reached(target, *inputs), Lowering()
     if not isinstance(target, nn.Module):
-        run = partial(run, reached, InPlace(reached), lowering=lowering)
+
+        def letting_go(ledger: Ledger) -> Callable[[], None]:
+            return partial(let_go_of_tensors, ledger, SharedState(reached))
+
+        run = partial(run, InPlace(reached), letting_go, lowering=lowering)
         return run_passes(run, machine, passes, partial(ProgramState, reached), lowering)
     in_place = InPlace(reached, target, *inputs)
-    run = partial(run, reached, in_place, lowering=lowering)
     state = ProgramState(reached, in_place)
-    try:
-        return run_passes(run, machine, passes, lambda: state, lowering)
-    finally:
-        with undisturbed():
-            state.restore()
+    run = partial(run, in_place, lambda _: state.restore, lowering=lowering)
+    return run_passes(run, machine, passes, lambda: state, lowering)
 
 
 def _advisor(again: Callable[..., MemoryProfile], options: Mapping[str, Any]) -> Suggest:
@@ -229,8 +229,8 @@ def _limit(memory: int | str | None, gpu: str | None) -> tuple[bool, int | None]
 
 
 def _trace(
-    reached: Reached,
     in_place: InPlace,
+    giving_back: Callable[[Ledger], Callable[[], None]],
     machine: Target,
     values: Values,
     mailbox: Mailbox | None,
@@ -240,7 +240,7 @@ def _trace(
     mode: str | None,
     lowering: Lowering,
 ) -> MemoryProfile:
-    """Run one pass.
+    """Run one pass; what ``giving_back`` returns is called when tensors lie as they did.
 
     Raises ``ValuesNeeded`` if it cannot go on without values to compute, and ``MessageNeeded``
     without what another process sends; ``MessageSent`` if it has sent what it was run for.
@@ -267,7 +267,7 @@ def _trace(
         stack.callback(give_survivors_data, ledger, interceptor.parts.values.contents)
         if machine.world is not None:
             stack.callback(forget_meshes)
-        stack.callback(let_go_of_tensors, ledger, SharedState(reached))
+        stack.callback(giving_back(ledger))
         stack.callback(in_place.restore)
         stack.callback(ledger.give_back_outgrown)
         stack.callback(interceptor.parts.conversion.return_borrowed)
