@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def samples(unit: Unit, limit: int = 0) -> Iterator[Sample]:
     torch.manual_seed(0)
     info = _database(unit.suite)[unit.name]
     make = _operator_samples if unit.suite == "op" else _module_samples
-    made = list(make(info, unit))
+    made = list(islice(make(info, unit), 1 if limit == 1 else None))
     if limit and len(made) > limit:
         made = [made[position * len(made) // limit] for position in range(limit)]
     yield from made

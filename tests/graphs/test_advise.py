@@ -40,8 +40,8 @@ class Checkpointed(nn.Module):
         return x
 
 
-def blocks() -> nn.Sequential:
-    return nn.Sequential(*(Block() for _ in range(6)))
+def blocks(count: int = 6) -> nn.Sequential:
+    return nn.Sequential(*(Block() for _ in range(count)))
 
 
 X = torch.randn(64, 32)
@@ -225,7 +225,7 @@ def test_changes_of_compiled_code_save_what_they_save_when_they_are_written() ->
     class Model(nn.Module):
         def __init__(self, checkpoints: bool = False, loss: str = "") -> None:
             super().__init__()
-            layers = blocks()
+            layers = blocks(2)
             self.layers = Checkpointed(layers) if checkpoints else layers
             self.head = Head(loss)
 
@@ -239,7 +239,7 @@ def test_changes_of_compiled_code_save_what_they_save_when_they_are_written() ->
 
     profile = compiled()
     found = profile.suggestions()
-    (each,) = (one for one in found if "checkpoint each of layers.* (6)" in one.change)
+    (each,) = (one for one in found if "checkpoint each of layers.* (2)" in one.change)
     assert each.profile.figures() == compiled(checkpoints=True).figures()
     assert each.profile.retained < profile.retained
     (loss,) = (one for one in found if "in 8 chunks" in one.change)
