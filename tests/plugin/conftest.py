@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
+import jsonschema
 import pytest
 import torch._dynamo  # noqa: F401
 
@@ -20,6 +22,7 @@ import pytest_torchmem.reports.terminal  # noqa: F401
 from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.tracing.trace import trace
 
+DOCS = Path(__file__).parents[2] / "docs"
 MODEL = """
 import os
 import pytest
@@ -79,6 +82,21 @@ def keeper() -> _ModuleKeeper:
     return _ModuleKeeper()
 
 
+class Result(pytest.RunResult):
+    """What a run of pytest came to."""
+
+    @classmethod
+    def of(cls, run: pytest.RunResult, outcomes: dict[str, int]) -> Result:
+        """Return the result of a run, whose outcomes are these and no others, if any are given."""
+        if outcomes:
+            run.assert_outcomes(**outcomes)
+        return cls(run.ret, run.outlines, run.errlines, run.duration)
+
+    def tells(self, *lines: str) -> None:
+        """Expect these lines, in which ``*`` is anything, one after the other in the output."""
+        self.stdout.fnmatch_lines(lines)
+
+
 class Project:
     """A directory with tests, run by pytest in this process or in another."""
 
@@ -95,21 +113,34 @@ class Project:
     def write(self, **files: str) -> None:
         """Write test modules, by name without ``.py``."""
         for name, text in files.items():
-            (self.path / f"{name}.py").write_text(text)
+            (self.path / f"{name}.py").write_text(dedent(text))
 
     def width(self, width: int) -> None:
         """Set the width of the model."""
         self._monkeypatch.setenv("WIDTH", str(width))
 
-    def run(self, *options: str, cache: bool = False) -> pytest.RunResult:
+    def run(self, *options: str, cache: bool = False, **outcomes: int) -> Result:
         """Run pytest in this process; ``cache`` keeps what ``--lf`` needs."""
         plain = (*PLAIN, *(() if cache else NO_CACHE))
         self._keeper.put_back()
-        return self.pytester.runpytest_inprocess(*plain, *options, plugins=[self._keeper])
+        run = self.pytester.runpytest_inprocess(*plain, *options, plugins=[self._keeper])
+        return Result.of(run, outcomes)
 
-    def run_apart(self, *options: str) -> pytest.RunResult:
+    def run_apart(self, *options: str, **outcomes: int) -> Result:
         """Run pytest in a process of its own."""
-        return self.pytester.runpytest_subprocess(*PLAIN, *NO_CACHE, *options)
+        return Result.of(self.pytester.runpytest_subprocess(*PLAIN, *NO_CACHE, *options), outcomes)
+
+    def checks(self, *options: str, **outcomes: int) -> tuple[Result, list[dict[str, Any]]]:
+        """Run pytest; return the result, and the checks of its JSON report, which is valid."""
+        sys.modules.pop("model", None)  # which a test may have written
+        result = self.run("--torchmem-json=report.json", *options, **outcomes)
+        report = json.loads((self.path / "report.json").read_text())
+        jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
+        return result, report["checks"]
+
+    def ini(self, *lines: str) -> None:
+        """Write the settings of the project."""
+        (self.path / "pytest.ini").write_text("\n".join(["[pytest]", *lines, ""]))
 
     def file(self, module: str = "test_net") -> Path:
         """Return the snapshot file of a module."""

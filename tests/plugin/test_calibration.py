@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import DOUBLE, Project
+from tests.plugin.conftest import DOUBLE, Project, Result
 
 DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1024**2
@@ -80,17 +79,12 @@ def there_is_none(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
 
 
-def run(project: Project, *options: str) -> tuple[pytest.RunResult, dict[str, Any]]:
+def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the JSON report's check on cuda of each test."""
     project.write(model=MODEL)
-    sys.modules.pop("model", None)
-    result = project.run("--torchmem-json=report.json", *options)
-    report = json.loads((project.path / "report.json").read_text())
-    jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
+    result, checks = project.checks(*options, **outcomes)
     return result, {
-        check["nodeid"].partition("::")[2]: check
-        for check in report["checks"]
-        if check["device"] == "cuda"
+        check["nodeid"].partition("::")[2]: check for check in checks if check["device"] == "cuda"
     }
 
 
@@ -119,13 +113,12 @@ def test_an_update_measures_and_traces_without_a_gpu_use_it(
     project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.write(test_net=ONE)
-    result, checks = run(project, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    result, checks = run(project, "--torchmem-update", passed=1)
     assert by_operator(project) == {
         FORWARD: WorkspaceSize(5 * MIB),
         BACKWARD: WorkspaceSize(9 * MIB),
     }
-    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 new"])
+    result.tells("wrote __torchmem__/gpu-calibration.json: 2 new")
     # The snapshot of the same update stands on the figures, and so do the traces after it.
     with_gpu = checks["test_it"]
     assert with_gpu["calibrated_workspaces"] == [FORWARD, BACKWARD]
@@ -133,8 +126,7 @@ def test_an_update_measures_and_traces_without_a_gpu_use_it(
     assert with_gpu["workspaces"]["calibrated"] == 9 * MIB
     assert abs(with_gpu["measurement"]["figures"]["peak"] - with_gpu["figures"]["peak"]) < 1024
     there_is_none(monkeypatch)
-    result, checks = run(project, "--torchmem-strict")
-    result.assert_outcomes(passed=1)
+    result, checks = run(project, "--torchmem-strict", passed=1)
     assert checks["test_it"]["figures"] == with_gpu["figures"]
     result.stdout.no_fnmatch_line("*unknown bytes*")
 
@@ -143,12 +135,12 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     project.write(test_net=ONE)
     result, checks = run(project, "--torchmem-update", "--torchmem-measure=never")
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
-    result.stdout.fnmatch_lines(["warnings: *(aten::convolution, *), figures are lower*"])
+    result.tells("warnings: *(aten::convolution, *), figures are lower*")
     run(project, "--torchmem-update")
     files = ("--torchmem-markdown=report.md", "--junitxml=report.xml")
     result, checks = run(project, "-v", *files)
     result.stdout.no_fnmatch_line("*unknown bytes*")
-    result.stdout.fnmatch_lines([f"calibrated workspace: {FORWARD}: test_net.py::test_it"])
+    result.tells(f"calibrated workspace: {FORWARD}: test_net.py::test_it")
     told = (project.path / "report.md").read_text()
     assert "1 check uses calibrated (GPU-measured) workspace for" in told
     assert f": `{FORWARD}`, `{BACKWARD}`." in told
@@ -167,13 +159,12 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
         test_net=ONE.replace("def", '@pytest.mark.memory_budget("1 MiB", device="cuda")\ndef')
     )
     result, _ = run(project)
-    result.stdout.fnmatch_lines(["*9.00 MiB *workspace: aten::convolution_backward*"])
+    result.tells("*9.00 MiB *workspace: aten::convolution_backward*")
 
 
 def test_whole_bodies_are_calibrated_too(project: Project, gpu: StandIn) -> None:
     project.write(test_net=BODY)
-    result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
     assert by_operator(project) == {
         FORWARD: WorkspaceSize(5 * MIB),
         BACKWARD: WorkspaceSize(9 * MIB),
@@ -191,7 +182,7 @@ def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None
     assert profile.by_confidence()["calibrated"] == 9 * 1024**2
     """
     )
-    run(project)[0].assert_outcomes(passed=1)
+    run(project, passed=1)
 
 
 # Of a worker's run only the way of its figures is of interest: the profiler is the double's, and
@@ -214,10 +205,10 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
     light.write(conftest=DOUBLE + ANSWERS)
     tests = "import pytest\n@pytest.mark.parametrize('size', [30, 10, 20])\n"
     light.write(test_net=f"{tests}def test_it(torchmem, size):\n    torchmem.check(size)\n")
-    light.run_apart("-n2", "--torchmem-update").assert_outcomes(passed=3)
+    light.run_apart("-n2", "--torchmem-update", passed=3)
     text = calibration_file(light).read_bytes()
     calibration_file(light).unlink()
-    light.run_apart("--torchmem-update").assert_outcomes(passed=3)
+    light.run_apart("--torchmem-update", passed=3)
     assert calibration_file(light).read_bytes() == text
     assert figures(light) == {
         Setup("h100", "2.13"): {
@@ -241,7 +232,7 @@ def test_without_an_update_nothing_is_measured(project: Project, gpu: StandIn) -
 
 def test_with_measure_never_the_gpu_is_not_asked(project: Project, gpu: StandIn) -> None:
     project.write(test_net=ONE)
-    run(project, "--torchmem-update", "--torchmem-measure=never")[0].assert_outcomes(passed=1)
+    run(project, "--torchmem-update", "--torchmem-measure=never", passed=1)
     assert gpu.calls == []
     assert not calibration_file(project).exists()
 
@@ -250,14 +241,14 @@ def test_a_dry_run_writes_nothing(project: Project, gpu: StandIn) -> None:
     project.write(test_net=ONE)
     run(project, "--torchmem-update", "--torchmem-measure=never")
     result, _ = run(project, "--torchmem-dry-run")
-    result.stdout.fnmatch_lines(["would write __torchmem__/gpu-calibration.json: 2 new"])
+    result.tells("would write __torchmem__/gpu-calibration.json: 2 new")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert not calibration_file(project).exists()
 
 
 def test_a_failed_test_leaves_no_figures(project: Project, gpu: StandIn) -> None:
     project.write(test_net=TWO + "    assert False\n")
-    run(project, "--torchmem-update")[0].assert_outcomes(passed=1, failed=1)
+    run(project, "--torchmem-update", passed=1, failed=1)
     geometries = [question.geometry for question in figures(project)[SETUP]]
     assert len(geometries) == 2
     assert all("float32[4,3,3,3]" in geometry for geometry in geometries)  # of the other test
@@ -266,19 +257,15 @@ def test_a_failed_test_leaves_no_figures(project: Project, gpu: StandIn) -> None
 def test_what_does_not_fit_is_not_calibrated(project: Project, gpu: StandIn) -> None:
     gpu.others = gpu.gpu().memory - 1024
     project.write(test_net=ONE)
-    result, _ = run(project, "--torchmem-update")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["not calibrated: test_net.py::test_it: needs *"])
+    result, _ = run(project, "--torchmem-update", passed=1)
+    result.tells("not calibrated: test_net.py::test_it: needs *")
     assert not calibration_file(project).exists()
 
 
 def test_what_did_not_run_as_in_the_trace_is_named(project: Project, gpu: StandIn) -> None:
     project.write(test_net=ONE.replace("net()", "nn.Sequential(net(), nn.BatchNorm2d(4))"))
-    result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
-        ["not calibrated: *::test_it: on the GPU, aten::cudnn_batch_norm*did not run with*"]
-    )
+    result, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
+    result.tells("not calibrated: *::test_it: on the GPU, aten::cudnn_batch_norm*did not run with*")
     assert checks["test_it"]["unknown_workspaces"] == []  # of a batch norm there is a bound
 
 
@@ -286,8 +273,7 @@ def test_a_calibration_of_the_tests_own_is_taken_as_it_is(project: Project, gpu:
     own = CALLED + ", calibration=pytest_torchmem.Calibration({})"
     body = f"import pytest_torchmem\n{TWO.replace(CALLED, own)}"
     project.write(test_net=body)
-    result, checks = run(project, "--torchmem-update", *NO_TOLERANCE)
-    result.assert_outcomes(passed=2)
+    _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=2)
     assert checks["test_small"]["unknown_workspaces"]
     assert len(figures(project)[SETUP]) == 2  # of the other test
 
@@ -306,7 +292,7 @@ def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
         FORWARD: WorkspaceSize(6 * MIB),
         BACKWARD: WorkspaceSize(6 * MIB),
     }
-    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 changed"])
+    result.tells("wrote __torchmem__/gpu-calibration.json: 2 changed")
     result, _ = run(project, "--torchmem-update")
     result.stdout.no_fnmatch_line("wrote *")
 
@@ -317,8 +303,7 @@ def test_of_another_gpu_figures_are_recorded_for_that_one(
     h100 = there_is(monkeypatch, StandIn("h100"))
     h100.workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
     project.write(test_net=ONE)
-    result, checks = run(project, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, "--torchmem-update", passed=1)
     assert [setup.gpu for setup in figures(project)] == ["h100"]
     # The trace for the default GPU takes none of it, and the one for the h100 does.
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
@@ -335,7 +320,7 @@ def test_two_directories_have_their_own(
     for name in ("one", "other"):
         project.pytester.mkdir(name)
         (project.path / name / f"test_{name}.py").write_text(ONE)
-    run(project, "--torchmem-update")[0].assert_outcomes(passed=2)
+    run(project, "--torchmem-update", passed=2)
     path = project.path / "other" / "__torchmem__" / "gpu-calibration.json"
     assert read_calibration_file(path).entries
     path.write_text(_resized(path.read_text(), 9, 19))
@@ -364,11 +349,8 @@ def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn
     broken = calibration_file(project).read_text().replace("setups", "figures")
     calibration_file(project).write_text(broken)
     for options in ((), ("--torchmem-update",)):
-        result, _ = run(project, *options)
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(
-            ["*gpu-calibration.json: is not a calibration: it has no list*"]
-        )
+        result, _ = run(project, *options, failed=1)
+        result.tells("*gpu-calibration.json: is not a calibration: it has no list*")
         assert calibration_file(project).read_text() == broken
 
 
@@ -384,11 +366,10 @@ def test_a_merge_conflict_is_settled_on_a_gpu(
     calibration_file(project).write_text(text.replace(line, conflict))
     there_is_none(monkeypatch)
     for options in ((), ("--torchmem-update",)):
-        result, _ = run(project, *options)
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*has an unresolved merge conflict*"])
+        result, _ = run(project, *options, failed=1)
+        result.tells("*has an unresolved merge conflict*")
     there_is(monkeypatch, gpu)
-    run(project, "--torchmem-update")[0].assert_outcomes(passed=1)
+    run(project, "--torchmem-update", passed=1)
     assert calibration_file(project).read_text() == text
 
 
@@ -412,7 +393,7 @@ def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(
     assert calibration_file(project).read_text() == before
     # A GPU is needed to measure; to see that nobody asks, none is.
     result, _ = run(project, "--torchmem-update")
-    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 obsolete"])
+    result.tells("wrote __torchmem__/gpu-calibration.json: 2 obsolete")
     assert len(figures(project)[SETUP]) == 2
 
 
@@ -421,7 +402,7 @@ def test_a_skipped_test_may_still_ask(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update")
     skipped = TWO.replace("def test_wide", "@pytest.mark.skip\ndef test_wide")
     project.write(test_net=skipped)
-    run(project, "--torchmem-update")[0].assert_outcomes(passed=1, skipped=1)
+    run(project, "--torchmem-update", passed=1, skipped=1)
     assert len(figures(project)[SETUP]) == 4
 
 
@@ -443,18 +424,17 @@ def test_the_file_goes_with_its_last_figure(
     project.write(test_net=ONE)
     run(project, "--torchmem-update")
     project.write(test_net=ONE.replace("net()", "nn.Linear(32, 4)"))
-    result, _ = run(project, "--torchmem-update", *NO_TOLERANCE)
-    result.assert_outcomes(passed=1)
+    result, _ = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
     assert not calibration_file(project).exists()
-    result.stdout.fnmatch_lines(["removed __torchmem__/gpu-calibration.json: 2 obsolete"])
+    result.tells("removed __torchmem__/gpu-calibration.json: 2 obsolete")
 
 
 def test_without_memory_tests_nobody_asks(project: Project, gpu: StandIn) -> None:
     project.write(test_net=ONE)
     run(project, "--torchmem-update")
     project.write(test_net="def test_other():\n    pass\n")
-    result, _ = run(project, "--torchmem-update=new")
+    run(project, "--torchmem-update=new")
     assert calibration_file(project).exists()
     result, _ = run(project, "--torchmem-update=obsolete")
-    result.stdout.fnmatch_lines(["removed __torchmem__/gpu-calibration.json: 2 obsolete"])
+    result.tells("removed __torchmem__/gpu-calibration.json: 2 obsolete")
     assert not calibration_file(project).parent.exists()

@@ -15,15 +15,11 @@ def test_first_run_fails_and_names_the_command_that_helps(project):
         test_net="from model import *\n"
         "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
     )
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            ">*torchmem.check(make(), inputs())",
-            "E * cpu, cuda (a100-80gb): there is no snapshot of this check in __torchmem__/tes*",
-            "E * To create it: pytest --torchmem-update test_net.py::test_it",
-            "To create missing snapshots: pytest --torchmem-update=new",
-        ]
+    project.run(failed=1).tells(
+        ">*torchmem.check(make(), inputs())",
+        "E * cpu, cuda (a100-80gb): there is no snapshot of this check in __torchmem__/tes*",
+        "E * To create it: pytest --torchmem-update test_net.py::test_it",
+        "To create missing snapshots: pytest --torchmem-update=new",
     )
     assert not project.file().exists()
 
@@ -36,25 +32,21 @@ def test_update_then_pass_then_grow(stored, monkeypatch):
             (FactCollector, "facts"),
         ):
             patch.setattr(owner, name, Mock(side_effect=AssertionError(name)))
-        stored.run().assert_outcomes(passed=2)
+        stored.run(passed=2)
     stored.width(128)
-    result = stored.run()
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(
-        [
-            "E * +6.50 KiB (+97.3 %) backward peak, cpu:*",
-            "E * Sequential.0.weight is float32[[]128, 8[]], and was [[]64, 8[]]",
-            "E * What changed at the backward peak",
-            "E * +2.00 KiB * float32[[]128, 8[]] (was [[]64, 8[]]), gradient*",
-            "E * +2.00 KiB * float32[[]128, 8[]] (was [[]64, 8[]]), parameter*",
-            "E * Figures beyond their tolerance of 1%, the built-in default*",
-            "E *snapshot * now * change*",
-            "E *▲ * backward peak * KiB * KiB *+*KiB*",
-            "E * If this is intended: pytest --torchmem-update test_net.py::test_first",
-            "test_net.py::test_first",
-            "  cpu * backward +*KiB (+*%)  grew",
-            "3 memory checks: 3 grew",
-        ]
+    stored.run(failed=2).tells(
+        "E * +6.50 KiB (+97.3 %) backward peak, cpu:*",
+        "E * Sequential.0.weight is float32[[]128, 8[]], and was [[]64, 8[]]",
+        "E * What changed at the backward peak",
+        "E * +2.00 KiB * float32[[]128, 8[]] (was [[]64, 8[]]), gradient*",
+        "E * +2.00 KiB * float32[[]128, 8[]] (was [[]64, 8[]]), parameter*",
+        "E * Figures beyond their tolerance of 1%, the built-in default*",
+        "E *snapshot * now * change*",
+        "E *▲ * backward peak * KiB * KiB *+*KiB*",
+        "E * If this is intended: pytest --torchmem-update test_net.py::test_first",
+        "test_net.py::test_first",
+        "  cpu * backward +*KiB (+*%)  grew",
+        "3 memory checks: 3 grew",
     )
 
 
@@ -81,40 +73,30 @@ def test_the_message_names_the_source_line_that_grew(project):
         test_net="from net import *\n"
         "def test_it(torchmem):\n    torchmem.check(Net(), torch.zeros(4, 8), device='cpu')\n"
     )
-    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
     project.width(1)
     result = project.run()
-    result.stdout.fnmatch_lines(
-        [
-            "E *MemoryCheckFailed: +* forward peak, cpu:*",
-            "E *  aten::cat in Net, net.py:14",
-        ]
-    )
+    result.tells("E *MemoryCheckFailed: +* forward peak, cpu:*", "E *  aten::cat in Net, net.py:14")
     assert "The workload differs" not in result.stdout.str(), "inputs and parameters are the same"
-    result = project.run("--torchmem-github=always", "test_net.py")
-    result.stdout.fnmatch_lines(
-        ["::error file=net.py,line=14,title=memory%3A test_net.py%3A%3Atest_it::+*%0A*"]
+    project.run("--torchmem-github=always", "test_net.py").tells(
+        "::error file=net.py,line=14,title=memory%3A test_net.py%3A%3Atest_it::+*%0A*"
     )
 
 
 def test_shrinking_passes_and_is_offered(stored):
     stored.width(32)
-    result = stored.run()
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(
-        [
-            "improved: test_net.py::test_first, cpu, cuda (a100-80gb). To lock it in: "
-            "pytest --torchmem-update test_net.py::test_first"
-        ]
+    stored.run(passed=2).tells(
+        "improved: test_net.py::test_first, cpu, cuda (a100-80gb). To lock it in: "
+        "pytest --torchmem-update test_net.py::test_first"
     )
-    stored.run("--torchmem-strict").assert_outcomes(failed=2)
+    stored.run("--torchmem-strict", failed=2)
 
 
 def test_within_the_tolerance(stored):
     stored.width(66)
-    stored.run().assert_outcomes(failed=2)
-    stored.run("--torchmem-tolerance=20%").assert_outcomes(passed=2)
-    stored.run("--torchmem-tolerance=2KiB").assert_outcomes(passed=2)
+    stored.run(failed=2)
+    stored.run("--torchmem-tolerance=20%", passed=2)
+    stored.run("--torchmem-tolerance=2KiB", passed=2)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +126,12 @@ def test_budgets(project, marker, passes, style):
         test_net=f"from model import *\n"
         f"@pytest.mark.memory_budget({marker})\ndef test_it({argument}):\n    {call}\n"
     )
-    result = project.run()
-    result.assert_outcomes(**{"passed" if passes else "failed": 1})
+    result = project.run(**{"passed" if passes else "failed": 1})
     if not passes:
         result.stdout.re_match_lines(
             [r"(E +MemoryCheckFailed: )?[0-9].* exceeds the budget of .* by .*, cpu(, cuda.*)?"]
         )
-        result.stdout.fnmatch_lines(["*Alive a*: *, of which * has to go"])
+        result.tells("*Alive a*: *, of which * has to go")
 
 
 def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
@@ -160,13 +141,11 @@ def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
         "def test_it():\n    make()(inputs()).sum().backward()\n"
     )
     result = project.run()
-    result.stdout.fnmatch_lines(
-        [
-            "*KiB backward peak exceeds the budget of 1 KiB by *KiB (+*%), cpu",
-            "test_net.py:2: MemoryCheckFailed",
-            "test_net.py::test_it",
-            "  cpu *backward *% of 1.00 KiB  over budget",
-        ]
+    result.tells(
+        "*KiB backward peak exceeds the budget of 1 KiB by *KiB (+*%), cpu",
+        "test_net.py:2: MemoryCheckFailed",
+        "test_net.py::test_it",
+        "  cpu *backward *% of 1.00 KiB  over budget",
     )
     assert "hidden" not in result.stdout.str()
 
@@ -177,10 +156,8 @@ def test_an_optimizer_that_did_not_run_was_not_checked(project):
         '@pytest.mark.memory_budget(optimizer="1 GiB", device="cpu")\n'
         "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
     )
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*not checked: there is a limit for the optimizer peak, but this run never*"]
+    project.run(failed=1).tells(
+        "*not checked: there is a limit for the optimizer peak, but this run never*"
     )
 
 
@@ -190,14 +167,10 @@ def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
         "def test_it():\n    make()(inputs()).sum().backward()\n"
     )
     project.write(test_net=test.format(", device='cuda'"))
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*not checked: nothing was allocated on cuda*"])
+    project.run(failed=1).tells("*not checked: nothing was allocated on cuda*")
     # Where the devices are only those of the settings, one of them is enough.
     project.write(test_net=test.format(""))
-    result = project.run()
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*cuda (a100-80gb) *not checked"])
+    project.run(passed=1).tells("*cuda (a100-80gb) *not checked")
 
 
 def test_a_device_that_was_chosen_on_import_names_the_way_out(project):
@@ -209,12 +182,11 @@ def test_a_device_that_was_chosen_on_import_names_the_way_out(project):
         "def test_half():\n    make().cuda()(inputs().to(DEVICE)).sum().backward()\n"
     )
     project.write(test_net=test)
-    result = project.run()
-    result.assert_outcomes(failed=2)
+    result = project.run(failed=2)
     text = " ".join(result.stdout.str().split())
     assert "no GPU: with --torchmem-fake-cuda there is one" in text
     assert "in the traced function, or run pytest with --torchmem-fake-cuda)" in text
-    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=2)
+    project.run("--torchmem-fake-cuda=h100", passed=2)
 
 
 def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
@@ -224,17 +196,11 @@ def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
         "def test_names():\n    assert make.__name__ == 'make'\n"
     )
     project.write(test_net=test.format("pytestmark = pytest.mark.memory_budget('1 GiB')"))
-    result = project.run()
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(
-        ["*1 test allocated nothing, so nothing was checked: *::test_names*"]
-    )
+    project.run(passed=2).tells("*1 test allocated nothing, so nothing was checked: *::test_names*")
     # On the GPU alone, the model may have been forgotten on the host.
     marker = "pytestmark = pytest.mark.memory_budget('1 GiB', device='cuda')"
     project.write(test_net=test.format(marker))
-    result = project.run()
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*not checked: nothing was allocated on cuda*"])
+    project.run(failed=2).tells("*not checked: nothing was allocated on cuda*")
 
 
 def test_a_marked_test_that_never_checks_is_not_green(project):
@@ -242,9 +208,7 @@ def test_a_marked_test_that_never_checks_is_not_green(project):
         test_net="import pytest\n@pytest.mark.memory_budget('1 GiB')\n"
         "def test_it(torchmem):\n    pass\n"
     )
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*not checked*never called torchmem.check*"])
+    project.run(failed=1).tells("*not checked*never called torchmem.check*")
 
 
 def test_a_budget_through_the_fixture_needs_no_snapshot_unless_a_tolerance_asks_for_one(project):
@@ -253,11 +217,11 @@ def test_a_budget_through_the_fixture_needs_no_snapshot_unless_a_tolerance_asks_
         "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
     )
     project.write(test_net=test.format(""))
-    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
     assert not project.file().exists()
     project.write(test_net=test.format(", tolerance='5%'"))
-    project.run().assert_outcomes(failed=1)
-    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run(failed=1)
+    project.run("--torchmem-update", passed=1)
     assert len(project.entries()) == 2
 
 
@@ -266,20 +230,16 @@ def test_a_whole_body_can_have_a_snapshot(project):
         test_net="from model import *\n@pytest.mark.memory_budget(tolerance='0', device='cpu')\n"
         "def test_it():\n    make()(inputs()).sum().backward()\n"
     )
-    project.run("--torchmem-update").assert_outcomes(passed=1)
-    project.run().assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
+    project.run(passed=1)
     project.width(65)
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*.weight is float32[[]65, 8[]], and was [[]64, 8[]]"])
+    project.run(failed=1).tells("*.weight is float32[[]65, 8[]], and was [[]64, 8[]]")
     project.width(64)
     body = project.path.joinpath("test_net.py").read_text()
     project.write(test_net=body.replace("test_it", "test_renamed"))
-    result = project.run()
-    result.stdout.fnmatch_lines(["*has an entry for test_it, which no longer exists*renamed*"])
+    project.run().tells("*has an entry for test_it, which no longer exists*renamed*")
     project.write(test_net=body.replace("make()(inputs())", "(make()(inputs()).exp() * 2)"))
-    result = project.run()
-    result.assert_outcomes(failed=1)
+    result = project.run(failed=1)
     assert "workload" not in result.stdout.str(), "the same work that needs more"
 
 
@@ -298,10 +258,9 @@ def test_budget():
     make()(inputs()).sum().backward()
 """
     project.write(test_net=body)
-    project.run("--torchmem-update", "-k", "test_it").assert_outcomes(passed=1)
+    project.run("--torchmem-update", "-k", "test_it", passed=1)
     project.width(640)
-    result = project.run()
-    result.assert_outcomes(failed=2)
+    result = project.run(failed=2)
     shown = [line for line in result.outlines if line.startswith(("E ", "  ")) and len(line) > 80]
     shown = [line for line in shown if "torchmem-update" not in line and "class" not in line]
     assert not shown
@@ -322,8 +281,7 @@ def test_usage(torchmem):
     torchmem.check(make(), inputs(), device="gpu")
 """
     )
-    result = project.run()
-    result.assert_outcomes(failed=2)
+    result = project.run(failed=2)
     text = result.stdout.str()
     assert "'gpu' is not a device: write cpu, cuda or cpu,cuda" in text
     assert "write target.to(output.device) in loss_fn" in text
@@ -366,20 +324,17 @@ def test_two():
     make()(inputs()).sum().backward()
 """
     )
-    result = project.run("--strict-markers", "-v")
-    result.stdout.fnmatch_lines(
-        [
-            "*test_class_wins PASSED*",
-            "*test_function_wins FAILED*",
-            "*TestDerived::test_class_wins PASSED*",
-            "*TestStricter::test_class_wins FAILED*",
-            "*test_parameter[[]1[]] PASSED*",
-            "*test_parameter[[]2[]] FAILED*",
-            "*exceeds the budget of 2 KiB*",
-            "*exceeds the budget of 2 KiB*",
-            "*exceeds the budget of 3 KiB*",
-            "*two markers memory_budget at one place disagree: peak='1 GiB' and peak='4*",
-        ]
+    project.run("--strict-markers", "-v").tells(
+        "*test_class_wins PASSED*",
+        "*test_function_wins FAILED*",
+        "*TestDerived::test_class_wins PASSED*",
+        "*TestStricter::test_class_wins FAILED*",
+        "*test_parameter[[]1[]] PASSED*",
+        "*test_parameter[[]2[]] FAILED*",
+        "*exceeds the budget of 2 KiB*",
+        "*exceeds the budget of 2 KiB*",
+        "*exceeds the budget of 3 KiB*",
+        "*two markers memory_budget at one place disagree: peak='1 GiB' and peak='4*",
     )
 
 
@@ -403,8 +358,7 @@ def test_markers_that_cannot_be_read(project, marker, message, argument):
         test_net=f"import pytest\n@pytest.mark.memory_budget({marker})\n"
         f"def test_it({argument}):\n    raise SystemExit('the body ran')\n"
     )
-    result = project.run()
-    result.assert_outcomes(failed=1)
+    result = project.run(failed=1)
     assert message in " ".join(result.stdout.str().split())
     assert "the body ran" not in result.stdout.str()
     place = result.outlines.index("test_net.py:2: UsageError")
@@ -436,8 +390,7 @@ def test_markers_that_cannot_be_read(project, marker, message, argument):
 )
 def test_wrong_calls_fail_and_are_not_checked(project, body, message):
     project.write(test_net=f"from model import *\ndef test_it(torchmem):\n    torchmem.{body}\n")
-    result = project.run("--torchmem-update")
-    result.assert_outcomes(failed=1)
+    result = project.run("--torchmem-update", failed=1)
     assert message in result.stdout.str()
     assert not project.file().exists()
 
@@ -458,8 +411,7 @@ def test_it(torchmem):
     assert torchmem.trace(make(), inputs(), device="cuda").gpu == "l4"
 """
     )
-    result = project.run("--torchmem-update", "--torchmem-gpu=l4")
-    result.assert_outcomes(passed=1)
+    project.run("--torchmem-update", "--torchmem-gpu=l4", passed=1)
     assert project.entries()["test_it cuda"]["gpu"] == "h100"
 
 
@@ -486,8 +438,7 @@ def test_last():
     pass
 """
     )
-    result = project.run("--junitxml=junit.xml")
-    result.assert_outcomes(xfailed=1, failed=1, passed=2)
+    project.run("--junitxml=junit.xml", xfailed=1, failed=1, passed=2)
     xml = (project.path / "junit.xml").read_text()
     assert 'failures="1"' in xml
     assert 'errors="0"' in xml
@@ -526,9 +477,9 @@ class TestFixture(unittest.TestCase):
         self.torchmem.check(make(), inputs())
 """
     )
-    result = project.run("--torchmem-update")
-    result.assert_outcomes(failed=1, passed=2)
-    result.stdout.fnmatch_lines(["* peak exceeds the budget of 1 KiB*, cpu*"])
+    project.run("--torchmem-update", failed=1, passed=2).tells(
+        "* peak exceeds the budget of 1 KiB*, cpu*"
+    )
     assert set(project.entries()) == {
         "TestFixture::test_check cpu",
         "TestFixture::test_check cuda",
@@ -555,8 +506,7 @@ def anyio_backend():
 """
     )
     pytest.importorskip("anyio")
-    result = project.run("--torchmem-update", "-p", "anyio")
-    result.assert_outcomes(failed=1, passed=1)
+    result = project.run("--torchmem-update", "-p", "anyio", failed=1, passed=1)
     told = " ".join(result.stdout.str().split())
     assert "test_body is asynchronous, so" in told
     assert "Use the fixture: async def test(torchmem), and in it" in told
@@ -572,10 +522,8 @@ def test_it(request):
     request.getfixturevalue("torchmem").check(make(), inputs())
 """
     )
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*Request the fixture to trace only what you check: def test(torchmem)"]
+    project.run(failed=1).tells(
+        "*Request the fixture to trace only what you check: def test(torchmem)"
     )
 
 
@@ -593,14 +541,12 @@ def test_fixture(torchmem):
     torchmem.check(make(), inputs())
 """
     )
-    result = project.run("--torchmem-disable")
-    result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["2 memory checks: 2 not checked"])
+    project.run("--torchmem-disable", passed=1, skipped=1).tells("2 memory checks: 2 not checked")
 
 
 def test_without_the_plugin_and_collect_only(project):
     project.write(test_net="def test_it(): pass\n")
-    project.run("-p", "no:torchmem").assert_outcomes(passed=1)
+    project.run("-p", "no:torchmem", passed=1)
     project.write(test_net="def test_it(torchmem): pass\n")
     result = project.run("--collect-only", "--torchmem-update")
     assert result.ret == 0
@@ -617,8 +563,9 @@ def test_it(torchmem, x):
     torchmem.check(make(), inputs())
 """
     )
-    result = project.run("--torchmem-update")
-    result.stdout.fnmatch_lines(["*contains the address of an object*pytest.param(..., id=...)*"])
+    project.run("--torchmem-update").tells(
+        "*contains the address of an object*pytest.param(..., id=...)*"
+    )
 
 
 def test_ids_that_two_tests_share_are_refused(project):
@@ -648,9 +595,7 @@ def test_missing_torch_is_one_clear_sentence(project, monkeypatch):
         "for name in [n for n in sys.modules if n.startswith('pytest_torchmem.tracing.trace')]:\n"
         "    del sys.modules[name]\n",
     )
-    result = project.run_apart()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*not checked: torch is not installed in this environment*"])
+    project.run_apart(failed=1).tells("*not checked: torch is not installed in this environment*")
 
 
 def test_a_phase_of_the_snapshot_that_does_not_run_any_more_was_not_checked(project):
@@ -659,15 +604,13 @@ def test_a_phase_of_the_snapshot_that_does_not_run_any_more_was_not_checked(proj
         "    torchmem.check(make(), inputs(), device='cpu', backward={})\n"
     )
     project.write(test_net=test.format(True))
-    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
     project.write(test_net=test.format(False))
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*cpu: not checked: the snapshot has a backward peak, but this run never *"]
+    project.run(failed=1).tells(
+        "*cpu: not checked: the snapshot has a backward peak, but this run never *"
     )
-    project.run("--torchmem-update").assert_outcomes(passed=1)
-    project.run().assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
+    project.run(passed=1)
     assert "backward_peak" not in project.entries()["test_it cpu"]
 
 
@@ -677,16 +620,14 @@ def test_what_several_devices_share_is_said_once(project):
         "def test_it(torchmem):\n"
         "    torchmem.check(nn.Sequential(make(), nn.Dropout(0.5)), inputs())\n"
     )
-    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
     project.width(128)
     result = project.run()
-    result.stdout.fnmatch_lines(
-        [
-            "E *: +*KiB (+*%) backward peak, c*:*",
-            "E * Sequential.0.0.weight is float32[[]128, 8[]], and was [[]64, 8[]]",
-            "E *cuda (a100-80gb): for the same reason",
-            "E * If this is intended*",
-        ]
+    result.tells(
+        "E *: +*KiB (+*%) backward peak, c*:*",
+        "E * Sequential.0.0.weight is float32[[]128, 8[]], and was [[]64, 8[]]",
+        "E *cuda (a100-80gb): for the same reason",
+        "E * If this is intended*",
     )
     assert result.stdout.str().count(".weight is float32") == 1
 
@@ -696,12 +637,9 @@ def test_many_improvements_are_one_line(light):
         test_net="import os, pytest\n@pytest.mark.parametrize('n', range(11))\n"
         "def test_it(torchmem, n):\n    torchmem.check(int(os.environ.get('WIDTH', 1000)))\n"
     )
-    light.run("--torchmem-update").assert_outcomes(passed=11)
+    light.run("--torchmem-update", passed=11)
     light.width(500)
-    result = light.run()
-    result.stdout.fnmatch_lines(
-        ["improved: 11 tests. To lock all of it in: pytest --torchmem-update=changed"]
-    )
+    light.run().tells("improved: 11 tests. To lock all of it in: pytest --torchmem-update=changed")
 
 
 LEAK = """
@@ -758,21 +696,17 @@ def test_other():
 def test_growth_between_steps(project):
     project.pytester.makepyfile(net=LEAK)
     project.write(test_net="from net import *\n")
-    result = project.run("-m", "torchmem")
-    result.assert_outcomes(passed=2, failed=4, deselected=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E *: +128 B alive after a step and not before it, cpu: the",
-            "E * list Net.seen holds it, growth=0 B allows no more",
-            "E * aten::clone in Net, net.py:11",
-            "E * What stays after a step",
-            "E * +128 B  float32[[]4, 8[]], held by the program*",
-            "*not checked: growth=0 B needs at least 3 steps, and this run made 1*",
-            "E *: +128 B alive after a step and not before it, cpu: the",
-            "E * list Net.seen holds it, growth=0 B allows no more",
-            "E *: +4 B alive after a step and not before it, cpu: the",
-            "E * list losses of step holds it, growth=0 B allows no more",
-        ]
+    project.run("-m", "torchmem", passed=2, failed=4, deselected=1).tells(
+        "E *: +128 B alive after a step and not before it, cpu: the",
+        "E * list Net.seen holds it, growth=0 B allows no more",
+        "E * aten::clone in Net, net.py:11",
+        "E * What stays after a step",
+        "E * +128 B  float32[[]4, 8[]], held by the program*",
+        "*not checked: growth=0 B needs at least 3 steps, and this run made 1*",
+        "E *: +128 B alive after a step and not before it, cpu: the",
+        "E * list Net.seen holds it, growth=0 B allows no more",
+        "E *: +4 B alive after a step and not before it, cpu: the",
+        "E * list losses of step holds it, growth=0 B allows no more",
     )
 
 
@@ -782,7 +716,7 @@ def test_a_marker_names_its_check_and_verbosity_has_an_ini_key(project):
         "@pytest.mark.memory_budget(tolerance='1%', name='small', device='cpu')\n"
         "def test_it():\n    make()(inputs()).sum().backward()\n"
     )
-    project.run("--torchmem-update").assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
     assert [*project.entries()] == ["test_it small cpu"]
     assert "test_net.py::test_it · small" in project.run().stdout.str()
     quiet = project.run("-o", "verbosity_torchmem=-1").stdout.str()

@@ -153,7 +153,7 @@ def test_every_report_says_what_the_run_said(project, monkeypatch, capsys):
         test_net="from net import *\nimport torch\n"
         "def test_it(torchmem):\n    torchmem.check(Net(8, 64), torch.zeros(4, 8), device='cpu')\n"
     )
-    project.run("--torchmem-update", "--torchmem-json=base.json").assert_outcomes(passed=1)
+    project.run("--torchmem-update", "--torchmem-json=base.json", passed=1)
     project.width(1)
     result = project.run("--torchmem-json=head.json", "--torchmem-markdown=run.md")
     monkeypatch.chdir(project.path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pytest_torchmem.snapshots.calibration import load
 from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, Result
 
 DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1024**2
@@ -68,14 +67,10 @@ def there_is(monkeypatch: pytest.MonkeyPatch, found: Told | str) -> Any:
     return found
 
 
-def run(project: Project, *options: str) -> tuple[pytest.RunResult, dict[str, Any]]:
+def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the check of the JSON report."""
     project.write(model=MODEL)
-    sys.modules.pop("model", None)
-    result = project.run("--torchmem-json=report.json", *options)
-    report = json.loads((project.path / "report.json").read_text())
-    jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
-    (check,) = report["checks"]
+    result, (check,) = project.checks(*options, **outcomes)
     return result, check
 
 
@@ -93,7 +88,7 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     result, with_cudnn = run(project, "--torchmem-update")
-    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 new"])
+    result.tells("wrote __torchmem__/gpu-calibration.json: 2 new")
     ((setup, figures),) = stored(project).items()
     assert setup == Setup("a100-80gb", TORCH_SERIES, "9.20.0", CUDNN)
     assert {question.operator for question in figures} == {
@@ -106,12 +101,11 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
     assert with_cudnn["workspaces"]["library"] == 3 * MIB
     there_is(monkeypatch, "cuDNN is not installed")
     files = ("--torchmem-markdown=report.md", "--junitxml=report.xml")
-    result, without = run(project, "--torchmem-strict", "-v", *files)
-    result.assert_outcomes(passed=1)
+    result, without = run(project, "--torchmem-strict", "-v", *files, passed=1)
     assert without["figures"] == with_cudnn["figures"]
     assert without["library_workspaces"] == with_cudnn["library_workspaces"]
     line = f"workspace told by cuDNN 9.20.0: {FORWARD}: test_net.py::test_it"
-    result.stdout.fnmatch_lines([line])
+    result.tells(line)
     markdown = (project.path / "report.md").read_text()
     assert f"workspace that cuDNN 9.20.0 told for: `{FORWARD}`" in markdown
     assert (
@@ -154,16 +148,15 @@ def test_another_cudnn_is_told_like_another_torch(
     project.write(test_net=TEST)
     run(project, "--torchmem-update")
     there_is(monkeypatch, Told(9 * MIB, (9, 26, 0)))
-    result, check = run(project)
-    result.assert_outcomes(failed=1)
+    result, check = run(project, failed=1)
     assert (check["outcome"], check["cudnn"]) == ("grew", "9.26.0")
     said = " ".join(result.stdout.str().replace("\nE ", " ").split())  # lines are folded
     assert "were told by cuDNN 9.20.0, and those of this run by cuDNN 9.26.0" in said
     result, _ = run(project, "--torchmem-update")
-    result.stdout.fnmatch_lines(["wrote __torchmem__/gpu-calibration.json: 2 changed*"])
+    result.tells("wrote __torchmem__/gpu-calibration.json: 2 changed*")
     ((setup, figures),) = stored(project).items()
     assert (setup.cudnn, set(figures.values())) == ("9.26.0", {WorkspaceSize(9 * MIB)})
-    run(project)[0].assert_outcomes(passed=1)
+    run(project, passed=1)
 
 
 def test_answers_that_no_test_asks_for_are_removed(
@@ -196,7 +189,7 @@ def test_it(torchmem):
 """
     )
     project.write(model=MODEL)
-    project.run().assert_outcomes(passed=1)
+    project.run(passed=1)
 
 
 def test_stored_answers_where_cudnn_fails(
@@ -207,8 +200,7 @@ def test_stored_answers_where_cudnn_fails(
     project.write(test_net=TEST)
     _, before = run(project, "--torchmem-update")
     there_is(monkeypatch, Failing())
-    result, check = run(project, "--torchmem-strict")
-    result.assert_outcomes(passed=1)
+    _, check = run(project, "--torchmem-strict", passed=1)
     assert check["figures"] == before["figures"]
     answers = stored(project)
     run(project, "--torchmem-update")

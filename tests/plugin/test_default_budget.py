@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.plugin.conftest import Project
+
 TESTS = """
 import pytest, torch
 
@@ -27,32 +29,29 @@ torchmem_budget =
 """
 
 
-def test_it_limits_every_memory_test(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_small=TESTS, test_large=TESTS)
-    pytester.makeini(INI)
-    pytester.runpytest("--torchmem-update")
-    result = pytester.runpytest()
+def test_it_limits_every_memory_test(project: Project) -> None:
+    project.write(test_small=TESTS, test_large=TESTS)
+    project.ini(INI)
+    project.run("--torchmem-update")
+    result = project.run()
     result.assert_outcomes(passed=3, failed=3)  # test_large has no limit but that of the backward
-    result.stdout.fnmatch_lines(
-        [
-            "*MiB backward peak exceeds the budget of 2 MiB, torchmem_budget (cpu backward) by*",
-            "*4.00 MiB peak exceeds the budget of 3 MiB, torchmem_budget by 1.00 MiB*",
-        ]
+    result.tells(
+        "*MiB backward peak exceeds the budget of 2 MiB, torchmem_budget (cpu backward) by*",
+        "*4.00 MiB peak exceeds the budget of 3 MiB, torchmem_budget by 1.00 MiB*",
     )
     assert "FAILED test_small.py::test_own_limit" not in result.stdout.str()
 
 
-def test_it_is_an_option(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(TESTS)
-    pytester.runpytest("--torchmem-update")
-    pytester.runpytest().assert_outcomes(passed=3)
-    result = pytester.runpytest("--torchmem-budget=1MiB")
-    result.assert_outcomes(passed=1, failed=2)
+def test_it_is_an_option(project: Project) -> None:
+    project.write(test_net=TESTS)
+    project.run("--torchmem-update")
+    project.run(passed=3)
+    project.run("--torchmem-budget=1MiB", passed=1, failed=2)
 
 
 @pytest.mark.parametrize("written", ["5%", "many", "gpu: 1 GiB"])
-def test_what_is_no_size_is_refused(pytester: pytest.Pytester, written: str) -> None:
-    pytester.makepyfile(TESTS)
-    result = pytester.runpytest(f"--torchmem-budget={written}")
+def test_what_is_no_size_is_refused(project: Project, written: str) -> None:
+    project.write(test_net=TESTS)
+    result = project.run(f"--torchmem-budget={written}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*torchmem: torchmem_budget*"])

@@ -108,9 +108,9 @@ def test_a_suite(project: Project) -> None:
     suite(project)
     trace(torch.zeros, 1, device="cuda")  # what is registered once in a process stays
     before = dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))
-    result = project.run("--torchmem-fake-cuda=h100", "--torchmem-update", "-p", "no:randomly")
-    result.assert_outcomes(**PASSED)
-    result.stdout.fnmatch_lines(["torchmem*every test sees a fake h100"])
+    project.run(
+        "--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED
+    ).tells("torchmem*every test sees a fake h100")
     assert {entry["device"] for entry in project.entries().values()} == {"cuda"}
     assert (dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))) == before
     assert not torch.cuda.is_available()
@@ -118,26 +118,18 @@ def test_a_suite(project: Project) -> None:
 
 def test_without_the_option_they_are_skipped(project: Project) -> None:
     project.write(conftest=CONFTEST, test_net=SUITE)
-    project.run("-p", "no:randomly").assert_outcomes(skipped=11)
+    project.run(skipped=11)
 
 
 def test_with_workers(project: Project) -> None:
     suite(project)
-    result = project.run_apart(
-        "-n2",
-        "--torchmem-fake-cuda=h100",
-        "--torchmem-update",
-        "-p",
-        "no:randomly",
-        "--dist=loadfile",
-    )
-    result.assert_outcomes(**PASSED)
+    project.run_apart("-n1", "--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED)
 
 
 def test_in_the_ini_file(project: Project) -> None:
     project.write(test_net="import torch\ndef test_net():\n    assert torch.cuda.is_available()\n")
     (project.path / "pytest.ini").write_text("[pytest]\ntorchmem_fake_cuda = t4\n")
-    project.run().assert_outcomes(passed=1)
+    project.run(passed=1)
 
 
 def test_an_import_that_fails_shows_the_lines_of_the_program(
@@ -175,7 +167,7 @@ def test_net():
     assert torch.cuda.get_device_name() == "Our GPU"
 """,
     )
-    project.run("--torchmem-fake-cuda=ours").assert_outcomes(passed=1)
+    project.run("--torchmem-fake-cuda=ours", passed=1)
 
 
 def test_failures_show_their_variables(project: Project) -> None:
@@ -188,9 +180,9 @@ def test_net():
     assert large.sum() is host
 """
     )
-    result = project.run("--torchmem-fake-cuda=h100", "-l", "--torchmem-values=none")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["large *= tensor(..., device='cuda:0', size=(1000, 1000)*"])
+    project.run("--torchmem-fake-cuda=h100", "-l", "--torchmem-values=none", failed=1).tells(
+        "large *= tensor(..., device='cuda:0', size=(1000, 1000)*"
+    )
 
 
 def test_tests_that_decide_by_values_pass(project: Project) -> None:
@@ -215,7 +207,7 @@ def test_learns(model):
         one.cpu() for one in model.parameters())))
 """
     )
-    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=1)
+    project.run("--torchmem-fake-cuda=h100", passed=1)
 
 
 def test_many_tests_do_not_grow_the_ledger(project: Project) -> None:
@@ -232,7 +224,7 @@ def test_net(number):
     assert len(gpu._devices[0].entries) <= 50
 """
     )
-    project.run("--torchmem-fake-cuda=h100", "-p", "no:randomly").assert_outcomes(passed=30)
+    project.run("--torchmem-fake-cuda=h100", passed=30)
 
 
 PINNED = """
@@ -261,7 +253,7 @@ def test_pinned():
 
 def test_memory_of_the_real_host_is_pinned(project: Project) -> None:
     project.write(test_net=PINNED)
-    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=1)
+    project.run("--torchmem-fake-cuda=h100", passed=1)
 
 
 @pytest.mark.parametrize("options", [[], ["-n", "2"]])
@@ -278,14 +270,11 @@ def test_small():
     torch.ones(3)
 """
     )
-    result = project.run("--torchmem-fake-cuda=t4", "-k", "not 20480", *options)
-    result.assert_outcomes(passed=13)
-    result.stdout.fnmatch_lines(
-        ["*largest tests on cuda (t4)*", " 12.00 MiB  test_net.py::test_net[[]12]"]
-    )
-    result.stdout.fnmatch_lines(["every test fits on * of the * GPUs of the catalogue, the *"])
-    assert "test_net[2]" not in result.stdout.str()
-    result = project.run("--torchmem-fake-cuda=t4", *options)
-    result.assert_outcomes(passed=13, failed=1)
-    result.stdout.fnmatch_lines(["out of memory: test_net.py::test_net[[]20480]"])
+    result = project.run("--torchmem-fake-cuda=t4", *options, passed=13, failed=1)
+    result.tells("*largest tests on cuda (t4)*", " 12.00 MiB  test_net.py::test_net[[]12]")
+    result.tells("out of memory: test_net.py::test_net[[]20480]")
     result.stdout.no_fnmatch_line("every test fits*")
+    assert "test_net[2]" not in result.stdout.str()
+    if not options:
+        result = project.run("--torchmem-fake-cuda=t4", "-k", "not 20480", passed=13)
+        result.tells("every test fits on * of the * GPUs of the catalogue, the *")

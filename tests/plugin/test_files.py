@@ -188,9 +188,7 @@ def test_what_is_no_snapshot(text, message, tmp_path):
 @pytest.mark.parametrize("options", [[], ["--torchmem-update"], ["--torchmem-dry-run"]])
 def test_a_bad_file_fails_its_tests_and_is_left_alone(stored, content, options):
     stored.file().write_bytes(content)
-    result = stored.run(*options)
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*test_net.json: *The file was left as it is*"])
+    stored.run(*options, failed=2).tells("*test_net.json: *The file was left as it is*")
     assert stored.file().read_bytes() == content
 
 
@@ -199,28 +197,28 @@ def test_a_bad_file_of_a_module_without_checks_is_an_error_of_the_run(stored):
     stored.write(test_net="def test_it(): pass\n")
     result = stored.run("--torchmem-update")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: *test_net.json: is not JSON*"])
+    result.tells("error: *test_net.json: is not JSON*")
     assert stored.file().read_text() == "{"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 def test_permissions(stored):
     stored.file().chmod(0)
-    stored.run().assert_outcomes(failed=2)
+    stored.run(failed=2)
     stored.file().chmod(0o644)
     stored.file().parent.chmod(0o555)
     stored.width(128)
     result = stored.run("--torchmem-update")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: *cannot be written: Permission denied"])
+    result.tells("error: *cannot be written: Permission denied")
 
 
 def test_a_directory_in_the_place_of_the_file(stored):
     stored.file().unlink()
     stored.file().mkdir()
-    result = stored.run("--torchmem-update")
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*test_net.json: cannot be read: Is a directory"])
+    stored.run("--torchmem-update", failed=2).tells(
+        "*test_net.json: cannot be read: Is a directory"
+    )
 
 
 def test_writing_keeps_links_and_permissions_and_leaves_no_temporary_file(tmp_path):
@@ -314,16 +312,14 @@ def test_an_update_resolves_a_merge_conflict(stored):
     theirs = dump(load(stored.file().read_text()))
     stored.file().write_text(_conflict(ours, theirs))
     before = stored.file().read_text()
-    result = stored.run()
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*unresolved merge conflict. Do not merge it by hand*"])
+    stored.run(failed=2).tells("*unresolved merge conflict. Do not merge it by hand*")
     result = stored.run("--torchmem-update", "-k", "first")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: *sides of its merge conflict differ, and the tests did*"])
+    result.tells("error: *sides of its merge conflict differ, and the tests did*")
     assert stored.file().read_text() == before
-    stored.run("--torchmem-update").assert_outcomes(passed=2)
+    stored.run("--torchmem-update", passed=2)
     assert stored.file().read_text() == theirs, "the model is theirs, and so is the note"
-    stored.run().assert_outcomes(passed=2)
+    stored.run(passed=2)
 
 
 def test_notes_that_contradict_each_other_are_for_people(stored):
@@ -335,7 +331,7 @@ def test_notes_that_contradict_each_other_are_for_people(stored):
     before = stored.file().read_text()
     result = stored.run("--torchmem-update")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: *both sides*have notes, which differ*by hand"])
+    result.tells("error: *both sides*have notes, which differ*by hand")
     assert stored.file().read_text() == before
 
 
@@ -361,8 +357,8 @@ def test_git_itself_makes_a_conflict_that_resolves(stored):
     run("commit", "-qam", "ours")
     run("merge", "branch")
     assert "<<<<<<<" in stored.file().read_text()
-    stored.run("--torchmem-update").assert_outcomes(passed=2)
-    stored.run().assert_outcomes(passed=2)
+    stored.run("--torchmem-update", passed=2)
+    stored.run(passed=2)
     assert "<<<<<<<" not in stored.file().read_text()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
+
+from tests.plugin.conftest import Project
 
 MODEL = """
 import pytest, torch
@@ -30,11 +31,9 @@ def net():
 TOO_MUCH, ENOUGH = "rows(1 << 21)", "rows(1 << 10)"
 
 
-def run(pytester: pytest.Pytester, body: str, *options: str) -> Any:
-    pytester.makepyfile(test_it=MODEL + body)
-    result = pytester.runpytest_inprocess("--torchmem-json=report.json", *options)
-    checks = json.loads((pytester.path / "report.json").read_text())["checks"]
-    return result, checks
+def run(project: Project, body: str, *options: str, **outcomes: int) -> Any:
+    project.write(test_it=MODEL + body)
+    return project.checks(*options, **outcomes)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +44,9 @@ def run(pytester: pytest.Pytester, body: str, *options: str) -> Any:
         ("", ', gpu="t4"'),
     ],
 )
-def test_what_does_not_fit_fails_with_who_asked(
-    pytester: pytest.Pytester, mark: str, check: str
-) -> None:
+def test_what_does_not_fit_fails_with_who_asked(project: Project, mark: str, check: str) -> None:
     body = f"{mark}\ndef test_it(torchmem):\n    torchmem.check(net(), {TOO_MUCH}{check})\n"
-    result, checks = run(pytester, body)
-    result.assert_outcomes(failed=1)
+    _, checks = run(project, body, failed=1)
     (record,) = checks
     assert record["outcome"] == "over budget"
     assert record["headroom"] is None
@@ -61,64 +57,60 @@ def test_what_does_not_fit_fails_with_who_asked(
     assert "7.81 GiB  float32[2097152, 1000], input: input 0\n" in message
 
 
-def test_a_whole_body_that_does_not_fit(pytester: pytest.Pytester) -> None:
+def test_a_whole_body_that_does_not_fit(project: Project) -> None:
     body = (
         '@pytest.mark.memory_budget(gpu="t4")\n'
         "def test_it():\n"
         "    model = Net().cuda()\n"
         '    model(torch.randn(1 << 21, 1000, device="cuda")).sum().backward()\n'
     )
-    result, checks = run(pytester, body)
-    result.assert_outcomes(failed=1)
+    _, checks = run(project, body, failed=1)
     assert "does not fit on t4" in checks[0]["message"]
 
 
-def test_what_fits_says_how_much_is_left(pytester: pytest.Pytester) -> None:
+def test_what_fits_says_how_much_is_left(project: Project) -> None:
     from pytest_torchmem.targets.gpus import find_gpu
 
     body = (
         '@pytest.mark.memory_budget(gpu="t4")\n'
         f"def test_it(torchmem):\n    torchmem.check(net(), {ENOUGH})\n"
     )
-    result, checks = run(pytester, body)
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, body, passed=1)
     gpu, (record,) = find_gpu("t4"), checks
     room = gpu.memory - gpu.context
     assert record["limits"] == {"reserved_peak": room}
     assert record["headroom"] == room - record["figures"]["reserved_peak"] > 0
 
 
-def test_what_the_allocator_counts_has_limits(pytester: pytest.Pytester) -> None:
+def test_what_the_allocator_counts_has_limits(project: Project) -> None:
     body = (
         "def three():\n"
         '    return [torch.empty(1, device="cuda") for _ in range(3)]\n'
         "@pytest.mark.memory_budget({}=1535)\n"
         "def test_it(torchmem):\n    torchmem.check(three)\n"
     )
-    run(pytester, body.format("peak=1535, device='cuda', retained"))[0].assert_outcomes(passed=1)
+    run(project, body.format("peak=1535, device='cuda', retained"), passed=1)
     for name, needed in (("allocated", "1.50 KiB"), ("reserved", "2.00 MiB")):
-        result, checks = run(pytester, body.format(name))
-        result.assert_outcomes(failed=1)
+        _, checks = run(project, body.format(name), failed=1)
         assert [check["device"] for check in checks] == ["cuda"]
         assert checks[0]["message"].startswith(f"{needed} {name} peak exceeds the budget of 1.50")
 
 
-def test_a_snapshot_from_before_a_figure_was_judged_passes(pytester: pytest.Pytester) -> None:
+def test_a_snapshot_from_before_a_figure_was_judged_passes(project: Project) -> None:
     body = f"def test_it(torchmem):\n    torchmem.check(net(), {ENOUGH}, device='cuda')\n"
-    run(pytester, body, "--torchmem-update")
-    (file,) = (pytester.path / "__torchmem__").glob("*.json")
+    run(project, body, "--torchmem-update")
+    (file,) = (project.path / "__torchmem__").glob("*.json")
     text = file.read_text()
     file.write_text("".join(one for one in text.splitlines(True) if "allocated_peak" not in one))
-    result, checks = run(pytester, body)
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, body, passed=1)
     verdicts = {one["figure"]: one["verdict"] for one in checks[0]["snapshot"]["changes"]}
     assert verdicts.pop("allocated_peak") == "new"
     assert set(verdicts.values()) == {"same", "shown"}
-    run(pytester, body, "--torchmem-update")
+    run(project, body, "--torchmem-update")
     assert file.read_text() == text
 
 
-def test_a_program_that_tries_again_fits(pytester: pytest.Pytester) -> None:
+def test_a_program_that_tries_again_fits(project: Project) -> None:
     body = (
         '@pytest.mark.memory_budget(gpu="t4")\n'
         "def test_it():\n"
@@ -131,28 +123,26 @@ def test_a_program_that_tries_again_fits(pytester: pytest.Pytester) -> None:
         "        else:\n"
         "            break\n"
     )
-    run(pytester, body)[0].assert_outcomes(passed=1)
+    run(project, body, passed=1)
 
 
-def test_the_ini_file_names_a_gpu_and_the_default_has_no_end(pytester: pytest.Pytester) -> None:
+def test_the_ini_file_names_a_gpu_and_the_default_has_no_end(project: Project) -> None:
     body = (
         "def test_it(torchmem):\n"
         '    torchmem.check(net(), rows(1 << 24), device="cuda")\n'
         "    assert torchmem.trace(net(), rows(1 << 24), device='cuda').peak > 100 << 30\n"
     )
-    result, checks = run(pytester, body, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, body, "--torchmem-update", passed=1)
     assert checks[0]["headroom"] is None
-    pytester.makeini("[pytest]\ntorchmem_gpu = a100-80gb\n")
-    result, checks = run(pytester, body)
-    result.assert_outcomes(failed=1)
+    project.ini("torchmem_gpu = a100-80gb")
+    _, checks = run(project, body, failed=1)
     assert "does not fit on a100-80gb" in checks[0]["message"]
     unlimited = body.replace('device="cuda")', 'device="cuda", memory="unlimited")')
     unlimited = unlimited.replace("device='cuda')", "device='cuda', memory='unlimited')")
-    run(pytester, unlimited)[0].assert_outcomes(passed=1)
+    run(project, unlimited, passed=1)
 
 
-def test_options_of_the_allocator(pytester: pytest.Pytester) -> None:
+def test_options_of_the_allocator(project: Project) -> None:
     body = (
         "def fragmented():\n"
         "    for size in (30, 50):\n"
@@ -160,24 +150,23 @@ def test_options_of_the_allocator(pytester: pytest.Pytester) -> None:
         "def test_it(torchmem):\n"
         '    torchmem.check(fragmented, device="cuda")\n'
     )
-    _, checks = run(pytester, body, "--torchmem-update")
+    _, checks = run(project, body, "--torchmem-update")
     assert checks[0]["figures"]["reserved_peak"] == 80 << 20
-    pytester.makeini("[pytest]\ntorchmem_allocator = expandable_segments:True\n")
-    result, checks = run(pytester, body)
+    project.ini("torchmem_allocator = expandable_segments:True")
+    result, checks = run(project, body)
     assert checks[0]["figures"]["reserved_peak"] == 60 << 20
-    result = pytester.runpytest_inprocess("--torchmem-allocator=expandable:True")
+    result = project.run("--torchmem-allocator=expandable:True")
     result.stderr.fnmatch_lines(["*Unrecognized key 'expandable' in CUDA allocator config*"])
 
 
-def test_a_segment_more_is_no_growth(pytester: pytest.Pytester) -> None:
+def test_a_segment_more_is_no_growth(project: Project) -> None:
     body = (
         "def test_it(torchmem):\n"
         "    torchmem.check(lambda: torch.empty(%d, dtype=torch.int8, device='cuda'),"
         " device='cuda', tolerance={'peak': '2 MiB', 'forward': '2 MiB', 'retained': '2 MiB'})\n"
     )
-    run(pytester, body % (1 << 20), "--torchmem-update")
-    result, checks = run(pytester, body % ((1 << 20) + 1))
-    result.assert_outcomes(passed=1)
+    run(project, body % (1 << 20), "--torchmem-update")
+    _, checks = run(project, body % ((1 << 20) + 1), passed=1)
     changes = {change["figure"]: change for change in checks[0]["snapshot"]["changes"]}
     assert changes["reserved_peak"]["before"] == 2 << 20
     assert changes["reserved_peak"]["now"] == 20 << 20

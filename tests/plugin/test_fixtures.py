@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from .conftest import Project
+from .conftest import Project, Result
 
 FIXTURES = """
 import pytest, torch, unittest
@@ -35,9 +33,9 @@ BODY = (256 * 256 + 256) * 4
 """Bytes of the model's parameters."""
 
 
-def run(project: Project, text: str, *options: str) -> pytest.RunResult:
+def run(project: Project, text: str, *options: str, **outcomes: int) -> Result:
     project.write(test_net=FIXTURES + text)
-    return project.run("--torchmem-json=out.json", "-p", "no:randomly", *options)
+    return project.run("--torchmem-json=out.json", "-p", "no:randomly", *options, **outcomes)
 
 
 def checks(project: Project) -> dict[tuple[str, str], dict[str, Any]]:
@@ -69,7 +67,7 @@ def test_again(model):
     assert model.weight.grad is None
     model(torch.zeros(2, 256, device="cuda")).sum().backward()
 """
-    run(project, text).assert_outcomes(passed=4)
+    run(project, text, passed=4)
     figures = {
         test: check["figures"] for (test, on), check in checks(project).items() if on != "cpu"
     }
@@ -94,20 +92,15 @@ def test_parameter(device):
 def test_named(model):
     model(torch.zeros(2, 256))
 """
-    result = run(project, text)
-    result.assert_outcomes(passed=3, errors=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*the marker of the test names cpu alone, so its fixtures see no fake GPU*",
-            "2 tests checked on cuda alone, where the fixtures are: test_net.py::test_net, "
-            "test_net.py::test_parameter[[]cuda]",
-        ]
+    run(project, text, passed=3, errors=1).tells(
+        "*the marker of the test names cpu alone, so its fixtures see no fake GPU*",
+        "2 tests checked on cuda alone, where the fixtures are: test_net.py::test_net, "
+        "test_net.py::test_parameter[[]cuda]",
     )
     found = checks(project)
     assert found["test_net", "cpu"]["outcome"] == "not checked"
     assert found["test_parameter[cpu]", "cpu"]["outcome"] == "passed"
-    result = run(project, text, "--torchmem-devices=cpu")
-    result.assert_outcomes(passed=1, skipped=2, errors=1)
+    run(project, text, "--torchmem-devices=cpu", passed=1, skipped=2, errors=1)
 
 
 def test_fixtures_of_a_test_for_the_cpu_choose_the_cpu(project: Project) -> None:
@@ -131,7 +124,7 @@ def test_cpu_again(chosen, device):
     assert chosen.weight.device.type == device.type == "cpu"
     chosen(torch.zeros(2, 256))
 """
-    run(project, text).assert_outcomes(passed=3)
+    run(project, text, passed=3)
 
 
 def test_tests_without_the_marker_see_the_machine(project: Project) -> None:
@@ -185,8 +178,7 @@ def pytest_sessionfinish():
     print("LOG", sys.modules["test_net"].LOG)
 """
     )
-    result = run(project, text, "-s")
-    result.assert_outcomes(passed=2)
+    result = run(project, text, "-s", passed=2)
     assert "LOG ['outer cuda:0 True', 'cuda:0']" in result.stdout.str()
 
 
@@ -206,7 +198,7 @@ def test_without(torchmem, neutral):
     assert not torch.cuda.is_available()
     assert set(torchmem.check(nn.Linear(2, 2), torch.zeros(1, 2))) == {"cpu", "cuda"}
 """
-    run(project, text, "--torchmem-update").assert_outcomes(passed=2)
+    run(project, text, "--torchmem-update", passed=2)
 
 
 def test_unittest(project: Project) -> None:
@@ -219,7 +211,7 @@ class TestNet(unittest.TestCase):
     def test_net(self):
         self.model(torch.zeros(2, 256).cuda()).sum().backward()
 """
-    run(project, text).assert_outcomes(passed=1)
+    run(project, text, passed=1)
     found = checks(project)
     assert found["TestNet::test_net", "cuda"]["figures"]["baseline"] == BODY
     assert found["TestNet::test_net", "cpu"]["outcome"] == "not checked"
@@ -240,8 +232,7 @@ class TestNet:
     def test_net(self):
         nn.Linear(8, 8)(torch.ones(1, 8))
 """
-    result = run(project, text)
-    result.assert_outcomes(passed=1, failed=2)
+    result = run(project, text, passed=1, failed=2)
     output = result.stdout.str()
     assert "the program asks for cuda, and the trace is on cpu: name the device" in output
     assert "test_async is asynchronous" in output
@@ -271,17 +262,13 @@ def test_other():
 def test_condition():
     nn.Linear(8, 8).to("cuda")
 """
-    result = run(project, text)
-    result.assert_outcomes(passed=1, skipped=3)
-    result.stdout.fnmatch_lines(
-        [
-            "2 tests never checked, because they are skipped where there is no GPU: run pytest "
-            "with --torchmem-fake-cuda=h100, or remove the skipif*: test_net.py::test_net, "
-            "test_net.py::test_check"
-        ]
+    run(project, text, passed=1, skipped=3).tells(
+        "2 tests never checked, because they are skipped where there is no GPU: run pytest "
+        "with --torchmem-fake-cuda=h100, or remove the skipif*: test_net.py::test_net, "
+        "test_net.py::test_check"
     )
     assert checks(project)["test_net", ""]["message"] == "never checked: no device"
-    project.run("--torchmem-fake-cuda=h100").assert_outcomes(passed=3, skipped=1)
+    project.run("--torchmem-fake-cuda=h100", passed=3, skipped=1)
 
 
 def test_tensors_that_a_test_leaks(project: Project) -> None:
@@ -299,7 +286,7 @@ def test_net(leaking):
 def test_reads():
     assert KEPT[0].device.type == "cpu" and KEPT[0].std() > 0.5
 """
-    run(project, text).assert_outcomes(passed=2)
+    run(project, text, passed=2)
 
 
 def test_other_gpus(project: Project) -> None:
@@ -324,8 +311,7 @@ def huge():
 def test_huge(huge):
     pass
 """
-    result = run(project, text)
-    result.assert_outcomes(passed=2, errors=1)
+    result = run(project, text, passed=2, errors=1)
     assert "torch.OutOfMemoryError" in result.stdout.str()
 
 
@@ -335,4 +321,4 @@ def test_disabled(project: Project) -> None:
 def test_net(device):
     assert device.type == "cpu"
 """
-    run(project, text, "--torchmem-disable").assert_outcomes(passed=1)
+    run(project, text, "--torchmem-disable", passed=1)

@@ -20,9 +20,9 @@ TOO_MUCH = 5000
 def budgets(light):
     """A function that runs one test with the double of the profiler."""
 
-    def run(text, *options):
+    def run(text, *options, **outcomes):
         light.write(test_net=HEAD + text)
-        return light.run(*options)
+        return light.run(*options, **outcomes)
 
     return run
 
@@ -45,9 +45,9 @@ def budgets(light):
 def test_what_contradicts_itself_fails(budgets, marker, check, message):
     result = budgets(
         f"@pytest.mark.memory_budget({marker})\n"
-        f"def test_it(torchmem):\n    torchmem.check(1 << 42 if {not check} else 10, {check})\n"
+        f"def test_it(torchmem):\n    torchmem.check(1 << 42 if {not check} else 10, {check})\n",
+        failed=1,
     )
-    result.assert_outcomes(failed=1)
     assert fnmatch(result.stdout.str(), f"*{message}*".replace("[", "[[]"))
 
 
@@ -62,9 +62,7 @@ def test_what_contradicts_itself_fails(budgets, marker, check, message):
 )
 def test_what_goes_together_passes(budgets, marker, checks):
     lines = "\n".join(f"    torchmem.check(10, {check})" for check in checks)
-    budgets(
-        f"@pytest.mark.memory_budget({marker})\ndef test_it(torchmem):\n{lines}\n"
-    ).assert_outcomes(passed=1)
+    budgets(f"@pytest.mark.memory_budget({marker})\ndef test_it(torchmem):\n{lines}\n", passed=1)
 
 
 SWALLOWED = {
@@ -80,29 +78,29 @@ SWALLOWED = {
 @pytest.mark.parametrize("how", SWALLOWED)
 @pytest.mark.parametrize("what", ["TOO_MUCH", "10, device='gpu'"])
 def test_a_failure_that_the_test_catches_fails_it(budgets, how, what):
-    result = budgets(
+    budgets(
         "@pytest.mark.memory_budget('1 KiB', device='cpu')\ndef test_it(torchmem):\n"
         f"    def check(): torchmem.check({what})\n" + SWALLOWED[how],
         "-p",
         "no:threadexception",
-    )
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["the test went on after a check of it had failed: *"])
+        failed=1,
+    ).tells("the test went on after a check of it had failed: *")
 
 
 def test_a_failure_caught_in_a_fixture_fails_as_well(budgets):
-    result = budgets(
+    budgets(
         "@pytest.fixture\ndef late(torchmem):\n    yield\n"
         "    with contextlib.suppress(Exception):\n"
         "        torchmem.check(10, name='late', device='gpu')\n"
-        "def test_it(torchmem, late): pass\n"
+        "def test_it(torchmem, late): pass\n",
+        passed=1,
+        errors=1,
     )
-    result.assert_outcomes(passed=1, errors=1)
 
 
 def test_a_check_may_be_expected_to_fail(budgets):
     """It is the test then that says so, and not a line that catches whatever comes."""
-    result = budgets(
+    budgets(
         "import unittest\n"
         "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
         "@mark\ndef test_block(torchmem):\n"
@@ -124,13 +122,14 @@ def test_a_check_may_be_expected_to_fail(budgets):
         "    def check():\n"
         "        try:\n            torchmem.check(TOO_MUCH)\n"
         "        except AssertionError as error:\n            raise ValueError from error\n"
-        "    with pytest.raises(ValueError):\n        check()\n"
+        "    with pytest.raises(ValueError):\n        check()\n",
+        passed=5,
+        failed=1,
     )
-    result.assert_outcomes(passed=5, failed=1)
 
 
 def test_only_what_catches_a_failure_may_expect_it(budgets):
-    result = budgets(
+    budgets(
         "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
         "@mark\ndef test_another_type(torchmem):\n"
         "    with contextlib.suppress(AssertionError), pytest.raises(ValueError):\n"
@@ -147,13 +146,13 @@ def test_only_what_catches_a_failure_may_expect_it(budgets):
         "@contextlib.contextmanager\ndef raises(_):\n"
         "    with contextlib.suppress(Exception):\n        yield\n"
         "@mark\ndef test_of_the_same_name(torchmem):\n"
-        "    with raises(AssertionError):\n        torchmem.check(TOO_MUCH)\n"
+        "    with raises(AssertionError):\n        torchmem.check(TOO_MUCH)\n",
+        failed=4,
     )
-    result.assert_outcomes(failed=4)
 
 
 def test_checks_that_come_to_nothing(budgets):
-    result = budgets(
+    budgets(
         "mark = pytest.mark.memory_budget('1 GiB', device='cpu')\n"
         "@mark\ndef test_in_a_process(torchmem):\n"
         "    torchmem.check(10)\n"
@@ -173,12 +172,11 @@ def test_checks_that_come_to_nothing(budgets):
         "    pytest.skip('late')\n"
         "@mark\ndef test_skipped_at_last(torchmem, skips):\n    torchmem.check(10)\n"
         "def test_forgotten(torchmem):\n    torchmem.check  # not called\n"
-        "def test_that_traces(torchmem):\n    torchmem.trace(10, device='cpu')\n"
-    )
-    result.assert_outcomes(failed=5, errors=2, passed=3)
-    result.stdout.fnmatch_lines(
-        ["1 test passed without a check: nothing in them called*: test_net.py::test_forgotten"]
-    )
+        "def test_that_traces(torchmem):\n    torchmem.trace(10, device='cpu')\n",
+        failed=5,
+        errors=2,
+        passed=3,
+    ).tells("1 test passed without a check: nothing in them called*: test_net.py::test_forgotten")
 
 
 def test_a_test_that_ends_the_run_hides_no_failure(budgets):
@@ -188,7 +186,7 @@ def test_a_test_that_ends_the_run_hides_no_failure(budgets):
         "    except AssertionError:\n        pytest.exit('enough', returncode=0)\n"
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: test_net.py::test_it: a check of it failed, and it*"])
+    result.tells("error: test_net.py::test_it: a check of it failed, and it*")
 
 
 def test_expected_failures_and_subtests_stay_what_they_are(budgets):
@@ -203,9 +201,10 @@ def test_expected_failures_and_subtests_stay_what_they_are(budgets):
         "    try:\n        torchmem.check(TOO_MUCH)\n"
         "    except Exception:\n        pytest.xfail('known')\n"
         "@mark\ndef test_parts(torchmem, subtests):\n"
-        "    with subtests.test():\n        torchmem.check(TOO_MUCH)\n"
+        "    with subtests.test():\n        torchmem.check(TOO_MUCH)\n",
+        xfailed=3,
+        failed=2,
     )
-    result.assert_outcomes(xfailed=3, failed=2)
     assert "went on after" not in result.stdout.str()
 
 
@@ -221,13 +220,9 @@ def test_a_check_that_outlives_its_test_fails_the_run(light, options):
         "    time.sleep(0.2)\n"
         "def test_later():\n    go.set()\n    threads[0].join()\n"
     )
-    result = light.run_apart(*options)
-    result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "*not checked: torchmem.check still runs on another thread*",
-            "error: test_net.py::test_slow: torchmem.check ended when the test was over*",
-        ]
+    light.run_apart(*options, failed=1, passed=1).tells(
+        "*not checked: torchmem.check still runs on another thread*",
+        "error: test_net.py::test_slow: torchmem.check ended when the test was over*",
     )
 
 
@@ -238,12 +233,10 @@ def test_an_entry_robbed_of_its_phases(light):
     for name in ("forward_peak", "backward_peak", "retained"):
         del data["entries"][0][name]
     light.file().write_text(json.dumps(data))
-    result = light.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*cpu: not checked: this run has a forward peak, and the snapshot has none*"]
+    light.run(failed=1).tells(
+        "*cpu: not checked: this run has a forward peak, and the snapshot has none*"
     )
-    light.run("--torchmem-update").assert_outcomes(passed=1)
+    light.run("--torchmem-update", passed=1)
     assert light.run("--torchmem-strict").ret == 0
 
 
@@ -309,7 +302,7 @@ def test_obsolete_entries_fail_in_ci(light, monkeypatch):
     monkeypatch.setenv("CI", "true")
     result = light.run()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["obsolete: *test_a*", "*Remove obsolete entries (they fail *"])
+    result.tells("obsolete: *test_a*", "*Remove obsolete entries (they fail *")
 
 
 def test_memory_tests_that_were_skipped_are_counted(light):
@@ -322,8 +315,8 @@ def test_memory_tests_that_were_skipped_are_counted(light):
     )
     result = light.run("--torchmem-json=report.json")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        ["3 tests never checked, because they were skipped: *", "3 memory checks: 3 not checked"]
+    result.tells(
+        "3 tests never checked, because they were skipped: *", "3 memory checks: 3 not checked"
     )
     report = json.loads((light.path / "report.json").read_text())
     assert {check["message"] for check in report["checks"]} >= {
@@ -357,7 +350,7 @@ def test_other(torchmem, monkeypatch):
     )
     result = light.run("--torchmem-update")
     result.assert_outcomes(passed=1, failed=2, errors=1)  # fixtures are torn down without the GPU
-    result.stdout.fnmatch_lines(["*could not take the results of this test's checks: ZeroDiv*"])
+    result.tells("*could not take the results of this test's checks: ZeroDiv*")
     assert set(light.entries()) == {"test_other cpu"}
 
 
@@ -371,7 +364,7 @@ def test_a_run_that_cannot_be_concluded_fails_and_keeps_its_summary(light):
     result = light.run("--torchmem-update")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["error: torchmem could not conclude this run: ZeroDivisionError*"])
+    result.tells("error: torchmem could not conclude this run: ZeroDivisionError*")
 
 
 _ONE_DEVICE = """
@@ -397,8 +390,7 @@ def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     reports = ["markdown=found.md", "html=pages", "json=found.json"]
     options += [f"--torchmem-{one}" for one in reports]
-    result = project.run(*options, "--junitxml=junit.xml")
-    result.assert_outcomes(passed=2)
+    result = project.run(*options, "--junitxml=junit.xml", passed=2)
     why = "allocated nothing on cuda (a100-80gb)"
     tests = [f"2 tests {why}: test_net.py::test_*, test_net.py::test_*"]
     result.stdout.fnmatch_lines_random([*tests, f"::notice file=test_net.py,*::{why}: *"])
@@ -412,10 +404,10 @@ def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch
 def test_a_device_on_which_a_test_allocated_before_may_not_be_left_alone(project):
     on_cuda = _ONE_DEVICE.replace("1 << 20)", "1 << 20, device='cuda')")
     project.write(test_net=on_cuda)
-    result = project.run("--torchmem-update", "-k", "test_function")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["1 test checked on cuda alone, which the program asks for: *"])
+    project.run("--torchmem-update", "-k", "test_function", passed=1).tells(
+        "1 test checked on cuda alone, which the program asks for: *"
+    )
     project.write(test_net=_ONE_DEVICE)
-    result = project.run("-k", "test_function")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*not checked: nothing was allocated on cuda*"])
+    project.run("-k", "test_function", failed=1).tells(
+        "*not checked: nothing was allocated on cuda*"
+    )

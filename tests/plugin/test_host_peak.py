@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.plugin.conftest import Project
+
 TESTS = """
 import numpy as np, os, pytest, torch
 
@@ -35,33 +37,25 @@ def test_steps():
 """
 
 
-def test_what_grows_on_the_host_fails(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytester.makepyfile(TESTS)
-    pytester.runpytest("--torchmem-update").assert_outcomes(passed=5)
-    pytester.runpytest().assert_outcomes(passed=5)
+def test_what_grows_on_the_host_fails(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write(test_net=TESTS)
+    project.run("--torchmem-update", passed=5)
+    project.run(passed=5)
     monkeypatch.setenv("TIMES", "3")
-    result = pytester.runpytest()
-    result.assert_outcomes(failed=5)
-    result.stdout.fnmatch_lines(
-        [
-            "*+1.53 MiB (+200.0 %) host peak, cuda*",
-            "*host peak*781.2 KiB*2.29 MiB*",
-            "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*",
-            "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*cpu*",
-            "*+39.06 KiB alive after a step*",
-        ]
+    project.run(failed=5).tells(
+        "*+1.53 MiB (+200.0 %) host peak, cuda*",
+        "*host peak*781.2 KiB*2.29 MiB*",
+        "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*",
+        "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*cpu*",
+        "*+39.06 KiB alive after a step*",
     )
 
 
 def test_a_snapshot_without_it_had_nothing_there(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytester.makepyfile(TESTS)
+    project.write(test_net=TESTS)
     monkeypatch.setenv("TIMES", "0")
-    pytester.runpytest("--torchmem-update", "-k", "offloads").assert_outcomes(passed=1)
+    project.run("--torchmem-update", "-k", "offloads", passed=1)
     monkeypatch.setenv("TIMES", "1")
-    result = pytester.runpytest("-k", "offloads")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*+781.2 KiB*float32[[]1000, 100[]]*"])
+    project.run("-k", "offloads", failed=1).tells("*+781.2 KiB*float32[[]1000, 100[]]*")

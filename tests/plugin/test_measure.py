@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.measurement.stand_in import StandIn
+from tests.plugin.conftest import Project, Result
 
 DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1024**2
@@ -71,29 +71,20 @@ def _there_is(monkeypatch: pytest.MonkeyPatch, found: StandIn) -> StandIn:
     return found
 
 
-def run(pytester: pytest.Pytester, *options: str) -> tuple[pytest.RunResult, list[dict[str, Any]]]:
-    pytester.makepyfile(model=MODEL)
-    sys.modules.pop("model", None)
-    # hypothesis would be imported, in each of these runs anew, to print its statistics.
-    plain = ("-p", "no:hypothesispytest", "-p", "no:cacheprovider")
-    result = pytester.runpytest_inprocess(*plain, "--torchmem-json=report.json", *options)
-    report = json.loads((pytester.path / "report.json").read_text())
-    jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
-    return result, report["checks"]
+def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, list[dict[str, Any]]]:
+    project.write(model=MODEL)
+    return project.checks(*options, **outcomes)
 
 
-def entries(pytester: pytest.Pytester) -> dict[str, Any]:
-    data = json.loads((pytester.path / "__torchmem__" / "test_net.json").read_text())
+def entries(project: Project) -> dict[str, Any]:
+    data = json.loads(project.file().read_text())
     jsonschema.validate(data, json.loads((DOCS / "snapshot.schema.json").read_text()))
     return {entry["device"]: entry for entry in data["entries"]}
 
 
-def test_what_the_gpu_counted_is_stored_and_compared(
-    pytester: pytest.Pytester, gpu: StandIn
-) -> None:
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+def test_what_the_gpu_counted_is_stored_and_compared(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE.format(""))
+    result, checks = run(project, "--torchmem-update", passed=1)
     cpu, cuda = checks
     assert cpu["measurement"] is None
     found = cuda["measurement"]
@@ -104,105 +95,98 @@ def test_what_the_gpu_counted_is_stored_and_compared(
     assert 0 < more <= 512
     assert found["figures"]["forward_peak"] > 3 * MIB
     assert found["estimate"] == cuda["figures"]
-    stored = entries(pytester)
+    stored = entries(project)
     assert "measured" not in stored["cpu"]
     told = stored["cuda"]["measured"]["a100-80gb"]
     assert told["forward_peak"][0] == found["figures"]["forward_peak"]
     assert told["reserved_peak"][0] == found["figures"]["reserved_peak"]
     assert "baseline" not in told
 
-    result, checks = run(pytester)
-    result.assert_outcomes(passed=1)
+    result, checks = run(project, passed=1)
     assert {change["verdict"] for change in checks[1]["measurement"]["changes"]} == {"same"}
-    result.stdout.fnmatch_lines(["  a100-80gb, measured *traced +* B (+0.0 %)*measured"])
+    result.tells("  a100-80gb, measured *traced +* B (+0.0 %)*measured")
 
 
-def test_a_second_update_changes_nothing(pytester: pytest.Pytester, gpu: StandIn) -> None:
-    pytester.makepyfile(test_net=ONE.format(""))
-    run(pytester, "--torchmem-update")
-    before = (pytester.path / "__torchmem__" / "test_net.json").read_bytes()
-    result, _ = run(pytester, "--torchmem-update")
+def test_a_second_update_changes_nothing(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE.format(""))
+    run(project, "--torchmem-update")
+    before = project.file().read_bytes()
+    result, _ = run(project, "--torchmem-update")
     result.stdout.no_fnmatch_line("wrote *")
-    assert (pytester.path / "__torchmem__" / "test_net.json").read_bytes() == before
+    assert project.file().read_bytes() == before
 
 
 def test_a_run_without_the_gpu_keeps_what_it_counted(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
 ) -> None:
-    pytester.makepyfile(test_net=ONE.format(""))
-    run(pytester, "--torchmem-update")
-    before = entries(pytester)
+    project.write(test_net=ONE.format(""))
+    run(project, "--torchmem-update")
+    before = entries(project)
     _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, "--torchmem-update", passed=1)
     assert checks[1]["measurement"] is None
-    assert entries(pytester) == before
+    assert entries(project) == before
 
 
 def test_what_gpus_counted_goes_with_the_trace_that_it_was_counted_for(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
 ) -> None:
-    pytester.makepyfile(test_net=ONE.format(""))
-    run(pytester, "--torchmem-update")
+    project.write(test_net=ONE.format(""))
+    run(project, "--torchmem-update")
     _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
-    pytester.makepyfile(test_net=ONE.format("[:32]"))
-    run(pytester, "--torchmem-update")
-    assert "measured" not in entries(pytester)["cuda"]
+    project.write(test_net=ONE.format("[:32]"))
+    run(project, "--torchmem-update")
+    assert "measured" not in entries(project)["cuda"]
 
 
 def test_each_gpu_has_its_own_figures(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
 ) -> None:
-    pytester.makepyfile(test_net=ONE.format(""))
-    run(pytester, "--torchmem-update")
+    project.write(test_net=ONE.format(""))
+    run(project, "--torchmem-update")
     _there_is(monkeypatch, StandIn("h100"))
-    result, checks = run(pytester)
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, passed=1)
     assert checks[1]["gpu"] == "a100-80gb"
     assert checks[1]["measurement"]["gpu"] == "h100"
     assert checks[1]["measurement"]["changes"] == []
-    result, checks = run(pytester, "--torchmem-update=new")
+    _, checks = run(project, "--torchmem-update=new")
     assert checks[1]["outcome"] == "updated"
-    assert set(entries(pytester)["cuda"]["measured"]) == {"a100-80gb", "h100"}
+    assert set(entries(project)["cuda"]["measured"]) == {"a100-80gb", "h100"}
 
 
 def test_a_gpu_that_the_catalogue_does_not_have(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = gpu_names()
     a100 = find_gpu("a100-80gb")
     own = Gpu("rtx-4070", "NVIDIA GeForce RTX 4070", (8, 9), 12 * 1024 * MIB, 46, 1536)
     _there_is(monkeypatch, StandIn(own))
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    project.write(test_net=ONE.format(""))
+    _, checks = run(project, "--torchmem-update", passed=1)
     assert checks[1]["gpu"] == a100.name
     assert checks[1]["measurement"]["gpu"] == "rtx-4070"
     assert checks[1]["measurement"]["estimate"]["peak"] > 3 * MIB
     assert gpu_names() == known
 
 
-def test_a_measured_peak_that_grew_fails(pytester: pytest.Pytester, gpu: StandIn) -> None:
-    pytester.makepyfile(test_net=ONE.format(""))
-    run(pytester, "--torchmem-update")
-    path = pytester.path / "__torchmem__" / "test_net.json"
+def test_a_measured_peak_that_grew_fails(project: Project, gpu: StandIn) -> None:
+    project.write(test_net=ONE.format(""))
+    run(project, "--torchmem-update")
+    path = project.file()
     data = json.loads(path.read_text())
     told = data["entries"][1]["measured"]["a100-80gb"]
     told["backward_peak"] = int(told["backward_peak"][0] * 0.9)
     path.write_text(json.dumps(data))
-    result, checks = run(pytester)
-    result.assert_outcomes(failed=1)
+    _, checks = run(project, failed=1)
     assert checks[1]["outcome"] == "measured grew"
     assert checks[0]["outcome"] == "passed"
     assert "cuda (a100-80gb): measured on a100-80gb, backward peak grew by" in checks[1]["message"]
     assert "1%, the built-in default" in checks[1]["message"]
 
-    result, checks = run(pytester, "--torchmem-update", "--torchmem-update-max=5%")
-    result.assert_outcomes(failed=1)
+    _, checks = run(project, "--torchmem-update", "--torchmem-update-max=5%", failed=1)
     assert "more than --torchmem-update-max=5% accepts" in checks[1]["message"]
-    result, checks = run(pytester, "--torchmem-update=changed")
-    result.assert_outcomes(passed=1)
-    run(pytester)[0].assert_outcomes(passed=1)
+    run(project, "--torchmem-update=changed", passed=1)
+    run(project, passed=1)
 
 
 class Wasteful(StandIn):
@@ -216,130 +200,115 @@ class Wasteful(StandIn):
         }
 
 
-def test_an_estimate_that_is_off_fails(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_that_is_off_fails(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _there_is(monkeypatch, Wasteful())
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(failed=1)
-    assert not (pytester.path / "__torchmem__").exists()
+    project.write(test_net=ONE.format(""))
+    result, checks = run(project, "--torchmem-update", failed=1)
+    assert not (project.path / "__torchmem__").exists()
     assert checks[1]["outcome"] == "estimate off"
     message = checks[1]["message"]
     assert "cuda (a100-80gb): trace and a100-80gb disagree: " in message
     assert "outside --torchmem-measure-tolerance=5%" in message
     assert "-9.1 %" in message
-    result, checks = run(pytester, "--torchmem-update", "--torchmem-measure-tolerance=10%")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*a100-80gb, measured*traced -*(-9.1 %)*measured"])
+    result, checks = run(project, "--torchmem-update", "--torchmem-measure-tolerance=10%", passed=1)
+    result.tells("*a100-80gb, measured*traced -*(-9.1 %)*measured")
 
 
 def test_both_failures_are_told(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
 ) -> None:
-    pytester.makepyfile(test_net=ONE.format("[:32]"))
-    run(pytester, "--torchmem-update")
+    project.write(test_net=ONE.format("[:32]"))
+    run(project, "--torchmem-update")
     _there_is(monkeypatch, Wasteful())
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester)
-    result.assert_outcomes(failed=1)
+    project.write(test_net=ONE.format(""))
+    _, checks = run(project, failed=1)
     assert checks[1]["outcome"] == "grew"
     for part in ("grew by", "trace and a100-80gb disagree", "measured on a100-80gb, "):
         assert part in checks[1]["message"]
 
 
 def test_a_budget_holds_for_what_the_gpu_counts(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
 ) -> None:
     body = '@pytest.mark.memory_budget({}, device="cuda")\n'
-    pytester.makepyfile(test_net=ONE.format("").replace("def ", body.format('"1 GiB"') + "def "))
-    _, checks = run(pytester)
+    project.write(test_net=ONE.format("").replace("def ", body.format('"1 GiB"') + "def "))
+    _, checks = run(project)
     peak = checks[0]["figures"]["peak"]
     _there_is(monkeypatch, Wasteful())
     limited = ONE.format("").replace("def ", body.format(peak) + "def ")
-    pytester.makepyfile(test_net=limited)
-    result, checks = run(pytester, "--torchmem-measure-tolerance=20%")
-    result.assert_outcomes(failed=1)
+    project.write(test_net=limited)
+    _, checks = run(project, "--torchmem-measure-tolerance=20%", failed=1)
     assert checks[0]["outcome"] == "over budget"
     assert ", measured on a100-80gb, cuda (a100-80gb)" in checks[0]["message"]
-    run(pytester, "--torchmem-measure=never")[0].assert_outcomes(passed=1)
+    run(project, "--torchmem-measure=never", passed=1)
 
 
 def test_a_whole_body_is_run_for_real_on_copies_of_its_fixtures(
-    pytester: pytest.Pytester, gpu: StandIn
+    project: Project, gpu: StandIn
 ) -> None:
-    pytester.makepyfile(test_net=BODY)
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=2)
+    project.write(test_net=BODY)
+    _, checks = run(project, "--torchmem-update", passed=2)
     assert all(check["measurement"]["figures"]["peak"] > MIB for check in checks)
 
 
 @pytest.mark.parametrize("mode", ["option", "ini", "check", "marker"])
-def test_never_asks_the_gpu_nothing(pytester: pytest.Pytester, gpu: StandIn, mode: str) -> None:
+def test_never_asks_the_gpu_nothing(project: Project, gpu: StandIn, mode: str) -> None:
     text = ONE.format(', measure="never"' if mode == "check" else "")
     if mode == "marker":
         mark = '@pytest.mark.memory_budget(tolerance="1%", measure="never")\n'
         text = text.replace("def ", mark + "def ")
     if mode == "ini":
-        pytester.makeini("[pytest]\ntorchmem_measure = never\n")
-    pytester.makepyfile(test_net=text)
+        project.ini("torchmem_measure = never")
+    project.write(test_net=text)
     options = ["--torchmem-measure=never"] if mode == "option" else []
-    result, checks = run(pytester, "--torchmem-update", *options)
-    result.assert_outcomes(passed=1)
+    _, checks = run(project, "--torchmem-update", *options, passed=1)
     assert gpu.calls == []
     assert checks[1]["measurement"] is None
 
 
-def test_never_does_not_import_what_would_ask(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
+def test_never_does_not_import_what_would_ask(project: Project) -> None:
+    project.write(
         model=MODEL,
         test_net=ONE.format("") + "    import sys\n"
         "    assert 'pytest_torchmem.measurement.device' not in sys.modules\n"
         "    assert not torch.cuda.is_initialized()\n",
     )
-    result = pytester.runpytest_subprocess("--torchmem-update", "--torchmem-measure=never")
-    result.assert_outcomes(passed=1)
+    project.run_apart("--torchmem-update", "--torchmem-measure=never", passed=1)
 
 
-def test_require_fails_without_a_gpu(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_require_fails_without_a_gpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
-    pytester.makepyfile(test_net=ONE.format(""))
-    run(pytester, "--torchmem-update")[0].assert_outcomes(passed=1)
-    result, checks = run(pytester, "--torchmem-measure=require")
-    result.assert_outcomes(failed=1)
+    project.write(test_net=ONE.format(""))
+    run(project, "--torchmem-update", passed=1)
+    result, checks = run(project, "--torchmem-measure=require", failed=1)
     assert checks[-1]["outcome"] == "not checked"
-    result.stdout.fnmatch_lines(["*not measured: there is no CUDA device here, and*require*"])
+    result.tells("*not measured: there is no CUDA device here, and*require*")
 
 
 @pytest.mark.parametrize("bad", ["sometimes", "AUTO", ""])
-def test_modes_that_do_not_exist(pytester: pytest.Pytester, bad: str) -> None:
-    pytester.makepyfile(model=MODEL, test_net=ONE.format(f", measure={bad!r}"))
-    result = pytester.runpytest_inprocess()
-    result.stdout.fnmatch_lines([f"*check(measure=): {bad!r}: write auto, never or require*"])
+def test_modes_that_do_not_exist(project: Project, bad: str) -> None:
+    project.write(model=MODEL, test_net=ONE.format(f", measure={bad!r}"))
+    project.run().tells(f"*check(measure=): {bad!r}: write auto, never or require*")
 
 
 def test_what_is_too_large_for_the_gpu_is_skipped_with_the_reason(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = Gpu("tiny", "Tiny GPU", (8, 0), 4 * MIB, 10, 2048, context=MIB)
     found = _there_is(monkeypatch, StandIn(tiny))
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    project.write(test_net=ONE.format(""))
+    result, checks = run(project, "--torchmem-update", passed=1)
     reason = checks[1]["measurement"]["not_measured"]
     assert reason.startswith("does not fit on Tiny GPU (4.00 MiB): aten::mul.Tensor needs")
     assert "start_history" not in found.calls
-    assert "measured" not in entries(pytester)["cuda"]
-    result.stdout.fnmatch_lines([f"not measured: test_net.py::test_it: {reason}"])
+    assert "measured" not in entries(project)["cuda"]
+    result.tells(f"not measured: test_net.py::test_it: {reason}")
 
 
-def test_what_others_have_is_not_there(pytester: pytest.Pytester, gpu: StandIn) -> None:
+def test_what_others_have_is_not_there(project: Project, gpu: StandIn) -> None:
     gpu.others = find_gpu("a100-80gb").memory - 2 * MIB
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    project.write(test_net=ONE.format(""))
+    _, checks = run(project, "--torchmem-update", passed=1)
     assert (
         "2.00 MiB of 79.25 GiB are free (other processes use"
         in (checks[1]["measurement"]["not_measured"])
@@ -347,7 +316,7 @@ def test_what_others_have_is_not_there(pytester: pytest.Pytester, gpu: StandIn) 
 
 
 def test_what_runs_out_of_memory_all_the_same(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(StandIn):
         def request(self, storage: torch.UntypedStorage) -> None:
@@ -356,44 +325,42 @@ def test_what_runs_out_of_memory_all_the_same(
             super().request(storage)
 
     _there_is(monkeypatch, Full())
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(passed=1)
+    project.write(test_net=ONE.format(""))
+    _, checks = run(project, "--torchmem-update", passed=1)
     assert "the step needs more memory than" in checks[1]["measurement"]["not_measured"]
 
 
 def test_what_the_real_step_raises_is_the_tests_own(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Breaking(StandIn):
         def start_history(self) -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
     _there_is(monkeypatch, Breaking())
-    pytester.makepyfile(test_net=ONE.format(""))
-    result, checks = run(pytester, "--torchmem-update")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*RuntimeError: CUDA error: device-side assert triggered"])
+    project.write(test_net=ONE.format(""))
+    result, checks = run(project, "--torchmem-update", failed=1)
+    result.tells("*RuntimeError: CUDA error: device-side assert triggered")
     assert checks[-1]["message"] == "not checked: RuntimeError was raised"
 
 
 def test_workers_send_what_they_measured(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
 ) -> None:
     text = ONE.format("") + "def test_other(torchmem):\n    torchmem.check(Net(), inputs()[:8])\n"
-    pytester.makepyfile(test_net=text)
-    run(pytester, "--torchmem-update")[0].assert_outcomes(passed=2)
-    path = pytester.path / "__torchmem__" / "test_net.json"
+    project.write(test_net=text)
+    run(project, "--torchmem-update", passed=2)
+    path = project.file()
     serial = path.read_bytes()
     path.unlink()
     root = str(Path(__file__).parents[2])
-    pytester.makeconftest(
-        f"import sys; sys.path.append({root!r})\n"
+    project.write(
+        conftest=f"import sys; sys.path.append({root!r})\n"
         "from pytest_torchmem.measurement import device\n"
         "from tests.measurement.stand_in import StandIn\n"
         "device.cuda_device = lambda found=StandIn(): found\n"
     )
     options = ("-p", "no:cacheprovider", "--torchmem-update", "-n2")
-    pytester.runpytest_subprocess(*options).assert_outcomes(passed=2)
+    project.run_apart(*options, passed=2)
     assert path.read_bytes() == serial
     assert serial.count(b'"measured"') == 2

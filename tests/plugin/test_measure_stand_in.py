@@ -8,6 +8,7 @@ import pytest
 
 from pytest_torchmem.plugin import stand_in
 from pytest_torchmem.targets.gpus import Gpu
+from tests.plugin.conftest import Project, Result
 
 SUITE = """
 import os
@@ -33,59 +34,55 @@ def without_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_in, "stand_in_environment", environment)
 
 
-def run(pytester: pytest.Pytester, line: str, *options: str) -> pytest.RunResult:
-    pytester.makepyfile(test_net=SUITE.format(line))
-    return pytester.runpytest_inprocess("--torchmem-measure=stand-in", *options)
+def run(project: Project, line: str, *options: str, **outcomes: int) -> Result:
+    project.write(test_net=SUITE.format(line))
+    return project.run("--torchmem-measure=stand-in", *options, **outcomes)
 
 
-def test_a_cpu_build_is_refused_before_anything_runs(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "pass")
+def test_a_cpu_build_is_refused_before_anything_runs(project: Project) -> None:
+    result = run(project, "pass")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: the stand-in needs a CUDA build of torch*"])
     result.stdout.no_fnmatch_line("*test_net.py*")
 
 
-def test_a_fake_gpu_for_the_suite_goes_with_no_measurement(pytester: pytest.Pytester) -> None:
-    result = run(pytester, "pass", "--torchmem-fake-cuda=t4")
+def test_a_fake_gpu_for_the_suite_goes_with_no_measurement(project: Project) -> None:
+    result = run(project, "pass", "--torchmem-fake-cuda=t4")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: torchmem: torchmem_measure: stand-in needs torch*"])
 
 
-def test_one_check_does_not_name_it(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_net=SUITE.format("").replace("torch.ones(4, 8)", "{0}, measure={1}"))
-    path = pytester.path / "test_net.py"
+def test_one_check_does_not_name_it(project: Project) -> None:
+    project.write(test_net=SUITE.format("").replace("torch.ones(4, 8)", "{0}, measure={1}"))
+    path = project.path / "test_net.py"
     path.write_text(path.read_text().format("torch.ones(4, 8)", "'stand-in'"))
-    result = pytester.runpytest_inprocess()
-    result.stdout.fnmatch_lines(["*check(measure=)*write auto, never or require*"])
+    project.run().tells("*check(measure=)*write auto, never or require*")
 
 
 def test_a_process_that_a_test_ends_is_followed_by_another(
-    pytester: pytest.Pytester, without_stand_in: None
+    project: Project, without_stand_in: None
 ) -> None:
     line = "'TORCHMEM_STAND_IN_GPU' in os.environ and os.abort()"
-    result = run(pytester, line, "--torchmem-json=report.json")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(
-        ["not measured: test_net.py::test_it: the process with the stand-in was ended by SIGABRT"]
+    run(project, line, "--torchmem-json=report.json", passed=2).tells(
+        "not measured: test_net.py::test_it: the process with the stand-in was ended by SIGABRT"
     )
 
 
 def test_a_test_that_does_not_end_is_ended(
-    pytester: pytest.Pytester, without_stand_in: None, monkeypatch: pytest.MonkeyPatch
+    project: Project, without_stand_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stand_in, "_MOST_SECONDS", 2)
     line = "'TORCHMEM_STAND_IN_GPU' in os.environ and __import__('time').sleep(1000)"
-    result = run(pytester, line)
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["not measured: *::test_it: the test takes more than 2 s*"])
+    run(project, line, passed=2).tells("not measured: *::test_it: the test takes more than 2 s*")
 
 
 def test_a_process_that_cannot_begin_ends_the_run_with_its_last_line(
-    pytester: pytest.Pytester, without_stand_in: None
+    project: Project, without_stand_in: None
 ) -> None:
-    pytester.makeconftest(
-        "import os\nif 'TORCHMEM_STAND_IN_GPU' in os.environ: raise ImportError('no such library')"
+    project.write(
+        conftest="import os\nif 'TORCHMEM_STAND_IN_GPU' in os.environ:\n"
+        "    raise ImportError('no such library')\n"
     )
-    result = run(pytester, "pass")
+    result = run(project, "pass")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --torchmem-measure=stand-in*no such library*"])

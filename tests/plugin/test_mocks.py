@@ -49,7 +49,7 @@ def test_real():
     assert torch.cuda.is_available.__globals__["__name__"] == "torch.cuda"
 """
     )
-    project.run_apart("--torchmem-update").assert_outcomes(passed=7)
+    project.run_apart("--torchmem-update", passed=7)
 
 
 def test_a_directory_that_is_gone_is_no_obstacle(project: Project) -> None:
@@ -66,4 +66,4 @@ def test_there(torchmem, tmp_path):
     os.chdir(tmp_path)
 """
     )
-    project.run_apart("--torchmem-update").assert_outcomes(passed=1)
+    project.run_apart("--torchmem-update", passed=1)

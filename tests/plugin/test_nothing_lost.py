@@ -23,7 +23,7 @@ RENAMED = TWO.replace("test_other", "test_called_otherwise")
 def noted(light):
     """A project with a note on an entry."""
     light.write(test_net=TWO)
-    light.run("--torchmem-update").assert_outcomes(passed=2)
+    light.run("--torchmem-update", passed=2)
     light.edit("test_other cpu", reason="ours")
     return light
 
@@ -60,9 +60,9 @@ def test_a_renamed_test_that_did_not_run_keeps_its_old_entry(noted, case, module
     result = noted.run("--torchmem-update")
     assert result.ret == 0
     assert notes(noted) == {"test_other cpu": "ours"}
-    result.stdout.fnmatch_lines(["renamed? *its entries without a test stay: *otherwise may be*"])
+    result.tells("renamed? *its entries without a test stay: *otherwise may be*")
     noted.write(**{module: RENAMED})
-    noted.run("--torchmem-update").assert_outcomes(passed=2)
+    noted.run("--torchmem-update", passed=2)
     assert notes(noted, module) == {"test_called_otherwise cpu": "ours"}
     assert noted.run("--torchmem-strict").ret == 0
 
@@ -123,7 +123,7 @@ def test_a_test_that_did_not_come_to_its_check_keeps_its_entry(noted, monkeypatc
     assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     assert noted.file().read_bytes() == before
     if not options:
-        result.stdout.fnmatch_lines(["kept: __torchmem__/test_net.json: * test_*"])
+        result.tells("kept: __torchmem__/test_net.json: * test_*")
     if hook is None:
         monkeypatch.setenv("CI", "true")
         assert noted.run().ret == pytest.ExitCode.TESTS_FAILED
@@ -209,9 +209,7 @@ def test_a_trace_that_raises_keeps_its_entry(noted, caught):
     result = noted.run("--torchmem-update")
     assert result.ret == 0
     assert notes(noted) == {"test_other cpu": "ours"}
-    result.stdout.fnmatch_lines(
-        ["1 test caught what a check raised, so that nothing was checked:*"]
-    )
+    result.tells("1 test caught what a check raised, so that nothing was checked:*")
     assert noted.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -230,8 +228,8 @@ def test_a_part_of_a_run_removes_no_file_of_a_directory_without_tests(light, opt
     (light.path / "a" / "test_one.py").write_text(one)
     (light.path / "a" / "test_two.py").write_text("def test_two(): pass\n")
     before = file.read_bytes()
-    light.run("--torchmem-update", *options).assert_outcomes(
-        passed=1, deselected=0 if "test_one" in options[0] else 1
+    light.run(
+        "--torchmem-update", *options, passed=1, deselected=0 if "test_one" in options[0] else 1
     )
     assert file.read_bytes() == before
     light.run("--torchmem-update")
@@ -258,7 +256,7 @@ changes.write = write
         "error: *test_new.json cannot be written: No space left on*",
         "* memory checks: *not written*",
     ]
-    result.stdout.fnmatch_lines(lines)
+    result.tells(*lines)
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
@@ -284,13 +282,12 @@ def pytest_unconfigure():
     replaced.undo()
 """,
     )
-    result = noted.run("--torchmem-update")
-    result.assert_outcomes(passed=2)
+    result = noted.run("--torchmem-update", passed=2)
     if function == "os.path.relpath":
         assert set(noted.entries()) == {"test_kept cpu", "test_other cpu"}
         return
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: *test_net.json cannot be written: what was there stays*"])
+    result.tells("error: *test_net.json cannot be written: what was there stays*")
     if function == "json.dumps":
         assert noted.file().read_bytes() == before
     assert notes(noted) == {"test_other cpu": "ours"}
@@ -323,7 +320,7 @@ def test_proposals_are_never_read(noted, monkeypatch, capsys):
 def test_groups_of_workers_are_no_part_of_a_test(noted):
     grouped = TWO.replace("def test", "@pytest.mark.xdist_group('one')\ndef test")
     noted.write(test_net=grouped.replace("3000", "4000"))
-    noted.run_apart("-n", "2", "--dist", "loadgroup", "--torchmem-update").assert_outcomes(passed=2)
+    noted.run_apart("-n", "2", "--dist", "loadgroup", "--torchmem-update", passed=2)
     assert set(noted.entries()) == {"test_kept cpu", "test_other cpu"}
     assert noted.entries()["test_kept cpu"]["forward_peak"][0] == 4000
     assert notes(noted) == {"test_other cpu": "ours"}
@@ -346,10 +343,10 @@ def test_what_people_wrote_is_said_when_it_goes(noted):
     noted.file().write_text(json.dumps({**data, "$comment": "on top"}))
     note = '  *what was written into it: test_other · cpu: tolerance "2%", reason "ours", ticket 7'
     noted.write(test_net=TWO.replace("def test_other", "def other"))
-    noted.run("--torchmem-update", "-x").stdout.fnmatch_lines([note])
+    noted.run("--torchmem-update", "-x").tells(note)
     (noted.path / "test_net.py").unlink()
-    noted.run("--torchmem-update").stdout.fnmatch_lines(
-        ["removed __torchmem__/test_net.json", '  *with what was written at its top: * "on top"']
+    noted.run("--torchmem-update").tells(
+        "removed __torchmem__/test_net.json", '  *with what was written at its top: * "on top"'
     )
 
 
@@ -361,16 +358,17 @@ def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
     moved = "import pytest\n" + more + "".join(other[1:])
     noted.write(test_more=moved)
     result = noted.run("--torchmem-update", "test_net.py")
-    result.stdout.fnmatch_lines(["renamed? *test_other · cpu may have moved to test_more.py, *"])
+    result.tells("renamed? *test_other · cpu may have moved to test_more.py, *")
     assert notes(noted) == {"test_other cpu": "ours"}
     for hindrance in ("@pytest.mark.skip", "@pytest.mark.xfail(run=False)"):
         noted.write(test_more=moved.replace("def test_other", f"{hindrance}\ndef test_other"))
         result = noted.run("--torchmem-update")
-        result.stdout.fnmatch_lines(["renamed? *test_more.py::test_other may be*"])
+        result.tells("renamed? *test_more.py::test_other may be*")
         assert notes(noted) == {"test_other cpu": "ours"}
     noted.write(test_more=moved)
-    result = noted.run("--torchmem-update=new")
-    result.stdout.fnmatch_lines(["  moved: test_other · cpu -> *test_more.json: test_other · cpu"])
+    noted.run("--torchmem-update=new").tells(
+        "  moved: test_other · cpu -> *test_more.json: test_other · cpu"
+    )
     assert notes(noted, "test_more") == {"test_other cpu": "ours"}
     assert notes(noted) == {}
     assert noted.run("--torchmem-strict").ret == 0
@@ -383,14 +381,14 @@ def test_two_modules_that_exchange_their_tests(noted):
     noted.run("--torchmem-update")
     noted.edit("test_more cpu", module="test_more", reason="theirs")
     noted.write(test_net=head + kept.replace("kept", "more"), test_more=name + body)
-    noted.run("--torchmem-update").assert_outcomes(passed=3)
+    noted.run("--torchmem-update", passed=3)
     assert notes(noted) == {"test_more cpu": "theirs"}
     assert notes(noted, "test_more") == {"test_other cpu": "ours"}
 
 
 def test_a_rename_is_one_also_where_only_new_entries_are_asked_for(noted):
     noted.write(test_net=RENAMED)
-    noted.run("--torchmem-update=new").assert_outcomes(passed=2)
+    noted.run("--torchmem-update=new", passed=2)
     assert notes(noted) == {"test_called_otherwise cpu": "ours"}
     assert noted.run("--torchmem-strict").ret == 0
 
@@ -401,6 +399,7 @@ def test_sides_of_a_merge_conflict_that_differ_at_the_top(noted):
     noted.file().write_text("\ufeff" + text.replace('  "entries"', sides))
     before = noted.file().read_bytes()
     noted.write(test_net=TWO.replace("3000", "9000"))
-    result = noted.run("--torchmem-update")
-    result.stdout.fnmatch_lines(["error: *merge conflict differ at their top, in: $c. Resolve*"])
+    noted.run("--torchmem-update").tells(
+        "error: *merge conflict differ at their top, in: $c. Resolve*"
+    )
     assert noted.file().read_bytes() == before

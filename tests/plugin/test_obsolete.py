@@ -32,30 +32,26 @@ GONE = {"test_kept second cpu", "test_gone cpu"}
 def changed(light):
     """A project whose module lost a test and a name since its snapshots were taken."""
     light.write(test_net=BOTH, test_else="def test_else(): pass\n")
-    light.run("--torchmem-update").assert_outcomes(passed=3)
+    light.run("--torchmem-update", passed=3)
     light.write(test_net=ONE)
     return light
 
 
 def test_listed_and_removed_by_an_update(changed):
     before = changed.file().read_bytes()
-    result = changed.run()
-    result.assert_outcomes(passed=3)
+    result = changed.run(passed=3)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "obsolete: __torchmem__/test_net.json: test_gone · cpu",
-            "obsolete: __torchmem__/test_net.json: test_kept · second · cpu",
-            "  Remove obsolete entries: pytest --torchmem-update=obsolete",
-            "1 memory check: 1 passed, 2 obsolete",
-        ]
+    result.tells(
+        "obsolete: __torchmem__/test_net.json: test_gone · cpu",
+        "obsolete: __torchmem__/test_net.json: test_kept · second · cpu",
+        "  Remove obsolete entries: pytest --torchmem-update=obsolete",
+        "1 memory check: 1 passed, 2 obsolete",
     )
     assert changed.file().read_bytes() == before
     assert changed.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
     assert changed.run("--torchmem-dry-run").ret == pytest.ExitCode.TESTS_FAILED
     assert changed.file().read_bytes() == before
-    result = changed.run("--torchmem-update=obsolete")
-    result.stdout.fnmatch_lines(["1 memory check: 1 passed, 2 removed"])
+    changed.run("--torchmem-update=obsolete").tells("1 memory check: 1 passed, 2 removed")
     assert set(changed.entries()) == {"test_kept cpu"}
     assert changed.run("--torchmem-strict").ret == 0
 
@@ -140,8 +136,7 @@ def test_interrupted_runs_and_last_failed_prove_nothing(changed):
 
 def test_no_test_left_in_the_module(changed):
     changed.write(test_net="")
-    result = changed.run("--torchmem-update")
-    result.stdout.fnmatch_lines(["removed __torchmem__/test_net.json"])
+    changed.run("--torchmem-update").tells("removed __torchmem__/test_net.json")
     assert not changed.file().exists()
     assert not changed.file().parent.exists()
 
@@ -169,12 +164,9 @@ def test_a_rename_is_offered_and_keeps_what_people_wrote(light):
     for device in ("cpu", "cuda"):
         light.edit(f"test_old {device}", reason=f"why {device}", tolerance="7%")
     light.write(test_net="def test_new(torchmem):\n    torchmem.check(1000)\n")
-    result = light.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*has an entry for test_old, which no longer exists*renamed*"])
-    result = light.run("--torchmem-update")
-    result.stdout.fnmatch_lines(
-        ["  renamed: test_old · cpu -> test_new · cpu", "*2 memory checks: 2 new, 2 renamed"]
+    light.run(failed=1).tells("*has an entry for test_old, which no longer exists*renamed*")
+    light.run("--torchmem-update").tells(
+        "  renamed: test_old · cpu -> test_new · cpu", "*2 memory checks: 2 new, 2 renamed"
     )
     entries = light.entries()
     assert set(entries) == {"test_new cpu", "test_new cuda"}

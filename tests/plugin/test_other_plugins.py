@@ -43,7 +43,7 @@ def written(light: Any) -> Any:
     """A project with snapshots, written without any other plugin's doing."""
     light.write(test_net=TESTS)
     (light.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    light.run("--torchmem-update").assert_outcomes(passed=6, skipped=1, xfailed=1)
+    light.run("--torchmem-update", passed=6, skipped=1, xfailed=1)
     assert len(light.entries()) == 8
     return light
 
@@ -73,9 +73,9 @@ def test_the_same_file_in_any_order_and_process(
             pytest.skip("pytest-forked does not work with this pytest")
         (written.path / "test_plain.py").unlink()
     before = written.file().read_bytes()
-    written.run_apart("--torchmem-strict", *options).assert_outcomes(passed=6, skipped=1, xfailed=1)
+    written.run_apart("--torchmem-strict", *options, passed=6, skipped=1, xfailed=1)
     written.file().unlink()
-    written.run_apart("--torchmem-update", *options).assert_outcomes(passed=6, skipped=1, xfailed=1)
+    written.run_apart("--torchmem-update", *options, passed=6, skipped=1, xfailed=1)
     assert written.file().read_bytes() == before
 
 
@@ -100,7 +100,7 @@ def test_parts(torchmem, subtests):
     (light.path / "second").unlink()
     result = light.run("--torchmem-update", "--reruns=2", "-p", "rerunfailures")
     assert [entry["forward_peak"][0] for entry in light.entries().values()] == [2000, 2001]
-    result.stdout.fnmatch_lines(["2 memory checks: 2 updated"])
+    result.tells("2 memory checks: 2 updated")
 
 
 def test_split_parts_prove_nothing_and_write_what_they_ran(
@@ -133,11 +133,11 @@ async def test_fixture(torchmem):
     await {library}.sleep(0)
 """
     )
-    light.run_apart("--torchmem-update").assert_outcomes(passed=1)
+    light.run_apart("--torchmem-update", passed=1)
     assert set(light.entries()) == {"test_fixture cpu"}
-    light.run_apart().assert_outcomes(passed=1)
+    light.run_apart(passed=1)
     light.edit("test_fixture cpu", peak=10)
-    light.run_apart().assert_outcomes(failed=1)
+    light.run_apart(failed=1)
 
 
 def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any) -> None:
@@ -146,8 +146,7 @@ def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any) -> None:
         test_net="import pytest\n@pytest.mark.asyncio\n@pytest.mark.memory_budget('1 GiB')\n"
         "async def test_body():\n    pass\n"
     )
-    result = light.run_apart()
-    result.assert_outcomes(failed=1)
+    result = light.run_apart(failed=1)
     told = " ".join(result.stdout.str().split())
     assert "test_body is asynchronous, so" in told
     assert "Use the fixture: async def test(torchmem), and in it" in told
@@ -173,10 +172,10 @@ def test_real(torchmem):
     assert not os.path.exists("/size")
 """
     )
-    project.run_apart("--torchmem-update").assert_outcomes(passed=3)
-    project.run_apart("--torchmem-strict").assert_outcomes(passed=3)
+    project.run_apart("--torchmem-update", passed=3)
+    project.run_apart("--torchmem-strict", passed=3)
     project.edit("test_fake[1] cpu", peak=10)
-    project.run_apart().assert_outcomes(passed=2, failed=1)
+    project.run_apart(passed=2, failed=1)
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with workers"])

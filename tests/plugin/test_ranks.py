@@ -31,14 +31,13 @@ FIXTURE = STEP + (
 
 def test_each_rank_has_an_entry_of_its_own(project):
     project.write(test_net=FIXTURE)
-    project.run("--torchmem-update").assert_outcomes(passed=1)
-    project.run().assert_outcomes(passed=1)
+    project.run("--torchmem-update", passed=1)
+    project.run(passed=1)
     stored = project.file().read_text()
     assert stored.count('"world_size": 8') == 2
     project.write(test_net=FIXTURE.replace("1 << 16", "1 << 17"))
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E * +768.0 KiB (+100.0 %) forward peak, cpu, rank 7 of 8:"])
+    result = project.run(failed=1)
+    result.tells("E * +768.0 KiB (+100.0 %) forward peak, cpu, rank 7 of 8:")
     result.stdout.no_fnmatch_line("E *rank 0 of 8*")
     assert project.file().read_text() == stored
 
@@ -47,15 +46,13 @@ def test_marker_options_and_ini_say_the_world(project):
     body = STEP.replace("def step", "@pytest.mark.memory_budget({}device='cpu')\ndef test_it")
     body = body.replace('device="cpu"', "")
     project.write(test_net=body.format("'2 MiB', world_size=4, ranks=(1, 3), "))
-    project.run().assert_outcomes(passed=1)
+    project.run(passed=1)
     project.write(test_net=body.format("'512 KiB', "))
-    result = project.run(
-        "--torchmem-world-size=4", "--torchmem-ranks=0,3", "--torchmem-json=r.json"
-    )
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["* peak exceeds the budget *, cpu, rank 3 of 4"])
+    project.run(
+        "--torchmem-world-size=4", "--torchmem-ranks=0,3", "--torchmem-json=r.json", failed=1
+    ).tells("* peak exceeds the budget *, cpu, rank 3 of 4")
     assert '"rank": 3' in (project.path / "r.json").read_text()
-    project.run("-o", "torchmem_world_size=4", "-o", "torchmem_ranks=0").assert_outcomes(passed=1)
+    project.run("-o", "torchmem_world_size=4", "-o", "torchmem_ranks=0", passed=1)
 
 
 def test_what_is_no_world_is_refused(project):
@@ -69,10 +66,9 @@ def test_what_is_no_world_is_refused(project):
         f"def test_{number}(torchmem):\n    torchmem.{call}\n" for number, call in enumerate(wrong)
     )
     project.write(test_net=STEP + body)
-    result = project.run()
-    result.assert_outcomes(failed=4)
+    result = project.run(failed=4)
     for message in wrong.values():
-        result.stdout.fnmatch_lines([message])
+        result.tells(message)
     result = project.run("--torchmem-ranks=x")
     result.stderr.fnmatch_lines(["*torchmem_ranks: 'x': write ranks*"])
 
@@ -119,12 +115,10 @@ def test_real(model):
 
 def test_a_model_of_a_fixture_is_sharded_anew_by_each_rank_and_device(project):
     project.write(test_net=SHARDED)
-    result = project.run("--torchmem-update")
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["8 memory checks: *"])
-    result = project.run("--torchmem-json=r.json")
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["2 tests without memory that NCCL takes for itself"])
+    project.run("--torchmem-update", passed=3).tells("8 memory checks: *")
+    project.run("--torchmem-json=r.json", passed=3).tells(
+        "2 tests without memory that NCCL takes for itself"
+    )
     assert (project.path / "r.json").read_text().count("NCCL") == 4
 
 
@@ -148,12 +142,11 @@ def test_second(group, torchmem):
 @pytest.mark.parametrize("asking", ["dist.init_process_group('gloo')", "int(os.environ['RANK'])"])
 def test_a_fixture_that_asks_for_its_rank_is_told_where_to(project, asking):
     project.write(test_net=IN_A_FIXTURE.format(asking))
-    result = project.run()
-    result.assert_outcomes(errors=2)
+    result = project.run(errors=2)
     text = result.stdout.str()
     assert text.count("the fixture 'group' asks which process of a distributed program") >= 2
     assert text.count("test_net.py:8: ") == 2
-    result.stdout.fnmatch_lines(["*world_size=8, ranks=(0, 3)*"])
+    result.tells("*world_size=8, ranks=(0, 3)*")
     result.stdout.no_fnmatch_line("*rendezvous.py*")
 
 
@@ -277,26 +270,26 @@ def test_plain(size):
 
 def test_a_fixture_that_is_another_process_than_the_trace_is_named(project):
     project.write(test_net=NOT_TOLD)
-    result = project.run("--torchmem-update")
-    result.assert_outcomes(failed=3, passed=2)
+    result = project.run("--torchmem-update", failed=3, passed=2)
     text = result.stdout.str()
     for failure in ("test_check", "test_trace"):
         said = text.partition(f"_ {failure} _")[2].partition("\n__")[0]
         assert "test_net.py:9: the fixture 'size' asks which process of a distributed" in said
-    result.stdout.fnmatch_lines(["*process group from before the trace, of other processes*"])
+    result.tells("*process group from before the trace, of other processes*")
 
 
 def test_another_world_than_that_of_the_options_is_refused(project):
     head = NOT_TOLD.partition("@pytest.mark")[0]
     body = "    torchmem.check(torch.ones, size, device='cpu', world_size=8)\n"
     project.write(test_net=f"{head}\ndef test_it(size, torchmem):\n{body}")
-    result = project.run("--torchmem-world-size=4", "--torchmem-update")
-    result.stdout.fnmatch_lines(["*'size' was set up as rank 0 of 4*the check is of rank 0 of 8*"])
+    project.run("--torchmem-world-size=4", "--torchmem-update").tells(
+        "*'size' was set up as rank 0 of 4*the check is of rank 0 of 8*"
+    )
 
 
 def test_fixtures_are_set_up_in_the_world_of_their_test(project):
     project.write(test_net=IN_FIXTURES)
-    project.run().assert_outcomes(passed=8)
+    project.run(passed=8)
 
 
 OF_ALL_RANKS = """
@@ -378,9 +371,7 @@ def test_plain():
 
 def test_fixtures_are_those_of_each_rank(project):
     project.write(test_net=OF_ALL_RANKS.replace("{limit}", "1 MiB"))
-    result = project.run("--torchmem-json=r.json")
-    result.assert_outcomes(passed=7)
-    result.stdout.fnmatch_lines(["16 memory checks: *"])
+    project.run("--torchmem-json=r.json", passed=7).tells("16 memory checks: *")
     checks = json.loads((project.path / "r.json").read_text())["checks"]
     peaks = {}
     for check in checks:
@@ -390,9 +381,8 @@ def test_fixtures_are_those_of_each_rank(project):
 
 def test_ranks_that_fail_are_one_failure(project):
     project.write(test_net=OF_ALL_RANKS.replace("{limit}", "100 KiB"))
-    result = project.run("-k", "test_check")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *, cpu, rank 3 of 8*, cpu, rank 7 of 8"])
+    result = project.run("-k", "test_check", failed=1)
+    result.tells("E *, cpu, rank 3 of 8*, cpu, rank 7 of 8")
     result.stdout.no_fnmatch_line("E *rank 0 of 8*")
 
 
@@ -410,5 +400,5 @@ def test_it(group, torchmem):
 """
     )
     options = ("--torchmem-world-size=16", "--torchmem-ranks=8", "--torchmem-update")
-    project.run(*options).assert_outcomes(passed=1)
-    project.run(*options, "--torchmem-fake-cuda=h100").assert_outcomes(passed=1)
+    project.run(*options, passed=1)
+    project.run(*options, "--torchmem-fake-cuda=h100", passed=1)

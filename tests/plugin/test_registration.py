@@ -81,11 +81,11 @@ def _lab_is_unknown() -> bool:
 
 def test_a_gpu_is_there_for_one_run(project):
     project.write(conftest=GPU, test_net=USES_GPU)
-    project.run().assert_outcomes(passed=3)
+    project.run(passed=3)
     assert _lab_is_unknown()
-    result = project.run("--torchmem-gpu=lab-1", "--torchmem-devices=cuda")
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["torchmem *cuda (lab-1)*"])
+    project.run("--torchmem-gpu=lab-1", "--torchmem-devices=cuda", passed=3).tells(
+        "torchmem *cuda (lab-1)*"
+    )
     project.write(conftest="")
     assert project.run("--torchmem-gpu=lab-1").ret == pytest.ExitCode.USAGE_ERROR
 
@@ -95,21 +95,20 @@ def test_a_gpu_of_a_directory_below(project):
     below.mkdir(parents=True)
     (below / "conftest.py").write_text(GPU)
     (below / "test_net.py").write_text(USES_GPU)
-    project.run().assert_outcomes(passed=3)
+    project.run(passed=3)
     assert _lab_is_unknown()
 
 
 def test_an_operator_is_described_for_one_run(project):
     project.write(conftest=OPERATORS, test_net=USES_OPERATOR)
-    project.run().assert_outcomes(passed=1)
+    project.run(passed=1)
     with pytest.raises(NotImplementedError, match="it was called"):
         trace(lambda: torch.ops.torchmem_hooks.doubled(torch.ones(1024)))
 
 
 def test_workers_add_what_they_are_given(project):
     project.write(conftest=GPU, test_net=USES_GPU)
-    result = project.run_apart("-n2", "--torchmem-gpu=lab-1")
-    result.assert_outcomes(passed=3)
+    project.run_apart("-n1", "--torchmem-gpu=lab-1", passed=3)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_what_cannot_be_added_names_hook_and_plugin(project, hook, answer, messa
     assert f"the hook {name} of {project.path / 'conftest.py'}" in error
     assert message in error
     project.write(conftest="")
-    project.run().assert_outcomes(passed=1)
+    project.run(passed=1)
 
 
 def test_nothing_is_asked_where_nothing_runs(project):

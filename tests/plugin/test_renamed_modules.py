@@ -25,7 +25,7 @@ ELSE = "def test_else(torchmem):\n    torchmem.check(500, device='cpu', name='el
 def two(light):
     """A project with two modules and notes in the snapshots of one."""
     light.write(test_old=TESTS, test_else=ELSE)
-    light.run("--torchmem-update").assert_outcomes(passed=4)
+    light.run("--torchmem-update", passed=4)
     light.edit("test_other cpu", module="test_old", reason="ours", ticket=7, tolerance="2%")
     file = light.file("test_old")
     data = json.loads(file.read_text())
@@ -42,19 +42,16 @@ def test_a_deleted_module_is_told_and_removed(two):
     before = two.file("test_old").read_bytes()
     result = two.run()
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "obsolete: __torchmem__/test_old.json: its test module no longer exists (3 entries)",
-            "  Remove obsolete entries: pytest --torchmem-update=obsolete",
-            "1 memory check: 1 passed, 3 obsolete",
-        ]
+    result.tells(
+        "obsolete: __torchmem__/test_old.json: its test module no longer exists (3 entries)",
+        "  Remove obsolete entries: pytest --torchmem-update=obsolete",
+        "1 memory check: 1 passed, 3 obsolete",
     )
     assert two.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
     assert two.run("--torchmem-dry-run").ret == pytest.ExitCode.TESTS_FAILED
     assert two.file("test_old").read_bytes() == before
-    result = two.run("--torchmem-update=obsolete")
-    result.stdout.fnmatch_lines(
-        ["removed __torchmem__/test_old.json", "1 memory check: 1 passed, 3 removed"]
+    two.run("--torchmem-update=obsolete").tells(
+        "removed __torchmem__/test_old.json", "1 memory check: 1 passed, 3 removed"
     )
     assert not two.file("test_old").exists()
     assert two.run("--torchmem-strict").ret == 0
@@ -101,19 +98,16 @@ def test_a_run_that_did_not_pass_removes_nothing(two, breakage):
 def test_a_renamed_module_takes_its_file_along(two, options):
     before = two.file("test_old").read_text()
     (two.path / "test_old.py").rename(two.path / "test_new.py")
-    result = two.run()
-    result.stdout.fnmatch_lines(
-        ["*__torchmem__/test_old.json has the same check, and its test module no longer exists*"]
+    two.run().tells(
+        "*__torchmem__/test_old.json has the same check, and its test module no longer exists*"
     )
     run = two.run_apart if options else two.run
     result = run("--torchmem-update", *options)
-    result.stdout.fnmatch_lines(
-        [
-            "wrote __torchmem__/test_new.json",
-            "removed __torchmem__/test_old.json",
-            "  moved: test_other · cpu -> __torchmem__/test_new.json: test_other · cpu",
-            "* memory checks: * 3 renamed",
-        ]
+    result.tells(
+        "wrote __torchmem__/test_new.json",
+        "removed __torchmem__/test_old.json",
+        "  moved: test_other · cpu -> __torchmem__/test_new.json: test_other · cpu",
+        "* memory checks: * 3 renamed",
     )
     assert two.file("test_new").read_text() == before
     assert not two.file("test_old").exists()
@@ -132,7 +126,7 @@ def test_a_module_moved_to_another_directory(two):
 def test_what_fails_keeps_its_old_entry_until_it_passes(two):
     gone(two)
     two.write(test_new=TESTS.replace("torchmem.check(3000", "assert 0; torchmem.check(3000"))
-    two.run("--torchmem-update").assert_outcomes(passed=3, failed=1)
+    two.run("--torchmem-update", passed=3, failed=1)
     assert set(two.entries("test_old")) == {"test_other cpu"}
     two.write(test_new=TESTS)
     two.run("--torchmem-update")
@@ -158,12 +152,9 @@ def test_an_entry_of_the_same_module_is_closer_than_one_of_a_deleted_module(ligh
         light.edit("test_old cpu", module=module, reason=f"of {module}")
     gone(light, "test_gone")
     light.write(test_net=OLD.replace("test_old", "test_new"))
-    result = light.run("--torchmem-update")
-    result.stdout.fnmatch_lines(
-        [
-            "  renamed: test_old · cpu -> test_new · cpu",
-            '  removed, with what was written into it: test_old · cpu: reason "of test_gone"',
-        ]
+    light.run("--torchmem-update").tells(
+        "  renamed: test_old · cpu -> test_new · cpu",
+        '  removed, with what was written into it: test_old · cpu: reason "of test_gone"',
     )
     assert light.entries()["test_new cpu"]["reason"] == "of test_net"
 
@@ -182,7 +173,7 @@ def test_a_broken_file_of_a_deleted_module_is_told_and_kept(two):
     two.file("test_old").write_text("{")
     result = two.run("--torchmem-update")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: *test_old.json: is not JSON*"])
+    result.tells("error: *test_old.json: is not JSON*")
     assert two.file("test_old").read_text() == "{"
 
 
@@ -191,7 +182,7 @@ def test_a_directory_that_has_nothing_but_snapshots(two):
     gone(two, "test_else")
     result = two.run()
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines(["obsolete: __torchmem__/test_else.json*", "obsolete: *old.json*"])
+    result.tells("obsolete: __torchmem__/test_else.json*", "obsolete: *old.json*")
     two.run("--torchmem-update")
     assert not two.file("test_old").parent.exists()
 
@@ -206,9 +197,7 @@ def test_a_rename_within_a_module_of_which_a_part_was_run(light, options, other)
     light.run("--torchmem-update")
     light.edit("test_old cpu", reason="why")
     light.write(test_net=OLD.replace("test_old", "test_new") + other)
-    light.run("--torchmem-update", *options).stdout.fnmatch_lines(
-        ["  renamed: test_old · cpu -> test_new · cpu"]
-    )
+    light.run("--torchmem-update", *options).tells("  renamed: test_old · cpu -> test_new · cpu")
     assert light.entries() == {"test_new cpu": light.entries()["test_new cpu"]}
     assert light.entries()["test_new cpu"]["reason"] == "why"
 
@@ -219,9 +208,8 @@ def test_a_part_that_leaves_it_open_says_so(light, options):
     light.run("--torchmem-update")
     light.edit("test_old cpu", reason="why")
     light.write(test_net=OLD.replace("old", "new") + OLD.replace("old", "other"))
-    result = light.run("--torchmem-update", *options)
-    result.stdout.fnmatch_lines(
-        ["renamed[?] *test_new · cpu may be the new name of test_old · cpu. Only a part of*by hand"]
+    light.run("--torchmem-update", *options).tells(
+        "renamed[?] *test_new · cpu may be the new name of test_old · cpu. Only a part of*by hand"
     )
     assert light.entries()["test_old cpu"]["reason"] == "why"
     assert "reason" not in light.entries()["test_new cpu"]

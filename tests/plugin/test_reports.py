@@ -151,13 +151,11 @@ def test_github(grown, monkeypatch):
     monkeypatch.setenv("GITHUB_WORKSPACE", str(grown.path.parent))
     result = grown.run()
     name = grown.path.name
-    result.stdout.fnmatch_lines(
-        [
-            f"::error file={name}/test_budget.py,line=4,title=memory%3A test_budget.py%3A%3A"
-            "test_over::* peak exceeds the budget of 1 KiB by*, cpu%0A%0AAlive at the peak: *",
-            f"::error file={name}/test_net.py,line=5,title=memory%3A test_net.py%3A%3Atest_first::"
-            "+6.50 KiB (+97.3 %25) backward peak, cpu: Sequential.0.weight is *",
-        ]
+    result.tells(
+        f"::error file={name}/test_budget.py,line=4,title=memory%3A test_budget.py%3A%3A"
+        "test_over::* peak exceeds the budget of 1 KiB by*, cpu%0A%0AAlive at the peak: *",
+        f"::error file={name}/test_net.py,line=5,title=memory%3A test_net.py%3A%3Atest_first::"
+        "+6.50 KiB (+97.3 %25) backward peak, cpu: Sequential.0.weight is *",
     )
     text = summary.read_text()
     assert text.startswith("# Others wrote this\n")
@@ -169,12 +167,9 @@ def test_github(grown, monkeypatch):
 def test_ci_leaves_the_updated_files_and_one_command(grown, monkeypatch):
     before = grown.file().read_bytes()
     monkeypatch.setenv("CI", "true")
-    result = grown.run()
-    result.stdout.fnmatch_lines(
-        [
-            f"The updated snapshots are in {grown.path}/torchmem-*",
-            f"  cp -R {grown.path}/torchmem-proposal/. {grown.path}",
-        ]
+    grown.run().tells(
+        f"The updated snapshots are in {grown.path}/torchmem-*",
+        f"  cp -R {grown.path}/torchmem-proposal/. {grown.path}",
     )
     assert grown.file().read_bytes() == before
     proposal = grown.path / "torchmem-proposal"
@@ -209,13 +204,13 @@ def test_the_command_is_for_the_system_it_runs_on(grown, monkeypatch, environmen
     for name, value in {"CI": "true", **environment}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
-    grown.run().stdout.fnmatch_lines([command])
+    grown.run().tells(command)
 
 
 def test_a_missing_entry_fails_in_ci(light, monkeypatch):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     monkeypatch.setenv("CI", "1")
-    light.run().assert_outcomes(failed=1)
+    light.run(failed=1)
     assert not light.file().exists()
 
 
@@ -226,7 +221,7 @@ def test_no_proposal_where_the_test_failed_for_another_reason(light, monkeypatch
         "    try:\n        torchmem.check(1000)\n    except AssertionError:\n        pass\n"
         "    assert False\n"
     )
-    light.run().assert_outcomes(failed=1)
+    light.run(failed=1)
     assert not (light.path / "torchmem-proposal").exists()
 
 
@@ -236,7 +231,7 @@ def test_a_report_that_cannot_be_written_is_an_error_of_the_run(light):
     taken = ["--torchmem-json=taken/report.json", "--torchmem-html=taken"]
     result = light.run("--torchmem-update", *taken, "--torchmem-markdown=report.md")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: a report cannot be written: *"] * 2)
+    result.tells(*["error: a report cannot be written: *"] * 2)
     assert light.file().exists()
     assert (light.path / "report.md").exists()
 
@@ -269,8 +264,8 @@ def pytest_torchmem_report(config, report):
     calls = json.loads((light.path / "r.json").read_text())["extra"]["calls"]
     assert calls == [["profile", "test_it", "n", "cpu"], ["compare", True], ["report", 1]]
     light.edit("test_it n cpu", peak=1)
-    light.run().assert_outcomes(failed=1)
-    light.run("-v").assert_outcomes(passed=1)
+    light.run(failed=1)
+    light.run("-v", passed=1)
 
 
 def _warning(light, **says):
@@ -292,19 +287,16 @@ def test_unknown_workspace_is_one_line_and_fail_when_strict(light):
     )
     said = "the workspace of a, b, c is unknown and not included"
     _warning(light, warnings=(said,), unknown_workspaces=("a", "b", "c"))
-    light.run("--torchmem-update").assert_outcomes(passed=3)
+    light.run("--torchmem-update", passed=3)
     for options in ((), ("-q",), ("-n", "2")):
-        result = light.run(*options)
-        result.assert_outcomes(passed=3)
+        result = light.run(*options, passed=3)
         assert _warnings(result) == [
             "warnings: 3 tests with unknown workspace (a, b, …), figures are lower bounds; "
             "-v lists them"
         ]
     assert _warnings(light.run("-v")) == [f"warning: test_net.py::test_it[0] and 2 more: {said}"]
-    result = light.run("--torchmem-strict")
-    result.assert_outcomes(failed=3)
-    result.stdout.fnmatch_lines(
-        ["*cpu*: figures leave something out or assume it (--torchmem-strict)", f"*{said}"]
+    light.run("--torchmem-strict", failed=3).tells(
+        "*cpu*: figures leave something out or assume it (--torchmem-strict)", f"*{said}"
     )
 
 
@@ -328,7 +320,7 @@ def test_long_tables_show_what_matters(light):
     table = output.partition("memory (torchmem)")[2]
     assert "test_it[7]" in table
     assert "test_it[8]" not in table
-    result.stdout.fnmatch_lines(["... and 59 more; -v shows all"])
+    result.tells("... and 59 more; -v shows all")
     assert "test_it[8]" in light.run("-v").stdout.str().partition("memory (torchmem)")[2]
     quiet = light.run("-q").stdout.str().partition("memory (torchmem)")[2]
     assert "backward" not in quiet.partition("short test summary")[0]
@@ -336,20 +328,20 @@ def test_long_tables_show_what_matters(light):
 
 def test_a_proposal_is_never_written_over_snapshots(light):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
-    light.run("--torchmem-update").assert_outcomes(passed=1)
+    light.run("--torchmem-update", passed=1)
     before = light.file().read_bytes()
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(2000)\n")
     result = light.run("--torchmem-proposal=.")
     assert light.file().read_bytes() == before
-    result.stdout.fnmatch_lines(["error: *test_net.json is the snapshot file of a test module, *"])
+    result.tells("error: *test_net.json is the snapshot file of a test module, *")
 
 
 def test_a_proposal_that_cannot_be_written_is_an_error_of_the_run(light):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     (light.path / "taken").write_text("a file")
-    result = light.run("--torchmem-proposal=taken")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["error: *taken/__torchmem__/test_net.json cannot be written: *"])
+    light.run("--torchmem-proposal=taken", failed=1).tells(
+        "error: *taken/__torchmem__/test_net.json cannot be written: *"
+    )
 
 
 @pytest.mark.parametrize(
@@ -390,7 +382,7 @@ def test_the_whole_of_a_body_in_one_line(project, monkeypatch):
     )
     monkeypatch.setenv("CI", "true")
     result = project.run("-rf")
-    result.stdout.fnmatch_lines(["*test_net.py:2: MemoryCheckFailed"])
+    result.tells("*test_net.py:2: MemoryCheckFailed")
     summary = result.stdout.str().partition("short test summary info")[2]
     lines = [line for line in summary.splitlines()[1:] if line and not line.startswith("=")]
     assert len(lines) == 1
@@ -403,14 +395,12 @@ def test_the_reserved_peak_heads_no_failure_of_other_peaks(light, monkeypatch):
         "    torchmem.check(int(os.environ.get('SIZE', 10**8)), device='cuda')\n"
     )
     _warning(light, reserved_peak=3 * 10**8)
-    light.run("--torchmem-update").assert_outcomes(passed=1)
+    light.run("--torchmem-update", passed=1)
     conftest = (light.path / "conftest.py").read_text()
     light.write(conftest=conftest.replace("reserved_peak=300000000", "reserved_peak=900000000"))
-    light.run().stdout.fnmatch_lines(
-        ["E *MemoryCheckFailed: +572.2 MiB (+200.0 %) reserved peak, cuda*"]
-    )
+    light.run().tells("E *MemoryCheckFailed: +572.2 MiB (+200.0 %) reserved peak, cuda*")
     monkeypatch.setenv("SIZE", "150000000")
-    light.run().stdout.fnmatch_lines(["E *MemoryCheckFailed: +* backward peak, cuda*"])
+    light.run().tells("E *MemoryCheckFailed: +* backward peak, cuda*")
 
 
 GUESSES = """
@@ -425,17 +415,14 @@ def test_kept(torchmem):
 
 
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
-def test_sizes_by_guessed_values_are_told(
-    pytester: pytest.Pytester, quiet: tuple[str, ...]
-) -> None:
-    pytester.makepyfile(GUESSES)
-    pytester.makeini("[pytest]\ntorchmem_values = none")
-    pytester.runpytest("--torchmem-update")
-    result = pytester.runpytest("--torchmem-markdown=out.md", "--junitxml=out.xml", *quiet)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*1 test, at most, by guessed values (values='real' computes*"])
+def test_sizes_by_guessed_values_are_told(project, quiet):
+    project.write(test_net=GUESSES)
+    project.ini("torchmem_values = none")
+    project.run("--torchmem-update")
+    result = project.run("--torchmem-markdown=out.md", "--junitxml=out.xml", *quiet, passed=1)
+    result.tells("*1 test, at most, by guessed values (values='real' computes*")
     if not quiet:
-        result.stdout.fnmatch_lines(["*passed, at most, by guessed values*"])
+        result.tells("*passed, at most, by guessed values*")
     for name in ("out.md", "out.xml"):
-        assert "at most, by guessed values" in (pytester.path / name).read_text()
-    assert "at most" not in pytester.runpytest("--torchmem-values=real").stdout.str()
+        assert "at most, by guessed values" in (project.path / name).read_text()
+    assert "at most" not in project.run("--torchmem-values=real").stdout.str()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.plugin.conftest import Project
+
 NET = """
     import pytest, torch
     from torch import nn
@@ -24,9 +26,9 @@ NET = """
 """
 
 
-def test_attention_that_falls_back_to_quadratic_fails(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        NET
+def test_attention_that_falls_back_to_quadratic_fails(project: Project) -> None:
+    project.write(
+        test_net=NET
         + """
     @pytest.mark.memory_budget(scaling="linear in sequence and linear in batch", device="cpu")
     @pytest.mark.parametrize("flash", [True, False])
@@ -34,17 +36,14 @@ def test_attention_that_falls_back_to_quadratic_fails(pytester: pytest.Pytester)
         torchmem.check(Net(flash), X)
     """
     )
-    result = pytester.runpytest_inprocess("-p", "no:xdist")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        ["*the peak is quadratic in sequence, the budget allows linear: *sequence²·batch*"]
-    )
-    result.stdout.fnmatch_lines(["*aten::*softmax*"])
+    result = project.run("-p", "no:xdist", passed=1, failed=1)
+    result.tells("*the peak is quadratic in sequence, the budget allows linear: *sequence²·batch*")
+    result.tells("*aten::*softmax*")
 
 
-def test_sizes_of_a_function_and_of_a_module(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        NET
+def test_sizes_of_a_function_and_of_a_module(project: Project) -> None:
+    project.write(
+        test_net=NET
         + """
     def build(sequence, flash=False):
         return Net(flash), torch.randn(2, sequence, 16)
@@ -61,8 +60,7 @@ def test_sizes_of_a_function_and_of_a_module(pytester: pytest.Pytester) -> None:
         torchmem.check(build, device="cuda", scaling="linear in sequence", sizes=SIZES)
     """
     )
-    result = pytester.runpytest_inprocess("-p", "no:xdist", "--torchmem-update")
-    result.assert_outcomes(passed=2, failed=1)
+    project.run("-p", "no:xdist", "--torchmem-update", passed=2, failed=1)
 
 
 @pytest.mark.parametrize(
@@ -73,28 +71,24 @@ def test_sizes_of_a_function_and_of_a_module(pytester: pytest.Pytester) -> None:
         ("scaling=3", "*expected one of constant, linear*"),
     ],
 )
-def test_what_cannot_be_checked(pytester: pytest.Pytester, arguments: str, message: str) -> None:
-    pytester.makepyfile(
-        NET
+def test_what_cannot_be_checked(project: Project, arguments: str, message: str) -> None:
+    project.write(
+        test_net=NET
         + f"""
     def test(torchmem):
         torchmem.check(Net(True), X, {arguments})
     """
     )
-    result = pytester.runpytest_inprocess("-p", "no:xdist", "--torchmem-update")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([message])
+    project.run("-p", "no:xdist", "--torchmem-update", failed=1).tells(message)
 
 
-def test_a_body_has_no_sizes(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        NET
+def test_a_body_has_no_sizes(project: Project) -> None:
+    project.write(
+        test_net=NET
         + """
     @pytest.mark.memory_budget(scaling="linear in sequence", device="cpu")
     def test():
         Net(True)(X).sum().backward()
     """
     )
-    result = pytester.runpytest_inprocess("-p", "no:xdist")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*scaling= needs the step and its inputs*"])
+    project.run("-p", "no:xdist", failed=1).tells("*scaling= needs the step and its inputs*")

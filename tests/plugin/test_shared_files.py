@@ -105,7 +105,7 @@ def test_a_run_that_never_ends_is_not_waited_for(light, monkeypatch):
     with locked(light.file()):
         result = light.run("--torchmem-update")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["error: *another run has been writing there*"])
+    result.tells("error: *another run has been writing there*")
     assert light.file().read_bytes() == before
 
 
@@ -147,8 +147,7 @@ def test_links_of_modules_that_are_gone_are_left_alone(light):
     (other / "__torchmem__").symlink_to(light.file().parent)
     (other / "test_plain.py").write_text("def test_plain(): pass\n")
     light.write(test_net=ONE + ONE.replace("test_it", "test_more"))
-    result = light.run("--torchmem-update")
-    result.assert_outcomes(passed=3)
+    result = light.run("--torchmem-update", passed=3)
     assert "obsolete" not in result.stdout.str()
     assert set(light.entries()) == {"test_it cpu", "test_more cpu"}
     assert light.entries()["test_it cpu"]["reason"] == "ours"
@@ -189,7 +188,7 @@ def test_a_pipe_that_nobody_reads_is_told_and_not_waited_for(light):
     pipe = light.path / "pipe"
     os.mkfifo(pipe)
     result = light.run(f"--torchmem-json={pipe}")
-    result.stdout.fnmatch_lines(["error: a report cannot be written: *nothing reads from this*"])
+    result.tells("error: a report cannot be written: *nothing reads from this*")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -199,9 +198,8 @@ def test_a_snapshot_that_is_no_file_is_told_and_not_waited_for(light, tmp_path):
     light.file().parent.mkdir()
     os.mkfifo(light.file())
     for options in ((), ("--torchmem-update",)):
-        result = light.run(*options)
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(["*test_net.json: cannot be read: it is not a regular file"])
+        result = light.run(*options, failed=1)
+        result.tells("*test_net.json: cannot be read: it is not a regular file")
     with pytest.raises(SnapshotError, match="not a regular file"):
         read(Path("/dev/zero"))
     assert stat.S_ISFIFO(light.file().stat().st_mode)

@@ -184,7 +184,7 @@ def test_workers_write_the_same_bytes_as_a_serial_run(cases, dist):
     result = cases.run_apart("--torchmem-update", "--tx=2*popen", f"--dist={dist}")
     assert written(cases) == PASSING
     assert cases.file().read_bytes() == serial
-    result.stdout.fnmatch_lines(["wrote __torchmem__/test_net.json", "* memory checks: *"])
+    result.tells("wrote __torchmem__/test_net.json", "* memory checks: *")
 
 
 def test_a_rerun_counts_as_its_last_attempt(light):
@@ -203,8 +203,9 @@ def test_hopeless(torchmem):
     assert False
 """
     )
-    result = light.run("--torchmem-update", "--reruns=2", "--junitxml=junit.xml")
-    result.stdout.fnmatch_lines(["*1 failed, 1 passed, 4 rerun*"])
+    light.run("--torchmem-update", "--reruns=2", "--junitxml=junit.xml").tells(
+        "*1 failed, 1 passed, 4 rerun*"
+    )
     assert set(light.entries()) == {"test_flaky cpu", "test_flaky cuda"}
     assert light.entries()["test_flaky cpu"]["peak"][0] == 6000
     xml = (light.path / "junit.xml").read_text()
@@ -282,9 +283,7 @@ def test_nothing_is_written_without_the_flag_or_in_a_dry_run(cases):
     assert cases.file().read_bytes() == before
     result = cases.run("--torchmem-dry-run", "-k", "test_passes and not parameters")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(
-        ["would write __torchmem__/test_net.json", "  changed: test_passes · cpu"]
-    )
+    result.tells("would write __torchmem__/test_net.json", "  changed: test_passes · cpu")
     assert cases.file().read_bytes() == before
     cases.run("--torchmem-update", "-k", "test_passes and not parameters")
     assert cases.run("--torchmem-dry-run", "-k", "test_passes and not parameters").ret == 0
@@ -299,15 +298,15 @@ def test_the_cap_of_what_an_update_accepts(light, monkeypatch):
     assert light.run("--torchmem-update", "--torchmem-update-max=15%").ret == 0
     before = light.file().read_bytes()
     monkeypatch.setenv("SIZE", "1200")
-    result = light.run("--torchmem-update", "--torchmem-update-max=15%")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*grew by more than --torchmem-update-max=15% accepts*"])
+    light.run("--torchmem-update", "--torchmem-update-max=15%", failed=1).tells(
+        "*grew by more than --torchmem-update-max=15% accepts*"
+    )
     assert light.file().read_bytes() == before
     monkeypatch.setenv("SIZE", "1150")
-    light.run("--torchmem-update", "--torchmem-update-max=15%").assert_outcomes(passed=1)
+    light.run("--torchmem-update", "--torchmem-update-max=15%", passed=1)
     assert light.entries()["test_it cpu"]["forward_peak"][0] == 1150
     monkeypatch.setenv("SIZE", "10")
-    light.run("--torchmem-update", "--torchmem-update-max=15%").assert_outcomes(passed=1)
+    light.run("--torchmem-update", "--torchmem-update-max=15%", passed=1)
     assert light.entries()["test_it cpu"]["forward_peak"][0] == 10
 
 
@@ -323,7 +322,7 @@ def test_an_update_that_changes_nothing_writes_nothing(cases, monkeypatch):
 def test_line_endings_of_a_checkout_are_no_change(stored):
     data = stored.file().read_bytes().replace(b"\n", b"\r\n")
     stored.file().write_bytes(data)
-    stored.run("--torchmem-update").assert_outcomes(passed=2)
+    stored.run("--torchmem-update", passed=2)
     assert stored.file().read_bytes() == data
 
 
@@ -331,14 +330,12 @@ def test_what_people_wrote_is_kept(stored):
     stored.edit("test_first cpu", tolerance={"backward": "500%"}, reason="known", ticket=["A", 1])
     stored.width(128)
     result = stored.run()
-    result.stdout.fnmatch_lines(
-        [
-            "*(+97.3 %) backward peak, cuda (a100-80gb):",
-            "*(+97.3 %) forward peak, cpu: for the same reason",
-        ]
+    result.tells(
+        "*(+97.3 %) backward peak, cuda (a100-80gb):",
+        "*(+97.3 %) forward peak, cpu: for the same reason",
     )
     result.stdout.no_fnmatch_line("*(+97.3 %) backward peak, cpu:")
-    stored.run("--torchmem-update").assert_outcomes(passed=2)
+    stored.run("--torchmem-update", passed=2)
     entry = stored.entries()["test_first cpu"]
     assert entry["reason"] == "known"
     assert entry["tolerance"] == {"backward": "500%"}
@@ -404,17 +401,14 @@ def test_another_torch_version(light):
     before = light.file().read_text()
     newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1+cu130")
     light.write(conftest=newer)
-    light.run().assert_outcomes(passed=1)
-    light.run("--torchmem-update").assert_outcomes(passed=1)
+    light.run(passed=1)
+    light.run("--torchmem-update", passed=1)
     assert light.file().read_text() == before, "the version alone is no change"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SIZE", "1100")
         result = light.run()
-        result.stdout.fnmatch_lines(
-            [
-                "*comes from torch 2.13.0 and this run uses torch 2.14.1,",
-                "E *which may be the cause",
-            ]
+        result.tells(
+            "*comes from torch 2.13.0 and this run uses torch 2.14.1,", "E *which may be the cause"
         )
         light.run("--torchmem-update")
     assert light.entries()["test_it cpu"]["torch"] == "2.14.1"
@@ -425,14 +419,14 @@ def test_entries_per_torch_version(light):
     light.run("--torchmem-update", "--torchmem-split-by-torch")
     newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1")
     light.write(conftest=newer.replace("    return", "    size *= 10\n    return"))
-    light.run("--torchmem-split-by-torch").assert_outcomes(failed=1)
-    light.run("--torchmem-update", "--torchmem-split-by-torch").assert_outcomes(passed=1)
+    light.run("--torchmem-split-by-torch", failed=1)
+    light.run("--torchmem-update", "--torchmem-split-by-torch", passed=1)
     entries = json.loads(light.file().read_text())["entries"]
     assert [(e["torch_series"], e["forward_peak"][0]) for e in entries] == [
         ("2.13", 1000),
         ("2.14", 10000),
     ]
-    light.run("--torchmem-split-by-torch", "--torchmem-strict").assert_outcomes(passed=1)
+    light.run("--torchmem-split-by-torch", "--torchmem-strict", passed=1)
 
 
 @pytest.mark.parametrize("mode", ["", "=new"])
@@ -441,19 +435,18 @@ def test_entries_per_torch_version_keep_what_people_wrote(light, mode):
     light.run("--torchmem-update")
     notes = {"tolerance": "7%", "reason": "wide", "ticket": 12}
     light.edit("test_it cpu", **notes)
-    light.run(f"--torchmem-update{mode}", "--torchmem-split-by-torch").assert_outcomes(passed=1)
+    light.run(f"--torchmem-update{mode}", "--torchmem-split-by-torch", passed=1)
     entries = json.loads(light.file().read_text())["entries"]
     assert [e.get("torch_series") for e in entries] == ([None, "2.13"] if mode else ["2.13"])
     for entry in entries:
         assert {name: entry.get(name) for name in notes} == notes
     older = (light.path / "conftest.py").read_text()
     light.write(conftest=older.replace("    return", "    size = size * 106 // 100\n    return", 1))
-    light.run("--torchmem-split-by-torch").assert_outcomes(passed=1)
+    light.run("--torchmem-split-by-torch", passed=1)
 
 
 def test_expected_failures_are_not_accepted_by_an_update(cases):
-    result = cases.run("--torchmem-update", "-k", "expected_to_fail")
-    result.assert_outcomes(xfailed=1)
+    cases.run("--torchmem-update", "-k", "expected_to_fail", xfailed=1)
 
 
 IDS = ["plain", "a b'c$d", "l\u202eine\nend\x1b[2J", "x" * 300]
@@ -468,13 +461,13 @@ def test_the_command_of_a_failure_updates_its_test(light):
         test_net=f"import pytest\n@pytest.mark.parametrize('x', range(4), ids={IDS})\n"
         "def test_it(torchmem, x):\n    torchmem.check(1000, device='cpu')\n"
     )
-    light.run("--torchmem-json=report.json").assert_outcomes(failed=4)
+    light.run("--torchmem-json=report.json", failed=4)
     checks = json.loads((light.path / "report.json").read_text())["checks"]
     commands = [one["advice"].partition("pytest ")[2] for one in checks]
     assert commands[2] == "--torchmem-update test_net.py::test_it"
     for command in (*commands[:2], *commands[3:]):
-        light.run(*shlex.split(command)).assert_outcomes(passed=1)
-    light.run(*shlex.split(commands[2])).assert_outcomes(passed=4)
+        light.run(*shlex.split(command), passed=1)
+    light.run(*shlex.split(commands[2]), passed=4)
 
 
 @pytest.mark.parametrize(
