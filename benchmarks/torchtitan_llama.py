@@ -9,12 +9,15 @@ llama3_70b.toml and llama3_405b.toml: tensor and sequence parallelism with a los
 checkpoints, ``fully_shard`` of each layer (parameters in bfloat16, gradients reduced in float32),
 ``foreach`` AdamW, layers that are compiled, linear layers in Float8 (which needs torchao), and
 asynchronous tensor parallelism, as published. The rows of 70B and 405B with "eager" in their name
-are the same steps not compiled, which were not published: they show what that changes.
+are the same steps not compiled, which were not published: they show what that changes. Nor was
+"405B-512-one-stage", a step without a pipeline, whose time and resident memory are of interest.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import resource
 import time
 import warnings
 from collections import Counter
@@ -142,6 +145,7 @@ ROWS = {
     "70B-256-asynchronous": replace(_SHARDED, published=67.6, asynchronous=True),
     "70B-256-eager": replace(_SHARDED, **_EAGER),
     "70B-256-eager-float8": replace(_SHARDED, **_EAGER_FLOAT8),
+    "405B-512-one-stage": Row(LARGE, 512, 1, math.nan, 8, full=True),
     "405B-512": _STAGES,
     "405B-512-long": _LONG,
     "405B-512-context-2": replace(_LONG, published=75.9, tokens=2 * 32768, context=2),
@@ -539,10 +543,11 @@ def main() -> None:
             against = f"{reserved / row.published - 1:+.1%}"
             seconds = time.process_time() - begin
             gaps = reserved - allocated, row.published - allocated
-            found = [allocated, reserved, row.published, against, *gaps, seconds]
+            resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+            found = [allocated, reserved, row.published, against, *gaps, seconds, resident]
             rows.append([name, rank, *found])
     headers = ["", "rank", "allocated GiB", "reserved GiB", "published GiB", "difference"]
-    headers += ["gaps GiB", "gaps if published GiB", "seconds"]
+    headers += ["gaps GiB", "gaps if published GiB", "seconds", "resident GiB"]
     print(tabulate(rows, headers, floatfmt=".1f"))
     print(f"\ntorch {torch.__version__}")
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 
 _WRITERS: dict[str, Callable[[Path], None]] = {}
+WORDS = "the a cat dog house tree runs sees eats small big red and or with under".split()  # noqa: SIM905
 
 
 def write(name: str) -> None:
@@ -134,25 +135,7 @@ def tiny_text(folder: Path) -> None:
 def text(lines: int) -> str:
     """Return lines of words that are drawn from a small vocabulary."""
     draw = random.Random(0)
-    words = [
-        "the",
-        "a",
-        "cat",
-        "dog",
-        "house",
-        "tree",
-        "runs",
-        "sees",
-        "eats",
-        "small",
-        "big",
-        "red",
-        "and",
-        "or",
-        "with",
-        "under",
-    ]
-    return "\n".join(" ".join(draw.choices(words, k=8)) for _ in range(lines)) + "\n"
+    return "\n".join(" ".join(draw.choices(WORDS, k=8)) for _ in range(lines)) + "\n"
 
 
 @writer

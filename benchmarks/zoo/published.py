@@ -58,61 +58,33 @@ _LLAMA = {
 }
 _MAMBA = {"hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 1000}
 
-#: By name: the model's class, its config's, what the config is given, and the inputs.
-PUBLISHED: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
-    "resnet-50": ("ResNetForImageClassification", "ResNetConfig", {}, lambda: _classified(4)),
-    "vit-base": (
-        "ViTForImageClassification",
-        "ViTConfig",
-        {"num_hidden_layers": 4},
-        lambda: _classified(4),
-    ),
-    "convnext-tiny": (
-        "ConvNextForImageClassification",
-        "ConvNextConfig",
-        {},
-        lambda: _classified(2),
-    ),
-    "mobilenet-v2": (
-        "MobileNetV2ForImageClassification",
-        "MobileNetV2Config",
-        {},
-        lambda: _classified(2),
-    ),
-    "swin-tiny": ("SwinForImageClassification", "SwinConfig", {}, lambda: _classified(2)),
+#: By name: the model's class, what its config is given, and the inputs.
+PUBLISHED: dict[str, tuple[str, dict[str, Any], Callable[[], Inputs]]] = {
+    "resnet-50": ("ResNetForImageClassification", {}, lambda: _classified(4)),
+    "vit-base": ("ViTForImageClassification", {"num_hidden_layers": 4}, lambda: _classified(4)),
+    "convnext-tiny": ("ConvNextForImageClassification", {}, lambda: _classified(2)),
+    "mobilenet-v2": ("MobileNetV2ForImageClassification", {}, lambda: _classified(2)),
+    "swin-tiny": ("SwinForImageClassification", {}, lambda: _classified(2)),
     "segformer": (
         "SegformerForSemanticSegmentation",
-        "SegformerConfig",
         {"num_labels": 5},
         lambda: _segmented(1, 256),
     ),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_layer": 4}, lambda: _text(2, 256)),
-    "bert-base": (
-        "BertForMaskedLM",
-        "BertConfig",
-        {"num_hidden_layers": 4},
-        lambda: _text(4, 128),
-    ),
-    "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA, lambda: _text(2, 256)),
+    "gpt2": ("GPT2LMHeadModel", {"n_layer": 4}, lambda: _text(2, 256)),
+    "bert-base": ("BertForMaskedLM", {"num_hidden_layers": 4}, lambda: _text(4, 128)),
+    "llama": ("LlamaForCausalLM", _LLAMA, lambda: _text(2, 256)),
     "t5-small": (
         "T5ForConditionalGeneration",
-        "T5Config",
         {"num_layers": 3, "decoder_start_token_id": 0},
         lambda: _text(2, 64),
     ),
     "whisper": (
         "WhisperForConditionalGeneration",
-        "WhisperConfig",
         {"encoder_layers": 2, "decoder_layers": 2},
         _spectrogram,
     ),
-    "wav2vec2": (
-        "Wav2Vec2ForCTC",
-        "Wav2Vec2Config",
-        {"num_hidden_layers": 3, "layerdrop": 0.0},
-        lambda: _speech(2),
-    ),
-    "mamba": ("MambaForCausalLM", "MambaConfig", _MAMBA, lambda: _text(2, 64)),
+    "wav2vec2": ("Wav2Vec2ForCTC", {"num_hidden_layers": 3, "layerdrop": 0.0}, lambda: _speech(2)),
+    "mamba": ("MambaForCausalLM", _MAMBA, lambda: _text(2, 64)),
 }
 
 WAYS = ("float32", "channels-last", "bfloat16", "autocast")
@@ -151,11 +123,11 @@ def samples(model: PublishedModel, limit: int = 0) -> Iterator[Sample]:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    model_name, config_name, settings, make_inputs = PUBLISHED[model.name]
+    model_name, settings, make_inputs = PUBLISHED[model.name]
     for index, way in enumerate(WAYS):
         torch.manual_seed(0)
-        config = getattr(transformers, config_name)(**settings)
-        network: nn.Module = getattr(transformers, model_name)(config).train()
+        built = getattr(transformers, model_name)
+        network: nn.Module = built(built.config_class(**settings)).train()
         inputs = make_inputs()
         if way == "channels-last":
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

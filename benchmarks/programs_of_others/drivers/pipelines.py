@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.programs_of_others.drivers.tiny import SMALL, configuration, tokenizer
+from benchmarks.programs_of_others.drivers.tiny import configuration, settings, tokenizer
 from benchmarks.programs_of_others.drivers.vision import device
 
 
@@ -22,84 +22,49 @@ def pipelines(task: str) -> Callable[[], None]:
     picture = Image.fromarray(
         numpy.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=numpy.uint8)
     )
-    vision: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "image_size": 32,
-        "patch_size": 8,
+    of_texts: dict[str, tuple[str, str, Any]] = {
+        "text-generation": ("GPT2LMHeadModel", "gpt2", ["the cat", "a dog sees"]),
+        "fill-mask": ("BertForMaskedLM", "bert", "the <mask> sees the dog"),
+        "text-classification": (
+            "BertForSequenceClassification",
+            "bert",
+            ["the cat", "a dog sees"],
+        ),
+        "token-classification": ("BertForTokenClassification", "bert", "the cat sees"),
+        "feature-extraction": ("BertModel", "bert", "the cat"),
     }
 
     def build() -> tuple[Any, dict[str, Any], Any]:
-        if task == "text-generation":
-            model = transformers.GPT2LMHeadModel(configuration("gpt2"))
-            return model, {"tokenizer": made}, (["the cat", "a dog sees"],)
-        if task == "fill-mask":
-            model = transformers.BertForMaskedLM(configuration("bert"))
-            return model, {"tokenizer": made}, ("the <mask> sees the dog",)
-        if task == "text-classification":
-            model = transformers.BertForSequenceClassification(configuration("bert"))
-            return model, {"tokenizer": made}, (["the cat", "a dog sees"],)
-        if task == "token-classification":
-            model = transformers.BertForTokenClassification(configuration("bert"))
-            return model, {"tokenizer": made}, ("the cat sees",)
-        if task == "feature-extraction":
-            return transformers.BertModel(configuration("bert")), {"tokenizer": made}, ("the cat",)
+        if task in of_texts:
+            model, kind, given = of_texts[task]
+            built = getattr(transformers, model)(configuration(kind))
+            return built, {"tokenizer": made}, given
         if task == "image-classification":
-            model = transformers.ViTForImageClassification(transformers.ViTConfig(**vision))
-            return (
-                model,
-                {
-                    "image_processor": transformers.ViTImageProcessor(
-                        size={"height": 32, "width": 32}
-                    )
-                },
-                (picture,),
-            )
+            config = transformers.ViTConfig(**settings("vit"))
+            image = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+            built = transformers.ViTForImageClassification(config)
+            return built, {"image_processor": image}, picture
         if task == "object-detection":
-            config = transformers.YolosConfig(
-                **{**vision, "image_size": [32, 32]}, num_detection_tokens=5
-            )
-            processor = transformers.YolosImageProcessor(
-                size={"shortest_edge": 32, "longest_edge": 32}
-            )
-            return (
-                transformers.YolosForObjectDetection(config),
-                {"image_processor": processor},
-                (picture,),
-            )
+            vision = {**settings("vit"), "image_size": [32, 32]}
+            config = transformers.YolosConfig(**vision, num_detection_tokens=5)
+            edges = {"shortest_edge": 32, "longest_edge": 32}
+            parts = {"image_processor": transformers.YolosImageProcessor(size=edges)}
+            return transformers.YolosForObjectDetection(config), parts, picture
         if task == "automatic-speech-recognition":
-            config = transformers.Wav2Vec2Config(
-                vocab_size=23,
-                hidden_size=32,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                intermediate_size=64,
-                conv_dim=(8, 8),
-                conv_stride=(5, 4),
-                conv_kernel=(10, 8),
-                num_feat_extract_layers=2,
-                num_conv_pos_embeddings=8,
-                num_conv_pos_embedding_groups=4,
-            )
-            model = transformers.Wav2Vec2ForCTC(config)
+            built = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**settings("speech")))
             extractor = transformers.Wav2Vec2FeatureExtractor()
-            return (
-                model,
-                {"tokenizer": made, "feature_extractor": extractor},
-                (numpy.sin(numpy.arange(4000) / 9.0).astype("float32"),),
-            )
+            sound = numpy.sin(numpy.arange(4000) / 9.0).astype("float32")
+            return built, {"tokenizer": made, "feature_extractor": extractor}, sound
         raise LookupError(task)
 
     def program() -> None:
         torch.manual_seed(0)
-        model, parts, arguments = build()
+        model, parts, given = build()
         more = {"max_new_tokens": 5, "do_sample": True} if task == "text-generation" else {}
         pipe = transformers.pipeline(
             task, model=model, device=0 if torch.cuda.is_available() else -1, **parts
         )
-        print(str(pipe(*arguments, **more))[:300])
+        print(str(pipe(given, **more))[:300])
 
     return program
 
@@ -109,20 +74,9 @@ def diffusion(kind: str) -> Callable[[], None]:
     import diffusers
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    def unet(**more: Any) -> Any:
-        return diffusers.UNet2DModel(
-            sample_size=16,
-            block_out_channels=(8, 16),
-            layers_per_block=1,
-            norm_num_groups=4,
-            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-            **more,
-        )
-
     def program() -> None:
         if kind in ("ddpm", "ddim"):
-            model = unet().to(device())
+            model = diffusers.UNet2DModel(**settings("unet")).to(device())
             scheduler = (
                 diffusers.DDPMScheduler(100) if kind == "ddpm" else diffusers.DDIMScheduler(100)
             )
@@ -139,27 +93,12 @@ def diffusion(kind: str) -> Callable[[], None]:
             print(pipe(batch_size=1, num_inference_steps=3).images[0].size)
             return
         words = CLIPTextModel(
-            CLIPTextConfig(**{**SMALL, "max_position_embeddings": 16, "projection_dim": 32})
+            CLIPTextConfig(
+                **{**settings("small"), "max_position_embeddings": 16, "projection_dim": 32}
+            )
         )
-        model = diffusers.UNet2DConditionModel(
-            sample_size=8,
-            in_channels=4,
-            out_channels=4,
-            block_out_channels=(8, 16),
-            layers_per_block=1,
-            norm_num_groups=4,
-            cross_attention_dim=32,
-            attention_head_dim=4,
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        )
-        vae = diffusers.AutoencoderKL(
-            block_out_channels=(8, 16),
-            norm_num_groups=4,
-            latent_channels=4,
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-        )
+        model = diffusers.UNet2DConditionModel(**settings("stable-diffusion-unet"))
+        vae = diffusers.AutoencoderKL(**settings("autoencoder"))
         made = tokenizer()
         made.model_max_length = 16
         scheduler = (
@@ -216,25 +155,7 @@ def transformers_whisper() -> Callable[[], None]:
     """Train transformers' whisper for a step, then transcribe with its generate."""
     import transformers
 
-    config = transformers.WhisperConfig(
-        vocab_size=64,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        num_mel_bins=8,
-        max_source_positions=50,
-        max_target_positions=32,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=3,
-        suppress_tokens=None,
-        begin_suppress_tokens=None,
-    )
+    config = transformers.WhisperConfig(**settings("whisper"))
 
     def program() -> None:
         model = transformers.WhisperForConditionalGeneration(config).to(device())
