@@ -35,7 +35,7 @@ from benchmarks.comparison import Comparison, Status, describe, of_device
 from benchmarks.conformance import report
 from benchmarks.conformance import samples as conformance
 from benchmarks.conformance.samples import DTYPES, LAYOUTS, USUAL_DTYPES, units
-from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Unit
+from benchmarks.isolation.sample import Named, NothingToDifferentiate, Sample, Unit
 from benchmarks.isolation.supervisor import Limits, Supervisor
 from benchmarks.zoo import models as zoo
 from pytest_torchmem.checks.gpu import find_parting
@@ -123,7 +123,7 @@ def found_units(options: argparse.Namespace) -> list[Unit]:
 
 def samples(unit: Unit, limit: int) -> Iterator[Sample]:
     """Yield the samples of an operator, a module or a model of the zoo."""
-    if isinstance(unit, zoo.Model):
+    if isinstance(unit, Named):
         return zoo.samples(unit, limit)
     assert isinstance(unit, conformance.Unit)
     return conformance.samples(unit, limit)

@@ -34,7 +34,7 @@ PERCEPTRON = "perceptron of three layers"
 
 def steps(pattern: str) -> dict[str, Sample]:
     """Return the steps to time, with AdamW, by name; of the perceptron a pure forward too."""
-    found = {model.name: next(samples(model)) for model in models(pattern)}
+    found = {model.case: next(samples(model)) for model in models(pattern)}
     if re.search(pattern, PERCEPTRON):
         layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         options = {"optimizer": torch.optim.AdamW}

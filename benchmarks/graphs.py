@@ -73,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 found = row(sample.target, sample.args, given)
             except Exception as error:
                 reason = str(error).partition("\n")[0][:80]
-                print(f"{device} {model.name}: {type(error).__name__}: {reason}", flush=True)
+                print(f"{device} {model.case}: {type(error).__name__}: {reason}", flush=True)
                 continue
-            rows.append((f"{device} {model.name}", *found))
+            rows.append((f"{device} {model.case}", *found))
             print(*rows[-1], flush=True)
     headers: tuple[str, ...] = ("model", "same", "arena", "table", "plan")
     if options.aot or options.scaling:
@@ -153,7 +153,7 @@ def _operations(pattern: str, devices: Sequence[str]) -> int:
                         continue
                     name = work.spec.name.partition(".")[0]
                     moved[name] += nbytes
-                    found.setdefault(name, set()).add(f"{device} {model.name}")
+                    found.setdefault(name, set()).add(f"{device} {model.case}")
     ordered = sorted(found, key=lambda name: -moved[name])
     rows = [(name, len(found[name]), f"{moved[name] / moved['all']:.3%}") for name in ordered]
     print(tabulate(rows, ("operator", "models", "of the bytes moved")))
@@ -163,14 +163,14 @@ def _operations(pattern: str, devices: Sequence[str]) -> int:
 def _compiled(pattern: str) -> int:
     rows = []
     for model in models(pattern):
-        command = [sys.executable, "-m", "benchmarks.graphs", "--one", "-k", f"^{model.name}$"]
+        command = [sys.executable, "-m", "benchmarks.graphs", "--one", "-k", f"^{model.case}$"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
         if ended.returncode:
             reason = (ended.stderr.strip().splitlines() or ["?"])[-1][:120]
-            print(f"{model.name}: {reason}", flush=True)
+            print(f"{model.case}: {reason}", flush=True)
             continue
         level, eager, traced, measured = json.loads(ended.stdout.splitlines()[-1])
-        rows.append((model.name, level, eager, traced, measured, f"{traced / measured - 1:+.3%}"))
+        rows.append((model.case, level, eager, traced, measured, f"{traced / measured - 1:+.3%}"))
         print(*rows[-1], flush=True)
     headers = ("model", "level", "eager", "traced", "measured", "difference")
     print(tabulate(rows, headers, intfmt=","))

@@ -23,6 +23,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from benchmarks.conformance.report import machine
+from benchmarks.isolation.sample import Named
 from benchmarks.zoo import published
 from pytest_torchmem.step.step import Step
 
@@ -62,7 +63,7 @@ PROGRAMS: dict[str, Build] = {
 }
 
 
-def published_program(model: published.PublishedModel) -> Program:
+def published_program(model: Named) -> Program:
     """Return a model of published width, and what it is trained on."""
     sample = next(published.samples(model))
     return sample.target, sample.args, dict(sample.kwargs)
@@ -105,7 +106,7 @@ def main() -> None:
     rounds, programs = options.rounds, dict(PROGRAMS)
     if options.published:
         for model in published.models(options.published):
-            programs[model.name] = partial(published_program, model)
+            programs[model.case] = partial(published_program, model)
     torch.set_num_threads(1)
     rows = []
     for name, build in programs.items():

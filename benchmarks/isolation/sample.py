@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +27,19 @@ class Unit(Protocol):
     @property
     def case(self) -> str:
         """Return the unit's name within a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A unit that its name says all of."""
+
+    case: str
+
+
+def named(names: Iterable[str], pattern: str) -> list[Named]:
+    """Return the units whose name has a match of the regular expression ``pattern``."""
+    search = re.compile(pattern).search
+    return [Named(name) for name in names if search(name)]
 
 
 Source = Callable[[Any, int], Iterator[Sample]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.isolation.sample import Sample
+from benchmarks.isolation.sample import Named, Sample, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +44,12 @@ def register(name: str) -> Callable[[Build], Build]:
     return add
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryModel:
-    """A model of a library by its name."""
-
-    case: str
-
-
-def models(pattern: str = "") -> list[LibraryModel]:
+def models(pattern: str = "") -> list[Named]:
     """Return the models whose name has a match of the regular expression ``pattern``."""
-    return [LibraryModel(name) for name in STEPS if re.search(pattern, name)]
+    return named(STEPS, pattern)
 
 
-def samples(model: LibraryModel, limit: int = 0) -> Iterator[Sample]:
+def samples(model: Named, limit: int = 0) -> Iterator[Sample]:
     """Yield the model's step; raises what a library that is not there raises."""
     # The process that runs a sample imports no more than this module.
     import benchmarks.libraries.all  # noqa: F401

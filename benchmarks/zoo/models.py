@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from benchmarks.isolation.sample import Sample
+from benchmarks.isolation.sample import Named, Sample, named
 from benchmarks.zoo.architectures import ARCHITECTURES
 from benchmarks.zoo.networks import NETWORKS
 
@@ -19,25 +17,12 @@ OPTIMIZERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model of the zoo by its name."""
-
-    name: str
-
-    @property
-    def case(self) -> str:
-        """Return the model's name within a run."""
-        return self.name
-
-
-def models(pattern: str = "") -> list[Model]:
+def models(pattern: str = "") -> list[Named]:
     """Return the models whose name has a match of the regular expression ``pattern``."""
-    search = re.compile(pattern).search
-    return [Model(name) for name in (*NETWORKS, *ARCHITECTURES) if search(name)]
+    return named((*NETWORKS, *ARCHITECTURES), pattern)
 
 
-def samples(model: Model, limit: int = 0) -> Iterator[Sample]:
+def samples(model: Named, limit: int = 0) -> Iterator[Sample]:
     """Yield the model's step with each optimizer."""
     import transformers
 
@@ -45,9 +30,9 @@ def samples(model: Model, limit: int = 0) -> Iterator[Sample]:
     for index, (name, optimizer) in enumerate(OPTIMIZERS.items()):
         torch.manual_seed(0)
         options = {"optimizer": optimizer}
-        if model.name in NETWORKS:
-            network, args = NETWORKS[model.name]()
+        if model.case in NETWORKS:
+            network, args = NETWORKS[model.case]()
             yield Sample(index, network, args, options=options, detail=name)
         else:
-            network, kwargs = ARCHITECTURES[model.name].build()
+            network, kwargs = ARCHITECTURES[model.case].build()
             yield Sample(index, network, kwargs=kwargs, options=options, detail=name)

@@ -6,15 +6,13 @@ need not hold for a real one. Stacks are cut to a few layers, which repeat.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.isolation.sample import Sample
+from benchmarks.isolation.sample import Named, Sample, named
 
 Inputs = dict[str, Tensor]
 
@@ -90,18 +88,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], Callable[[], Inputs]]] = {
 WAYS = ("float32", "channels-last", "bfloat16", "autocast")
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedModel:
-    """A model of published width by its name."""
-
-    name: str
-
-    @property
-    def case(self) -> str:
-        """Return the model's name within a run."""
-        return self.name
-
-
 class _Autocast(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -112,18 +98,17 @@ class _Autocast(nn.Module):
             return self.model(**inputs)
 
 
-def models(pattern: str = "") -> list[PublishedModel]:
+def models(pattern: str = "") -> list[Named]:
     """Return the models whose name has a match of the regular expression ``pattern``."""
-    search = re.compile(pattern).search
-    return [PublishedModel(name) for name in PUBLISHED if search(name)]
+    return named(PUBLISHED, pattern)
 
 
-def samples(model: PublishedModel, limit: int = 0) -> Iterator[Sample]:
+def samples(model: Named, limit: int = 0) -> Iterator[Sample]:
     """Yield the model's forward and backward in each way of training it."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    model_name, settings, make_inputs = PUBLISHED[model.name]
+    model_name, settings, make_inputs = PUBLISHED[model.case]
     for index, way in enumerate(WAYS):
         torch.manual_seed(0)
         built = getattr(transformers, model_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -20,7 +21,9 @@ import pytest_torchmem.reports.files
 import pytest_torchmem.reports.junit
 import pytest_torchmem.reports.terminal  # noqa: F401
 from pytest_torchmem.checks import gpu as measuring
+from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.tracing.trace import trace
+from tests.measurement.stand_in import StandIn
 
 DOCS = Path(__file__).parents[2] / "docs"
 MODEL = """
@@ -197,6 +200,17 @@ def stored(project: Project) -> Project:
     project.write(test_net=TWO_TESTS)
     project.run("--torchmem-update").assert_outcomes(passed=2)
     return project
+
+
+@pytest.fixture
+def there_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[StandIn], StandIn]:
+    """A function that lets a stand-in be the GPU that is there."""
+
+    def put(found: StandIn) -> StandIn:
+        monkeypatch.setattr(devices, "cuda_device", lambda: found)
+        return found
+
+    return put
 
 
 # Where a test is about files and processes, and not about memory, its runs use this double of the

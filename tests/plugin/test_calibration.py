@@ -9,7 +9,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.snapshots.calibration import load, read_calibration_file
 from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import find_gpu
@@ -60,28 +59,26 @@ def test_it(model):
 """
 CALLED = 'torchmem.check(net(), image(), device="cuda"'
 NO_TOLERANCE = ("--torchmem-measure-tolerance=100%",)
+NONE = StandIn(why_not="there is no CUDA device here")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def project(project: Project) -> Project:
+    """A project with one check."""
+    project.write(model=MODEL, test_net=ONE)
+    return project
+
+
+@pytest.fixture
+def gpu(there_is: Any) -> StandIn:
     """A GPU like the default one of traces, whose convolutions take 5 and 9 MiB."""
-    found = StandIn()
+    found = there_is(StandIn())
     found.workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
-    return there_is(monkeypatch, found)
-
-
-def there_is(monkeypatch: pytest.MonkeyPatch, found: StandIn) -> StandIn:
-    monkeypatch.setattr(devices, "cuda_device", lambda: found)
     return found
-
-
-def there_is_none(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    return there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
 
 
 def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the JSON report's check on cuda of each test."""
-    project.write(model=MODEL)
     result, checks = project.checks(*options, **outcomes)
     return result, {
         check["nodeid"].partition("::")[2]: check for check in checks if check["device"] == "cuda"
@@ -110,9 +107,8 @@ def by_operator(project: Project) -> dict[str, WorkspaceSize]:
 
 
 def test_an_update_measures_and_traces_without_a_gpu_use_it(
-    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+    project: Project, gpu: StandIn, there_is: Any
 ) -> None:
-    project.write(test_net=ONE)
     result, checks = run(project, "--torchmem-update", passed=1)
     assert by_operator(project) == {
         FORWARD: WorkspaceSize(5 * MIB),
@@ -125,14 +121,13 @@ def test_an_update_measures_and_traces_without_a_gpu_use_it(
     assert with_gpu["unknown_workspaces"] == with_gpu["warnings"] == []
     assert with_gpu["workspaces"]["calibrated"] == 9 * MIB
     assert abs(with_gpu["measurement"]["figures"]["peak"] - with_gpu["figures"]["peak"]) < 1024
-    there_is_none(monkeypatch)
+    there_is(NONE)
     result, checks = run(project, "--torchmem-strict", passed=1)
     assert checks["test_it"]["figures"] == with_gpu["figures"]
     result.stdout.no_fnmatch_line("*unknown bytes*")
 
 
 def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     result, checks = run(project, "--torchmem-update", "--torchmem-measure=never")
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
     result.tells("warnings: *(aten::convolution, *), figures are lower*")
@@ -173,7 +168,6 @@ def test_whole_bodies_are_calibrated_too(project: Project, gpu: StandIn) -> None
 
 
 def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     run(project, "--torchmem-update")
     project.write(
         test_net=ONE
@@ -225,20 +219,17 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
 
 
 def test_without_an_update_nothing_is_measured(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     run(project)
     assert not calibration_file(project).exists()
 
 
 def test_with_measure_never_the_gpu_is_not_asked(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     run(project, "--torchmem-update", "--torchmem-measure=never", passed=1)
     assert gpu.calls == []
     assert not calibration_file(project).exists()
 
 
 def test_a_dry_run_writes_nothing(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     run(project, "--torchmem-update", "--torchmem-measure=never")
     result, _ = run(project, "--torchmem-dry-run")
     result.tells("would write __torchmem__/gpu-calibration.json: 2 new")
@@ -256,7 +247,6 @@ def test_a_failed_test_leaves_no_figures(project: Project, gpu: StandIn) -> None
 
 def test_what_does_not_fit_is_not_calibrated(project: Project, gpu: StandIn) -> None:
     gpu.others = gpu.gpu().memory - 1024
-    project.write(test_net=ONE)
     result, _ = run(project, "--torchmem-update", passed=1)
     result.tells("not calibrated: test_net.py::test_it: needs *")
     assert not calibration_file(project).exists()
@@ -282,7 +272,6 @@ def test_a_calibration_of_the_tests_own_is_taken_as_it_is(project: Project, gpu:
 
 
 def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     run(project, "--torchmem-update")
     gpu.workspaces = {FORWARD: 6 * MIB, BACKWARD: 6 * MIB}
     run(project, "--torchmem-update=new")
@@ -297,26 +286,22 @@ def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
     result.stdout.no_fnmatch_line("wrote *")
 
 
-def test_of_another_gpu_figures_are_recorded_for_that_one(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    h100 = there_is(monkeypatch, StandIn("h100"))
+def test_of_another_gpu_figures_are_recorded_for_that_one(project: Project, there_is: Any) -> None:
+    h100 = there_is(StandIn("h100"))
     h100.workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
-    project.write(test_net=ONE)
     _, checks = run(project, "--torchmem-update", passed=1)
     assert [setup.gpu for setup in figures(project)] == ["h100"]
     # The trace for the default GPU takes none of it, and the one for the h100 does.
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
     found = checks["test_it"]["measurement"]
     assert abs(found["estimate"]["peak"] - found["figures"]["peak"]) < 1024
-    there_is_none(monkeypatch)
+    there_is(NONE)
     _, checks = run(project, "--torchmem-gpu=h100", "--torchmem-update")
     assert checks["test_it"]["calibrated_workspaces"] == [FORWARD, BACKWARD]
 
 
-def test_two_directories_have_their_own(
-    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_directories_have_their_own(project: Project, gpu: StandIn, there_is: Any) -> None:
+    (project.path / "test_net.py").unlink()
     for name in ("one", "other"):
         project.pytester.mkdir(name)
         (project.path / name / f"test_{name}.py").write_text(ONE)
@@ -324,7 +309,7 @@ def test_two_directories_have_their_own(
     path = project.path / "other" / "__torchmem__" / "gpu-calibration.json"
     assert read_calibration_file(path).entries
     path.write_text(_resized(path.read_text(), 9, 19))
-    there_is_none(monkeypatch)
+    there_is(NONE)
     _, checks = run(project)
     peaks = [check["figures"]["backward_peak"] for _, check in sorted(_by_nodeid(project).items())]
     assert peaks[1] - peaks[0] == 10 * MIB
@@ -344,7 +329,6 @@ def _by_nodeid(project: Project) -> dict[str, Any]:
 
 
 def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     run(project, "--torchmem-update")
     broken = calibration_file(project).read_text().replace("setups", "figures")
     calibration_file(project).write_text(broken)
@@ -355,20 +339,19 @@ def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn
 
 
 def test_a_merge_conflict_is_settled_on_a_gpu(
-    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+    project: Project, gpu: StandIn, there_is: Any
 ) -> None:
-    project.write(test_net=ONE)
     run(project, "--torchmem-update")
     text = calibration_file(project).read_text()
     line = next(line for line in text.splitlines() if str(5 * MIB) in line)
     ours, theirs = line, _resized(line, 5, 8)
     conflict = f"<<<<<<< ours\n{ours}\n=======\n{theirs}\n>>>>>>> theirs"
     calibration_file(project).write_text(text.replace(line, conflict))
-    there_is_none(monkeypatch)
+    there_is(NONE)
     for options in ((), ("--torchmem-update",)):
         result, _ = run(project, *options, failed=1)
         result.tells("*has an unresolved merge conflict*")
-    there_is(monkeypatch, gpu)
+    there_is(gpu)
     run(project, "--torchmem-update", passed=1)
     assert calibration_file(project).read_text() == text
 
@@ -377,13 +360,13 @@ def test_a_merge_conflict_is_settled_on_a_gpu(
 
 
 def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(
-    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
+    project: Project, gpu: StandIn, there_is: Any
 ) -> None:
     project.write(test_net=TWO)
     run(project, "--torchmem-update")
     assert len(figures(project)[SETUP]) == 4
     before = calibration_file(project).read_text()
-    there_is_none(monkeypatch)
+    there_is(NONE)
     project.write(test_net=TWO.partition("def test_wide")[0] + "def test_other(): pass")
     parts = (("-k", "test_small"), ("test_net.py",), ("test_net.py::test_small",))
     for part in parts:
@@ -406,22 +389,16 @@ def test_a_skipped_test_may_still_ask(project: Project, gpu: StandIn) -> None:
     assert len(figures(project)[SETUP]) == 4
 
 
-def test_other_gpus_figures_stay(
-    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project.write(test_net=ONE)
-    h100 = there_is(monkeypatch, StandIn("h100"))
+def test_other_gpus_figures_stay(project: Project, gpu: StandIn, there_is: Any) -> None:
+    h100 = there_is(StandIn("h100"))
     run(project, "--torchmem-update")
     assert h100.gpu() == find_gpu("h100")
-    there_is(monkeypatch, gpu)
+    there_is(gpu)
     run(project, "--torchmem-update")
     assert sorted(setup.gpu for setup in figures(project)) == ["a100-80gb", "h100"]
 
 
-def test_the_file_goes_with_its_last_figure(
-    project: Project, gpu: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project.write(test_net=ONE)
+def test_the_file_goes_with_its_last_figure(project: Project, gpu: StandIn, there_is: Any) -> None:
     run(project, "--torchmem-update")
     project.write(test_net=ONE.replace("net()", "nn.Linear(32, 4)"))
     result, _ = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
@@ -430,7 +407,6 @@ def test_the_file_goes_with_its_last_figure(
 
 
 def test_without_memory_tests_nobody_asks(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE)
     run(project, "--torchmem-update")
     project.write(test_net="def test_other():\n    pass\n")
     run(project, "--torchmem-update=new")

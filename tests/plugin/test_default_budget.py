@@ -19,7 +19,6 @@ def test_limit_of_another_figure():
     torch.randn(1 << 20)
 """
 INI = """
-[pytest]
 torchmem_devices = cpu
 torchmem_budget =
     3 MiB

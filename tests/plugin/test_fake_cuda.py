@@ -108,9 +108,9 @@ def test_a_suite(project: Project) -> None:
     suite(project)
     trace(torch.zeros, 1, device="cuda")  # what is registered once in a process stays
     before = dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))
-    project.run(
-        "--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED
-    ).tells("torchmem*every test sees a fake h100")
+    project.run("--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED).tells(
+        "torchmem*every test sees a fake h100"
+    )
     assert {entry["device"] for entry in project.entries().values()} == {"cuda"}
     assert (dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))) == before
     assert not torch.cuda.is_available()

@@ -10,10 +10,9 @@ import jsonschema
 import pytest
 import torch
 
-from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import Project, Result
+from tests.plugin.conftest import Project
 
 DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1024**2
@@ -58,22 +57,20 @@ def test_the_fixture_is_as_it_was(net):
     assert net.weight.grad is None
     net.to(device())(torch.ones(64, WIDTH, device=device()))
 """
+NONE = StandIn(why_not="there is no CUDA device here")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def project(project: Project) -> Project:
+    """A project with one check."""
+    project.write(model=MODEL, test_net=ONE.format(""))
+    return project
+
+
+@pytest.fixture
+def gpu(there_is: Any) -> StandIn:
     """A GPU like the default one of traces."""
-    return _there_is(monkeypatch, StandIn())
-
-
-def _there_is(monkeypatch: pytest.MonkeyPatch, found: StandIn) -> StandIn:
-    monkeypatch.setattr(devices, "cuda_device", lambda: found)
-    return found
-
-
-def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, list[dict[str, Any]]]:
-    project.write(model=MODEL)
-    return project.checks(*options, **outcomes)
+    return there_is(StandIn())
 
 
 def entries(project: Project) -> dict[str, Any]:
@@ -83,8 +80,7 @@ def entries(project: Project) -> dict[str, Any]:
 
 
 def test_what_the_gpu_counted_is_stored_and_compared(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE.format(""))
-    result, checks = run(project, "--torchmem-update", passed=1)
+    result, checks = project.checks("--torchmem-update", passed=1)
     cpu, cuda = checks
     assert cpu["measurement"] is None
     found = cuda["measurement"]
@@ -102,67 +98,58 @@ def test_what_the_gpu_counted_is_stored_and_compared(project: Project, gpu: Stan
     assert told["reserved_peak"][0] == found["figures"]["reserved_peak"]
     assert "baseline" not in told
 
-    result, checks = run(project, passed=1)
+    result, checks = project.checks(passed=1)
     assert {change["verdict"] for change in checks[1]["measurement"]["changes"]} == {"same"}
     result.tells("  a100-80gb, measured *traced +* B (+0.0 %)*measured")
 
 
 def test_a_second_update_changes_nothing(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE.format(""))
-    run(project, "--torchmem-update")
+    project.checks("--torchmem-update")
     before = project.file().read_bytes()
-    result, _ = run(project, "--torchmem-update")
+    result, _ = project.checks("--torchmem-update")
     result.stdout.no_fnmatch_line("wrote *")
     assert project.file().read_bytes() == before
 
 
 def test_a_run_without_the_gpu_keeps_what_it_counted(
-    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, gpu: StandIn, there_is: Any
 ) -> None:
-    project.write(test_net=ONE.format(""))
-    run(project, "--torchmem-update")
+    project.checks("--torchmem-update")
     before = entries(project)
-    _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
-    _, checks = run(project, "--torchmem-update", passed=1)
+    there_is(NONE)
+    _, checks = project.checks("--torchmem-update", passed=1)
     assert checks[1]["measurement"] is None
     assert entries(project) == before
 
 
 def test_what_gpus_counted_goes_with_the_trace_that_it_was_counted_for(
-    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, gpu: StandIn, there_is: Any
 ) -> None:
-    project.write(test_net=ONE.format(""))
-    run(project, "--torchmem-update")
-    _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
+    project.checks("--torchmem-update")
+    there_is(NONE)
     project.write(test_net=ONE.format("[:32]"))
-    run(project, "--torchmem-update")
+    project.checks("--torchmem-update")
     assert "measured" not in entries(project)["cuda"]
 
 
-def test_each_gpu_has_its_own_figures(
-    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
-) -> None:
-    project.write(test_net=ONE.format(""))
-    run(project, "--torchmem-update")
-    _there_is(monkeypatch, StandIn("h100"))
-    _, checks = run(project, passed=1)
+def test_each_gpu_has_its_own_figures(project: Project, gpu: StandIn, there_is: Any) -> None:
+    project.checks("--torchmem-update")
+    there_is(StandIn("h100"))
+    _, checks = project.checks(passed=1)
     assert checks[1]["gpu"] == "a100-80gb"
     assert checks[1]["measurement"]["gpu"] == "h100"
     assert checks[1]["measurement"]["changes"] == []
-    _, checks = run(project, "--torchmem-update=new")
+    _, checks = project.checks("--torchmem-update=new")
     assert checks[1]["outcome"] == "updated"
     assert set(entries(project)["cuda"]["measured"]) == {"a100-80gb", "h100"}
 
 
-def test_a_gpu_that_the_catalogue_does_not_have(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_the_catalogue_does_not_have(project: Project, there_is: Any) -> None:
     known = gpu_names()
     a100 = find_gpu("a100-80gb")
     own = Gpu("rtx-4070", "NVIDIA GeForce RTX 4070", (8, 9), 12 * 1024 * MIB, 46, 1536)
-    _there_is(monkeypatch, StandIn(own))
-    project.write(test_net=ONE.format(""))
-    _, checks = run(project, "--torchmem-update", passed=1)
+    there_is(StandIn(own))
+    _, checks = project.checks("--torchmem-update", passed=1)
     assert checks[1]["gpu"] == a100.name
     assert checks[1]["measurement"]["gpu"] == "rtx-4070"
     assert checks[1]["measurement"]["estimate"]["peak"] > 3 * MIB
@@ -170,23 +157,22 @@ def test_a_gpu_that_the_catalogue_does_not_have(
 
 
 def test_a_measured_peak_that_grew_fails(project: Project, gpu: StandIn) -> None:
-    project.write(test_net=ONE.format(""))
-    run(project, "--torchmem-update")
+    project.checks("--torchmem-update")
     path = project.file()
     data = json.loads(path.read_text())
     told = data["entries"][1]["measured"]["a100-80gb"]
     told["backward_peak"] = int(told["backward_peak"][0] * 0.9)
     path.write_text(json.dumps(data))
-    _, checks = run(project, failed=1)
+    _, checks = project.checks(failed=1)
     assert checks[1]["outcome"] == "measured grew"
     assert checks[0]["outcome"] == "passed"
     assert "cuda (a100-80gb): measured on a100-80gb, backward peak grew by" in checks[1]["message"]
     assert "1%, the built-in default" in checks[1]["message"]
 
-    _, checks = run(project, "--torchmem-update", "--torchmem-update-max=5%", failed=1)
+    _, checks = project.checks("--torchmem-update", "--torchmem-update-max=5%", failed=1)
     assert "more than --torchmem-update-max=5% accepts" in checks[1]["message"]
-    run(project, "--torchmem-update=changed", passed=1)
-    run(project, passed=1)
+    project.checks("--torchmem-update=changed", passed=1)
+    project.checks(passed=1)
 
 
 class Wasteful(StandIn):
@@ -200,54 +186,53 @@ class Wasteful(StandIn):
         }
 
 
-def test_an_estimate_that_is_off_fails(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    _there_is(monkeypatch, Wasteful())
-    project.write(test_net=ONE.format(""))
-    result, checks = run(project, "--torchmem-update", failed=1)
+def test_an_estimate_that_is_off_fails(project: Project, there_is: Any) -> None:
+    there_is(Wasteful())
+    result, checks = project.checks("--torchmem-update", failed=1)
     assert not (project.path / "__torchmem__").exists()
     assert checks[1]["outcome"] == "estimate off"
     message = checks[1]["message"]
     assert "cuda (a100-80gb): trace and a100-80gb disagree: " in message
     assert "outside --torchmem-measure-tolerance=5%" in message
     assert "-9.1 %" in message
-    result, checks = run(project, "--torchmem-update", "--torchmem-measure-tolerance=10%", passed=1)
+    result, checks = project.checks(
+        "--torchmem-update", "--torchmem-measure-tolerance=10%", passed=1
+    )
     result.tells("*a100-80gb, measured*traced -*(-9.1 %)*measured")
 
 
-def test_both_failures_are_told(
-    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
-) -> None:
+def test_both_failures_are_told(project: Project, gpu: StandIn, there_is: Any) -> None:
     project.write(test_net=ONE.format("[:32]"))
-    run(project, "--torchmem-update")
-    _there_is(monkeypatch, Wasteful())
+    project.checks("--torchmem-update")
+    there_is(Wasteful())
     project.write(test_net=ONE.format(""))
-    _, checks = run(project, failed=1)
+    _, checks = project.checks(failed=1)
     assert checks[1]["outcome"] == "grew"
     for part in ("grew by", "trace and a100-80gb disagree", "measured on a100-80gb, "):
         assert part in checks[1]["message"]
 
 
 def test_a_budget_holds_for_what_the_gpu_counts(
-    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
+    project: Project, gpu: StandIn, there_is: Any
 ) -> None:
     body = '@pytest.mark.memory_budget({}, device="cuda")\n'
     project.write(test_net=ONE.format("").replace("def ", body.format('"1 GiB"') + "def "))
-    _, checks = run(project)
+    _, checks = project.checks()
     peak = checks[0]["figures"]["peak"]
-    _there_is(monkeypatch, Wasteful())
+    there_is(Wasteful())
     limited = ONE.format("").replace("def ", body.format(peak) + "def ")
     project.write(test_net=limited)
-    _, checks = run(project, "--torchmem-measure-tolerance=20%", failed=1)
+    _, checks = project.checks("--torchmem-measure-tolerance=20%", failed=1)
     assert checks[0]["outcome"] == "over budget"
     assert ", measured on a100-80gb, cuda (a100-80gb)" in checks[0]["message"]
-    run(project, "--torchmem-measure=never", passed=1)
+    project.checks("--torchmem-measure=never", passed=1)
 
 
 def test_a_whole_body_is_run_for_real_on_copies_of_its_fixtures(
     project: Project, gpu: StandIn
 ) -> None:
     project.write(test_net=BODY)
-    _, checks = run(project, "--torchmem-update", passed=2)
+    _, checks = project.checks("--torchmem-update", passed=2)
     assert all(check["measurement"]["figures"]["peak"] > MIB for check in checks)
 
 
@@ -261,7 +246,7 @@ def test_never_asks_the_gpu_nothing(project: Project, gpu: StandIn, mode: str) -
         project.ini("torchmem_measure = never")
     project.write(test_net=text)
     options = ["--torchmem-measure=never"] if mode == "option" else []
-    _, checks = run(project, "--torchmem-update", *options, passed=1)
+    _, checks = project.checks("--torchmem-update", *options, passed=1)
     assert gpu.calls == []
     assert checks[1]["measurement"] is None
 
@@ -276,11 +261,10 @@ def test_never_does_not_import_what_would_ask(project: Project) -> None:
     project.run_apart("--torchmem-update", "--torchmem-measure=never", passed=1)
 
 
-def test_require_fails_without_a_gpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    _there_is(monkeypatch, StandIn(why_not="there is no CUDA device here"))
-    project.write(test_net=ONE.format(""))
-    run(project, "--torchmem-update", passed=1)
-    result, checks = run(project, "--torchmem-measure=require", failed=1)
+def test_require_fails_without_a_gpu(project: Project, there_is: Any) -> None:
+    there_is(NONE)
+    project.checks("--torchmem-update", passed=1)
+    result, checks = project.checks("--torchmem-measure=require", failed=1)
     assert checks[-1]["outcome"] == "not checked"
     result.tells("*not measured: there is no CUDA device here, and*require*")
 
@@ -292,12 +276,11 @@ def test_modes_that_do_not_exist(project: Project, bad: str) -> None:
 
 
 def test_what_is_too_large_for_the_gpu_is_skipped_with_the_reason(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    project: Project, there_is: Any
 ) -> None:
     tiny = Gpu("tiny", "Tiny GPU", (8, 0), 4 * MIB, 10, 2048, context=MIB)
-    found = _there_is(monkeypatch, StandIn(tiny))
-    project.write(test_net=ONE.format(""))
-    result, checks = run(project, "--torchmem-update", passed=1)
+    found = there_is(StandIn(tiny))
+    result, checks = project.checks("--torchmem-update", passed=1)
     reason = checks[1]["measurement"]["not_measured"]
     assert reason.startswith("does not fit on Tiny GPU (4.00 MiB): aten::mul.Tensor needs")
     assert "start_history" not in found.calls
@@ -307,49 +290,40 @@ def test_what_is_too_large_for_the_gpu_is_skipped_with_the_reason(
 
 def test_what_others_have_is_not_there(project: Project, gpu: StandIn) -> None:
     gpu.others = find_gpu("a100-80gb").memory - 2 * MIB
-    project.write(test_net=ONE.format(""))
-    _, checks = run(project, "--torchmem-update", passed=1)
+    _, checks = project.checks("--torchmem-update", passed=1)
     assert (
         "2.00 MiB of 79.25 GiB are free (other processes use"
         in (checks[1]["measurement"]["not_measured"])
     )
 
 
-def test_what_runs_out_of_memory_all_the_same(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_runs_out_of_memory_all_the_same(project: Project, there_is: Any) -> None:
     class Full(StandIn):
         def request(self, storage: torch.UntypedStorage) -> None:
             if storage.nbytes() >= MIB:
                 raise self.out_of_memory("CUDA out of memory. Tried to allocate 1.00 MiB. GPU 0")
             super().request(storage)
 
-    _there_is(monkeypatch, Full())
-    project.write(test_net=ONE.format(""))
-    _, checks = run(project, "--torchmem-update", passed=1)
+    there_is(Full())
+    _, checks = project.checks("--torchmem-update", passed=1)
     assert "the step needs more memory than" in checks[1]["measurement"]["not_measured"]
 
 
-def test_what_the_real_step_raises_is_the_tests_own(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_real_step_raises_is_the_tests_own(project: Project, there_is: Any) -> None:
     class Breaking(StandIn):
         def start_history(self) -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
-    _there_is(monkeypatch, Breaking())
-    project.write(test_net=ONE.format(""))
-    result, checks = run(project, "--torchmem-update", failed=1)
+    there_is(Breaking())
+    result, checks = project.checks("--torchmem-update", failed=1)
     result.tells("*RuntimeError: CUDA error: device-side assert triggered")
     assert checks[-1]["message"] == "not checked: RuntimeError was raised"
 
 
-def test_workers_send_what_they_measured(
-    project: Project, monkeypatch: pytest.MonkeyPatch, gpu: StandIn
-) -> None:
+def test_workers_send_what_they_measured(project: Project, gpu: StandIn, there_is: Any) -> None:
     text = ONE.format("") + "def test_other(torchmem):\n    torchmem.check(Net(), inputs()[:8])\n"
     project.write(test_net=text)
-    run(project, "--torchmem-update", passed=2)
+    project.checks("--torchmem-update", passed=2)
     path = project.file()
     serial = path.read_bytes()
     path.unlink()
