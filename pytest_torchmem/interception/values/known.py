@@ -55,6 +55,7 @@ from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
+from pytest_torchmem.torch_private.dispatch.kernels import function_of
 from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_EXPLICIT, CPU, at_kernels
 from pytest_torchmem.torch_private.dispatch.operators import has_kernel
 from pytest_torchmem.torch_private.state.settings import OneThread
@@ -212,7 +213,7 @@ class KnownValues(Answers):
         try:
             with OneThread() if alone else nullcontext(), at_kernels():
                 exact = operator.with_exact_numbers(args) if plan.numbers else args
-                return memories_of(plan, operator.overload(*exact, **kwargs), given)
+                return memories_of(plan, function_of(operator.overload)(*exact, **kwargs), given)
         except Exception:  # what it means, ``compute`` finds out by running it once more
             return None
 

@@ -65,6 +65,10 @@ else:
 kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
     "torch._ops.OpOverload._op_dk"
 )
+#: What an overload's call calls, which a trace on fake cuda has in its own hands.
+function_of: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
+    "torch._ops.OpOverload._op"
+)
 _PYTHON = dispatch_key("Python")
 _PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
 _tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
