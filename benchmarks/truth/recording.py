@@ -9,8 +9,7 @@ that failed has an ``error``.
 ``requests.jsonl.gz`` has a line per case: ``key``, ``events`` and ``bounds``. An event is the bytes
 of a request (requests are counted from 1 on) or minus the number of the one that is given back; a
 bound is ``[step, phase, events before its end]``. It is one gzip member per case, so that a
-recording can be taken up again. ``requests.json.gz``, the requests as sizes alone and by step, is
-read as well: a release is then taken for that of the latest request of its size.
+recording can be taken up again.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TRUTH, REQUESTS, SIZES = "truth.json", "requests.jsonl.gz", "requests.json.gz"
+TRUTH, REQUESTS = "truth.json", "requests.jsonl.gz"
 PHASES = ("forward", "backward", "optimizer")
 STEPS = ("first", "second")
 COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
@@ -41,8 +40,6 @@ class Requests:
 
     events: tuple[int, ...]
     bounds: tuple[Bound, ...]
-    exact: bool = True
-    """Every release says which request it is of."""
 
 
 @dataclass(slots=True)
@@ -87,12 +84,6 @@ class Recording:
             with gzip.open(path, "rt") as file:
                 for number, line in enumerate(file, start=1):
                     yield _requests(path, number, line)
-        path = self.path / SIZES
-        if path.exists():
-            with gzip.open(path, "rt") as file:
-                for key, steps in json.load(file).items():
-                    if steps:
-                        yield key, _paired(steps)
 
 
 def load(path: Path) -> Recording:
@@ -139,26 +130,3 @@ def _requests(path: Path, number: int, line: str) -> tuple[str, Requests]:
         return found["key"], Requests(tuple(found["events"]), bounds)
     except (ValueError, KeyError, TypeError) as error:
         raise RecordingError(f"{path}, line {number}: {error!r}") from None
-
-
-def _paired(steps: Sequence[Any]) -> Requests:
-    """Return requests of which sizes alone are known; those made before are left out."""
-    events: list[int] = []
-    bounds: list[Bound] = []
-    live: dict[int, list[int]] = {}
-    made = 0
-    for step in steps:
-        ends = dict(zip(step["bounds"], (*PHASES, "zero_grad"), strict=False))
-        for position, size in enumerate(step["events"]):
-            if position in ends:
-                bounds.append((step["step"], ends.pop(position), len(events)))
-            if not isinstance(size, int):
-                continue
-            if size > 0:
-                made += 1
-                live.setdefault(size, []).append(made)
-                events.append(size)
-            elif live.get(-size):
-                events.append(-live[-size].pop())
-        bounds.extend((step["step"], phase, len(events)) for phase in ends.values())
-    return Requests(tuple(events), tuple(bounds), exact=False)

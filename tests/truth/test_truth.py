@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,21 +136,6 @@ def test_a_case_that_ended_the_process_is_not_tried_again(tmp_path: Path) -> Non
     meter = StandInMeter()
     assert record(Recording(tmp_path), [case(key)], meter, True, 60.0) == 0
     assert load(tmp_path).truth[key] == {"error": "the process died"}
-
-
-def test_requests_that_are_sizes_alone_are_read(tmp_path: Path) -> None:
-    recording = Recording(tmp_path, {"machine": {}, "m/fp32": {"error": ""}})
-    recording.save()
-    events = [["segment_alloc", 2097152], 100, None, 7, 100, -100, -7, -5]
-    step = {"step": "first", "events": events, "bounds": [5, 7]}
-    with gzip.open(tmp_path / "requests.json.gz", "wt") as file:
-        json.dump({"m/fp32": [step], "failed": []}, file)
-    ((key, requests),) = load(tmp_path).requests()
-    assert key == "m/fp32"
-    # A release is that of the latest request of its size; one of a block made before is left out.
-    assert requests.events == (100, 7, 100, -3, -2)
-    assert requests.bounds == (("first", "forward", 3), ("first", "backward", 5))
-    assert not requests.exact
 
 
 def test_what_is_no_recording_says_so(tmp_path: Path) -> None:
