@@ -111,8 +111,8 @@ class TraceContext:
 
     @property
     def describes(self) -> bool:
-        """Whether the profiler asks a module about itself."""
-        return self._interceptor.parts.attribution.facts.describes
+        """Whether the profiler asks a module about itself, on this thread."""
+        return self._interceptor.parts.attribution.facts.describes == get_ident()
 
     @property
     def compiles(self) -> bool:

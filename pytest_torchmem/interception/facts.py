@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import compress
 from math import isfinite
+from threading import get_ident
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -172,8 +173,9 @@ class FactCollector:
         """By modules, as patterns, and libraries' lines: the program's that call them, or ""."""
         self.device = "cpu"
         """The device that autocast is asked for."""
-        self.describes = False
-        """Whether a module is asked about itself: what it prints then is not the program's."""
+        self.describes = 0
+        """The thread that asks a module about itself, 0 for none: what it prints then is not the
+        program's."""
         self.calls: list[Called] = []
         """Each operator at each place."""
         self.sites: dict[Origin, tuple[CodeType, int]] = {}
@@ -399,11 +401,11 @@ class FactCollector:
 
     def _said_of_itself(self, module: nn.Module) -> str:
         """Ask a module of torch; ``nn.EmbeddingBag`` prints its weights to say a few numbers."""
-        self.describes = True
+        self.describes = get_ident()
         try:
             return module.extra_repr()
         finally:
-            self.describes = False
+            self.describes = 0
 
     def _settings_of(self, path: str, module: nn.Module) -> None:
         config: Any = vars(module).get("config")

@@ -38,7 +38,7 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
     Programs import it themselves, too (``torch._dynamo.explain``, ``torch.compiler.reset``). What
     it lists of torch's functions from then on are torch's own.
     """
-    if COMPILER in sys.modules:
+    if _is_imported(COMPILER):  # not while another thread imports it
         with tables_of_originals():
             start()
             yield

@@ -293,3 +293,44 @@ began.wait()
 def test_a_process_ends_while_a_daemon_thread_traces() -> None:
     for _ in range(4):
         subprocess.run([sys.executable, "-c", ENDS], check=True, stderr=subprocess.DEVNULL)
+
+
+def test_another_thread_prints_a_tensor_while_a_module_is_asked_about_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, printed, own, found = threading.Event(), threading.Event(), torch.ones(2), list[str]()
+
+    def other() -> None:
+        asked.wait(60)
+        found.append(repr(own))
+        printed.set()
+
+    def extra_repr(module: nn.Linear) -> str:
+        asked.set()
+        assert printed.wait(60)
+        return "in_features=2"
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    monkeypatch.setattr(nn.Linear, "extra_repr", extra_repr)
+    assert trace(nn.Linear(2, 2), torch.ones(1, 2)).facts
+    thread.join()
+    assert found == ["tensor([1., 1.])"]
+
+
+_WHILE_THE_COMPILER_IS_IMPORTED = """
+import importlib.util, sys
+import torch
+import pytest_torchmem as torchmem
+half = importlib.util.module_from_spec(importlib.util.find_spec("torch._dynamo"))
+half.__spec__._initializing = True
+sys.modules["torch._dynamo"] = half
+print(torchmem.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).peak)
+"""
+
+
+def test_another_thread_imports_the_compiler() -> None:
+    """As the first step of an optimizer does (torch/_compile.py)."""
+    command = [sys.executable, "-c", _WHILE_THE_COMPILER_IS_IMPORTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, int(done.stdout or 0) > 0) == (0, True), done.stderr
