@@ -48,7 +48,7 @@ def paired(sample: Sample, rounds: int) -> list[tuple[float, float]]:
     """Return the seconds of a trace on fake cpu and on fake cuda, round by round."""
     options: dict[str, Any] = {**sample.options, **sample.kwargs}
 
-    def trace(device: str) -> Callable[[], object]:
+    def trace(device: Any) -> Callable[[], object]:
         return lambda: torchmem.trace(sample.target, *sample.args, device=device, **options)
 
     on_cpu, on_cuda = trace("cpu"), trace("cuda")

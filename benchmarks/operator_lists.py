@@ -161,7 +161,7 @@ def _moved(tensor: Tensor, device: str) -> Tensor:
     return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
 
 
-def recorded_in_trace(sample: Sample, device: str, gpu: str | None, **options: Any) -> list[str]:
+def recorded_in_trace(sample: Sample, device: Any, gpu: str | None, **options: Any) -> list[str]:
     """Trace a step and return the operators that reached the interception, in order."""
     torchmem.trace(_nothing)  # what the first trace of a process tries out is not the step's
     names: list[str] = []

@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from tabulate import tabulate
@@ -139,7 +140,7 @@ def tracked(model: Model) -> Callable[[], object]:
 def one_layer(turns: int = 20, traces: int = 50) -> list[tuple[str, ...]]:
     """Return rows of what repeated traces of one linear layer take, by device."""
     layer, x = nn.Linear(8, 8), torch.randn(4, 8)
-    found: dict[str, list[float]] = {"cpu": [], "cuda": []}
+    found: dict[Any, list[float]] = {"cpu": [], "cuda": []}
     for turn in range(turns + 1):  # the first is for what is done once
         for device, times in found.items():
             start = time.process_time()

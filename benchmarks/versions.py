@@ -29,22 +29,22 @@ WIDTH = 64
 _MARK = "result: "
 
 
-def _convolutions(device: str) -> int:
+def _convolutions(device: Any) -> int:
     layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)
     images = torch.randn(2, 3, 8, 8)
     return trace(nn.Sequential(*layers), images, device=device, optimizer=torch.optim.AdamW).peak
 
 
-def _attention(device: str) -> int:
+def _attention(device: Any) -> int:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     return trace(layer, torch.randn(2, 8, 32), device=device, optimizer=torch.optim.SGD).peak
 
 
-def _recurrent(device: str) -> int:
+def _recurrent(device: Any) -> int:
     return trace(nn.LSTM(8, 8), torch.randn(2, 3, 8), device=device).peak
 
 
-def _everything_imported(device: str) -> int:
+def _everything_imported(device: Any) -> int:
     import torch._dynamo
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
@@ -116,7 +116,7 @@ def _flex_attention() -> None:
     flex_attention(query, key, value)
 
 
-def _jagged(device: str) -> int:
+def _jagged(device: Any) -> int:
     sequences = [torch.randn(length, WIDTH) for length in (5, 3)]
     projection = nn.Linear(WIDTH, WIDTH)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import (
     UnsupportedOperatorError,
     UnsupportedTorchError,
@@ -36,6 +36,11 @@ from pytest_torchmem.torch_private import self_test
 def test_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trace(nn.Linear(2, 2), torch.randn(1, 2), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_misspelt_argument_of_a_measurement_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"measure\(optimiser=...\).* Did you mean 'optimizer'"):
+        measure(nn.Linear(2, 2), torch.randn(1, 2), optimiser=torch.optim.SGD)
 
 
 def test_an_argument_that_the_program_has_is_its_own() -> None:

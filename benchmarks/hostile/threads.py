@@ -136,7 +136,7 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _figures(case: tuple[Callable[..., None], str, int]) -> Any:
+def _figures(case: tuple[Callable[..., None], Any, int]) -> Any:
     step, device, size = case
     try:
         return trace(step, device, size, device=device).figures()

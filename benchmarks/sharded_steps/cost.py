@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ def step(layers: int, sharded: bool, device: str) -> None:
     train(model, torch.optim.AdamW(model.parameters()), steps=1, device=device)
 
 
-def traced(layers: int, world_size: int, device: str, sharded: bool) -> None:
+def traced(layers: int, world_size: int, device: Any, sharded: bool) -> None:
     """Trace it; both traces are of one rank of a world."""
     trace(step, layers, sharded, device, device=device, world_size=world_size)
 

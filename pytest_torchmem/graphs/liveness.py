@@ -35,6 +35,7 @@ from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.node_table import NodeRow, NodeTable
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, tensors_in
+from pytest_torchmem.targets.target import DeviceName
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_view
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.tracing.trace import trace
@@ -46,7 +47,7 @@ class GraphStorages:
     def __init__(self, graphs: Iterable[fx.GraphModule]) -> None:
         nodes = [node for graph in graphs for node in graph.graph.nodes]
         said = [one for node in nodes for one in _devices(node)]
-        self._device = "cuda" if any(device == "cuda" for _, device in said) else "cpu"
+        self._device: DeviceName = "cuda" if any(device == "cuda" for _, device in said) else "cpu"
         self._same: dict[int, int] = {}
         """Storages that are another one, by their addresses."""
         self._nbytes: dict[int, int] = {}

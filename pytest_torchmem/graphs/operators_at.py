@@ -30,6 +30,7 @@ from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.trees import replace_tensors, tensors_in
+from pytest_torchmem.targets.target import DeviceName
 from pytest_torchmem.torch_private.dispatch.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -50,7 +51,7 @@ class Inner(NamedTuple):
 
 
 def run_alone(
-    nodes: Iterable[fx.Node], value: Callable[[fx.Node], Any], device: str
+    nodes: Iterable[fx.Node], value: Callable[[fx.Node], Any], device: DeviceName
 ) -> dict[fx.Node, Inner]:
     """Run those of some nodes that are several operators, each with tensors of its own.
 

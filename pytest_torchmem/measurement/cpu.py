@@ -9,22 +9,23 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UsageError, refuse_misspelt
 from pytest_torchmem.journal.process import generators_kept, program_kept
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.events import MODULE, STEP, recording
 from pytest_torchmem.measurement.timeline import build_timeline, labels_after, labels_before
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.step.step import Step
+from pytest_torchmem.targets.target import DeviceName, HostName
 from pytest_torchmem.torch_private.tensors.recording import mark
 
 
 def measure(
     target: Any,
     *args: Any,
-    device: str = "cpu",
+    device: DeviceName = "cpu",
     gpu: str | None = None,
-    host: str = "here",
+    host: HostName = "here",
     loss_fn: Callable[[Any], Any] | None = None,
     backward: bool = True,
     optimizer: Callable[..., Any] | None = None,
@@ -51,6 +52,7 @@ def measure(
         raise UsageError(f"device={device!r}: expected 'cpu' or 'cuda'")
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
+    refuse_misspelt(measure, target, kwargs)
     if device == "cuda":
         from pytest_torchmem.measurement.cuda import measure_cuda
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -23,12 +23,15 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
+    from pytest_torchmem.interception.values.policy import ValuesMode
     from pytest_torchmem.journal.contents import ProgramState
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.gpus import Gpu
+    from pytest_torchmem.targets.target import DeviceName
+    from pytest_torchmem.tracing.compiled import Level
 
     Figures = dict[WorkspaceKey, WorkspaceSize]
 
@@ -58,10 +61,12 @@ class Torchmem:
         target: Any,
         *args: Any,
         name: str | None = None,
-        device: str | tuple[str, ...] | None = None,
+        device: DeviceName | Literal["cpu,cuda"] | Sequence[DeviceName] | None = None,
         gpu: str | None = None,
         tolerance: Any = None,
-        measure: str | None = None,
+        measure: Literal["auto", "never", "require"] | None = None,
+        values: ValuesMode | None = None,
+        mode: Level | None = None,
         gpus: int | None = None,
         world_size: int | None = None,
         ranks: int | Sequence[int] | None = None,
@@ -95,7 +100,8 @@ class Torchmem:
             pytest.skip(_DISABLED)
 
         checker = self._checker
-        options = kwargs if gpus is None else {**kwargs, "gpus": gpus}
+        own = {"gpus": gpus, "values": values, "mode": mode}
+        options = kwargs | {name: value for name, value in own.items() if value is not None}
         with checker.watched(), shown_at_the_call():
             self._refuse_inside_body("check")
             _refuse_arguments(sizes, kwargs)
@@ -125,7 +131,7 @@ class Torchmem:
         self,
         target: Any,
         *args: Any,
-        device: str | None = None,
+        device: DeviceName | None = None,
         gpu: str | None = None,
         **kwargs: Any,
     ) -> MemoryProfile:

@@ -259,12 +259,20 @@ class _RunHooks:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Notice what is in a module, also where only a part of it was asked for."""
-        if not isinstance(collector, pytest.File):
-            return (yield)
-        seen = SeenFile(collector)
+        """Notice what is in a module, also where only a part of it was asked for, and refuse what
+        markers of its tests say wrongly.
+        """
+        seen = SeenFile(collector) if isinstance(collector, pytest.File) else None
         report = yield
-        if report.passed:
+        if any(
+            MARKER in one.keywords for one in report.result or () if isinstance(one, pytest.Item)
+        ):
+            from pytest_torchmem.plugin.markers import refuse_unreadable
+
+            if self.config.hook.pytest_torchmem_register_gpus.get_hookimpls():
+                self.registrations().gpus()
+            refuse_unreadable(report)
+        if report.passed and seen is not None:
             seen.members = list(report.result)
             self._seen[collector.nodeid] = seen
         return report

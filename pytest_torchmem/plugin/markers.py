@@ -10,6 +10,7 @@ import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import read_budget
+from pytest_torchmem.errors import UsageError
 
 if TYPE_CHECKING:
     from _pytest.nodes import Node
@@ -22,6 +23,19 @@ def budget_of(item: pytest.Item) -> Budget:
     nodes = reversed(item.listchain())
     levels = (level for node in nodes for level in _levels(node))
     return read_budget([(mark.args, mark.kwargs) for mark in level] for level in levels)
+
+
+def refuse_unreadable(report: pytest.CollectReport) -> None:
+    """Let the collection of tests fail where markers of theirs cannot be read."""
+    wrong: dict[str, None] = {}
+    for item in (one for one in report.result if isinstance(one, pytest.Item)):
+        try:
+            budget_of(item)
+        except UsageError as error:
+            path, line, name = item.location
+            wrong[f"{path}:{(line or 0) + 1}: {name.partition('[')[0]}: {error}"] = None
+    if wrong:
+        report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
 
 
 def _levels(node: Node) -> Iterator[list[pytest.Mark]]:

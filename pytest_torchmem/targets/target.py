@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library
     from pytest_torchmem.targets.calibration import Calibration
 
+DeviceName: TypeAlias = Literal["cpu", "cuda"]
+HostName: TypeAlias = Literal["reference", "here"]
 
 NOT_LINKED = "PyTorch is not linked with support for"
 """How torch says that it lacks the device that is asked for; c10/core/impl/VirtualGuardImpl.h."""

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from threading import get_ident
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.torch_private.compilers import inductor
     from pytest_torchmem.tracing.ahead_of_time import AheadOfTime
 
+Level: TypeAlias = Literal["eager", "aot", "inductor"]
 EAGER, AOT, INDUCTOR = LEVELS = ("eager", "aot", "inductor")
 _INDUCTOR = "inductor"
 _NOT_FOLLOWED = "what torch.compile wraps was traced eagerly: the compiler failed in the trace"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import fx, nn
@@ -28,7 +28,7 @@ from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
 from pytest_torchmem.interception.survivors import give_survivors_data, let_go_of_tensors
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
-from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
+from pytest_torchmem.interception.values.policy import Values, ValuesMode, ValuesNeeded
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace
@@ -47,14 +47,21 @@ from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
-from pytest_torchmem.targets.target import MODELLED, NOT_LINKED, Selected, Target
+from pytest_torchmem.targets.target import (
+    MODELLED,
+    NOT_LINKED,
+    DeviceName,
+    HostName,
+    Selected,
+    Target,
+)
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.state.all_settings import entered_settings
 from pytest_torchmem.torch_private.state.entered import ends_once
 from pytest_torchmem.torch_private.tensors.storages import nowhere
-from pytest_torchmem.tracing.compiled import LEVELS, Compiled
+from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level
 from pytest_torchmem.tracing.hollow import HollowTensors
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.lowering import Lowering
@@ -82,9 +89,9 @@ _CPU = torch.device("cpu")
 def trace(
     target: Any,
     *args: Any,
-    device: str = "cpu",
+    device: DeviceName = "cpu",
     gpu: str | None = None,
-    host: str = "reference",
+    host: HostName = "reference",
     loss_fn: Callable[[Any], Any] | None = None,
     backward: bool = True,
     optimizer: Callable[..., Any] | None = None,
@@ -92,12 +99,12 @@ def trace(
     allocator: str = "",
     memory: int | str | None = None,
     calibration: Calibration | None = None,
-    cudnn: str = "auto",
-    values: str = "auto",
+    cudnn: Literal["auto", "stored"] = "auto",
+    values: ValuesMode = "auto",
     gpus: int | None = None,
     world_size: int | None = None,
     rank: int | None = None,
-    mode: str | None = None,
+    mode: Level | None = None,
     **kwargs: Any,
 ) -> MemoryProfile:
     """Trace one training step of ``target`` on a fake device, and return its memory in bytes.

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
@@ -164,7 +165,7 @@ def test_training_beside_traces() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_trace_is_the_same_beside_others(device: str) -> None:
+def test_a_trace_is_the_same_beside_others(device: Any) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 16)
     alone = trace(layer, torch.randn(2, 5, 16), device=device).figures()
     over = threading.Event()
@@ -183,7 +184,7 @@ def test_a_trace_is_the_same_beside_others(device: str) -> None:
         thread.join()
 
 
-def drawing_beside(draw: Callable[[], object], device: str) -> list[object]:
+def drawing_beside(draw: Callable[[], object], device: Any) -> list[object]:
     """Return what a thread drew while programs that seed and draw were traced."""
     drawn: list[object] = []
     over = threading.Event()
@@ -211,7 +212,7 @@ def drawing_beside(draw: Callable[[], object], device: str) -> list[object]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_other_threads_never_draw_the_same_again(device: str) -> None:
+def test_other_threads_never_draw_the_same_again(device: Any) -> None:
     for draw in (
         random.random,
         lambda: numpy.random.random_sample(),
@@ -222,7 +223,7 @@ def test_other_threads_never_draw_the_same_again(device: str) -> None:
 
 
 @pytest.mark.parametrize("values", ["none", "real"])
-def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: str) -> None:
+def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: Any) -> None:
     found: list[object] = []
 
     def program() -> None:

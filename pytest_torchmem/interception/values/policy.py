@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.units import format_size
+
+ValuesMode: TypeAlias = Literal["auto", "real", "none"]
 
 
 class Values(Enum):
