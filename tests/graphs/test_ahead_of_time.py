@@ -272,7 +272,7 @@ def test_copies_to_the_host_are_on_the_host() -> None:
             self.linear = nn.Linear(64, 64)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = self.linear(x)
+            y: Tensor = self.linear(x)
             return y.sum() + (y.cpu() * 2).sum().cuda() + y.new_tensor([1.0]).sum()
 
     given = Moves(), torch.randn(256, 64)
@@ -294,7 +294,7 @@ def test_copies_to_the_host_are_on_the_host() -> None:
 def test_what_has_no_graph_is_refused() -> None:
     class Recurrent(nn.LSTM):
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(x)[0]  # type: ignore[no-any-return]
+            return super().forward(x)[0]
 
     with pytest.raises(UsageError, match=r"test_ahead_of_time.py:\d+: AOTAutograd makes no graph"):
         trace(Recurrent(4, 4), torch.randn(2, 3, 4), mode="aot", device="cuda")
