@@ -74,22 +74,6 @@ BERT = LanguageModel(
     length=128,
     labels=False,
 )
-LLAMA = LanguageModel(
-    "Llama, 4 layers",
-    _transformers(
-        "LlamaForCausalLM",
-        "LlamaConfig",
-        num_hidden_layers=4,
-        hidden_size=256,
-        intermediate_size=704,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=32000,
-    ),
-    batch=2,
-    length=128,
-    labels=True,
-)
 LLAMA_70B = LanguageModel(
     "Llama, 70 billion parameters",
     _transformers(

@@ -39,6 +39,27 @@ GROUP = (
     '[1, 0], "1.50 KiB"]'
 )
 
+REST = """\
+      "peak": [1536, "1.50 KiB"],
+      "facts": {
+        "inputs": {
+          "x": [["float32", [2, 8]]]
+        }
+      },
+      "timeline": [
+        ["forward", 3, 500, 1000]
+      ],
+      "alive": {
+        "at": ["peak", "end"],
+        "groups": [
+          GROUP
+        ],
+        "rest": {
+          "end": [8, "8 B"]
+        }
+      }
+""".replace("GROUP", GROUP)
+
 
 def test_format_is_made_for_review():
     text = _file(_entry("test_b"), _entry("test_a", reason="why", tolerance={"peak": "2%"}))
@@ -57,53 +78,17 @@ def test_format_is_made_for_review():
         "peak": "2%"
       },
       "reason": "why",
-      "peak": [1536, "1.50 KiB"],
-      "facts": {
-        "inputs": {
-          "x": [["float32", [2, 8]]]
-        }
-      },
-      "timeline": [
-        ["forward", 3, 500, 1000]
-      ],
-      "alive": {
-        "at": ["peak", "end"],
-        "groups": [
-          GROUP
-        ],
-        "rest": {
-          "end": [8, "8 B"]
-        }
-      }
-    },
+REST    },
     {
       "test": "test_b",
       "device": "cuda",
       "gpu": "h100",
       "torch": "2.13.0",
       "workload": "w",
-      "peak": [1536, "1.50 KiB"],
-      "facts": {
-        "inputs": {
-          "x": [["float32", [2, 8]]]
-        }
-      },
-      "timeline": [
-        ["forward", 3, 500, 1000]
-      ],
-      "alive": {
-        "at": ["peak", "end"],
-        "groups": [
-          GROUP
-        ],
-        "rest": {
-          "end": [8, "8 B"]
-        }
-      }
-    }
+REST    }
   ]
 }
-""".replace("GROUP", GROUP)
+""".replace("REST", REST)
     )
 
 
