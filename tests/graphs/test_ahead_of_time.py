@@ -226,7 +226,8 @@ def test_new_values_of_inputs_are_gone_after_the_forward() -> None:
 
 def test_a_graph_for_a_gpu_has_its_operators() -> None:
     model, x = nn.Sequential(Attention()), torch.randn(2, 24, 32)
-    for device, name in (("cpu", "flash_attention_for_cpu"), ("cuda", "efficient_attention")):
+    names: dict[Any, str] = {"cpu": "flash_attention_for_cpu", "cuda": "efficient_attention"}
+    for device, name in names.items():
         forward, _ = trace(model, x, mode="aot", loss_fn=total, device=device, gpu="t4").graphs
         assert any(name in str(node.target) for node in forward.graph.nodes)
     causal = trace(Causal(), x := torch.randn(2, 4, 6, 8, requires_grad=True), device="cuda")
