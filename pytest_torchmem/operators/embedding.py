@@ -27,6 +27,7 @@ from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.sorting.order import sort_requests
 from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 _aten: Any = torch.ops.aten
 
@@ -333,13 +334,15 @@ def factor(input: Tensor) -> Workspace:
 @_renorm.workspace("cuda")
 def distinct_indices(machine: Gpu, indices: Tensor) -> tuple[int, ...]:
     """Indices sorted, then the distinct ones and their count; Embedding.cu,
-    ``embedding_renorm_cuda_``.
+    ``embedding_renorm_cuda_``. Since torch 2.13 those that count from the end are replaced before
+    (pytorch/pytorch#183998).
     """
     number, each = indices.numel(), dense_bytes(indices)
     flat = torch.empty((number,), dtype=indices.dtype, device="meta")
     sorting = passing(number * _LONG, *sort_requests(machine, flat, 0))
     distinct = cub.distinct(machine, number, indices.element_size())
-    return (contiguous_copy(indices), each, each, *sorting, each, _LONG, distinct)
+    replaced = each if TORCH_VERSION >= (2, 13) else 0
+    return (contiguous_copy(indices), replaced, each, *sorting, each, _LONG, distinct)
 
 
 @_backward.decomposition("cuda")
@@ -362,12 +365,14 @@ def sorted_sums(
 ) -> Tensor:
     """Return the gradient of ``weights`` rows: indices are sorted, and parts of equal ones summed.
 
-    EmbeddingBackwardKernel.cu, ``embedding_backward_cuda_kernel``.
+    EmbeddingBackwardKernel.cu, ``embedding_backward_cuda_kernel``. Since torch 2.13 only bits
+    that indices can have are sorted by (pytorch/pytorch#183578).
     """
     number, size, width = indices.numel(), indices.element_size(), gradients.shape[-1]
     in_order, positions = torch.empty_like(indices), torch.empty_like(indices)
     places = torch.empty_like(indices)
-    cub.scratch(cub.radix_sort(gpu, number, size, size, weights.bit_length()))
+    bits = weights.bit_length() if TORCH_VERSION >= (2, 13) else None
+    cub.scratch(cub.radix_sort(gpu, number, size, size, bits))
     del places
     counts = torch.empty_like(indices) if by_frequency else None
     for _ in range(2 if by_frequency else 0):

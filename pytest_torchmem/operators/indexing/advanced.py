@@ -19,6 +19,7 @@ from pytest_torchmem.operators.reduction.sums import pair_of_values
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import ALL, Request, Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
 _LONG = 8
@@ -161,8 +162,8 @@ def range_of(number: int) -> tuple[int, ...]:
 
 
 def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[int, ...]:
-    """The extremes of each are looked at, then it is wrapped and multiplied; Indexing.cu,
-    ``computeLinearIndex``.
+    """The extremes of each are looked at, before torch 2.13 one by one, then it is wrapped and
+    multiplied; Indexing.cu, ``computeLinearIndex``.
     """
     shape = torch.broadcast_shapes(*(index.shape for index in indices))
     whole = torch.empty(shape, dtype=torch.int64, device="meta")
@@ -171,7 +172,9 @@ def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[i
     for position, index in enumerate(indices):
         if checked:
             found = passing(*pair_of_values(gpu, index.expand(shape).to(torch.int64)))
-            requests += passing(_LONG, _LONG, *found, *passing(1), *passing(1))
+            one_by_one = passing(_LONG, *found, *passing(1)) * 2
+            together = passing(_LONG, _LONG, *found, *passing(1), *passing(1))
+            requests += together if TORCH_VERSION >= (2, 13) else one_by_one
         requests += passing(*product) if position else product
     return requests
 

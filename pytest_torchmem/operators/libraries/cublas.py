@@ -3,7 +3,8 @@
 cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``, ``setCublasWorkspace``: one buffer for each
 thread and stream, taken through the caching allocator at the first product and kept until
 ``torch._C._cuda_clearCublasWorkspaces()``. cuBLASLt uses the same buffer
-(``unified_cublas_and_lt_workspaces``) unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``.
+(``unified_cublas_and_lt_workspaces``) unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``, the default
+before torch 2.12, which takes both.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import re
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 _KIB = 1024
 _SMALL = 4096 * _KIB * 2 + 16 * _KIB * 8
 _LARGE = 4096 * _KIB * 8
 _LARGE_ON = (9, 10, 12)
 _LT_ALONE = 1024 * _KIB
+_UNIFIES = TORCH_VERSION >= (2, 12)
 _MOST_DIGITS = 15
 """More would not fit into 63 bits, in bytes."""
 _CONFIG = re.compile(r":([0-9]+):([0-9]+)")
@@ -52,7 +55,7 @@ def _bytes(variable: str, text: str, size: str, count: str = "1") -> int:
 
 def _lt_workspace() -> int | None:
     """Return the bytes of cuBLASLt's own buffer; None where it shares cuBLAS's."""
-    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1").lower()
+    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "01"[_UNIFIES]).lower()
     if unified in ("1", "on", "yes", "true", "y", "t"):
         return None
     size = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
@@ -74,5 +77,7 @@ def blas_buffer(gpu: Gpu) -> Buffer:
 def beside_buffer(gpu: Gpu, *requests: int, lt: bool = False) -> Workspace:
     """Return what a product takes: ``requests`` of its own, and the buffer that stays."""
     alone = _lt_workspace() if lt else None
-    buffer = Buffer("cuBLASLt", alone) if alone is not None else blas_buffer(gpu)
-    return Workspace(requests, kept=(buffer,) if buffer.nbytes else ())
+    buffers = [] if alone is not None and _UNIFIES else [blas_buffer(gpu)]
+    if alone is not None:
+        buffers.append(Buffer("cuBLASLt", alone))
+    return Workspace(requests, kept=tuple(buffer for buffer in buffers if buffer.nbytes))

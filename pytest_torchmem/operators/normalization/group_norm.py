@@ -25,6 +25,7 @@ from pytest_torchmem.operators.geometry import (
     suggested_format,
 )
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.tensors.tensors import saved_by
 
 _forward = operator("aten::native_group_norm")
@@ -120,12 +121,14 @@ def forward_on_cuda(
     """Statistics in the type that they are added up in, and a scale and a shift for every channel
     of every image where a channel has several pixels.
 
-    Exact, group_norm_kernel.cu, ``GroupNormKernelImplInternal``.
+    Exact, group_norm_kernel.cu, ``GroupNormKernelImplInternal``; before torch 2.13 statistics are
+    kept in the type of the outputs alone.
     """
     dtype = accumulation_type(input.dtype)
+    statistics = outputs[1:] if TORCH_VERSION >= (2, 13) else ()
     copies = (
         *map(contiguous_copy, (input, weight, bias)),
-        *(converted(statistic, dtype) for statistic in outputs[1:]),
+        *(converted(statistic, dtype) for statistic in statistics),
     )
     if HxW == 1 or (weight is None and bias is None):
         return copies
