@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator
@@ -11,8 +11,7 @@ from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
+class Peaks(NamedTuple):
     """What the allocator counted at its most, each for itself, and at the end; in bytes.
 
     ``requested`` is the sum of what was asked for, ``allocated`` that of the blocks handed out

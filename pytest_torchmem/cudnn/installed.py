@@ -10,8 +10,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_torchmem.cudnn import driver
 
@@ -36,8 +36,7 @@ _BESIDE = ("cu13/lib", "cublas/lib", "cuda_nvrtc/lib", "cuda_runtime/lib")
 _DEFINED = re.compile(r"^#define CUDNN_(MAJOR|MINOR|PATCHLEVEL)\s+(\d+)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(NamedTuple):
     """A cuDNN on this machine."""
 
     library: Path

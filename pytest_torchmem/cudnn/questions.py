@@ -10,10 +10,9 @@ are those that ATen hands to cuDNN, with the strides that cuDNN sees::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 DIRECTIONS = ("forward", "backward_input", "backward_weight")
 PREFIX = "cudnn::"
@@ -21,8 +20,7 @@ ALIGNED = 32
 """Bytes; what ``getAlignment`` of native/cudnn/Conv_v8.cpp looks for at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """A tensor as cuDNN sees it."""
 
     dtype: str
@@ -39,8 +37,7 @@ class Operand:
         return f"{self.dtype}[{_list(self.shape)}]{strides}{aligned}"
 
 
-@dataclass(frozen=True, slots=True)
-class ConvolutionQuestion:
+class ConvolutionQuestion(NamedTuple):
     """A convolution's forward, or one of its gradients.
 
     ``x`` is the input or its gradient, ``w`` the weight or its gradient and ``y`` the output or its
@@ -107,8 +104,7 @@ class ConvolutionQuestion:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionQuestion:
+class AttentionQuestion(NamedTuple):
     """Attention through cuDNN, its forward or its backward.
 
     Operands are there by name: ``query``, ``key``, ``value`` and ``output``; ``statistics`` where a
@@ -177,8 +173,7 @@ def _list(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionPlan:
+class ExecutionPlan(NamedTuple):
     """A plan of cuDNN: the bytes of its workspace, and its engine."""
 
     workspace: int
@@ -187,8 +182,7 @@ class ExecutionPlan:
     """cuDNN's numerical notes, such as ``"tensor core"``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Plans in cuDNN's order, the one that runs first; all of them only of a benchmark.
 
     Without plans cuDNN has no engine for the question, or did not survive it; ``why`` says so.

@@ -10,7 +10,6 @@ Where it does not fit, the error has torch's message, and what took the memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -93,8 +92,7 @@ class DeviceMemory:
             self.follow()
         found = {phase: peaks.found() for phase, peaks in self._peaks.items()}
         result = {name: found[phase] for name, phase in PEAK_FIELDS.items() if phase in found}
-        result["peak"] = replace(
-            max(found.values(), key=lambda of: of.reserved),
+        result["peak"] = max(found.values(), key=lambda of: of.reserved)._replace(
             requested=max(of.requested for of in found.values()),
             allocated=max(of.allocated for of in found.values()),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -354,7 +354,7 @@ class MemoryProfile(ComputedLater, Tabular):
         plain = {name: getattr(self, name) for name in _TEXTS + _FIGURES + _RANK}
         lists = {name: list(getattr(self, name)) for name in _LISTS}
         facts = json.loads(json.dumps(self.facts))
-        peaks = {name: asdict(found) for name, found in self.allocator_peaks().items()}
+        peaks = {name: found._asdict() for name, found in self.allocator_peaks().items()}
         return {
             **escaped({**plain, **lists, "facts": facts}),
             "allocator_peaks": peaks,

@@ -8,12 +8,11 @@ torch: figures are read, merged and written without it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class WorkspaceKey:
+class WorkspaceKey(NamedTuple):
     """A workspace that no exact formula gives: an operator and what it is called with.
 
     ``operator`` is the overload's name (``"aten::convolution"``, ``"aten::sum.dim_IntList"``),
@@ -25,8 +24,7 @@ class WorkspaceKey:
     geometry: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkspaceSize:
+class WorkspaceSize(NamedTuple):
     """What a kernel took, in bytes.
 
     ``workspace`` is what it had alive at its own peak beyond what was alive before and what stays
@@ -44,8 +42,7 @@ class WorkspaceSize:
         return WorkspaceSize(max(self.workspace, other.workspace), max(reserves, default=None))
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Setup:
+class Setup(NamedTuple):
     """Where figures were measured: everything that decides which kernels a library takes."""
 
     gpu: str
@@ -67,8 +64,7 @@ CUDNN = "cudnn"
 """The source of what cuDNN told."""
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryAnswer:
+class LibraryAnswer(NamedTuple):
     """What a library was asked in a trace, and the bytes it told; ``None`` where it told nothing.
 
     ``version`` is the library's, empty where there was nobody to ask; ``why`` says why there is no

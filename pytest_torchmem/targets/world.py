@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_torchmem.errors import UsageError
 
@@ -11,8 +10,7 @@ GPUS_OF_A_NODE = 8
 """How many GPUs a node has, unless a trace says how many GPUs the program sees."""
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(NamedTuple):
     """One process of ``size`` that run the same program, ``per_node`` of them on each node."""
 
     size: int

@@ -147,7 +147,7 @@ def _run_with(
 def _as_rank(machine: Target, rank: int) -> Target:
     """Return the machine as another process of its world sees it."""
     assert machine.world is not None
-    world = replace(machine.world, rank=rank)
+    world = machine.world._replace(rank=rank)
     return replace(machine, world=world, selected=Selected(world.local_rank))
 
 

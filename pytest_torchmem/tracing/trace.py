@@ -528,7 +528,7 @@ def _profile_of(
 
 def _answers(device: DeviceLedger) -> tuple[LibraryAnswer, ...]:
     found = sorted(device.library_answers.items(), key=lambda item: item[0].question)
-    return tuple(replace(answer, modules=tuple(modules)) for answer, modules in found)
+    return tuple(answer._replace(modules=tuple(modules)) for answer, modules in found)
 
 
 def _touched() -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +252,7 @@ def test_a_version_that_is_not_the_librarys_own(
 ) -> None:
     """Answers would be kept under the wrong one."""
     library = answering(monkeypatch, tmp_path, ANSWER)
-    library.installed = replace(library.installed, version=(9, 26, 0))
+    library.installed = library.installed._replace(version=(9, 26, 0))
     assert "it is [9, 20, 0], and named as 9.26.0" in library.ask(*A100, layer()).why
 
 
@@ -298,7 +297,7 @@ def test_answers_of_cudnn(cudnn: Library) -> None:
     first = cudnn.ask(*A100, plain)
     assert first.workspace == x + w + y + 16
     assert len(first.plans) == 1
-    tried = cudnn.ask(*A100, replace(plain, benchmark=True))
+    tried = cudnn.ask(*A100, plain._replace(benchmark=True))
     assert len(tried.plans) > 5
     assert tried.plans[0] == first.plans[0]
 

@@ -7,7 +7,7 @@ block of the left matrix where that is transposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -89,8 +89,7 @@ _ELEMENT = 640
 """Bytes of a thread's list of products, ``brgemm_batch_element_per_thr_sz``, of a block's depth."""
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """``batch`` products of matrices of ``rows`` by ``depth`` and ``depth`` by ``columns``.
 
     ``transposed`` where columns of the left matrices are dense, ``turned`` where they have to be
@@ -133,7 +132,7 @@ class Product:
         ``is_gemv``, from 3.13 on.
         """
         threads, length = self.host.threads, max(self.rows, self.columns)
-        standing = replace(self, rows=length, columns=1, transposed=False, turned=False)
+        standing = self._replace(rows=length, columns=1, transposed=False, turned=False)
         depth = min(self.depth, 16384)
         rows = standing._blocks(1, depth, False)[0]
         smallest = min(16 if threads > self.batch else 32, length)

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ _LARGEST_INDEX = 2**31 - 1
 _SEMAPHORE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Dim:
+class Dim(NamedTuple):
     """A dimension of the iteration: its size, and strides in elements of input and output."""
 
     size: int
@@ -44,8 +43,7 @@ class Dim:
     output: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reduction:
+class Reduction(NamedTuple):
     """A reduction as its kernel sees it."""
 
     reduced: tuple[Dim, ...]
@@ -103,7 +101,7 @@ def _merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
             and last.size * last.input == dim.input
             and last.size * last.output == dim.output
         ):
-            merged[-1] = replace(last, size=last.size * dim.size)
+            merged[-1] = last._replace(size=last.size * dim.size)
         else:
             merged.append(dim)
     return tuple(merged)
@@ -152,9 +150,9 @@ def _parts(reduction: Reduction) -> Iterator[Reduction]:
         first = dims[position].size // 2
         for size in {first, dims[position].size - first}:
             halved = [*dims]
-            halved[position] = replace(dims[position], size=size)
+            halved[position] = dims[position]._replace(size=size)
             split = len(part.reduced)
-            waiting.append(replace(part, reduced=tuple(halved[:split]), kept=tuple(halved[split:])))
+            waiting.append(part._replace(reduced=tuple(halved[:split]), kept=tuple(halved[split:])))
 
 
 def _global_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:

@@ -161,7 +161,7 @@ def as_forward(problem: Problem, avx2: bool = False) -> Primitive | None:
 def backward_data(problem: Problem, avx2: bool = False) -> Primitive | None:
     """``brg_conv_bwd``, whose scratchpad holds that of a forward."""
     turned = as_forward(problem, avx2)
-    return turned and replace(turned, scratchpad=booked(turned.scratchpad))
+    return turned and turned._replace(scratchpad=booked(turned.scratchpad))
 
 
 def backward_data_strided(

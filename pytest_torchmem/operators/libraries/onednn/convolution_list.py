@@ -91,7 +91,7 @@ def backward_weights(problem: Problem) -> Primitive:
 
 
 def _nested(primitive: Primitive, *further: int) -> Primitive:
-    return replace(primitive, scratchpad=booked(primitive.scratchpad, *further))
+    return primitive._replace(scratchpad=booked(primitive.scratchpad, *further))
 
 
 def transposed_forward(problem: Problem) -> Primitive:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.blocking import (
@@ -50,7 +49,7 @@ def forward(problem: Problem) -> Primitive | None:
     found = blocks.primitive(blocks.padded_bias)
     if not blocks.first:
         return found
-    return replace(found, weight=found.weight // blocks.channels * round_up(blocks.channels, 2))
+    return found._replace(weight=found.weight // blocks.channels * round_up(blocks.channels, 2))
 
 
 def _output_row_pixels(blocks: Blocks) -> int:

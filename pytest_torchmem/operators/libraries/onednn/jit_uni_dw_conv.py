@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     FLOAT,
@@ -24,7 +22,7 @@ def forward_by_brdgmm(problem: Problem) -> Primitive | None:
         return None
     if not problem.channels_last and problem.dims == 2:
         return None
-    return replace(_operands(problem, 1), channels_last=not problem.channels_last)
+    return _operands(problem, 1)._replace(channels_last=not problem.channels_last)
 
 
 def _operands(problem: Problem, block: int = VECTOR) -> Primitive:
@@ -44,7 +42,7 @@ def forward(problem: Problem) -> Primitive | None:
         return None
     channels = problem.groups if problem.channels_last else round_up(problem.groups, VECTOR)
     copied = problem.bias and (problem.bfloat16 or channels != problem.groups)
-    return replace(_operands(problem), scratchpad=booked(channels * FLOAT if copied else 0))
+    return _operands(problem)._replace(scratchpad=booked(channels * FLOAT if copied else 0))
 
 
 def _row_pixels(problem: Problem) -> int:
@@ -74,7 +72,7 @@ def backward_weights(problem: Problem) -> Primitive | None:
     taps, step = problem.kernel[2], problem.stride[2]
     if operands is None or taps > 3 or step > taps or not _is_within(problem):
         return None
-    return replace(operands, scratchpad=_reduction(problem))
+    return operands._replace(scratchpad=_reduction(problem))
 
 
 def _is_within(problem: Problem) -> bool:

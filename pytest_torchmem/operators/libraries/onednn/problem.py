@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -170,8 +171,7 @@ class Problem:
         return self.filters * self.group_channels * self.taps * self.element_size
 
 
-@dataclass(frozen=True)
-class Primitive:
+class Primitive(NamedTuple):
     """What a kernel wants of a convolution: bytes of the input, weight and output in its own
     layout, 0 where it takes them as the caller has them; and of its scratchpad.
 
