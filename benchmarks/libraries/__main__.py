@@ -5,7 +5,7 @@ python -m benchmarks.libraries -k 'peft|timm'   models whose name matches
 python -m benchmarks.libraries --device cuda    traced on fake cuda: does it come to its end
 
 The libraries are not installed with this project; a model whose library is not there is skipped.
-``LIBRARIES`` in this file has the names to install.
+``names.json`` has the names to install.
 """
 
 from __future__ import annotations
@@ -27,36 +27,6 @@ from benchmarks.isolation.supervisor import Limits, Supervisor
 from benchmarks.libraries.registry import models, samples
 from benchmarks.zoo.__main__ import models_table
 
-LIBRARIES = (
-    "bitsandbytes",
-    "came-pytorch",
-    "denoising-diffusion-pytorch",
-    "diffusers",
-    "e3nn",
-    "gpytorch",
-    "kornia",
-    "lightning",
-    "lion-pytorch",
-    "monai",
-    "neuraloperator",
-    "nflows",
-    "open_clip_torch",
-    "peft",
-    "performer-pytorch",
-    "prodigyopt",
-    "schedulefree",
-    "timm",
-    "torch_geometric",
-    "torchao",
-    "torchdiffeq",
-    "torchvision",
-    "transformers",
-    "vector-quantize-pytorch",
-    "vit-pytorch",
-    "x-transformers",
-    "xlstm",
-    "zuko",
-)
 _BAD = (Status.DIFFERENT, Status.UNSUPPORTED, Status.CRASHED)
 
 
