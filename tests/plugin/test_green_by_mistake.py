@@ -382,7 +382,7 @@ def test_body():
 """
 
 
-@pytest.mark.parametrize("options", [["-q"], ["-q", "-n", "2"]])
+@pytest.mark.parametrize("options", [["-q"], ["-q", "-n", "1"]])
 def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch, options):
     project.write(test_net=_ONE_DEVICE)
     project.run("--torchmem-update", "-k", "test_function")

@@ -13,7 +13,7 @@ def pages(directory: Path) -> list[str]:
     return sorted(file.name for file in directory.iterdir())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_page_for_each_check_that_fails(stored, workers: int) -> None:
     stored.width(128)
     options = ["-n", str(workers)] if workers else []

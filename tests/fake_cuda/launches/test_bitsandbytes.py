@@ -10,10 +10,17 @@ from torch import nn
 
 from pytest_torchmem import trace
 
-bnb = pytest.importorskip("bitsandbytes")
 MIB = 1024 * 1024
 BLOCKS = MIB // 256
 MAPS = 2 * 256 * 4
+bnb: Any = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported_where_it_is_tested() -> None:
+    """It takes two seconds, in each process that collects this file."""
+    global bnb
+    bnb = pytest.importorskip("bitsandbytes")
 
 
 def states(name: str, elements: int = MIB, **kwargs: Any) -> tuple[int, dict[str, Any]]:
