@@ -1,11 +1,11 @@
-"""Mocks of fixtures and tests that have checks."""
+"""Mocks of fixtures and tests that have checks, and a directory that a test has removed."""
 
 from __future__ import annotations
 
 from .conftest import Project
 
 
-def test_mocks_of_fixtures_and_decorators_hold_in_checks(project: Project) -> None:
+def test_mocks_hold_in_checks_and_a_directory_that_is_gone_is_no_obstacle(project: Project) -> None:
     project.write(
         test_net="""
 import pytest, torch
@@ -47,14 +47,8 @@ def test_nothing_is_left(net):
 def test_real():
     assert torch.cuda.device_count.__globals__["__name__"] == "torch.cuda"
     assert torch.cuda.is_available.__globals__["__name__"] == "torch.cuda"
-"""
-    )
-    project.run_apart("--torchmem-update", passed=7)
-
-
-def test_a_directory_that_is_gone_is_no_obstacle(project: Project) -> None:
-    project.write(
-        test_net="""
+""",
+        test_other="""
 import os, torch
 
 def test_there(torchmem, tmp_path):
@@ -64,6 +58,6 @@ def test_there(torchmem, tmp_path):
     gone.rmdir()
     torchmem.check(lambda: torch.ones(8, requires_grad=True).sum().backward())
     os.chdir(tmp_path)
-"""
+""",
     )
-    project.run_apart("--torchmem-update", passed=1)
+    project.run_apart("--torchmem-update", passed=8)
