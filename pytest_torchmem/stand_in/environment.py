@@ -28,7 +28,7 @@ from pathlib import Path
 
 from pytest_torchmem.cudnn import driver
 from pytest_torchmem.cudnn.driver import device_properties
-from pytest_torchmem.cudnn.installed import find_installed
+from pytest_torchmem.cudnn.installed import PINNED, Version, find_installed
 from pytest_torchmem.cudnn.library import folder as cache_folder
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.targets.gpus import Gpu
@@ -62,7 +62,7 @@ def stand_in_environment(
         "BLOCKS": properties["maxCtasPerSM"],
         "L2": properties["l2CacheSize"],
         "RUNTIME": installation.cuda[0] * 1000 + installation.cuda[1] * 10,
-        **_cudnn(place, properties),
+        **_cudnn(installation, place, properties),
     }
     resources = kernel_resources(installation, place, architecture)
     if resources is not None:
@@ -92,23 +92,34 @@ def _architecture(gpu: Gpu, installation: Installation) -> int:
     return max(fitting)
 
 
-def _cudnn(place: Path, properties: Mapping[str, object]) -> dict[str, str]:
-    """Describe the installed cuDNN, which answers in a process of its own, without the stand-in."""
+def _cudnn(
+    installation: Installation, place: Path, properties: Mapping[str, object]
+) -> dict[str, str]:
+    """Describe the installed cuDNN, which answers in a process of its own, without the stand-in.
+
+    Without one, the version that torch requires is there and answers nothing.
+    """
     installed = find_installed()
     if isinstance(installed, str):
-        return {}
+        series = ".".join(installation.version.split(".")[:2])
+        return {"CUDNN": _cudnn_number(PINNED.get(series, max(PINNED.values())))}
     beside = place / "driver"
     beside.mkdir(exist_ok=True)
     (beside / driver.SONAME).write_bytes(driver.shared_object())
-    major, minor, patch = installed.version
     command = (
         *("env", "-u", "LD_PRELOAD", f"LD_LIBRARY_PATH={installed.library_path(beside)}"),
         *(str(place / CUDNN_PROCESS), str(installed.library), json.dumps(properties)),
     )
     return {
-        "CUDNN": str(major * 10000 + minor * 100 + patch),
+        "CUDNN": _cudnn_number(installed.version),
         "CUDNN_PROCESS": shlex.join(command),
     }
+
+
+def _cudnn_number(version: Version) -> str:
+    """Return what ``cudnnGetVersion`` gives."""
+    major, minor, patch = version
+    return str(major * 10000 + minor * 100 + patch)
 
 
 #: Where sizes and counts are written, by the documented signatures: argument and bytes.

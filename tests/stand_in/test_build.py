@@ -73,3 +73,11 @@ def test_stubs_write_what_their_callers_read() -> None:
     assert 'stand_in_note("cusolverDnSgetrf_bufferSize")' in function("cusolverDnSgetrf_bufferSize")
     assert "malloc" in function("cublasCreate_v2")
     assert "stand_in_note" not in function("cublasCreate_v2")
+
+
+def test_without_cudnn_there_is_the_version_that_torch_requires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHMEM_CUDNN", "off")
+    found = environment._cudnn(installation(tmp_path), tmp_path, {})
+    assert found == {"CUDNN": "92000"}
