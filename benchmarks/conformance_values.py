@@ -1,13 +1,15 @@
-"""Compare the values that a trace on fake cuda computes with those of the CPU; no GPU is needed.
+"""Compare the values that traces on both fake devices compute with those of the CPU.
 
 python -m benchmarks.conformance_values                       four samples of each operator
 python -m benchmarks.conformance_values -k 'conv|lstm'        names that match
 python -m benchmarks.conformance_values --suites optimizer    torch's optimizers alone
 
-torch's own samples of its operators, modules and optimizers run for real on the CPU, and on fake
-cuda with ``values="real"``: outputs, gradients, and three steps of each optimizer with each of its
-implementations. A sample is skipped if it fails for real, if two real runs differ, or if torch has
-no kernel of its operator for CUDA.
+torch's own samples of its operators, modules and optimizers, as they are and with changed tensors
+(``EDGES``), run for real on the CPU, and on fake cpu and fake cuda with ``values="real"``: outputs,
+gradients of a sum and of a weighted one, three steps of each optimizer with each of its
+implementations, and drawn programs (``benchmarks.programs``). A sample is told if the trace says
+that it does not know the values. It is skipped if it fails for real, if two real runs differ, or if
+torch has no kernel of its operator for CUDA.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,15 +34,19 @@ import pytest_torchmem as torchmem
 from benchmarks.comparison import Comparison, Status, describe
 from benchmarks.conformance import report
 from benchmarks.conformance import samples as conformance
-from benchmarks.conformance.samples import DTYPES, units
+from benchmarks.conformance.samples import DTYPES, EDGES, LAYOUTS, USUAL_DTYPES, real_sum, units
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Unit
 from benchmarks.isolation.supervisor import Limits, Supervisor
+from benchmarks.programs.__main__ import CHUNK
+from benchmarks.programs.drawing import drawn
+from benchmarks.programs.program import Program
 from pytest_torchmem.step.trees import replace_leaves, tensors_in
 
-SUITES = ("op", "module", "optimizer")
+SUITES = ("op", "module", "optimizer", "program")
 _FAILED = (Status.DIFFERENT, Status.UNSUPPORTED, Status.CRASHED)
-_STEPS = 3
-_TOLERANCES = {"float32": (1e-4, 1e-5), "bfloat16": (2e-2, 2e-2)}
+_STEPS, _SEEDS = 3, 8
+_TOLERANCES = {torch.float32: 1e-5, torch.complex64: 1e-5}
+"""Those of other types are their resolution."""
 
 
 class Differs(Exception):
@@ -46,21 +54,24 @@ class Differs(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerUnit:
-    """All arguments of one optimizer that torch's own tests have."""
+class WholeUnit:
+    """All arguments of one optimizer that torch's own tests have, or programs of a seed."""
 
+    suite: str
     name: str
 
     @property
     def case(self) -> str:
         """Return the unit's name within a run."""
-        return f"optimizer:{self.name}:float32"
+        return f"{self.suite}:{self.name}:float32"
 
 
-def optimizers(pattern: str) -> list[OptimizerUnit]:
-    """Return the optimizers whose names match."""
+def whole(pattern: str, suites: Sequence[str]) -> list[WholeUnit]:
+    """Return the optimizers whose names match, and the seeds of programs."""
     names = [info.optim_cls.__name__ for info in _optimizers()]
-    return [OptimizerUnit(name) for name in names if re.search(pattern, name)]
+    found = [WholeUnit("optimizer", name) for name in names if re.search(pattern, name)]
+    found += [WholeUnit("program", str(seed)) for seed in range(_SEEDS)]
+    return [unit for unit in found if unit.suite in suites]
 
 
 @functools.cache
@@ -72,13 +83,13 @@ def _optimizers() -> list[Any]:
 
 def samples(unit: Unit, limit: int) -> Iterator[Sample]:
     """Yield the samples of an operator, a module or an optimizer."""
-    if isinstance(unit, OptimizerUnit):
-        return _of_optimizer(unit)
+    if isinstance(unit, WholeUnit):
+        return _of_optimizer(unit) if unit.suite == "optimizer" else _of_programs(int(unit.name))
     assert isinstance(unit, conformance.Unit)
     return conformance.samples(unit, limit)
 
 
-def _of_optimizer(unit: OptimizerUnit) -> Iterator[Sample]:
+def _of_optimizer(unit: WholeUnit) -> Iterator[Sample]:
     (info,) = (one for one in _optimizers() if one.optim_cls.__name__ == unit.name)
     implementations: list[dict[str, bool]] = [{}]
     implementations += [{"foreach": True}] if "foreach" in info.supported_impls else []
@@ -92,6 +103,18 @@ def _of_optimizer(unit: OptimizerUnit) -> Iterator[Sample]:
             make = functools.partial(_trained, info, options)
             yield Sample(index, make, detail=f"{given.desc} {implementation}")
             index += 1
+
+
+def _of_programs(seed: int) -> Iterator[Sample]:
+    for index, program in enumerate(drawn(seed, CHUNK)):
+        yield Sample(index, functools.partial(_on_default_device, program), detail=str(program))
+
+
+def _on_default_device(program: Program, device: str) -> list[Any]:
+    torch.manual_seed(0)
+    with torch.device(device):
+        made = program()
+    return [part for tensor in made for part in (tensor.detach(), tensor.grad)]
 
 
 def _trained(info: Any, options: dict[str, Any], device: str) -> list[Any]:
@@ -118,75 +141,98 @@ def _trained(info: Any, options: dict[str, Any], device: str) -> list[Any]:
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
-def _step(sample: Sample, device: str) -> list[Any]:
+def _step(sample: Sample, differentiated: bool, device: str) -> list[Any]:
     """Run a sample's forward and backward on ``device``; return its outputs and gradients."""
     module = copy.deepcopy(sample.target).to(device)
 
     def moved(tensor: Tensor) -> Tensor:
-        return tensor.detach().clone().to(device).requires_grad_(tensor.requires_grad)
+        own = tensor.detach()
+        if own.layout is torch.strided and not own.is_contiguous():
+            size = own.untyped_storage().nbytes() // own.element_size()
+            whole = own.as_strided((size,), (1,), 0).clone().to(device)
+            own = whole.as_strided(own.shape, own.stride(), own.storage_offset()).detach()
+        else:
+            own = own.clone().to(device)
+        return own.requires_grad_(tensor.requires_grad)
 
     args, kwargs = replace_leaves((sample.args, dict(sample.kwargs)), Tensor, moved)
     torch.manual_seed(0)
-    output = module(*args, **kwargs)
+    with torch.set_grad_enabled(differentiated):
+        output = module(*args, **kwargs)
     results: list[Any] = [*tensors_in(output)]
     wanted = [*module.parameters(), *tensors_in((args, kwargs))]
     wanted = [tensor for tensor in wanted if tensor.requires_grad]
     try:
-        loss = sample.options["loss_fn"](output)
+        for loss in (real_sum(output), real_sum([*map(_weighted, tensors_in(output))])):
+            results += torch.autograd.grad(loss, wanted, allow_unused=True, retain_graph=True)
     except NothingToDifferentiate:
-        return results
-    return [*results, *torch.autograd.grad(loss, wanted, allow_unused=True)]
+        pass
+    return results
 
 
-def run_sample(case: str, sample: Sample, announce: Callable[[], None]) -> Comparison:
-    """Run one sample on the CPU and on fake cuda, and compare what it computes."""
-    is_optimizer = case.startswith("optimizer:")
-    run = sample.target if is_optimizer else functools.partial(_step, sample)
-    tolerance = _TOLERANCES[next(name for name in _TOLERANCES if name in case)]
+def _weighted(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided or not tensor.requires_grad:
+        return tensor
+    weights = torch.arange(tensor.numel(), dtype=torch.float32, device=tensor.device).cos()
+    return tensor * weights.view(tensor.shape).to(tensor.dtype)
+
+
+def run_sample(
+    case: str, sample: Sample, announce: Callable[[], None], devices: Sequence[str]
+) -> Comparison:
+    """Run one sample on the CPU and on fake devices, and compare what it computes."""
+    step = functools.partial(_step, sample, ":no_grad:" not in case)
+    run = step if isinstance(sample.target, nn.Module) else sample.target
+    detail = sample.detail[:400]
     try:
         real, again = run("cpu"), run("cpu")
-        _check(real, again, tolerance)
+        _check(real, again)
     except Exception as error:
-        return Comparison(case, Status.SKIPPED, error=describe(error), detail=sample.detail[:400])
+        return Comparison(case, Status.SKIPPED, error=describe(error), detail=detail)
     announce()  # what crashes from here on is the trace's fault
-
-    def traced() -> None:
-        _check(real, run("cuda"), tolerance)
-
-    found = Comparison(case, Status.EXACT)
-    try:
-        torchmem.trace(traced, device="cuda", values="real")
-    except Differs as error:
-        found = Comparison(case, Status.DIFFERENT, error=describe(error))
-    except NotImplementedError as error:
-        is_missing = str(error).startswith("Could not run")
-        status = Status.SKIPPED if is_missing else Status.UNSUPPORTED
-        found = Comparison(case, status, error=describe(error))
-    except Exception as error:
-        found = Comparison(case, Status.UNSUPPORTED, error=describe(error))
-    return Comparison(case, found.status, error=found.error, detail=sample.detail[:400])
+    for device in devices:
+        try:
+            torchmem.trace(lambda where=device: _check(real, run(where)), device=device, **_OPTIONS)
+        except Exception as error:
+            why = f"{device}: {describe(error)}"
+            return Comparison(case, _status(error), error=why, detail=detail)
+    return Comparison(case, Status.EXACT, detail=detail)
 
 
-def _check(real: Sequence[Any], other: Sequence[Any], tolerance: tuple[float, float]) -> None:
+_OPTIONS: Any = {"values": "real"}
+
+
+def _status(error: Exception) -> Status:
+    if isinstance(error, Differs):
+        return Status.DIFFERENT
+    if isinstance(error, torchmem.UnknownValueError):
+        return Status.NOT_JUDGED
+    is_missing = isinstance(error, NotImplementedError) and str(error).startswith("Could not run")
+    return Status.SKIPPED if is_missing else Status.UNSUPPORTED
+
+
+def _check(real: Sequence[Any], other: Sequence[Any]) -> None:
     if len(real) != len(other):
         raise Differs(f"{len(other)} results, and {len(real)} on the CPU")
     for position, (expected, found) in enumerate(zip(real, other, strict=True)):
         if isinstance(expected, Tensor) and isinstance(found, Tensor):
-            _check_tensor(position, _dense(expected), _dense(found).cpu(), tolerance)
+            _check_tensor(position, _dense(expected), _dense(found).cpu())
         elif expected != found:
             raise Differs(f"result {position} is {found}, and {expected} on the CPU")
 
 
-def _check_tensor(
-    position: int, expected: Tensor, found: Tensor, tolerance: tuple[float, float]
-) -> None:
+def _check_tensor(position: int, expected: Tensor, found: Tensor) -> None:
     about = f"result {position}, {conformance.geometry(expected)}"
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
         raise Differs(f"{about}, is {conformance.geometry(found)}")
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    relative, absolute = tolerance
-    if not torch.allclose(expected.to(wide), found.to(wide), relative, absolute, equal_nan=True):
-        raise Differs(f"{about}, has other values")
+    tolerance = 0.0
+    if expected.is_floating_point() or expected.is_complex():
+        tolerance = _TOLERANCES.get(expected.dtype) or torch.finfo(expected.dtype).resolution
+    first, second = expected.to(wide), found.to(wide)
+    if not torch.allclose(second, first, tolerance, tolerance, equal_nan=True):
+        most = (first - second).abs().nan_to_num(math.inf).max().item()
+        raise Differs(f"{about}, has other values, by up to {most:.2g}")
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -197,18 +243,20 @@ def _dense(tensor: Tensor) -> Tensor:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the samples and print what differs; return 1 if anything does."""
     options = _parser().parse_args(arguments)
-    tested = [suite for suite in options.suites if suite != "optimizer"]
-    found: list[Unit] = [*units(options.pattern, tested, options.dtypes, ("contiguous",))]
-    if "optimizer" in options.suites:
-        found.extend(optimizers(options.pattern))
+    tested = [suite for suite in options.suites if suite in ("op", "module")]
+    found: list[Unit] = [*units(options.pattern, tested, options.dtypes, options.layouts)]
+    found.extend(whole(options.pattern, options.suites))
     limits = Limits(options.samples, options.seconds, options.threads)
     kept: list[Comparison] = []
-    Supervisor(found, samples, limits, kept.append, run_sample).run(options.processes)
+    run = functools.partial(run_sample, devices=options.devices)
+    Supervisor(found, samples, limits, kept.append, run).run(options.processes)
+    if options.output:
+        report.write(options.output, kept)
     print(", ".join(f"{name} {value}" for name, value in report.machine().items()))
     counts = Counter((one.case.partition(":")[0], one.status) for one in kept)
-    statuses = (Status.EXACT, *_FAILED, Status.SKIPPED)
+    statuses = (Status.EXACT, *_FAILED, Status.NOT_JUDGED, Status.SKIPPED)
     rows = [[suite, *(counts[suite, status] for status in statuses)] for suite in options.suites]
-    names = ("equal", "different", "unsupported", "crashed", "skipped")
+    names = ("equal", "different", "unsupported", "crashed", "told", "skipped")
     print(tabulate(rows, headers=("samples", *names)))
     print(report.errors_table(kept, _FAILED))
     return int(any(one.status in _FAILED for one in kept))
@@ -222,7 +270,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--samples", type=int, default=4, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=list(SUITES), choices=SUITES)
-    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", default=[*USUAL_DTYPES], choices=list(DTYPES))
+    layouts = (*LAYOUTS, *EDGES)
+    parser.add_argument("--layouts", nargs="+", default=layouts, choices=layouts)
+    parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], choices=("cpu", "cuda"))
+    parser.add_argument("--output", type=Path, help="JSON file for every sample")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="torch threads per process")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for one sample")

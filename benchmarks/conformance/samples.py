@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,11 @@ DTYPES = {
 }
 USUAL_DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("contiguous", "channels_last")
+EDGES = ("special", "masked", "ties", "expanded", "strided", "empty", "broadcast", "no_grad")
+"""Samples whose tensors are changed: infinities and NaN, rows that a mask hides, equal elements,
+zero strides, gaps, no elements, dimensions of one element; and those without a gradient."""
+_DENSE = (torch.Tensor, torch.nn.Parameter)
+_Change = Callable[[torch.Tensor], torch.Tensor]
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -111,10 +117,9 @@ def _operator_samples(op: Any, unit: Unit) -> Iterator[Sample]:
         if in_place and sample.broadcasts_input:
             continue
         inputs = (sample.input, sample.args, sample.kwargs)
-        if unit.layout == "channels_last":
-            inputs, changed = _channels_last(inputs)
-            if not changed:
-                continue
+        inputs, changed = _changed(inputs, _CHANGES.get(unit.layout))
+        if not changed:
+            continue
         program = OperatorStep(function, sample.output_process_fn_grad, in_place)
         yield Sample(index, program, inputs, {}, {"loss_fn": real_sum}, geometry(inputs))
 
@@ -134,10 +139,10 @@ def _module_samples(info: Any, unit: Unit) -> Iterator[Sample]:
             module = info.module_cls(*constructor.args, **constructor.kwargs).to(dtype)
             module.train(training)
             inputs = (forward.args, forward.kwargs)
+            inputs, changed = _changed(inputs, _CHANGES.get(unit.layout))
+            if not changed:
+                continue
             if unit.layout == "channels_last":
-                inputs, changed = _channels_last(inputs)
-                if not changed:
-                    continue
                 for parameter in module.parameters():
                     layout = _CHANNELS_LAST.get(parameter.dim())
                     if layout is not None:
@@ -182,21 +187,88 @@ def real_sum(output: Any) -> torch.Tensor:
     return total
 
 
-def _channels_last(value: Any) -> tuple[Any, bool]:
-    """Return ``value`` with its images and volumes channels-last, and whether there were any."""
+def _changed(value: Any, change: _Change | None) -> tuple[Any, bool]:
+    """Return ``value`` with its dense tensors changed, and whether there is anything to compare."""
+    if change is None:
+        return value, True
     if isinstance(value, torch.Tensor):
-        layout = _CHANNELS_LAST.get(value.dim())
-        if layout is None or not value.is_floating_point() or value.layout is not torch.strided:
+        if value.layout is not torch.strided or type(value) not in _DENSE:
             return value, False
-        twin = value.detach().contiguous(memory_format=layout).requires_grad_(value.requires_grad)
-        return twin, twin.stride() != value.stride()
+        with torch.no_grad():
+            made = change(value)
+        if made.stride() == value.stride() and torch.equal(made, value):
+            return value, False
+        return made.detach().requires_grad_(value.requires_grad), True
     if isinstance(value, dict):
-        made = {key: _channels_last(item) for key, item in value.items()}
-        return {key: item for key, (item, _) in made.items()}, any(c for _, c in made.values())
+        parts = {key: _changed(item, change) for key, item in value.items()}
+        return {key: item for key, (item, _) in parts.items()}, any(c for _, c in parts.values())
     if type(value) in (list, tuple):
-        parts = [_channels_last(item) for item in value]
-        return type(value)(item for item, _ in parts), any(changed for _, changed in parts)
+        found = [_changed(item, change) for item in value]
+        return type(value)(item for item, _ in found), any(changed for _, changed in found)
     return value, False
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    layout = _CHANNELS_LAST.get(tensor.dim())
+    if layout is None or not tensor.is_floating_point():
+        return tensor
+    return tensor.contiguous(memory_format=layout)
+
+
+def _special(tensor: torch.Tensor) -> torch.Tensor:
+    """Put infinities, NaN, zeros and the largest number at drawn places."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    most = torch.finfo(tensor.dtype).max
+    made = tensor.clone().flatten()
+    for value in (math.inf, -math.inf, math.nan, 0.0, -0.0, most):
+        made[random.randrange(len(made))] = value
+    return made.view(tensor.shape)
+
+
+def _masked(tensor: torch.Tensor) -> torch.Tensor:
+    """Let a mask hide a whole row, and nothing of another."""
+    if not tensor.numel() or tensor.requires_grad or not tensor.dim():
+        return tensor
+    hidden: float
+    seen: float
+    if tensor.dtype is torch.bool:
+        hidden, seen = random.sample((True, False), 2)
+    elif tensor.is_floating_point():
+        hidden, seen = -math.inf, 0.0
+    else:
+        return tensor
+    rows = tensor.clone().reshape(-1, tensor.shape[-1])
+    rows[-1], rows[0] = seen, hidden
+    return rows.view(tensor.shape)
+
+
+def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+    long = [position for position, size in enumerate(tensor.shape) if size > 1]
+    return tensor.narrow(random.choice(long), 0, 1).expand_as(tensor) if long else tensor
+
+
+def _strided(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() > 1 and random.random() < 0.5:
+        return tensor.mT.contiguous().mT
+    return torch.stack((tensor, tensor), -1)[..., 1]
+
+
+def _one_long(tensor: torch.Tensor) -> torch.Tensor:
+    long = [position for position, size in enumerate(tensor.shape) if size > 1]
+    return tensor.narrow(random.choice(long), 0, 1) if long and random.random() < 0.5 else tensor
+
+
+_CHANGES: dict[str, _Change] = {
+    "channels_last": _channels_last,
+    "special": _special,
+    "masked": _masked,
+    "ties": lambda tensor: tensor.round() if tensor.is_floating_point() else tensor,
+    "expanded": _expanded,
+    "strided": _strided,
+    "empty": lambda tensor: tensor[:0] if tensor.dim() else tensor,
+    "broadcast": _one_long,
+}
 
 
 def geometry(value: Any) -> str:

@@ -239,7 +239,7 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     lent: bool
     """Whether it is hollow and belongs to another ledger, which outlives this one."""
     memory: Tensor | None
-    """Bytes that the hollow storage shows to whoever reads it; they live as long as it does."""
+    """Bytes that the hollow storage shows to whoever reads it."""
     shared: bool
     """Whether a hollow storage on the host was put into shared memory; not set before that."""
 
@@ -386,12 +386,7 @@ class Ledger:
         """
         survivors = {}
         for record in tuple(self.records.values()):
-            storage = record()
-            if not record.hollow:
-                continue
-            if storage is not None and record.memory is not None:
-                storage._memory = record.memory  # C++ may read it as long as the storage lives
-            if not record.lent:
+            if record.hollow and not record.lent:
                 survivors[record.address] = record
         self.records.clear()
         return survivors

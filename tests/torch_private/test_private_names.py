@@ -32,7 +32,6 @@ EXCEPTIONS = {
     ("*", "_cdata"),
     ("*", "_sequence_nr"),
     # Not torch's, but set by the package on an object of torch, or of Python.
-    ("interception/ledger.py", "_memory"),
     ("*", "_asdict"),
     ("interception/threads.py", "_is_owned"),
     # An argument by name, of a class that torch_private/ declares.

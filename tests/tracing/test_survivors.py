@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.profile.timeline import Phase
+from pytest_torchmem.torch_private.tensors.storages import bytes_of, hollow_storage
 
 SIDE = 1500  # too large for the values of a first pass
 
@@ -35,6 +37,16 @@ def library() -> Any:
             return found
 
     return Library
+
+
+def test_shown_memory_lives_as_long_as_its_storage() -> None:
+    memory = torch.ones(1 << 20, dtype=torch.uint8)
+    gone, shown = weakref.ref(memory), bytes_of(hollow_storage(memory.nbytes, memory))
+    del memory
+    assert gone() is not None
+    assert shown.sum() == 1 << 20
+    del shown
+    assert gone() is None
 
 
 @pytest.mark.parametrize("maxsize", [None, 4])

@@ -13,7 +13,7 @@ import mmap
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -116,11 +116,14 @@ _LEGACY_TYPES: dict[torch.dtype, Callable[[], Tensor]] = {
 def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedStorage:
     """Return a CPU storage that says it holds ``nbytes`` and holds no memory.
 
-    With ``memory`` it shows that tensor's bytes without owning them.
+    With ``memory`` it shows that tensor's bytes, which live as long: C++ and threads that outlive
+    the trace read them.
     """
     address = _nowhere() if memory is None else _data_ptr(memory)
-    storage: torch.UntypedStorage = _construct_storage(address, _CPU, nbytes)
-    return storage
+    storage: Any = _construct_storage(address, _CPU, nbytes)
+    if memory is not None:
+        storage.shown = memory
+    return cast(torch.UntypedStorage, storage)
 
 
 @cache
