@@ -123,7 +123,7 @@ def test_without_the_option_they_are_skipped(project: Project) -> None:
 
 def test_with_workers(project: Project) -> None:
     suite(project)
-    project.run_apart("-n1", "--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED)
+    project.run("-n1", "--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED)
 
 
 def test_in_the_ini_file(project: Project) -> None:
@@ -256,7 +256,7 @@ def test_memory_of_the_real_host_is_pinned(project: Project) -> None:
     project.run("--torchmem-fake-cuda=h100", passed=1)
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "2"]])
+@pytest.mark.parametrize("options", [[], ["-n", "1"]])
 def test_a_suite_closes_with_its_largest_tests(project: Project, options: list[str]) -> None:
     project.write(
         test_net="""

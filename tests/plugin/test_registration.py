@@ -108,7 +108,7 @@ def test_an_operator_is_described_for_one_run(project):
 
 def test_workers_add_what_they_are_given(project):
     project.write(conftest=GPU, test_net=USES_GPU)
-    project.run_apart("-n1", "--torchmem-gpu=lab-1", passed=3)
+    project.run("-n1", "--torchmem-gpu=lab-1", passed=3)
 
 
 @pytest.mark.parametrize(
