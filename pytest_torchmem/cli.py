@@ -1,7 +1,5 @@
 """The console script ``torchmem``: compare reports or revisions, show and verify files, trace."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The errors a user can meet; each message says what was wrong, where, and what to do."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache

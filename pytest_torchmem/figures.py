@@ -1,7 +1,5 @@
 """The figures of a profile: their names, how people write them, and what is done with each."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 DEFAULT_TOLERANCE = "1%"

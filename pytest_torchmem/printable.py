@@ -1,7 +1,5 @@
 """Text as it is shown: of others' making (names, files, versions), paths, tables of results."""
 
-from __future__ import annotations
-
 import os
 
 

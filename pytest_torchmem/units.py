@@ -1,7 +1,5 @@
 """Sizes in bytes, between what people write ("2 GiB") and ``int``."""
 
-from __future__ import annotations
-
 import re
 
 from pytest_torchmem.errors import UsageError

@@ -3,8 +3,6 @@
 Losses of large vocabularies without the logits: fused, or in chunks that are computed again.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -4,8 +4,6 @@ A compiled module or function is not called: its graph is. Its nodes tell which 
 and lines of the program they are of, so that a change in the program is one of nodes.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator

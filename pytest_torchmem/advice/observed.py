@@ -1,7 +1,5 @@
 """What a step has that can be changed, found by running it once, and its modules by their paths."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

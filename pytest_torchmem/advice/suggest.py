@@ -1,7 +1,5 @@
 """Changes of a step that lower its peak, each traced, by bytes saved and operations paid."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -30,11 +28,9 @@ from pytest_torchmem.advice.graph_changes import (
     observing_graphs,
 )
 from pytest_torchmem.advice.observed import OVERWRITING, Layers, Observed, observing
-from pytest_torchmem.profile.profile import MemoryProfile
-from pytest_torchmem.profile.suggestion import Suggestion
+from pytest_torchmem.profile.profile import MemoryProfile, Suggestion
 from pytest_torchmem.units import parse_size
 
-Found: TypeAlias = Suggestion[MemoryProfile]
 Trace: TypeAlias = Callable[..., MemoryProfile]
 """``trace``, whose step is given already: called with the options that are others."""
 
@@ -51,7 +47,7 @@ class Trials:
             self.before = again()
         self._flops = operations(self.before)
 
-    def of(self, change: StepChange) -> Found | None:
+    def of(self, change: StepChange) -> Suggestion | None:
         """Trace the step with a change; ``None`` where the step does not bear it."""
         profile = None
         with suppress(RuntimeError, TypeError, ValueError, AssertionError), change.made():
@@ -87,11 +83,11 @@ class Checkpoints:
         self._others = () if others is None else (others,)
         self._layers = trials.observed.layers
 
-    def found(self, most: int = _MOST_SETS) -> Iterator[Found | None]:
+    def found(self, most: int = _MOST_SETS) -> Iterator[Suggestion | None]:
         """Yield each of the ``most`` kinds by itself, and what fits the limit at the fewest
         operations.
         """
-        single: list[tuple[Layers, Found]] = []
+        single: list[tuple[Layers, Suggestion]] = []
         for layers in self._candidates()[:most]:
             found = self._traced({layers: len(self._layers[layers])})
             yield found
@@ -120,7 +116,7 @@ class Checkpoints:
         largest = sorted(by_layers, key=lambda layers: -by_layers[layers])
         return [layers for layers in largest if by_layers[layers] > least][:_MOST_SETS]
 
-    def _together(self, single: list[tuple[Layers, Found]]) -> Found | None:
+    def _together(self, single: list[tuple[Layers, Suggestion]]) -> Suggestion | None:
         """Combine changes, the cheapest for its saving first, until the step fits."""
         assert self._limit is not None
         single = sorted(single, key=lambda one: (one[1].flops / one[1].saved, -one[1].saved))
@@ -141,7 +137,7 @@ class Checkpoints:
         """Return whether modules of one kind are within modules of the other."""
         return inner[0].startswith(f"{outer[0]}.") or inner[0] == outer[0]
 
-    def _fewest(self, others: Chosen, layers: Layers, every: Found) -> Found:
+    def _fewest(self, others: Chosen, layers: Layers, every: Suggestion) -> Suggestion:
         """Return what fits with as few modules of the last kind as it takes."""
         assert self._limit is not None
         few, enough, best = 0, len(self._layers[layers]), every
@@ -154,7 +150,7 @@ class Checkpoints:
                 few = middle
         return best
 
-    def _traced(self, chosen: Chosen) -> Found | None:
+    def _traced(self, chosen: Chosen) -> Suggestion | None:
         return self._trials.of(joined([*self._others, self._change(chosen)]))
 
     def _kind(self, layers: Layers) -> str:
@@ -197,7 +193,7 @@ def suggest(
     before: MemoryProfile,
     budget: int | str | None = None,
     checkpoints: int | None = None,
-) -> list[Found]:
+) -> list[Suggestion]:
     """Return changes that lower the peak, the best first (``MemoryProfile.suggestions``).
 
     ``again`` traces the step, with other options than it was traced with; ``allocator`` are those
@@ -224,19 +220,19 @@ def suggest(
     return _sorted(found, limit)
 
 
-def _sorted(found: Iterable[Found | None], limit: int | None) -> list[Found]:
+def _sorted(found: Iterable[Suggestion | None], limit: int | None) -> list[Suggestion]:
     kept = [one for one in found if one is not None and _helps(one, limit)]
     return sorted(kept, key=lambda one: (not _fits(one, limit), one.flops, -one.saved))
 
 
-def _helps(one: Found, limit: int | None) -> bool:
+def _helps(one: Suggestion, limit: int | None) -> bool:
     """Whether a change saves more than bytes that nobody would change a line for."""
     before: int = one.saved + getattr(one.profile, one.figure)
     is_enough = limit is not None and _fits(one, limit) and before > limit
     return one.saved > 0 and (one.saved * _WORTH >= before or is_enough)
 
 
-def _fits(one: Found, limit: int | None) -> bool:
+def _fits(one: Suggestion, limit: int | None) -> bool:
     return limit is not None and one.figure == "peak" and one.profile.peak <= limit
 
 

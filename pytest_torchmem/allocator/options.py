@@ -4,8 +4,6 @@ The keys, their bounds and the words of their errors are those of c10/core/Alloc
 (``AcceleratorAllocatorConfig``) and c10/cuda/CUDAAllocatorConfig.cpp.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The replay of a recorded sequence of requests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

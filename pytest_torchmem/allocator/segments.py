@@ -1,7 +1,5 @@
 """What an allocator has, as torch describes it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pytest_torchmem.allocator.blocks import Block, PoolId

@@ -6,8 +6,6 @@ and both together.
 The memory that an allocator has of its device, and may have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TypeAlias
 

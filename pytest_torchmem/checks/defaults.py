@@ -1,7 +1,5 @@
 """Names and defaults that pytest needs at every start: light to import."""
 
-from __future__ import annotations
-
 from inspect import Parameter, Signature
 
 MARKER = "memory_budget"

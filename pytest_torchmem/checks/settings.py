@@ -1,7 +1,5 @@
 """What options, ini keys and the environment ask for, as one frozen value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A command on a terminal: how far it has come, its exit status, and what it says of errors."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

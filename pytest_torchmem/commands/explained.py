@@ -1,7 +1,5 @@
 """``torchmem explain``: what is different between two profiles, snapshots or revisions, and why."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

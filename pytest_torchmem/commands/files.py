@@ -2,8 +2,6 @@
 running a test.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``torchmem history``: a test's figures over the git log of its snapshot."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence

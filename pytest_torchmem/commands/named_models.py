@@ -1,7 +1,5 @@
 """Models by name, from their configuration alone: no weights are read, and none take memory."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

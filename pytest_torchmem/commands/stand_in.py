@@ -1,7 +1,5 @@
 """``torchmem stand-in``: a command whose torch finds a GPU of the catalogue, without a GPU."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

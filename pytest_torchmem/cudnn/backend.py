@@ -4,8 +4,6 @@ Runs in the process that asks cuDNN, and needs Python's standard library alone. 
 those of ``cudnn_graph.h``, which are part of cuDNN's binary interface.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections.abc import Mapping, Sequence

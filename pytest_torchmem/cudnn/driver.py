@@ -13,8 +13,6 @@ a GPU does. The library is written by Python, so that no compiler is needed and 
 distributed, and only the process that asks cuDNN ever sees it.
 """
 
-from __future__ import annotations
-
 import platform
 import struct
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ operations, which cudnn-frontend writes out; ATen uses its C++ headers, and this
 (``nvidia-cudnn-frontend``). Runs in the process that asks cuDNN.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -4,8 +4,6 @@ Nothing is imported or loaded to find out: the wheel of ``nvidia-cudnn-cu13`` is
 ``site-packages``, the same that a CUDA build of torch loads cuDNN from.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -10,8 +10,6 @@ dies, another one is asked once more. What two died at has no answer in this run
 comes up, they die at one question after another, or one takes too long, nothing is asked any more.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json
@@ -216,7 +214,7 @@ class Library:
             raise
         return answer
 
-    def _end_process(self, process: _Process) -> None:
+    def _end_process(self, process: "_Process") -> None:
         process.close()
         self._process = None
 

@@ -7,8 +7,6 @@ are those that ATen hands to cuDNN, with the strides that cuDNN sees::
     float16[32,64,56,56], float16[64,64,3,3], float16[32,64,56,56], [1,1], [1,1], [1,1]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul

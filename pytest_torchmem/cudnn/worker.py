@@ -5,8 +5,6 @@ It never holds torch, and is started with ``library_path`` of ``installed.py`` i
 whoever asks then starts another one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

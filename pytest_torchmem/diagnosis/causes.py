@@ -4,8 +4,6 @@ A rule that recognises its cause returns the words of its sentence and the row t
 is sure comes from facts of the step (``profile/facts.py``); what is likely, from the rows.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Rows are data; their changes add up to the change of the figure. What a snapshot
 never made up: such a row has no bytes before, and says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import eq
@@ -160,14 +158,14 @@ class _Remaining:
             group: group.counts[moment] for group in map(_Hashed, groups) if moment in group.counts
         }
 
-    def take(self, group: _Hashed, number: int) -> None:
+    def take(self, group: "_Hashed", number: int) -> None:
         left = self.counts[group] - number
         if left:
             self.counts[group] = left
         else:
             del self.counts[group]
 
-    def by(self, key: _Key) -> dict[tuple[object, ...], list[_Hashed]]:
+    def by(self, key: _Key) -> "dict[tuple[object, ...], list[_Hashed]]":
         found: dict[tuple[object, ...], list[_Hashed]] = {}
         for group in self.counts:
             found.setdefault(key(group.what), []).append(group)

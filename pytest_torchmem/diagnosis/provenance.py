@@ -1,7 +1,5 @@
 """Where the tensors of a step come from: the calls that made them, and what those read."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property

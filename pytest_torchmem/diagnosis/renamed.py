@@ -1,7 +1,5 @@
 """A snapshot with the names and lines that its modules have now: neither is a cause of anything."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher

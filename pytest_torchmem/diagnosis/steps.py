@@ -6,8 +6,6 @@ one with a backward, and without that where the same module is called again. The
 what later ones need, such as an optimizer's state.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 

@@ -1,7 +1,5 @@
 """Composite operators on fake cuda take the paths of its GPU, which their records have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache

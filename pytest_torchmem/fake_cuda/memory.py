@@ -7,8 +7,6 @@ requests since then can have taken.
 Where it does not fit, the error has torch's message, and what took the memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps of several sizes: what a function of the sizes returns, to be traced."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext

@@ -5,8 +5,6 @@ for peaks is how much it holds beyond what is alive when its operator returns: s
 operator has one workspace of these bytes, taken last, in the place of all that it gives back.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from pytest_torchmem.profile.operator_calls import OperatorCall

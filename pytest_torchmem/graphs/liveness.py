@@ -16,8 +16,6 @@ tell the storages of real ones.
 The memory of a module's operators, or of a graph node by node.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

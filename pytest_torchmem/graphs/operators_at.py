@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from pytest_torchmem.graphs.comparable import Comparable, comparable
-from pytest_torchmem.graphs.polynomials import Grid, Polynomial
+from pytest_torchmem.graphs.fitting import Grid, Polynomial
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.work import CallWork, Geometry

@@ -6,8 +6,6 @@ one). In a backward an allocation belongs to the line and module of the forward 
 is running; the two meet in autograd's sequence numbers.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What a plan makes that asks for more than its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

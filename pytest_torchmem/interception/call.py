@@ -1,7 +1,5 @@
 """One call of an operator, as it comes to the interceptor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

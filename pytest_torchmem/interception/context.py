@@ -1,7 +1,5 @@
 """The running trace, as the functions that replace torch's own see it."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -82,7 +80,7 @@ class TraceContext:
         return self._interceptor.real_host
 
     @property
-    def itself(self) -> TraceContext:
+    def itself(self) -> "TraceContext":
         """The trace itself, for objects that may outlive it and hold a stand-in."""
         itself = self._itself()
         assert itself is not None

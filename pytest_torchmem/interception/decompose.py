@@ -4,8 +4,6 @@ A body runs once for its geometry. Its plan repeats its requests in their order,
 back between them, so that the caching allocator is asked the same by every call.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

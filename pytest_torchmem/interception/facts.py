@@ -3,8 +3,6 @@
 Called for every call of a module, so it does next to nothing where nothing has changed.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import re
@@ -134,7 +132,7 @@ class Mode(NamedTuple):
     packed: str = ""
     """What packs saved tensors, as ``torch.autograd.graph.save_on_cpu`` does."""
 
-    def beside(self, outer: Mode) -> Iterator[InMode]:
+    def beside(self, outer: "Mode") -> Iterator[InMode]:
         """Yield what differs from the mode of the module around it."""
         if self.recomputed and not outer.recomputed:
             yield InMode("recomputed")

@@ -6,8 +6,6 @@ was there before: its outputs, and what its kernel takes, are all that there is 
 step of Python counts.
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Any, Final
 

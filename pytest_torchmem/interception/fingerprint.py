@@ -1,11 +1,9 @@
-"""The fingerprint of what a step works on, and the names of the parameters that it works with.
+"""The fingerprint of what a step works on, and the names of its parameters and optimizer states.
 
 It distinguishes other work (larger inputs, a wider model) from the same work that needs more, and
 a renamed test from a new one. It is made of what the program chose and of nothing that torch, the
 device or the machine choose: shapes, dtypes and the parameters' bytes.
 """
-
-from __future__ import annotations
 
 import hashlib
 import weakref
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.interception.ledger import Ledger
@@ -135,3 +134,39 @@ def _is_random(entry: Allocation) -> bool:
 
 def _digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
+
+
+class OptimizerStates:
+    """Finds the state of optimizers that make a step."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._first: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Tensor]]
+        self._first = weakref.WeakKeyDictionary()
+        """The first tensor of an optimizer's state: another one where other state was loaded."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Take note of an optimizer that has made a step."""
+        first = next(_tensors_of(optimizer), None)
+        known = self._first.get(optimizer)
+        if first is None or (known is not None and known() is first):
+            return
+        self._first[optimizer] = weakref.ref(first)
+        for tensor in _tensors_of(optimizer):
+            for address in _addresses(tensor):
+                record = self._ledger.records.get(address)
+                if record is not None:
+                    record.ledger.note_state(record.index)
+
+
+def _tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return tensors_in(list(optimizer.state.values()))
+
+
+def _addresses(tensor: Tensor) -> list[int]:
+    """Return those of the storages of a tensor or of what it wraps; [] where it has none."""
+    try:
+        parts = wrapped_tensors(tensor) if is_wrapper(tensor) else [tensor]
+        return [storage_address(part) for part in parts]
+    except (NotImplementedError, RuntimeError):  # sparse
+        return []

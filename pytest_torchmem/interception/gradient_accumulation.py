@@ -6,8 +6,6 @@ held counts one more, so under a trace the engine always adds out of place. Such
 recognised here, and the interceptor hands back the first gradient as the sum.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +28,7 @@ class References(NamedTuple):
     storage: int
 
     @classmethod
-    def to(cls, tensor: Tensor, python: int) -> References:
+    def to(cls, tensor: Tensor, python: int) -> "References":
         """Count them now; ``python`` is ``sys.getrefcount`` where the interceptor stands."""
         return cls(python, tensor_use_count(tensor), storage_use_count(storage_address(tensor)))
 

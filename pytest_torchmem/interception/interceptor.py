@@ -6,8 +6,6 @@ for kernels, ``layouts/`` runs operators on tensors that are not strided, ``conv
 real tensors in.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -76,7 +74,7 @@ class _Working:
 
     __slots__ = ("_before", "_interceptor", "_lock", "_modes")
 
-    def __init__(self, interceptor: Interceptor) -> None:
+    def __init__(self, interceptor: "Interceptor") -> None:
         self._interceptor = interceptor
 
     def __enter__(self) -> None:

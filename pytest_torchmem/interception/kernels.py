@@ -5,8 +5,6 @@ made (``plan_cache.py``), outputs are made from it (``materialize.py``), what th
 booked, and what is known of values is noted.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,13 +37,13 @@ from pytest_torchmem.interception.plan_cache import (
     geometry_of_arguments,
     with_types,
 )
-from pytest_torchmem.interception.real_runs import workspace_here
 from pytest_torchmem.interception.refusals import (
     REFUSALS,
     Refusals,
     in_words_of_kernel,
 )
 from pytest_torchmem.interception.values.assumptions import may_be_assumed
+from pytest_torchmem.interception.values.computed import workspace_here
 from pytest_torchmem.interception.values.data_dependent import (
     equal_without_values,
     plan_from_values,

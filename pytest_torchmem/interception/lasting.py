@@ -5,8 +5,6 @@ is running; between traces it stands for one that is over. What outlives a trace
 or the capture of a graph, holds the trace's own context instead: ``TraceContext.itself``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The parts of a trace that those who run its operators share."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 

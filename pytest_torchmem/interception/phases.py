@@ -7,8 +7,6 @@ node on the stream that was current when its forward ran (torch/csrc/autograd/en
 looked for.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -7,8 +7,6 @@ them: the type is converted on the host, or for a ``non_blocking`` copy on the G
 which can reach each other's memory, a kernel copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter

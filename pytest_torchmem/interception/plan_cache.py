@@ -1,7 +1,5 @@
 """Plans of calls: remembered for the process, or made by rule, by a record, or on ``meta``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from operator import attrgetter, itemgetter, methodcaller

@@ -5,8 +5,6 @@ sentence (``torch.Size([5, 4])`` for ``[5, 4]``), and at times with another type
 which programs have no ``except``. So the kernel is asked, once it is known that there is no result.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

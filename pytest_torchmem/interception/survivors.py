@@ -5,8 +5,6 @@ traceback. C++ would read memory that is not there, and the next trace would tak
 for a tensor of the host.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import sys

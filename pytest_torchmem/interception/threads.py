@@ -5,8 +5,6 @@ the ledger, and the plan of an operator that is made of others, have one order. 
 thread while it has its turn is put aside for the next.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping

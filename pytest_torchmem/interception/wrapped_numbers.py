@@ -6,8 +6,6 @@ it, as ``MulBackward0`` does: then it lives until the node is released. The inte
 the number and never the tensor; when the next operator arrives the node stands, and shows it.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple

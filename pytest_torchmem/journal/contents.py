@@ -6,8 +6,6 @@ list of losses, a table in a cache) would be there in the next run, with tensors
 over.
 """
 
-from __future__ import annotations
-
 import operator
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Set

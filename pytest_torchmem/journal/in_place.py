@@ -5,8 +5,6 @@ What is exchanged is the implementation in C++ (torch/csrc/Module.cpp,
 and weak references, and its data, gradient, graph and version come back as they were.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -125,7 +123,7 @@ class _Lies(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, reference: ref[Tensor]) -> _Lies | None:
+    def of(cls, reference: ref[Tensor]) -> "_Lies | None":
         """Return how a strided tensor lies; of others nothing changes so."""
         tensor: Any = reference()
         if type(tensor) not in _OF_TORCH or tensor.layout is not torch.strided:

@@ -4,19 +4,24 @@ There is one at a time, and none in a process that is forked in the course of on
 of its own, such as a worker of a ``torch.utils.data.DataLoader``. It has all that a trace switched
 on and replaced, its hollow tensors, and, where the trace's thread forked, that thread's state. What
 it computes has to be real.
+
+Signals are held back while a trace is switched on or off. A handler of Python's runs between any
+two of its instructions, and raises there (``Ctrl-C``, or a timeout's ``SIGALRM``): halfway through,
+some of what a trace replaces would stay replaced.
 """
 
-from __future__ import annotations
-
+import _signal  # type: ignore[import-not-found]
 import atexit
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import compress
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.torch_private.state.entered import is_within_transform
 
 _Result = TypeVar("_Result")
@@ -40,7 +45,7 @@ class _Process:
     lock = threading.Lock()
     switching = threading.RLock()
     """Held while something is switched on or off, for which a fork waits."""
-    open: Journal | None = None
+    open: "Journal | None" = None
     standing: tuple[Standing, int] | None = None
     """What is on between traces, and its thread."""
     tracer: threading.Thread | None = None
@@ -195,3 +200,50 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(
         before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_in_forked_process
     )
+
+
+_Handler = Callable[[int, FrameType | None], Any]
+_SIGNALS: tuple[int, ...] = tuple(sorted(map(int, signal.valid_signals())))
+_handler_of: Callable[[int], Any] = _signal.getsignal
+"""``signal.getsignal`` without a search for the name of what it returns, which takes ten times as
+long (Lib/signal.py)."""
+_set: Callable[[int, _Handler], object] = _signal.signal
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run handlers of signals that arrive meanwhile afterwards, on the main thread.
+
+    No other thread runs any.
+    """
+    arrived: list[tuple[_Handler, int, FrameType | None]] = []
+    held: list[tuple[int, _Handler]] = []
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in compress(_SIGNALS, map(callable, map(_handler_of, _SIGNALS))):
+                _hold(number, held, arrived)
+        yield
+    finally:
+        try:
+            _give_back(held)
+        finally:
+            _give_back(held)  # what a signal kept the first from giving back
+        for handler, number, frame in arrived:
+            handler(number, frame)
+
+
+def _hold(
+    number: int,
+    held: list[tuple[int, _Handler]],
+    arrived: list[tuple[_Handler, int, FrameType | None]],
+) -> None:
+    handler = _handler_of(number)
+    if callable(handler):
+        held.append((number, handler))
+        _set(number, lambda number, frame: arrived.append((handler, number, frame)))
+
+
+def _give_back(held: list[tuple[int, _Handler]]) -> None:
+    while held:
+        _set(*held[-1])
+        held.pop()

@@ -1,7 +1,5 @@
 """Names that are bound elsewhere than in a container: in a cell, a class, slots or globals."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Collection
 from contextlib import suppress

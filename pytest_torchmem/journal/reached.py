@@ -1,7 +1,5 @@
 """What a program can reach and change: variables, containers, attributes of objects and classes."""
 
-from __future__ import annotations
-
 import sys
 import types
 from abc import ABCMeta

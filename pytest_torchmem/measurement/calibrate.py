@@ -7,8 +7,6 @@ the allocator is called, on the host. In a backward, operators run in the thread
 engine has for the GPU; the engine carries the interception there.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

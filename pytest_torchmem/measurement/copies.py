@@ -1,7 +1,5 @@
 """A step whose tensors lie on copies of their data, on a real device, and then as before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +10,8 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.journal.in_place import Given, InPlace
+from pytest_torchmem.journal.journal import undisturbed
 from pytest_torchmem.journal.reached import Reached
-from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch

@@ -1,7 +1,5 @@
 """One measurement: the step on a real device, its allocations counted."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ has got; the device is waited for at every change of phase all the same, since a
 stream used is given back late (c10/cuda/CUDACachingAllocator.cpp, ``process_events``).
 """
 
-from __future__ import annotations
-
 import gc
 import traceback
 from collections import Counter

@@ -5,8 +5,6 @@ here runs unless a measurement was asked for: ``torch.cuda.is_available`` counts
 of the rest makes a CUDA context.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

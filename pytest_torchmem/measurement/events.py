@@ -18,8 +18,6 @@ before the recording began is not known to the reporter, and its release is not 
 belongs to a step must therefore be allocated inside the recording.
 """
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -128,7 +126,7 @@ class _Matches:
     """Requests that get the address of one without a release."""
 
     @classmethod
-    def among(cls, events: Sequence[MemoryEvent]) -> _Matches:
+    def among(cls, events: Sequence[MemoryEvent]) -> "_Matches":
         found = cls()
         live: dict[int, int] = {}
         for index, event in enumerate(events):

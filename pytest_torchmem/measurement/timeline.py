@@ -1,7 +1,5 @@
 """From an allocator's events or history to a timeline with phases and names of storages."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 native/Activation.cpp, native/GatedLinearUnit.cpp; native/SoftMax.cpp, native/cuda/SoftMax.cu.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ common can be taken together: a parameter whose annotation is one of the classes
 class, made of the arguments that its fields name.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -356,15 +354,20 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
         for one in parameters:
             if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
                 raise Unbindable(f"{function.__qualname__} takes {one}: name what it uses")
-        return [(one.name, str(one.annotation), one.default) for one in parameters]
+        return [(one.name, _name_of(one.annotation), one.default) for one in parameters]
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     positional = names[: code.co_argcount]
     given = function.__defaults__ or ()
     defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
     defaults |= function.__kwdefaults__ or {}
-    annotations = function.__annotations__
-    return [(name, str(annotations.get(name, "")), defaults.get(name, _EMPTY)) for name in names]
+    annotations = {name: _name_of(one) for name, one in function.__annotations__.items()}
+    return [(name, annotations.get(name, ""), defaults.get(name, _EMPTY)) for name in names]
+
+
+def _name_of(annotation: Any) -> str:
+    """Return the name of a class, which may not be evaluated; "" or any text for others."""
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
 
 
 def _taken(

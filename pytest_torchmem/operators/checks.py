@@ -4,8 +4,6 @@ Where no device is named, the CPU and CUDA share the function that refuses. What
 values is in ``checks_of_values.py``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ both are told in the CPU's words. What is known of all of an operator's tensors 
 kernel; where the numbers are too many to be known and the positions are, these are looked at here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from torch import Tensor

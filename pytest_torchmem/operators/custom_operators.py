@@ -3,8 +3,6 @@
 A user's description takes precedence, so a project can also correct a figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields

@@ -2,8 +2,6 @@
 that only cuda has a kernel of, by torch's own derivatives.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ native/TensorIterator.cpp, TensorIteratorBase::compute_types: on the CPU every i
 not the common one is copied whole, and so is an output that was given in another type.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

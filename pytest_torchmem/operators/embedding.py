@@ -4,8 +4,6 @@ native/EmbeddingBag.cpp, native/cuda/EmbeddingBag.cu; native/Embedding.cpp, nati
 and EmbeddingBackwardKernel.cu.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

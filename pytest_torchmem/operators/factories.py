@@ -14,8 +14,6 @@ nothing tells the trace which device that is.
 What a program or C++ asks of tensors: values, checks, and answers from geometry and settings.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

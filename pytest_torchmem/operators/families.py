@@ -4,8 +4,6 @@ Each is imported when an operator is met that it speaks of, by the index of ``in
 uses few of them.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib import import_module

@@ -5,8 +5,6 @@ exact. Norms and maxima keep a partial result for every chunk of every tensor:
 native/cuda/ForeachReduceOp.cu.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -7,8 +7,6 @@ Fourier transforms of half precision, which a GPU has and the CPU has not.
 be on the CPU, before any kernel is asked. What follows it there is done here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Kernels copy what does not lie in the memory format that they want, gradients mo
 kernels the expanded gradient of a sum, or one that was transposed.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Histograms: edges, and counts for every thread; native/Histogram.cpp and its CPU kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ native/LossNLL.cpp, LossNLL2d.cpp; native/cuda/Loss.cu, ``nll_loss_forward_out_c
 NLLLoss2d.cu.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

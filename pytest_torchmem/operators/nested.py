@@ -3,8 +3,6 @@
 Sizes, strides and offsets stay on the host; a kernel on a GPU is given those it needs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

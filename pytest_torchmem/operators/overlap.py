@@ -4,8 +4,6 @@
 below were found by running each operator of ``torch.testing``'s database on such tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What users teach of operators for a run: aspects that come before the profiler's own records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp, on both devices.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

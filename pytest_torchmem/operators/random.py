@@ -1,7 +1,5 @@
 """Dropout, distributions whose parameters are tensors, and samples of them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

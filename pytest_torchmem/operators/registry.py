@@ -18,8 +18,6 @@ Registering the same aspect twice raises ``ValueError``. ``tests/operators/test_
 every record against the operators that torch has.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

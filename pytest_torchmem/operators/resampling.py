@@ -18,8 +18,6 @@ ChanelShuffle.cpp: the CPU has kernels that keep the memory format of the input;
 permutes (``math_pixel_shuffle``, ``math_channel_shuffle``), and the output is contiguous.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a trace has to know of one overload: its schema and tags, and its record, read once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -215,7 +213,7 @@ class OperatorSpec:
         )
 
     @classmethod
-    def read(cls, overload: OpOverload) -> OperatorSpec:
+    def read(cls, overload: OpOverload) -> "OperatorSpec":
         """Return what is to be known of ``overload``, from its schema."""
         describe_namespace(overload.namespace)
         name = str(overload.name())

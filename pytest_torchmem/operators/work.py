@@ -6,8 +6,6 @@ their record (``flops``). As there, pointwise operators, reductions and normalis
 operations: they take the time that their bytes need, which are counted for every operator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -83,7 +81,7 @@ class CallWork:
         """Count what goes by the entries of sparse tensors, which a ``Geometry`` does not tell."""
         self.flops, self.read = flops, read
 
-    def of_body(self, inner: tuple[CallWork, ...]) -> None:
+    def of_body(self, inner: "tuple[CallWork, ...]") -> None:
         """Move the bytes that the calls of the operator's body moved."""
         self.inner = inner
         self.read = sum(work.read for work in inner)

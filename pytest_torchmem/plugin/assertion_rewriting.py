@@ -7,8 +7,6 @@ it is compiled again, a second for a first memory check, and after that read mor
 assertions here are for type checkers; nobody reads their failures in a test.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder

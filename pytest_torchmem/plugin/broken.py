@@ -6,8 +6,6 @@ A test may have replaced what everything is made of (``open``, ``__import__``), 
 so nothing is imported for it then.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from typing import Any

@@ -4,8 +4,6 @@ What was not selected must never look as if it were gone, so a module counts as 
 nothing at all took tests away from it.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections import Counter

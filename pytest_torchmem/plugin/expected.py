@@ -1,7 +1,5 @@
 """Whether a test says that it expects a check to fail: ``with pytest.raises(AssertionError):``."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 from collections.abc import Iterator

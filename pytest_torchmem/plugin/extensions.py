@@ -1,7 +1,5 @@
 """What ``conftest.py`` files and plugins add to the profiler for one run: GPUs and operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 

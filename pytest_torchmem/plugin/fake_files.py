@@ -5,8 +5,6 @@ What is imported while that stands would keep its functions, and is forgotten wi
 each class. So this package is imported whole before.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import walk_packages
 

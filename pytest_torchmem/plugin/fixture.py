@@ -319,7 +319,7 @@ def _target(
             return record_figures(device, gpu, questions, program, args, others, step)
 
     def scale(device: str, gpu: str | None, world: World | None, names: Sequence[str]) -> Scaling:
-        from pytest_torchmem.graphs.resized import scaling_of
+        from pytest_torchmem.graphs.scaling import scaling_of
 
         options = checker.trace_options(device, gpu, world)
         given = {key: value for key, value in kwargs.items() if key in _OF_TRACES}

@@ -1,7 +1,5 @@
 """Source code of tests and fixtures: the names that they use, and questions to the process."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from os.path import sep

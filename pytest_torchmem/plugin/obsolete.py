@@ -1,7 +1,5 @@
 """Which snapshot entries and files belong to tests that are gone, as far as a run proves it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Checks that a process calls which a test has forked: nothing of them comes to the report."""
 
-from __future__ import annotations
-
 import mmap
 import os
 

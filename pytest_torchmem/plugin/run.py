@@ -4,8 +4,6 @@ Workers only read snapshots and send their records on the tests' reports; whatev
 written here, once, when the run ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pickle import loads

@@ -1,7 +1,5 @@
 """Test files and tests as a run first met them; every run imports this, which imports little."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

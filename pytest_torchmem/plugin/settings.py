@@ -1,7 +1,5 @@
 """Options, ini keys and the environment, read once into ``Settings``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ nothing. So the run that was asked for stays as it is, and a process beside it r
 with the same arguments, once for each GPU that checks name.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """An update of snapshot files: entries written, renamed, moved and removed, file by file."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A snapshot keeps the facts of its step, so that a later run can say which of the
 they are lists and objects, and a named tuple is a list.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

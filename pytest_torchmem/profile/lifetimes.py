@@ -4,8 +4,6 @@ Everything is read from the order of events: what a forward makes and the backwa
 for it; what outlives the backward is held by the program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -66,7 +64,7 @@ class Lifetimes:
     """-1 for what is alive at the end."""
 
     @classmethod
-    def of(cls, timeline: Timeline) -> Lifetimes:
+    def of(cls, timeline: Timeline) -> "Lifetimes":
         """Return the lifetimes of a timeline's allocations."""
         count = len(timeline.allocations)
         made, freed = [-1] * count, [-1] * count

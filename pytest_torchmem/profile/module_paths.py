@@ -3,8 +3,6 @@
 A deep model has as few rows as a shallow one, and another depth is one change.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

@@ -3,8 +3,6 @@
 A timeline cut at its operators: what each took and left, and what happened in between.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar

@@ -1,4 +1,4 @@
-"""The result of a trace or a measurement: peaks by phase, and what explains them."""
+"""The result of a trace or a measurement: peaks by phase, and what explains or would lower them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.allocator.recorded import Peaks
     from pytest_torchmem.profile.node_table import NodeTable
     from pytest_torchmem.profile.static_plan import StaticPlan
-    from pytest_torchmem.profile.suggestion import Suggestion
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 # What a profile is turned into is imported when it is asked for: most are asked for figures alone.
@@ -49,7 +48,7 @@ NCCL = "memory that NCCL takes for itself"
 MOST_DRAWN = 200_000
 """Allocations of which a page has the plan and the operators."""
 
-Suggest: TypeAlias = "Callable[..., list[Suggestion[MemoryProfile]]]"
+Suggest: TypeAlias = "Callable[..., list[Suggestion]]"
 """Called with the profile of a step, and the bytes that its peak has to fit, if any."""
 
 
@@ -252,7 +251,7 @@ class MemoryProfile(ComputedLater, Tabular):
             alignment = ALIGNMENT[self.device.partition(":")[0]]
         return plan_of(self.timeline, alignment, self.reserved_peak, outputs)
 
-    def suggestions(self, budget: int | str | None = None) -> list[Suggestion[MemoryProfile]]:
+    def suggestions(self, budget: int | str | None = None) -> list[Suggestion]:
         """Return changes of the step that lower its peak, each traced, the best first.
 
         What ``pytest_torchmem.advise`` returns for the same step, which is traced again with what
@@ -534,3 +533,19 @@ def host_peak_of(timeline: Timeline) -> int | None:
     if not any(allocation.shape and allocation.nbytes for allocation in timeline.allocations):
         return None
     return max(peak for peak, _ in timeline.peaks().values())
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One change of the step, and what a trace of the changed step gave."""
+
+    change: str
+    """What to do, in words."""
+    saved: int
+    """Bytes by which ``figure`` falls."""
+    flops: int
+    """Floating-point operations that the step then does more."""
+    figure: str
+    """``"peak"``, or ``"reserved_peak"`` for a change of the caching allocator."""
+    profile: MemoryProfile
+    """The profile of the changed step."""

@@ -1,7 +1,5 @@
 """A timeline in few points: samples of its events, series for pictures, a line of characters."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A profile as text."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What differs between a base and a head, grouped for people: the rows of every comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

@@ -1,7 +1,5 @@
 """The reports that go to files, to GitHub and to other CI systems."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

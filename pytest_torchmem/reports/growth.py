@@ -1,7 +1,5 @@
 """What grew, as a person would say it: the number, the cause, the place, rows that add up."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

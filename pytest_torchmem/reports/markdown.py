@@ -1,7 +1,5 @@
 """Differences as Markdown, for a pull request's comment or a job summary."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Where a comparison's entries come from: a JSON report, snapshot files, or a git revision."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What a run found, as the reports show it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

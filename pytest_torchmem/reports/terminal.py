@@ -1,7 +1,5 @@
 """The summary at the end of a run: one table, what was written, and what to do."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

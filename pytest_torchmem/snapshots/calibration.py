@@ -5,8 +5,6 @@ figure, sorted by operator and geometry, with sizes readable beside the exact by
 written by machines alone: whatever is not known is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

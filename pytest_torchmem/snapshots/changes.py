@@ -1,7 +1,5 @@
 """What an update changes in a file, worked out before anything is written."""
 
-from __future__ import annotations
-
 import errno
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

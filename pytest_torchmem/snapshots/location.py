@@ -1,7 +1,5 @@
 """Where the snapshots of a test module are, and which of them have lost their module."""
 
-from __future__ import annotations
-
 import os
 from os.path import relpath
 from pathlib import Path, PurePath

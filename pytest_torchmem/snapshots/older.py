@@ -1,7 +1,5 @@
 """Facts of older files, which were texts, as lists and objects: read for one release."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The JSON of the files that people review: strict to read, one value a line to write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

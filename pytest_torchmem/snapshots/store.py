@@ -1,7 +1,5 @@
 """Snapshot files as they are on disk, merge conflicts included."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """How much a figure may differ from its snapshot ("1%", "2%+64KiB"), and whose rule holds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

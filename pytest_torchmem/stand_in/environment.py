@@ -8,8 +8,6 @@ for each library of CUDA that is needed there is an empty shared object of its n
 loader looks for none of NVIDIA's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -79,7 +77,7 @@ def stand_in_environment(
     }
 
 
-def _architecture(gpu: Gpu, installation: Installation) -> int:
+def _architecture(gpu: Gpu, installation: "Installation") -> int:
     """Return which of the build's kernels a GPU runs: the newest of its major version."""
     own = gpu.capability[0] * 10 + gpu.capability[1]
     built = kernel_architectures(installation)
@@ -93,7 +91,7 @@ def _architecture(gpu: Gpu, installation: Installation) -> int:
 
 
 def _cudnn(
-    installation: Installation, place: Path, properties: Mapping[str, object]
+    installation: "Installation", place: Path, properties: Mapping[str, object]
 ) -> dict[str, str]:
     """Describe the installed cuDNN, which answers in a process of its own, without the stand-in.
 

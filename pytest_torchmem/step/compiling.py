@@ -1,7 +1,5 @@
 """What a program compiles: run eagerly, or followed from the first use of the compiler on."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

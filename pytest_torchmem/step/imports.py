@@ -7,8 +7,6 @@ then with all their variables: the tensors of the step would outlive it in that 
 alone.
 """
 
-from __future__ import annotations
-
 import _frozen_importlib
 import sys
 import threading

@@ -4,8 +4,6 @@
 What a program's class has in the place of torch's methods is not asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

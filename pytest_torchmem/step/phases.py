@@ -1,7 +1,5 @@
 """What a phase of a step is; a trace and a measurement both go by it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,8 +16,7 @@ from pytest_torchmem.torch_private.compilers.compiler import (
     run_uncompiled,
 )
 from pytest_torchmem.torch_private.patching.module_calls import optimizer_steps_seen
-from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
-from pytest_torchmem.torch_private.patching.replaceable import engine
+from pytest_torchmem.torch_private.patching.patches import engine, replaced, replaced_all
 
 _Within = Callable[[], AbstractContextManager[object]]
 _Around = Callable[[Callable[..., Any]], Callable[..., Any]]

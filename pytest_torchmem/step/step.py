@@ -5,8 +5,6 @@ usually is: ``output`` and ``loss`` are alive until their step ends, and the opt
 before the first forward and outlives the last step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -30,7 +28,7 @@ class Step:
     steps: int = 1
 
     @classmethod
-    def taken_from(cls, kwargs: Mapping[str, Any]) -> tuple[Step, dict[str, Any]]:
+    def taken_from(cls, kwargs: Mapping[str, Any]) -> "tuple[Step, dict[str, Any]]":
         """Return the step that keyword arguments describe, and those that are the target's own."""
         names = {option.name for option in fields(cls)}
         options = {name: value for name, value in kwargs.items() if name in names}

@@ -7,8 +7,6 @@ operator the dispatcher passes plain lists, tuples and dicts and nothing else
 types are compared, which is faster, and anything else is a value (``torch.Size``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar

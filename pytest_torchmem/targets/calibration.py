@@ -5,8 +5,6 @@ A trace asks a ``Calibration`` for exactly these, by operator, geometry and GPU.
 torch: figures are read, merged and written without it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -36,7 +34,7 @@ class WorkspaceSize(NamedTuple):
     workspace: int
     reserve: int | None = None
 
-    def largest(self, other: WorkspaceSize) -> WorkspaceSize:
+    def largest(self, other: "WorkspaceSize") -> "WorkspaceSize":
         """Return the larger of both, number by number."""
         reserves = [found for found in (self.reserve, other.reserve) if found is not None]
         return WorkspaceSize(max(self.workspace, other.workspace), max(reserves, default=None))

@@ -23,8 +23,6 @@ Slices are those that ``nvidia-smi mig -lgip`` lists, with their memory and mult
 The B100 is not here: nobody published what a program sees on one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The host that a fake cpu stands for: what of a machine changes the bytes its kernels take."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

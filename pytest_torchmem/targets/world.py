@@ -1,7 +1,5 @@
 """The world of a distributed program: how many processes there are, and which one is traced."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from pytest_torchmem.errors import UsageError

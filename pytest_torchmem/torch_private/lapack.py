@@ -7,8 +7,6 @@ torch's builds with MKL for Linux have these functions in ``libtorch_cpu.so`` it
 what it is linked with; where they are in neither, nothing is asked.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 What is missing is reported in one sentence.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -29,7 +27,18 @@ class MissingName:
     def _raise(self, *args: Any, **kwargs: Any) -> Any:
         raise unsupported(f"it has no {self._path}")
 
-    __call__ = __getattr__ = __iter__ = __enter__ = __hash__ = _raise
+    __call__ = __iter__ = __enter__ = __hash__ = _raise
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of annotations, which are evaluated before names are checked
+            raise AttributeError(name)
+        return self._raise()
+
+    def __or__(self, other: object) -> Any:
+        """Stand for a type of an annotation, too."""
+        return self
+
+    __ror__ = __or__
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         """Let classes be derived from it: modules are imported before names are checked."""

@@ -3,8 +3,6 @@
 A torch that behaves differently gives one clear sentence instead of a wrong number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

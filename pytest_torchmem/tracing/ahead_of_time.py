@@ -7,8 +7,6 @@ last use. This is what ``torch.compile(backend="aot_eager_decomp_partition")`` r
 decompositions, and what compilers begin with.
 """
 
-from __future__ import annotations
-
 import copy
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -30,7 +30,7 @@ from pytest_torchmem.torch_private.patching.module_calls import (
     own_step_hooks,
     step_wrapper,
 )
-from pytest_torchmem.tracing.lowering import Lowering
+from pytest_torchmem.tracing.passes import Lowering
 
 if TYPE_CHECKING:
     from pytest_torchmem.torch_private.compilers import inductor
@@ -202,7 +202,7 @@ class Compiled:
         """Return classes of the fake GPU whose objects graphs make, and take as constants."""
         if self._interceptor.parts.target.gpu is None:
             return (), ()
-        from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
+        from pytest_torchmem.fake_cuda.api.device import DeviceProperties
 
         streams: Any = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
         return streams, (DeviceProperties,)

@@ -4,8 +4,6 @@ Read from the references that Python keeps (``gc.get_referrers``) and the variab
 functions, which since Python 3.11 are no objects of the collector's.
 """
 
-from __future__ import annotations
-
 import gc
 import linecache
 import re

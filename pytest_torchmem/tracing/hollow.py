@@ -1,7 +1,5 @@
 """Hollow tensors in the place of those that a module's step begins with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,36 +1,50 @@
-"""What is switched on for a trace, or while a fake GPU stands, and off again in reverse order."""
+"""What is switched on for a trace, or while a fake GPU stands, and off again in reverse order.
+
+A program that asks for cuda in a trace on the CPU is told so, on every machine alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from pytest_torchmem.allocator.options import AllocatorOptions
-from pytest_torchmem.errors import UnsupportedTorchError
+from pytest_torchmem.errors import NoCudaError, UnsupportedTorchError
 from pytest_torchmem.fake_cuda.launches.libraries import ON_CPU, launching_libraries
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.conversion import NAME_DEVICE
 from pytest_torchmem.interception.distributed.modules import split_modules
 from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.lasting import LASTING
+from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.python_api.cuda import cuda_refused
+from pytest_torchmem.interception.python_api.addresses import Addresses
+from pytest_torchmem.interception.python_api.checkpoints import sparse_files
+from pytest_torchmem.interception.python_api.copies import Copies, Pickling, Swaps
 from pytest_torchmem.interception.python_api.data import data_functions, subclasses_made
-from pytest_torchmem.interception.python_api.functions import python_functions
-from pytest_torchmem.interception.python_api.storages import storages_booked
+from pytest_torchmem.interception.python_api.fake_tensors import FakeTensors
+from pytest_torchmem.interception.python_api.modules import modules_given_back
+from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
+from pytest_torchmem.interception.python_api.storages import RealStorages, storages_booked
+from pytest_torchmem.interception.python_api.threads import Threads
+from pytest_torchmem.interception.python_api.value_methods import ValueMethods
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.generators import keeping_forward_draws
 from pytest_torchmem.step.phases import engine_asked, optimizer_steps
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private.dispatch.kernels import below_interception
 from pytest_torchmem.torch_private.dispatch.modes import device_constructors
+from pytest_torchmem.torch_private.dispatch.operators import HigherOrderOperator
+from pytest_torchmem.torch_private.patching import patches
+from pytest_torchmem.torch_private.patching.patches import Replacements, find_builtin, original_of
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -122,3 +136,88 @@ def layers(
             yield
         finally:
             interceptor.paths = {}  # which refer back to it
+
+
+@contextmanager
+def python_functions(trace: TraceContext, *, gives_back: bool = True) -> Iterator[None]:
+    """Let tensors without memory be copied, pickled, printed and read on the trace's threads.
+
+    ``gives_back``: real modules have their own tensors again afterwards.
+    """
+    with ExitStack() as stack:
+        addresses = stack.enter_context(LASTING.layer("functions of Python", _functions))
+        stack.enter_context(safetensors_files(trace, addresses))
+        if gives_back:
+            stack.enter_context(modules_given_back(trace))
+        yield
+
+
+def _functions(trace: TraceContext) -> Layer[Addresses]:
+    pickling, addresses, fake_tensors = Pickling(trace), Addresses(trace), FakeTensors(trace)
+    others = (ValueMethods, Copies, RealStorages, Threads, Swaps)
+    owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses)
+    replacements = [entry for owner in owners for entry in owner.replacements()]
+    replacements += sparse_files(trace, pickling)
+    dispatch = below_interception(HigherOrderOperator.dispatch)
+    replacements += _found_by_scripts()
+    replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
+    begin = (pickling.begin, addresses.begin, fake_tensors.begin)
+    return Layer(replacements, addresses, begin)
+
+
+def _found_by_scripts() -> Replacements:
+    """Let TorchScript, which knows functions by their identity, know those that were replaced."""
+    find = find_builtin[0].original
+    find(len)  # makes its table, for the life of the process, of torch's own functions
+
+    def find_replaced(function: Any) -> Any:
+        return find(original_of(function))
+
+    return [looked_up.by(find_replaced) for looked_up in find_builtin]
+
+
+_CPU = torch.device("cpu")
+"""What a build without an accelerator says that its accelerator is (``at::getAccelerator``)."""
+
+
+def asked_for_cuda(line: str) -> str:
+    """Return what a program is told that asks for cuda at a line."""
+    return f"{line}: the program asks for cuda, and the trace is on cpu: {NAME_DEVICE}"
+
+
+def cuda_refused() -> AbstractContextManager[None]:
+    """Let the machine be one without CUDA, which programs and optimizers ask about.
+
+    Raises ``NoCudaError`` where C++ or ``torch.cuda`` is about to initialise CUDA nevertheless.
+    """
+    return LASTING.layer("no cuda", _no_cuda_functions)
+
+
+def _no_cuda_functions(trace: TraceContext) -> Layer[None]:
+    original: Any = patches.lazy_init.original
+    compiled: Any = patches.cuda_is_compiled.original
+    accelerator: Any = patches.accelerator.original
+    accelerator_or_none: Any = patches.accelerator_or_none.original
+
+    def lazy_init() -> None:
+        if trace.off():
+            original()
+            return
+        raise NoCudaError(asked_for_cuda(trace.user_line()))
+
+    def is_compiled() -> bool:
+        return trace.off() and bool(compiled())
+
+    def get_accelerator(*args: Any) -> Any:
+        return accelerator(*args) if trace.off() else _CPU
+
+    def get_accelerator_or_none() -> Any:
+        return accelerator_or_none() if trace.off() else None
+
+    replaced = (
+        patches.lazy_init.by(lazy_init),
+        patches.cuda_is_compiled.by(is_compiled),
+        patches.accelerator.by(get_accelerator),
+        patches.accelerator_or_none.by(get_accelerator_or_none),
+    )
+    return Layer([*replaced], None)

@@ -1,12 +1,10 @@
 """The passes of a trace: a program is run again where its way depends on more than a pass knew."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from pytest_torchmem.errors import add_note
+from pytest_torchmem.errors import UnknownValueError, add_note
 from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.interception.values.messages import (
     FILES,
@@ -24,7 +22,6 @@ from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.targets.target import Selected, Target
-from pytest_torchmem.tracing.lowering import Lowering
 
 Run = Callable[[Target, Values, Mailbox | None], MemoryProfile]
 """Runs one pass."""
@@ -36,7 +33,7 @@ def run_passes(
     machine: Target,
     passes: tuple[Values, ...],
     begin: Callable[[], ProgramState],
-    lowering: Lowering,
+    lowering: "Lowering",
 ) -> MemoryProfile:
     """Return the profile of the first pass that comes to its end.
 
@@ -178,3 +175,34 @@ def _attempt(
         return ended
     del state, ended
     return run()
+
+
+_BY_VALUES = "the program decides by values, which Inductor's kernels do not compute here"
+
+
+class Lowering:
+    """What the passes of a trace have found out; the next one runs graphs operator by operator."""
+
+    def __init__(self, reason: str = "") -> None:
+        self.used = False
+        """Whether a pass has lowered graphs."""
+        self.reason = reason
+        """Why graphs are not lowered any more."""
+        self._failed = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next pass may end because of what it lowers."""
+        return self.used and not self.reason
+
+    def failed(self, why: str) -> None:
+        """Take note of a backward that cannot be lowered: its forward has run already."""
+        self._failed = self._failed or why
+
+    def ends_by(self, error: BaseException) -> bool:
+        """Return whether lowering ended a pass, so that one without lowering can follow."""
+        if not self.is_open:
+            return False
+        by_values = isinstance(error, UnknownValueError)
+        self.reason = self._failed or (_BY_VALUES if by_values else "")
+        return bool(self.reason)

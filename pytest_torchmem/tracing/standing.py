@@ -9,8 +9,6 @@ A trace that runs meanwhile has a ledger of its own. It takes hollow tensors tha
 those that it was told of, as present from the beginning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from weakref import WeakSet
@@ -30,10 +28,10 @@ from pytest_torchmem.journal.journal import (
     no_longer_stand,
     stand,
     standing_paused,
+    undisturbed,
     what_stands,
 )
 from pytest_torchmem.journal.process import program_kept, settings_kept
-from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
@@ -42,9 +40,9 @@ from pytest_torchmem.torch_private.state.all_settings import all_settings, threa
 from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
-from pytest_torchmem.tracing.lowering import Lowering
+from pytest_torchmem.tracing.passes import Lowering
 
-_STANDING: WeakSet[StandingGpu] = WeakSet()
+_STANDING: "WeakSet[StandingGpu]" = WeakSet()
 _OF_FIXTURE = (
     "a fixture put on cuda, where most values are not kept. Make that in the body of the test"
 )

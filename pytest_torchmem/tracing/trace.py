@@ -15,16 +15,14 @@ from torch import fx, nn
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.calling_function import functions_called
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
 from pytest_torchmem.interception.distributed.world import world_entered
-from pytest_torchmem.interception.fingerprint import Program, fingerprint_of_step
+from pytest_torchmem.interception.fingerprint import OptimizerStates, Program, fingerprint_of_step
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.optimizer_states import OptimizerStates
+from pytest_torchmem.interception.operator_log import functions_called
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
-from pytest_torchmem.interception.python_api.cuda import asked_for_cuda
 from pytest_torchmem.interception.survivors import give_survivors_data, let_go_of_tensors
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
@@ -32,11 +30,9 @@ from pytest_torchmem.interception.values.policy import Values, ValuesMode, Value
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace
-from pytest_torchmem.journal.journal import run_alone
-from pytest_torchmem.journal.optimizers import optimizers_kept
-from pytest_torchmem.journal.process import process_kept, settings_kept
+from pytest_torchmem.journal.journal import run_alone, undisturbed
+from pytest_torchmem.journal.process import optimizers_kept, process_kept, settings_kept
 from pytest_torchmem.journal.reached import Reached
-from pytest_torchmem.journal.signals import undisturbed
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.garbage import without_collections
 from pytest_torchmem.profile.later import Later
@@ -63,9 +59,13 @@ from pytest_torchmem.torch_private.state.entered import ends_once
 from pytest_torchmem.torch_private.tensors.storages import nowhere
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level
 from pytest_torchmem.tracing.hollow import HollowTensors
-from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
-from pytest_torchmem.tracing.lowering import Lowering
-from pytest_torchmem.tracing.passes import run_passes
+from pytest_torchmem.tracing.layers import (
+    Memory,
+    asked_for_cuda,
+    gradient_held_by_engine_alone,
+    layers,
+)
+from pytest_torchmem.tracing.passes import Lowering, run_passes
 from pytest_torchmem.tracing.standing import lender_of_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.tracing.watch import at_begin, at_end
 from pytest_torchmem.units import parse_size

@@ -6,8 +6,6 @@ takes to see this would be felt by the program, so that the figures are those of
 Tensors alive in garbage that Python has not collected are told with the program's objects in it.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import sysconfig
@@ -33,7 +31,7 @@ from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.tracing.holders import HeldNames, holding_graphs, tensors_alive
 
 _MOST_TENSORS = 20
-_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_WATCH: "ContextVar[Watch | None]" = ContextVar("watch", default=None)
 
 
 class Watch:

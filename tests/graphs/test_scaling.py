@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pytest_torchmem import largest, scaling, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.graphs.polynomials import Grid, Polynomial
+from pytest_torchmem.graphs.fitting import Grid, Polynomial
 
 
 class Attention(nn.Module):

@@ -11,8 +11,8 @@ from torch import nn
 from torch.profiler import profile
 
 from pytest_torchmem import MemoryProfile, measure, trace
-from pytest_torchmem.interception import real_runs
 from pytest_torchmem.interception.plan import remembered_plans
+from pytest_torchmem.interception.values import computed
 from pytest_torchmem.targets.host import Host
 
 BFLOAT16 = torch.bfloat16
@@ -61,13 +61,13 @@ def test_the_real_allocator_counts_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("host", ["reference", "here"])
 def test_what_is_large_is_not_run(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_runs, "LARGEST", 1000)
+    monkeypatch.setattr(computed, "LARGEST", 1000)
     assert warns(trace(*STEPS["one channel"](), host=host))
 
 
 def test_nothing_is_run_for_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference host's figures are its own, wherever they are asked for."""
-    monkeypatch.setattr(real_runs, "profile", None)  # a call of it would fail
+    monkeypatch.setattr(computed, "profile", None)  # a call of it would fail
     assert warns(trace(*STEPS["one channel"]()))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.interception import real_runs
+from pytest_torchmem.interception.values import computed
 from pytest_torchmem.operators.libraries.onednn import convolution_list
 from pytest_torchmem.operators.libraries.onednn.problem import Problem
 from pytest_torchmem.profile.timeline import Confidence, Kind
@@ -110,7 +110,7 @@ def test_estimates_say_so(
 ) -> None:
     machine = replace(REFERENCE, name="here", instructions=instructions)
     monkeypatch.setitem(tracing._HOSTS, "here", lambda: machine)
-    monkeypatch.setattr(real_runs, "LARGEST", 0)  # of a call that is not run here
+    monkeypatch.setattr(computed, "LARGEST", 0)  # of a call that is not run here
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).to(dtype)
     x = torch.zeros(2, 8, 9, 9, dtype=dtype)
     found, reference = trace(model, x, host="here"), trace(model, x)

@@ -1,7 +1,5 @@
 """Causes in what a model is built of, and what its layers are given: classes, settings, shapes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from math import prod
@@ -228,7 +226,7 @@ def _of_change(
     name: str,
     pattern: str,
     change: LayerChange,
-    larger: Mapping[str, _Given],
+    larger: "Mapping[str, _Given]",
 ) -> Cause | None:
     """Return what layers of a pattern that changed alike explain."""
     numbers = change.numbers
@@ -264,7 +262,7 @@ def _is_about(row: Row, pattern: str, numbers: str) -> bool:
 
 
 def _is_before(
-    evidence: Evidence, pattern: str, numbers: str, larger: Mapping[str, _Given]
+    evidence: Evidence, pattern: str, numbers: str, larger: "Mapping[str, _Given]"
 ) -> bool:
     """Tell whether a layer is called before all that are given more, and may be why they are."""
     order = [*evidence.now.facts.get(GIVEN, {})]

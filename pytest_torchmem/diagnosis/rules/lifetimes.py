@@ -1,7 +1,5 @@
 """Causes in how long tensors live: what is still there that was not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pytest_torchmem.diagnosis.causes import (

@@ -1,7 +1,5 @@
 """Causes in which operators the forward calls: another attention, a cache, or what else is new."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import prod
 

@@ -1,7 +1,5 @@
 """Causes in what autograd records, and in how far a backward goes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Causes that the facts of a step name: its inputs, modes, parameters and optimizers changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 

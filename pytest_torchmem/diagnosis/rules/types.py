@@ -1,7 +1,5 @@
 """Causes in types, shapes and copies: wider numbers, a matrix of vectors, what is there twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from math import prod

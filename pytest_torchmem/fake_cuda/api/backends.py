@@ -4,8 +4,6 @@ Builds without CUDA lack the last (torch/csrc/cuda/Module.cpp). ``_cuda_getDevic
 among them: torch takes a build that has it for one with CUDA.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
@@ -18,8 +16,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.attention.choice import BACKENDS, may_use
 from pytest_torchmem.operators.libraries.cublas import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import can_use_attention
+from pytest_torchmem.torch_private.patching.patches import Replacements, can_use_attention
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""

@@ -8,8 +8,6 @@ Builds for the CPU come without NCCL (``torch.cuda.nccl`` and its process groups
 so that torch's fake process group can stand for NCCL's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module

@@ -14,8 +14,6 @@ cuda: autograd asks for a device guard as soon as such a tensor becomes an input
 ends the process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,9 +25,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.modes import ASKS_FOR_DEVICE, FakeTensor
-from pytest_torchmem.torch_private.patching import replaceable
-from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import make_wrapper, metadata_handlers
+from pytest_torchmem.torch_private.patching import patches
+from pytest_torchmem.torch_private.patching.patches import (
+    Replacements,
+    make_wrapper,
+    metadata_handlers,
+)
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch, is_wrapper, wrapped_tensors
 
 _CPU = torch.device("cpu")
@@ -132,8 +133,8 @@ def nested_tensors(trace: TraceContext) -> Replacements:
 
     Its functions in C++ are given the device, and their kernels hand it on.
     """
-    of_list: Any = replaceable.nested_from_list.original
-    constructor: Any = replaceable.nested_constructor.original
+    of_list: Any = patches.nested_from_list.original
+    constructor: Any = patches.nested_constructor.original
 
     def from_list(
         tensors: Sequence[Tensor],
@@ -170,8 +171,8 @@ def nested_tensors(trace: TraceContext) -> Replacements:
         return of_list(parts, None, None, None, None).requires_grad_(requires_grad)
 
     return [
-        replaceable.nested_from_list.by(from_list),
-        replaceable.nested_constructor.by(construct),
+        patches.nested_from_list.by(from_list),
+        patches.nested_constructor.by(construct),
     ]
 
 

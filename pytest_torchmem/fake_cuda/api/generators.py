@@ -1,6 +1,6 @@
 """Random number generators of fake cuda, which draw as those of the CPU do.
 
-``step/gpu_generators.py`` says when a GPU's default generator draws for itself.
+``step/generators.py`` says when a GPU's default generator draws for itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.placement import GPU_GENERATORS
 from pytest_torchmem.interception.values.mersenne_twister import moved_on
-from pytest_torchmem.step.generators import content_of, state_of
-from pytest_torchmem.step.gpu_generators import drawn_from, set_apart
+from pytest_torchmem.step.generators import content_of, drawn_from, set_apart, state_of
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.patching.patches import Replacements
 

@@ -6,8 +6,6 @@ aten/src/ATen/cuda/CUDAGraph.cpp. ``torch.cuda.graph`` and ``make_graphed_callab
 own. A replay requests nothing; what it computes is computed again on the values that are there.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,19 +1,21 @@
-"""Fake cuda in Python: tensors say that they are on ``cuda:0`` while C++ sees the CPU."""
+"""Fake cuda in Python: tensors say that they are on ``cuda:0`` while C++ sees the CPU.
 
-from __future__ import annotations
+What the workers of a ``DataLoader`` load is pinned on the trace's thread. torch pins it on a thread
+of the loader's own (torch/utils/data/_utils/pin_memory.py), which a trace knows nothing of: with a
+GPU present it would get pinned memory from the real one.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 
 from pytest_torchmem.fake_cuda.api.backends import CUDA_VERSION, attention, bindings
-from pytest_torchmem.fake_cuda.api.data_loading import DataLoaders
 from pytest_torchmem.fake_cuda.api.data_parallel import data_parallel, nccl_process_groups
 from pytest_torchmem.fake_cuda.api.device import device_numbers, lazy_init
-from pytest_torchmem.fake_cuda.api.device_copy import parse_to
-from pytest_torchmem.fake_cuda.api.factories import factories
+from pytest_torchmem.fake_cuda.api.factories import DefaultType, factories, legacy_types
 from pytest_torchmem.fake_cuda.api.fake_tensors import (
     WrapperSubclasses,
     fake_tensors,
@@ -21,22 +23,27 @@ from pytest_torchmem.fake_cuda.api.fake_tensors import (
 )
 from pytest_torchmem.fake_cuda.api.generators import Generator, generators
 from pytest_torchmem.fake_cuda.api.graphs import graphs_captured
-from pytest_torchmem.fake_cuda.api.guessed_devices import guessed_devices
-from pytest_torchmem.fake_cuda.api.legacy_types import DefaultType, legacy_types
-from pytest_torchmem.fake_cuda.api.operators import DispatchModes, operators
+from pytest_torchmem.fake_cuda.api.operators import DispatchModes, guessed_devices, operators
 from pytest_torchmem.fake_cuda.api.session import session
 from pytest_torchmem.fake_cuda.api.storages import Storages, torchscript_files
-from pytest_torchmem.fake_cuda.api.tensor_methods import DeviceMethods
+from pytest_torchmem.fake_cuda.api.tensor_methods import DeviceMethods, parse_to
 from pytest_torchmem.fake_cuda.api.torch_cuda import profilers, torch_cuda
 from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries
 from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.step.gpu_generators import gpu_generators
+from pytest_torchmem.step.generators import gpu_generators
 from pytest_torchmem.torch_private.dispatch.overrides import made_by
-from pytest_torchmem.torch_private.patching import replaceable
-from pytest_torchmem.torch_private.patching.patches import LookedAt, Replacements, replaced
+from pytest_torchmem.torch_private.patching import patches
+from pytest_torchmem.torch_private.patching.patches import (
+    LookedAt,
+    Replacements,
+    begin_loading,
+    next_batch,
+    pin_memory,
+    replaced,
+)
 from pytest_torchmem.torch_private.state.devices import bindings_known
 
 
@@ -103,17 +110,17 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
 
 def _private_functions(trace: TraceContext) -> Replacements:
     """Replace private functions by which torch's own Python asks for devices."""
-    flattens = replaceable.flatten_weights.original
-    group = replaceable.group_tensors.original
+    flattens = patches.flatten_weights.original
+    group = patches.group_tensors.original
 
     def group_tensors(lists: Any, with_indices: bool = False) -> Any:
         return group(lists, with_indices) if trace.off() else _group(lists, with_indices)
 
     return [
         # CUDA builds come with cuDNN.
-        replaceable.flatten_weights.by(lambda: flattens() if trace.off() else True),
-        replaceable.group_tensors.by(group_tensors),
-        replaceable.parse_to.by(parse_to),
+        patches.flatten_weights.by(lambda: flattens() if trace.off() else True),
+        patches.group_tensors.by(group_tensors),
+        patches.parse_to.by(parse_to),
     ]
 
 
@@ -136,3 +143,37 @@ def _group(lists: Any, with_indices: bool) -> Any:
         if with_indices:
             indices.append(position)
     return groups
+
+
+class DataLoaders:
+    """Loaders that are iterated in the trace have no thread of their own to pin on."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._init, self._next = begin_loading.original, next_batch.original
+        self._pinning: WeakSet[Any] = WeakSet()
+
+    def begin(self) -> None:
+        """Forget the loaders of the trace before."""
+        self._pinning.clear()
+
+    def replacements(self) -> Replacements:
+        """Return what takes the place of torch's own."""
+        return [begin_loading.by(self.begin_loading), next_batch.by(self.next_data)]
+
+    def begin_loading(self, iterator: Any, loader: Any) -> None:
+        """Begin to load."""
+        if self._trace.off() or not loader.pin_memory:
+            self._init(iterator, loader)
+            return
+        loader.pin_memory = False
+        try:
+            self._init(iterator, loader)
+        finally:
+            loader.pin_memory = True
+        self._pinning.add(iterator)
+
+    def next_data(self, iterator: Any) -> Any:
+        """Return the next batch."""
+        data = self._next(iterator)
+        return pin_memory(data) if iterator in self._pinning and not self._trace.off() else data

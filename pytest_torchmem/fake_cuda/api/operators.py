@@ -7,27 +7,48 @@ before C++ sees it, and from what C++ asks an interception for.
 Modes of ``torch.utils._python_dispatch`` see the device that an operator's tensors are made on: C++
 hands one the arguments that it was called with, and takes the tensors of fake cuda to be on
 the CPU. A mode that writes them down (``make_fx``, a logger) would write down the wrong device.
+
+Devices that C++ chooses where a program on fake cuda is followed with fake tensors.
+
+C++ has fake tensors on the CPU, and makes others where these are: the zeros of a formula of a
+backward, the mask of a composite operator. Python sees the tensors that they belong to on the GPU,
+and there torch would have made them.
 """
 
-from __future__ import annotations
-
+import os
 import sys
-from collections.abc import Callable
-from types import FrameType, MethodType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pytest_torchmem.fake_cuda.api.device_copy import MOVING, CopyRequest, copy_to
+from pytest_torchmem.fake_cuda.api.factories import FACTORY
+from pytest_torchmem.fake_cuda.api.fake_tensors import STANDS_FOR_GPU
+from pytest_torchmem.fake_cuda.api.tensor_methods import MOVING, CopyRequest, copied, copy_to
+from pytest_torchmem.fake_cuda.decompositions import PATH
 from pytest_torchmem.interception.attribution import code_made_by, is_own
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.torch_private.compilers.compiler import (
+    engine_operators,
+    interpreters,
+    node_run_in,
+)
 from pytest_torchmem.torch_private.dispatch.modes import (
     FakeTensorMode,
     FunctionalTensorMode,
     TorchDispatchMode,
+    device_constructors,
+    fake_tensor_mode,
 )
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket
+from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket, schema
 from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
+from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE
 
 _CPU = torch.device("cpu")
 _PUT = torch.ops.prims.device_put
@@ -155,3 +176,137 @@ class DispatchModes:
             return dispatch(mode, func, types, args, kwargs)
 
         return dispatched
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TO_COPY_OVERLOAD = torch.ops.aten._to_copy.default
+#: What C++ copies tensors with, or makes others beside them: a gradient with its parameter's
+#: strides (torch/csrc/autograd/utils/grad_layout_contract.h, ``clone_obey_contract``).
+_BESIDE_TENSOR = frozenset(
+    {
+        _TO_COPY_OVERLOAD,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+        torch.ops.aten.new_full.default,
+        torch.ops.aten.new_ones.default,
+        torch.ops.aten.new_zeros.default,
+    }
+)
+_COPYING_CODE = copied.__code__
+"""What moves a tensor to where it was asked for, and its gradient back to where that one was."""
+_CURRENT_GPU = torch.device("cuda")
+#: Methods that say themselves on which device their result is.
+_SAY_DEVICE = frozenset({"to", "cpu", "cuda", "type", "type_as"})
+
+
+def guessed_devices(trace: TraceContext) -> Replacements:
+    """Let what C++ makes for tensors on the GPU be on the GPU."""
+    return [
+        (mode, {_DISPATCH: _seeing(getattr(mode, _DISPATCH), trace)})
+        for mode in (FakeTensorMode, FunctionalTensorMode)
+    ]
+
+
+def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., Any]:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        on_host = device is not None and device.type == "cpu"
+        if device is not None and device == _CURRENT_GPU and trace.on_thread():
+            # torch keeps, for the whole process, on which GPU such a call was; its key has not
+            # which was the current one (FakeTensorMode._cache_key): another rank is on another.
+            device = trace.device(device)
+            kwargs = {**kwargs, "device": device}
+        if func is _TO_COPY_OVERLOAD and device is not None and device.type == "cuda":
+            known = getattr(args[0], "constant", None)
+            if known is not None and not trace.compiles and trace.on_thread():
+                with _without_constant(args[0], known):
+                    made = original(self, func, types, args, kwargs)
+                made.constant = known.to(kwargs.get("dtype") or known.dtype, copy=True)
+                self.fake_tensor_converter.add_constant_storage_mapping(made)
+                return made
+        if on_host and _guesses_gpu(self, trace):
+            from_gpu = func in _BESIDE_TENSOR and args[0].device.type == "cuda"
+            if (from_gpu or _makes(func, args)) and _is_guess(func, trace.compiles):
+                kwargs = {**kwargs, "device": trace.device(torch.device("cuda"))}
+        return original(self, func, types, args, kwargs)
+
+    return dispatch
+
+
+def _guesses_gpu(mode: Any, trace: TraceContext) -> bool:
+    """Return whether what C++ makes in a mode is made for tensors on the GPU."""
+    if not trace.on_thread():
+        return False
+    if trace.compiles:
+        return trace.compiles_for_gpu
+    fakes = mode if isinstance(mode, FakeTensorMode) else fake_tensor_mode()
+    return getattr(fakes, STANDS_FOR_GPU, False)
+
+
+@contextmanager
+def _without_constant(tensor: Any, known: Tensor) -> Iterator[None]:
+    """Let torch not copy the constant that a fake tensor stands for: to C++ there is no GPU."""
+    tensor.constant = None
+    try:
+        yield
+    finally:
+        tensor.constant = known
+
+
+def _makes(func: Any, args: Any) -> bool:
+    """Return whether an operator makes a tensor of more than a number."""
+    sizes = args[0] if args and isinstance(args[0], (list, tuple)) else None
+    return _creates(func) and sizes != [] and sizes != ()
+
+
+@cache
+def _creates(func: OpOverload) -> bool:
+    """Return whether an operator has a device and no tensors among its arguments."""
+    arguments = schema(func).arguments
+    return any(one.name == "device" for one in arguments) and not any(
+        "Tensor" in str(one.type) for one in arguments
+    )
+
+
+def _is_guess(func: OpOverload, compiles: bool) -> bool:
+    """Return whether C++ calls an operator on its own account, rather than the program."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code is _COPYING_CODE or code is FACTORY:
+            return False
+        if code is ENGINE_CODE or code is engine_operators():
+            return True
+        if code in _interpreters():
+            target, given = node_run_in(frame)
+            return not _names_device(target, func) and _may_be_for_gpu(given)
+        if code is PATH:
+            return _may_be_for_gpu((frame.f_locals["args"], frame.f_locals["kwargs"]))
+        if code is CALL and not is_passed_on(frame.f_locals["self"], frame.f_back):
+            called = frame.f_locals["self"], (frame.f_locals["args"], frame.f_locals["kwargs"])
+            return not _names_device(called[0], func) and _may_be_for_gpu(called[1])
+        if not code.co_filename.startswith(_TORCH) and not is_own(code):
+            return _creates(func) and not compiles  # the program's own calls have passed FACTORY
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _interpreters() -> frozenset[CodeType]:
+    return frozenset(interpreters())
+
+
+def _may_be_for_gpu(given: Any) -> bool:
+    """Return whether a node is given a tensor on the GPU, or none at all."""
+    tensors = argument_tensors(given)
+    return not tensors or any(tensor.device.type == "cuda" for tensor in tensors)
+
+
+def _names_device(target: Any, func: OpOverload) -> bool:
+    """Return whether what a node calls makes or moves tensors itself."""
+    if isinstance(target, str):
+        return target in _SAY_DEVICE or target.startswith("new_")
+    if isinstance(target, OpOverload):
+        return target is func or _creates(target)
+    return HOLDERS.original(target) in device_constructors() or target in (Tensor.to, Tensor.cpu)

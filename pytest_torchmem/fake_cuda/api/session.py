@@ -6,8 +6,6 @@ hundred, and to make them anew would be the most of what a small model's trace t
 Questions whether there is a GPU are noted: what a fixture makes depends on the answer.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

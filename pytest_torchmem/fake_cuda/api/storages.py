@@ -4,8 +4,6 @@ TorchScript's files are among the ways: C++ reads and writes them, and has no GP
 be on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import wraps

@@ -3,8 +3,6 @@
 A stream decides which blocks the caching allocator may give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +56,7 @@ class Stream:
         """Return whether a graph is captured on this stream."""
         return capture_of(self.device_index, self.stream_id) is not None
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> "Stream":
         self._before.append((_current(self.device_index), _current_device()))
         _set_current(self)
         return self

@@ -5,8 +5,6 @@ was before. Raw pointers and what only a driver has are refused; profilers of CU
 nothing.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """bitsandbytes beside its operators: its library in C++, and memory that it pages itself."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

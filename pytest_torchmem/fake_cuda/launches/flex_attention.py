@@ -6,8 +6,6 @@ which its compiled form never has. So here it requests what Inductor's kernels d
 a fused reduction leaves. Values are computed on the host, some rows of scores at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Libraries that launch kernels themselves, followed from when the program has imported them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager

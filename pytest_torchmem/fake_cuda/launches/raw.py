@@ -3,8 +3,6 @@
 Neither is a torch operator: what such a kernel allocates and returns is known to its author alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -18,8 +16,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.third_party.extensions import extension_function
-from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
-from pytest_torchmem.torch_private.patching.replaceable import call_jitted
+from pytest_torchmem.torch_private.patching.patches import Replacements, call_jitted, replaced_all
 
 _DESCRIBE = (
     "Put the call into a function decorated with @torch.library.custom_op and describe its outputs "

@@ -3,8 +3,6 @@
 What triton asks of the GPU's driver are its properties, without a CUDA context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.fake_cuda.device_properties import DeviceProperties
+from pytest_torchmem.fake_cuda.api.device import DeviceProperties
 from pytest_torchmem.fake_cuda.launches.triton_values import computed, written_arguments
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patching.patches import replaced_all
@@ -154,7 +152,7 @@ class NotCompiled:
         self._trace = trace
         self._kernel = kernel
 
-    def __getitem__(self, grid: Any) -> Callable[..., NotCompiled]:
+    def __getitem__(self, grid: Any) -> "Callable[..., NotCompiled]":
         return lambda *args, **kwargs: self._kernel.run(*args, grid=grid, warmup=False, **kwargs)
 
     def _init_handles(self) -> None:

@@ -5,8 +5,6 @@ Labels, lengths and masks that a kernel only reads keep their known values.
 What a triton kernel writes, computed by triton's own interpreter where values are known.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

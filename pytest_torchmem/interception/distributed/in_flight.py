@@ -1,7 +1,5 @@
 """Asynchronous collectives, and the tensors that they hold until they are waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

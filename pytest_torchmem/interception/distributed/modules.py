@@ -4,8 +4,6 @@ Both are Python and operators, and run as they are where the program itself wrap
 that was wrapped before belongs to other groups of processes, and is refused.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,8 +40,7 @@ from pytest_torchmem.torch_private.distributed.sharding import (
     is_of_this_world,
     sharding_kept,
 )
-from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
-from pytest_torchmem.torch_private.patching.replaceable import (
+from pytest_torchmem.torch_private.patching.patches import (
     BACKWARD_RESULT,
     FORWARD_VOTE,
     GIVEN_TENSORS,
@@ -52,12 +49,14 @@ from pytest_torchmem.torch_private.patching.replaceable import (
     SHARDED_STATES,
     VALIDATE_PLAN,
     VERIFY_PARAMETERS,
+    Replacements,
     checkpoint_agreement,
     checkpoint_planner,
     fully_sharding,
     module_states,
     needs_messages,
     pipeline_stage,
+    replaced_all,
     replicating,
     sharding_state,
 )

@@ -4,8 +4,6 @@
 number. In a trace with a world one of them is there: the function runs in it, with that number.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -6,8 +6,6 @@ takes longer than the step itself. Layers are alike: few tensors of a list diffe
 placement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_changes
 from typing import Any
@@ -106,7 +104,7 @@ class _Alike:
         """Which kind each element is, in the order of ``_first``."""
 
     @classmethod
-    def of(cls, called: Any) -> _Alike | None:
+    def of(cls, called: Any) -> "_Alike | None":
         """Return them, or None if no two are the same, or one has symbolic sizes."""
         args, spec = called.args_schema, tensor_spec()
         lists = [one for one in args if isinstance(one, (list, tuple)) and one]

@@ -7,8 +7,6 @@ process alone has not seen it written, so the other is traced up to that collect
 (``interception/values/messages.py``) before it is told that a file is not there.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib
@@ -40,7 +38,7 @@ class SharedStore(_Store):  # type: ignore[misc]
     """
 
     def __init__(
-        self, processes: int, alive: list[SharedStore], mailbox: Mailbox | None = None
+        self, processes: int, alive: "list[SharedStore]", mailbox: Mailbox | None = None
     ) -> None:
         """``alive`` holds it: C++ that does, in a group or a ``PrefixStore``, holds no more than
         the part of it that is in C++.
@@ -51,7 +49,7 @@ class SharedStore(_Store):  # type: ignore[misc]
         self._values: dict[str, bytes] = {}
         self._timeout = timedelta(seconds=300)
 
-    def clone(self) -> SharedStore:
+    def clone(self) -> "SharedStore":
         """Return the store: it has no connection that another would need."""
         return self
 

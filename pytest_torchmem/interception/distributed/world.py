@@ -5,8 +5,6 @@ A collective is an operator (``c10d::allreduce_`` and its like) with a kernel fo
 nobody, whatever the backend. So torch's fake process group can stand for that of every backend.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -36,8 +34,8 @@ from pytest_torchmem.torch_private.distributed.process_groups import (
 from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
 from pytest_torchmem.torch_private.patching.patches import Replacements, added, replaced_all
 
-_STANDING: WeakSet[StandingWorld] = WeakSet()
-_ON: list[StandingWorld] = []
+_STANDING: "WeakSet[StandingWorld]" = WeakSet()
+_ON: "list[StandingWorld]" = []
 """Those that were switched on, the one that is there now last."""
 _TRACED: list[bool] = []
 """Something, while a world is traced."""

@@ -15,8 +15,6 @@ intercepted. Those that reach into the buffer's memory have a kernel in their re
 ``nested`` is the ``NestedTensors`` of the trace. Sizes have to be known: they decide every shape.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

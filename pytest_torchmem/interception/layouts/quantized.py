@@ -5,8 +5,6 @@ packed weights that only their kernels can read. So these operators are run by t
 known values. What they make is counted; what they take meanwhile is not known.
 """
 
-from __future__ import annotations
-
 from types import FrameType
 from typing import Any
 

@@ -6,8 +6,6 @@ values are intercepted; but for those that read data, which have a kernel of the
 returns is found by running it on real tensors of the same indices, and its workspace is unknown.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

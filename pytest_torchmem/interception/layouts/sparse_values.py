@@ -4,8 +4,6 @@ What runs an operator on sparse tensors in a trace does it for what it allocates
 compute what the kernel computes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

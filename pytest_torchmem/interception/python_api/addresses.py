@@ -6,8 +6,6 @@ Programs compare them, and libraries read and write there without torch (safeten
 beginning of pages that the operating system gives when they are first touched.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

@@ -5,8 +5,6 @@ caffe2/serialize/inline_container.cc, as in ``torch.serialization.skip_data``). 
 which ``torch.load`` passes over, tells which records these are.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any
@@ -15,10 +13,9 @@ from zipfile import ZipFile
 import torch
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.mapped_files import WRITTEN, Region
+from pytest_torchmem.interception.conversion import WRITTEN, Region
 from pytest_torchmem.interception.python_api.copies import Pickling
-from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import file_reader, file_writer
+from pytest_torchmem.torch_private.patching.patches import Replacements, file_reader, file_writer
 
 _Writer: Any = file_writer.original
 _Reader: Any = file_reader.original

@@ -5,8 +5,6 @@ Tensors whose contents are swapped (``torch.utils.swap_tensors``).
 torch swaps no tensor that has a weak reference, and a trace has some: they are gone meanwhile.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 
@@ -20,8 +18,7 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.addresses import untouched_pages
 from pytest_torchmem.interception.values.policy import zeros
-from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import legacy_save
+from pytest_torchmem.torch_private.patching.patches import Replacements, legacy_save
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
 
 _COPIED = "pytest_torchmem: copied storages"

@@ -8,8 +8,6 @@ tensor and gives it a Python object of that class (torch/csrc/autograd/ python_v
 ``THPVariable_NewWithVar``). In a trace the tensor comes from Python, and has an object already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
@@ -23,8 +21,12 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
-from pytest_torchmem.torch_private.patching.patches import Replacements, replaced
-from pytest_torchmem.torch_private.patching.replaceable import SHARING, to_dlpack
+from pytest_torchmem.torch_private.patching.patches import (
+    SHARING,
+    Replacements,
+    replaced,
+    to_dlpack,
+)
 from pytest_torchmem.torch_private.tensors.storages import bytes_of
 from pytest_torchmem.torch_private.tensors.tensors import make_subclass
 

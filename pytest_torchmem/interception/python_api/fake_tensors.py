@@ -5,8 +5,6 @@ that the trace's is not among (torch/csrc/utils/python_dispatch.cpp). So nothing
 while the program is in one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +14,8 @@ from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
 from pytest_torchmem.torch_private.dispatch.modes import fakes_of_meta, makes_fake_tensors
-from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import (
+from pytest_torchmem.torch_private.patching.patches import (
+    Replacements,
     fallback_kernel,
     pop_mode,
     print_tensor,

@@ -5,8 +5,6 @@ Their tensors are their own again, and what was put into them is out of them aga
 devices, for several ranks) begins with the same model.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,9 +23,10 @@ from pytest_torchmem.torch_private.patching.module_calls import (
     ModuleMethods,
     registrations_seen,
 )
-from pytest_torchmem.torch_private.patching.patches import ABSENT, Replacements
-from pytest_torchmem.torch_private.patching.replaceable import (
+from pytest_torchmem.torch_private.patching.patches import (
+    ABSENT,
     CONTRACT,
+    Replacements,
     applied_item,
     name_table,
     state_table,
@@ -67,7 +66,7 @@ def modules_given_back(trace: TraceContext) -> Iterator[None]:
             modules.give_back()
 
 
-def _functions(trace: TraceContext) -> Layer[_OwnModules]:
+def _functions(trace: TraceContext) -> "Layer[_OwnModules]":
     modules = _OwnModules(trace)
     replacements = modules.replacements()
     looked_at = ((sys.modules, CONTRACT, sys.modules.get(CONTRACT, ABSENT)),)

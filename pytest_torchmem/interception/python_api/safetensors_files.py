@@ -5,8 +5,6 @@ of the mapped file, for which no memory is touched; the library would copy those
 into pinned memory first (bindings/python/src/lib.rs, ``get_tensor_pinned_cuda``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -20,8 +18,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.conversion import WRITTEN, Region
 from pytest_torchmem.interception.lasting import LASTING, Layer
-from pytest_torchmem.interception.mapped_files import WRITTEN, Region
 from pytest_torchmem.interception.python_api.addresses import Addresses
 from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
 

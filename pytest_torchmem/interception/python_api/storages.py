@@ -1,7 +1,5 @@
 """Storages that get memory without an operator: read from files, mapped, resized, random states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,9 +13,9 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
-from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.patching.replaceable import (
+from pytest_torchmem.torch_private.patching.patches import (
     RECEIVING,
+    Replacements,
     next_batch,
     set_from_file,
 )

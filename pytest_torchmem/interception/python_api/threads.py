@@ -1,7 +1,5 @@
 """Threads that a traced program starts, which are in the trace too."""
 
-from __future__ import annotations
-
 import _thread
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Numbers, arrays and text that a program takes out of a tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Answers to a program that asks for values: known ones, a guess, or an error."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from functools import partial

@@ -11,8 +11,6 @@ not a known value: nothing is computed from it but other assumptions, and what n
 shape still asks.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from typing import Any

@@ -6,8 +6,6 @@ the same addresses: intermediate tensors have their contents at every replay, al
 the program holds them any more.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

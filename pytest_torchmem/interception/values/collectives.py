@@ -5,8 +5,6 @@ other processes nothing is known: they are taken to have what this one has, and 
 it sends to them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What is known, or assumed, of the values of storages: a table beside the ledger."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Sequence
 from enum import Enum

@@ -1,7 +1,5 @@
 """Operators whose outputs' shape depends on data: the data decides where it is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -7,8 +7,6 @@ x(m + i) is the sum of x(k + i) over the terms t^k of t^m modulo p (Haramoto, Ma
 an integer here, whose bit k stands for t^k.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from array import array

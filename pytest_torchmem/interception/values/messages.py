@@ -5,8 +5,6 @@ trace ends, that process is traced until it has sent it, and the first one begin
 asks for is not looked for: parameters that are broadcast when a model is wrapped, activations.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

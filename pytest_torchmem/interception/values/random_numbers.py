@@ -10,8 +10,6 @@ Kernels that draw again what they reject draw as many numbers as values say. Whe
 known the generator's place is not known either, nor the numbers that come next.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -30,8 +28,13 @@ from pytest_torchmem.interception.values.mersenne_twister import (
     words_drawn,
 )
 from pytest_torchmem.interception.values.policy import Values
-from pytest_torchmem.step.generators import current_generator, set_state_of, state_of
-from pytest_torchmem.step.gpu_generators import drawn_from, generator_on
+from pytest_torchmem.step.generators import (
+    current_generator,
+    drawn_from,
+    generator_on,
+    set_state_of,
+    state_of,
+)
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.torch_private.dispatch.keys import at_kernels
 

@@ -1,7 +1,5 @@
 """What stands for a number that a trace does not know, such as a loss or how many were right."""
 
-from __future__ import annotations
-
 import dis
 import functools
 import math
@@ -40,12 +38,14 @@ class UnknownNumber(float):
     _undecided: Undecided
     _integer: bool
 
-    def __new__(cls, value: float, undecided: Undecided, *, integer: bool = False) -> UnknownNumber:
+    def __new__(
+        cls, value: float, undecided: Undecided, *, integer: bool = False
+    ) -> "UnknownNumber":
         made = super().__new__(cls, value)
         made._undecided, made._integer = undecided, integer
         return made
 
-    def _with(self, value: float) -> UnknownNumber:
+    def _with(self, value: float) -> "UnknownNumber":
         return UnknownNumber(value, self._undecided, integer=self._integer)
 
     def _as_integer(self, convert: Callable[[float], int]) -> Any:

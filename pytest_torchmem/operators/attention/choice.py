@@ -7,8 +7,6 @@ reasons of a refusal come in the order in which these ask, on the CPU ``use_flas
 (native/transformers/sdp_utils_cpp.cpp).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import Any

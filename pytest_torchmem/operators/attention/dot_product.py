@@ -3,8 +3,6 @@
 native/transformers/attention.cpp, ``scaled_dot_product_attention``; native/cudnn/MHA.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

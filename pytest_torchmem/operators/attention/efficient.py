@@ -6,8 +6,6 @@ kernel of the list that fits depends on shared memory: there it is the larger of
 taken.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ native/transformers/cuda/flash_attn/flash_api.cpp (``mha_fwd``, ``mha_bwd`` and 
 forms) of 2.13.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

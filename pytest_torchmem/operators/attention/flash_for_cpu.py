@@ -4,8 +4,6 @@ Without the packed operands of machines with AMX. What threads other than the fi
 no allocator's record, nor counted here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from typing import Any

@@ -6,8 +6,6 @@ operator is a sequence of others, on CUDA as well.
 native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any

@@ -5,8 +5,6 @@ would on the CPU, and the backward what the forward dropped: where the fused ker
 stands a number by which the generator is found that the forward drew from.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ Dimensions are (rows, heads, size), where a sequence has the rows from one of th
 to the next; without these they are (batch, length, heads, size).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -104,7 +102,7 @@ class _Window(NamedTuple):
     """Whether the last query stands at the last key, and not the first at the first."""
 
     @classmethod
-    def of_flash(cls, is_causal: bool, left: int | None, right: int | None) -> _Window:
+    def of_flash(cls, is_causal: bool, left: int | None, right: int | None) -> "_Window":
         """native/transformers/cuda/flash_attn/flash_api.cpp, ``set_params_fprop``."""
         left, right = (None if one is None or one < 0 else one for one in (left, right))
         return cls(left, 0 if is_causal else right)
@@ -130,7 +128,7 @@ class _Lengths(NamedTuple):
     keys: list[int] | None
 
     @classmethod
-    def of(cls, queries: Tensor | None, keys: Tensor | None) -> _Lengths:
+    def of(cls, queries: Tensor | None, keys: Tensor | None) -> "_Lengths":
         if queries is None and keys is None:
             return cls(None, None)
         if queries is None or keys is None:

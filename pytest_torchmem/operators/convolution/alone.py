@@ -3,8 +3,6 @@
 native/cudnn/ConvShared.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ native/Convolution.cpp (``ConvParams``, ``_select_conv_backend``,
 format that it brought its operands into, outputs and gradients alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,7 +158,7 @@ class Convolution:
         weight: Tensor,
         bias: bool,
         settings: ConvolutionSettings,
-    ) -> Convolution:
+    ) -> "Convolution":
         """Return the convolution that an operator's arguments ask for."""
         dims = input.dim() - 2
 

@@ -5,8 +5,6 @@ NaiveDilatedConvolution.cpp, and their kin in native/cuda/; groups are computed 
 (native/Convolution.cpp).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

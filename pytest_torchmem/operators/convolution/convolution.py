@@ -6,8 +6,6 @@ workspace without limit that it alone knows, or ATen's kernels (DepthwiseConv2d.
 ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ With ``torch.backends.cudnn.benchmark`` a first call asks for the largest of all
 (``get_plans_from_find``), and the later ones for that of the fastest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

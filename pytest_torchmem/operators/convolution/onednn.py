@@ -4,8 +4,6 @@ native/mkldnn/Conv.cpp calls oneDNN through ideep, which copies operands into th
 ``libraries/onednn/`` knows those and the scratchpads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

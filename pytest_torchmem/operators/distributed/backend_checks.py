@@ -3,8 +3,6 @@
 torch/csrc/distributed/c10d: ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp, Utils.hpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ On the host gloo's threads take and give back what they need, which the allocato
 asked for the collective does not see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ aten/src/ATen/native/cuda/TensorShape.cu.
 The operators of ``fully_shard``: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

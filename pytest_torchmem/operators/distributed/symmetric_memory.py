@@ -6,8 +6,6 @@ PyTorch's allocator (torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory.cu
 ordinary tensors. They multiply part by part: one part asks for what all do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 native/TensorAdvancedIndexing.cpp; native/cuda/IndexKernel.cpp, Indexing.cu.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import chain

@@ -3,8 +3,6 @@
 native/TensorAdvancedIndexing.cpp; native/cuda/Nonzero.cu, IndexKernel.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

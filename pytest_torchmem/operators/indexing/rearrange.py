@@ -1,7 +1,5 @@
 """Elements moved or repeated: rolling, triangles, repetitions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

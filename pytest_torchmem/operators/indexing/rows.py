@@ -7,8 +7,6 @@ native/TensorAdvancedIndexing.cpp; native/cuda/Indexing.cu takes nothing, unless
 be deterministic.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ calls have them. Published recordings of GPUs have 72,191 and 138,751 bytes for 
 pairs of 8 and 8 bytes sorted by 14 bits.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

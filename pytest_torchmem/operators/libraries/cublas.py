@@ -7,8 +7,6 @@ thread and stream, taken through the caching allocator at the first product and 
 before torch 2.12, which takes both.
 """
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """cuDNN as a record's workspace function asks it: for the trace's GPU, its answers noted."""
 
-from __future__ import annotations
-
 import math
 import os
 

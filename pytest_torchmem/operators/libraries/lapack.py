@@ -7,8 +7,6 @@ which torch is linked with on x86, has block sizes of its own, which are not doc
 on the number of threads; what it takes for matrices too small to be blocked is the same.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass

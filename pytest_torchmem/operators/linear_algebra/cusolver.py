@@ -8,8 +8,6 @@ BatchLinearAlgebraLib.cpp, BatchLinearAlgebraLibBlas.cpp. What cuSOLVER asks for
 known. MAGMA takes memory of its own past torch's allocator, and the handle of cuBLAS.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

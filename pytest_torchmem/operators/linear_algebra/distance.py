@@ -3,8 +3,6 @@
 Those of ``cdist`` with p=2 and more than 25 points are products of matrices, and composite.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ solved for, and least squares; native/BatchLinearAlgebra.cpp.
 It is given matrices with their columns first, work arrays, and room for its answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -6,8 +6,6 @@ Working Note 41, appendix C; a batch has them for each of its matrices. What is 
 (eigenvalues, singular values, least squares by them) has none: values decide how often.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from torch import Tensor

@@ -6,8 +6,6 @@ native/cuda/Blas.cpp, ``_mm_dtype_cuda``, ``_bmm_dtype_cuda``, ``_addmm_dtype_cu
 ``_baddbmm_dtype_cuda``: cuBLAS adds up in float32 and does not round. The CPU has no such kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ Every thread repacks a block of the right matrix, sums a block of the result in 
 block of the left matrix where that is transposed.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -6,8 +6,6 @@ itself is not seen by PyTorch's allocator and not counted.
 The exponential of matrices; native/LinearAlgebra.cpp, ``mexp_impl``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ and Normalization.cuh, exact. Each has one kernel behind several operators.
 At the end its parts over several processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ function» (documentation of ``cudnnBatchNormalizationForwardTrainingEx``), whic
 Channels last have bounds.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ native/cpu/WeightNormKernel.cpp, on the CPU along the first or last dimension;
 native/Normalization.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

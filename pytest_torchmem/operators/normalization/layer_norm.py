@@ -7,8 +7,6 @@ Weights, apart from their directions and bounded: native/cpu/WeightNormKernel.cp
 the first or last dimension; native/Normalization.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, cast

@@ -3,8 +3,6 @@
 torch/nn/modules/_functions.py, ``SyncBatchNorm``; native/cuda/Normalization.cu.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

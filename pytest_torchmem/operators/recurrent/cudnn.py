@@ -16,8 +16,6 @@ asks ``cudnnGetRNNTempSpaceSizes`` for the workspace and for the reserve, an out
 backward needs; ``temporary_space.py`` bounds its answers. Weights lie in one flat buffer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -15,8 +15,6 @@ native/RNN.cpp (``use_cudnn``), native/cudnn/RNN.cpp (``_cudnn_impl``). Without 
 Packed sequences: the steps of padded ones, without their padding; native/PackedSequence.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -4,8 +4,6 @@ Its sizes follow rnn_utils.hpp (``set_workspace_sizes``, ``get_good_ld``), rnn_u
 (``set_offsets``) and, for the brgemm kernels of bfloat16, src/cpu/x64/rnn/rnn_brgemm_utils.cpp.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Values of cuda's recurrent layers and cells, computed by the operators of the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -14,8 +14,6 @@ result, which is read as it is.
 native/ReduceOps.cpp and native/TensorIteratorReduce.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -5,8 +5,6 @@ Extremes, their positions, and truth values of all elements or along a dimension
 native/ReduceOps.cpp, native/cpu/ReduceAllOpsKernel.cpp, native/cuda/Reduce*Kernel.cu.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

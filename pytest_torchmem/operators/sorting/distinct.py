@@ -3,8 +3,6 @@
 native/Unique.cpp, native/TensorCompare.cpp; native/cuda/Unique.cu, UniqueCub.cu.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

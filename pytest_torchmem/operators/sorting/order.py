@@ -6,8 +6,6 @@ TensorTopK.cu, Sorting.cpp.
 Prefix sums, products and extremes; native/ReduceOps.cpp, native/cuda/ScanKernels.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ functions that call operators on those three. The products read the values, and 
 (native/sparse/SparseCsrTensorMath.cpp, SparseBlas.cpp, native/mkl/SparseBlasImpl.cpp).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

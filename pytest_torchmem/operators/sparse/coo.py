@@ -5,8 +5,6 @@ put together here from operators on those two, as its CPU kernel does
 (native/sparse/SparseTensor.cpp, SparseTensorMath.cpp).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """What a sparse tensor consists of, and the error for what a trace does not do with one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ installed version with a library that does nothing, so what they ask for is exac
 from their files: where there is no GPU, bitsandbytes does not import those for CUDA.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -5,8 +5,6 @@ stands for one is a function of torch's operators that allocates and computes th
 here is peft's, which BOFT compiles to make block-diagonal matrices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ They are in torchvision/csrc/ops, for the CPU and for CUDA in files of the same 
 the same tensors but for ``nms``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -9,8 +9,6 @@ https://pytorch.org/memory_viz; the fields are those of torch/cuda/memory.py, ``
 ``_memory_viz.profile_to_snapshot``, which has categories too.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle
@@ -270,7 +268,7 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     yield "allocator_settings", {"PYTORCH_ALLOC_CONF": allocator}
 
 
-def _entries(timeline: Timeline, recorder: _Recorder, blocks: _Blocks) -> Iterator[_Entries]:
+def _entries(timeline: Timeline, recorder: "_Recorder", blocks: _Blocks) -> Iterator[_Entries]:
     """Yield what is written down of each event; ``blocks`` has those that are in use."""
     allocations, about = timeline.allocations, recorder.about
     allocator = recorder.allocator

@@ -4,8 +4,6 @@ torch/cuda/memory.py, ``_snapshot``, says what is in one. Its pickle has plain c
 nothing else of a file is ever made.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A timeline as plain JSON types, and back: every text once, and one list for each column."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from itertools import starmap

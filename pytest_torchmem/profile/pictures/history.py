@@ -1,7 +1,5 @@
 """A figure over the commits of its snapshot as an SVG: a line of steps for each device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

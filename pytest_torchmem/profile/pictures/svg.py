@@ -1,7 +1,5 @@
 """The memory of a step as an SVG: bytes alive by kind, phases, and the peak."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 

@@ -1,7 +1,5 @@
 """Calls of what ``torch.compile`` wraps, modules and functions alike, and what they leave."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections import defaultdict

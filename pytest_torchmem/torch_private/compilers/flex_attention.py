@@ -3,8 +3,6 @@
 torch/_higher_order_ops/flex_attention.py; torch/nn/attention/flex_attention.py.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

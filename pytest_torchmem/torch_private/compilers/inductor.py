@@ -5,8 +5,6 @@ kernels, and deletes or reuses buffers (torch/_inductor/codegen/wrapper.py). Tha
 decision about memory. Here it is executed; what it would have compiled is not.
 """
 
-from __future__ import annotations
-
 import builtins
 import gc
 import re

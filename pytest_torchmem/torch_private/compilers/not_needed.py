@@ -7,8 +7,6 @@ call takes. As long as neither is there nothing is compiled and no number is a s
 imports get what says just that.
 """
 
-from __future__ import annotations
-
 import builtins
 import os
 import sys

@@ -1,7 +1,5 @@
 """Autocast by kernels in Python, on a key that no build of torch has kernels or tensors for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -6,8 +6,6 @@ dispatcher write tables anew, which other threads may be reading, and to take on
 another thread may be about to call.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Dispatch keys, and those that a thread includes and excludes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache

@@ -1,7 +1,5 @@
 """Function modes of torch: the default device is one, and a trace has one that watches calls."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

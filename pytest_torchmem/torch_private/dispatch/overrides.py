@@ -9,8 +9,6 @@ device``, ``type(x) is torch.device``), so that no other class can take their pl
 exchanged here and put back.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Process groups of a world of which one process is there: torch's fake ones stand for all."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress

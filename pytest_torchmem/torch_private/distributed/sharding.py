@@ -1,7 +1,5 @@
 """What ``DTensor`` and ``fully_shard`` keep: of meshes and operators, of arguments and a step."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum

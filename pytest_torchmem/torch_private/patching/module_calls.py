@@ -10,8 +10,6 @@ torch/optim/optimizer.py, ``profile_hook_step``): a hook that is added or remove
 raises on another that registers a parameter, or steps, at that moment.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

@@ -4,8 +4,6 @@ A mock, or a function of its own, is what the program calls in reality, so it st
 calls the function whose place it has taken (a spy, a wrapper) calls what a trace has in that place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

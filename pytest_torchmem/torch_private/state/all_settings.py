@@ -2,8 +2,6 @@
 is asked for before a trace, and set to the same after it.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial

@@ -6,8 +6,6 @@ Other packages ask for the raw CUDA stream as they are imported or launch kernel
 ``torch.cuda.graph`` empties the cache of pinned memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps

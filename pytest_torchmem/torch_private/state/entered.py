@@ -1,7 +1,5 @@
 """Contexts that a program enters in a trace and leaves open: they end with it, and only once."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Settings of a process on which memory depends; all of them are listed in ``all_settings.py``."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable

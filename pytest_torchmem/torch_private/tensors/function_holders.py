@@ -4,8 +4,6 @@ What is replaced in ``torch`` has to be replaced there too. Modules of torch and
 are left alone.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType

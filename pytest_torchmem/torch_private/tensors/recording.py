@@ -1,7 +1,5 @@
 """What torch's profiler and its caching allocator record of a step on a real device."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ reads zeros there, where at address 0 it would end the process. That pages were 
 Storages and the tensors on them, as C++ knows them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

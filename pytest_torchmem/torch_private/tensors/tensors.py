@@ -1,7 +1,5 @@
 """What tensors, modules that hold them, and the autograd engine say of themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from types import CodeType

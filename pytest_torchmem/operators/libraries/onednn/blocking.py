@@ -6,8 +6,6 @@ src/cpu/x64/jit_avx512_common_conv_kernel.cpp, jit_avx512_core_bf16_conv_kernel.
 jit_avx2_conv_kernel_f32.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 

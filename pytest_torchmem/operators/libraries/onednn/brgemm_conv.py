@@ -4,8 +4,6 @@ src/cpu/x64/jit_brgemm_conv_utils.cpp (forward, and gradients of the input of st
 forwards), jit_brgemm_conv_bwd_utils.cpp (strided gradients of the input), jit_brgemm_conv_bwd.cpp.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

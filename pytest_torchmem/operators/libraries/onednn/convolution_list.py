@@ -7,8 +7,6 @@ Transposed convolutions, which oneDNN calls deconvolutions, are gradients of con
 of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ Convolutions as matrix products of columns, ``gemm:jit``: what no vectorised ker
 src/cpu/gemm_convolution_utils.cpp and src/cpu/x64/gemm_bf16_convolution.cpp.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from pytest_torchmem.operators.geometry import ceil_div, round_up

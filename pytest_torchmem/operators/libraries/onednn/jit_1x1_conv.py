@@ -5,8 +5,6 @@ jit_uni_1x1_conv_utils.hpp.
 In bfloat16 results are summed in float before they are written, block by block of every thread.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

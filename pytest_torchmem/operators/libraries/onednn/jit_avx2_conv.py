@@ -3,8 +3,6 @@ they take what the kernels of AVX512 refuse, few channels;
 src/cpu/x64/jit_avx2_conv_kernel_f32.cpp.
 """
 
-from __future__ import annotations
-
 from pytest_torchmem.operators.libraries.onednn.blocking import (
     blocks_of,
     input_row_fits,

@@ -3,8 +3,6 @@ channels last as they are; src/cpu/x64/jit_avx512_common_conv_kernel.cpp and
 jit_avx512_common_convolution.hpp.
 """
 
-from __future__ import annotations
-
 import math
 
 from pytest_torchmem.operators.geometry import ceil_div, round_up

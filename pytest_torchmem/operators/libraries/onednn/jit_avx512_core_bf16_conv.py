@@ -5,8 +5,6 @@ Blocks as in float32. Gradients of the weight are summed in float, from rows of 
 which two pixels lie side by side.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@
 (jit_uni_dw_conv_kernel_utils.cpp) blocks of channels too.
 """
 
-from __future__ import annotations
-
 from pytest_torchmem.operators.geometry import ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     FLOAT,

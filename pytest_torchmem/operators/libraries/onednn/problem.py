@@ -2,8 +2,6 @@
 src/common/memory_tracking.hpp.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
