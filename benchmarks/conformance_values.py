@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tabulate import tabulate
@@ -178,7 +178,10 @@ def _weighted(tensor: Tensor) -> Tensor:
 
 
 def run_sample(
-    case: str, sample: Sample, announce: Callable[[], None], devices: Sequence[str]
+    case: str,
+    sample: Sample,
+    announce: Callable[[], None],
+    devices: Sequence[Literal["cpu", "cuda"]],
 ) -> Comparison:
     """Run one sample on the CPU and on fake devices, and compare what it computes."""
     step = functools.partial(_step, sample, ":no_grad:" not in case)

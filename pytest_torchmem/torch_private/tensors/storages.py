@@ -11,7 +11,7 @@ import mmap
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,10 +118,10 @@ def hollow_storage(nbytes: int, memory: Tensor | None = None) -> torch.UntypedSt
     the trace read them.
     """
     address = _nowhere() if memory is None else _data_ptr(memory)
-    storage: Any = _construct_storage(address, _CPU, nbytes)
+    storage: torch.UntypedStorage = _construct_storage(address, _CPU, nbytes)
     if memory is not None:
-        storage.shown = memory
-    return cast(torch.UntypedStorage, storage)
+        storage.shown = memory  # type: ignore[attr-defined]
+    return storage
 
 
 @cache
