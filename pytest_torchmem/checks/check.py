@@ -49,7 +49,7 @@ _KEPT = (
     "backwards",
 )
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
-_OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT)
+_OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)
 _ROLES = tuple(role.value for role in _MADE)
 _ROLES_AT_END = tuple(role.value for role in (*_OF_MODELS, *_MADE))
 _HELD = Role.HELD
@@ -65,6 +65,7 @@ def watched(
     rules = {cause.rule for cause in found.causes}
     row = found.leading_row
     kept = bool(rules.intersection(_KEPT)) or (row is not None and row.what.role == _HELD)
+    kept = kept or _is_of_models(found)
     if not kept and _ATTENTION not in rules:
         return None
     whats, at = _kept_at(profile, found) if kept else ({}, 0)
@@ -77,6 +78,12 @@ def watched(
     reasons = {line: reason for line, reason in watch.attention.items() if reason}
     savers = {whats[index]: saver for index, saver in watch.savers.items()}
     return Watched(reasons, holders, savers, kept)
+
+
+def _is_of_models(found: Diagnosis) -> bool:
+    """Tell whether parameters or gradients grew for no cause that is known yet."""
+    row = found.leading_row
+    return not found.causes and row is not None and row.what.role in _OF_MODELS
 
 
 def holder_of_step(
@@ -123,7 +130,7 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
     """
     timeline, moment = profile.timeline, found.difference.moment
     gradients = any(cause.rule == "gradients kept" for cause in found.causes)
-    roles = _ROLES_AT_END if moment == END or gradients else _ROLES
+    roles = _ROLES_AT_END if moment == END or gradients or _is_of_models(found) else _ROLES
     came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
     at = positions_of(profile).get(moment)
     if at is None or not came:

@@ -80,7 +80,7 @@ def explanation(name: str, before: Entry, now: Entry, told: Told | None, rows: i
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""
     parts = [name, comparison_table({name: comparison.told}, "before")]
-    moment = _moment(comparison)
+    moment = told.moment if told is not None else _moment(comparison)
     if moment:
         parts += _explained(diagnose(before, now, moment, told=told), rows)
     return printable_lines("\n\n".join(part for part in parts if part))

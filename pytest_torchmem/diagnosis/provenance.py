@@ -164,11 +164,9 @@ class Provenance:
         return None
 
     def first_made(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
-        """Return who made the first tensor of a type and a shape."""
-        found = (
-            one.origin for one in self._timeline.allocations if tensor == (one.dtype, one.shape)
-        )
-        return next(found, None)
+        """Return who made the first tensor of a type and a shape, and no parameter."""
+        made = (one for one in self._timeline.allocations if one.kind not in _STANDING)
+        return next((one.origin for one in made if tensor == (one.dtype, one.shape)), None)
 
     def largest(self, operator: str) -> Allocation | None:
         """Return the largest tensor that an operator made outside of the backward."""

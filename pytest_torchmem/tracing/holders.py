@@ -167,7 +167,7 @@ class HeldNames:
                 (
                     one
                     for one in self._referrers.of(holder)
-                    if getattr(one, "__dict__", None) is holder
+                    if getattr(one, "__dict__", None) is holder or _is_of_class(one, holder)
                 ),
                 None,
             )
@@ -279,6 +279,11 @@ class HeldNames:
                     attributes is names or attributes.get(CHILDREN) is names
                 ):
                     yield other, key
+
+
+def _is_of_class(owner: object, attributes: dict[Any, Any]) -> bool:
+    """Tell whether these are a class's attributes, which it shows through a proxy alone."""
+    return isinstance(owner, type) and vars(owner).keys() == attributes.keys()
 
 
 def _is_of_library(value: object) -> bool:

@@ -6,6 +6,7 @@ Each is built as it was and as it is; a comment «here: <name>» marks the line 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import inspect
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -2140,6 +2141,67 @@ def more_pairs(wrong: bool) -> Step:
             return torch.maximum(boxes, boxes[:50].view(1, -1, 4)).square().sum()
 
     return Boxes(boxes=nn.Linear(8, 48 if wrong else 16)), (torch.zeros(64, 8),), {}
+
+
+@planted("held", "in the forward: Tables.grid", "Tables", "aten::mul")
+def property_that_is_cached(wrong: bool) -> Step:
+    class Tables(Parts):
+        def table(self) -> Tensor:
+            ones = torch.ones(512, device=self.weight.device)
+            return torch.outer(ones, ones)  # here: property_that_is_cached
+
+        grid = functools.cached_property(table) if wrong else property(table)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.grid.mean() * self.weight
+
+    if wrong:
+        Tables.grid.__set_name__(Tables, "grid")
+    return Tables(weight=nn.Parameter(torch.ones(64))), (torch.zeros(2048, 64),), {}
+
+
+@planted("held", "the program keeps gradients: the list gradients of", "", "aten::", "cuda")
+def hook_that_keeps_gradients(wrong: bool, device: str) -> None:
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)]).to(device)
+    gradients: list[Tensor] = []
+    for layer in model:
+        layer.register_full_backward_hook(
+            lambda layer, given, made: gradients.append(made[0] if wrong else made[0].norm())
+        )
+    model(torch.ones(1024, 256, device=device)).sum().backward()  # here: hook_that_keeps_gradients
+
+
+@planted("held", "the program keeps parameters: SimpleNamespace.teacher", "", "weight")
+def teacher_that_stays(wrong: bool, device: str) -> None:
+    parts = SimpleNamespace(teacher=nn.Linear(256, 2048).to(device))  # here: teacher_that_stays
+    with torch.no_grad():
+        known = parts.teacher(torch.ones(512, 256, device=device)).mean()
+    if not wrong:
+        parts.teacher = None
+    student = nn.Linear(512, 512).to(device)
+    (student(torch.ones(4096, 512, device=device)) - known).square().mean().backward()
+
+
+@planted("inputs", "float32[64, 64] → [256, 64], in 1 call instead of 4", "Sequential.0", "addmm")
+def batches_not_split(wrong: bool, device: str) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
+    for part in torch.ones(256, 64, device=device).chunk(1 if wrong else 4):
+        model(part).square().mean().backward()  # here: batches_not_split
+
+
+@planted("held", "the dict Layer.known", "Sequential.*", "aten::relu")
+def kept_by_a_class(wrong: bool) -> Step:
+    class Layer(Parts):
+        known: ClassVar[dict[int, Tensor]] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.linear(x).relu()  # here: kept_by_a_class
+            if wrong:
+                Layer.known[id(self)] = made.detach()
+            return made.mean(1, keepdim=True) + x
+
+    layers = [Layer(linear=nn.Linear(64, 64)).requires_grad_(False) for _ in range(4)]
+    return nn.Sequential(*layers), (torch.zeros(1024, 64),), {"backward": False}
 
 
 def no_longer_reentrant(wrong: bool) -> Step:

@@ -306,8 +306,9 @@ def new_module(evidence: Evidence) -> Cause | None:
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         path = evidence.short(unfold(pattern, numbers))
         found = cause("new module", rows, module=path, instead=instead)
-        if found is not None and (best is None or found.nbytes > best.nbytes):
-            best = found
+        if found is not None and found.row is not None and not found.row.what.line:
+            found = placed_in(evidence, pattern, found)
+        best = largest(filter(None, (best, found)))
     return best
 
 

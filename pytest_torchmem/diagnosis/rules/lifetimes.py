@@ -25,6 +25,7 @@ _FORWARD = ("forward_peak", "retained")
 
 _OF_GRAPHS = (Role.EARLIER, Role.HELD, Role.SAVED, Role.GRADIENT)
 
+_OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)
 _OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What a backward through the graph of another takes for a moment."""
 
@@ -188,15 +189,23 @@ def left_at_end(evidence: Evidence) -> Cause | None:
     return cause("left", rows, what=what, holder=_holder(evidence, rows))
 
 
-@rule("held", "the program keeps what it made in the forward{holder}")
+@rule("held", "the program keeps {what}{holder}")
 def held_by_program(evidence: Evidence) -> Cause | None:
-    """A list, an attribute or a closure refers to tensors of the forward.
+    """A list, an attribute or a closure refers to tensors of the forward, or to what a hook was
+    given, or to a model.
 
     That something refers to a larger tensor than before is no news, nor is the output of a model.
     """
     rows = [row for row in evidence.came(Role.HELD) if not _was_held(row)]
+    what = "what it made in the forward"
+    if not rows:
+        named = evidence.watched.holders
+        rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]
+        what = f"{rows[0].what.role.removeprefix('temporary ')}s" if rows else ""
     holder = _holder(evidence, rows)
-    return cause("held", rows, holder=holder) if holder or not evidence.watched.ran else None
+    if not holder and evidence.watched.ran:
+        return None
+    return cause("held", rows, holder=holder, what=what)
 
 
 def _was_held(row: Row) -> bool:

@@ -50,7 +50,7 @@ def broadcast(evidence: Evidence) -> Cause | None:
     places: dict[tuple[str, str], list[tuple[Origin, str]]] = {}
     for origin, shapes in evidence.ran.broadcasts.items():
         places.setdefault((fold(origin.module)[0], origin.line), []).append((origin, shapes))
-    for row in evidence.came():
+    for row in (one for one in evidence.came() if not is_kept(evidence, one)):
         what = row.what
         for origin, shapes in places.get((what.module, what.line), ()):
             made = shapes.rpartition(" made ")[2]

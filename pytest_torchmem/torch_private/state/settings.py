@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -109,6 +110,9 @@ def figure_settings(device: str) -> dict[str, str]:
         "torch.set_default_dtype": (_default_dtype(), torch.float32),
         "torch.use_deterministic_algorithms": (_is_deterministic(), False),
     }
+    if compilers := sys.modules.get("torch._functorch.config"):
+        budget = "activation_memory_budget"  # of the partitioner of AOTAutograd
+        found[f"{compilers.__name__}.{budget}"] = (getattr(compilers, budget, 1.0), 1.0)
     if device == "cuda":
         found |= {name: (os.environ.get(name, ""), "") for name in LIBRARY_VARIABLES}
         found |= {
