@@ -34,6 +34,7 @@ from pytest_torchmem.torch_private.tensors.tensors import (
     VMAP_CODE,
     current_graph_task,
     current_node,
+    node_number,
     sequence_number,
 )
 
@@ -391,7 +392,7 @@ class Attribution:
     def _backward_place(self, number: int | None) -> _Place:
         if number is None:
             node = current_node()
-            number = -1 if node is None else node._sequence_nr()
+            number = node_number(node)
         if number == -1:
             self.node_number = 0
             return _NOWHERE

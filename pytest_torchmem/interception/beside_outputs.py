@@ -13,7 +13,7 @@ from pytest_torchmem.interception.parts import Parts
 from pytest_torchmem.interception.plan import Plan
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.timeline import Origin
-from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE
+from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES
 
 _CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ class BesideOutputs:
         wrapped: tuple[int, ...] = ()
         if numbers is None:  # of a body, which is followed for the first time
             numbers = plan.numbers = numbers_of(spec, args, tensors, device)
-        if numbers and frame.f_code is not ENGINE_CODE:  # what the engine issues, a node has saved
+        if numbers and frame.f_code not in ENGINE_CODES:  # what the engine issues, a node has saved
             wrapped = self._numbers.book(args, numbers, device, origin)
         result = make_outputs(self._ledger, plan, tensors, device, origin, memories)
         if plan.workspace is not None:

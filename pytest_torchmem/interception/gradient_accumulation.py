@@ -14,7 +14,11 @@ from torch import Tensor
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.torch_private.tensors.storages import storage_address, storage_use_count
-from pytest_torchmem.torch_private.tensors.tensors import current_node, tensor_use_count
+from pytest_torchmem.torch_private.tensors.tensors import (
+    current_node,
+    node_number,
+    tensor_use_count,
+)
 
 SUM = "aten::add.Tensor"
 """The operator that the engine adds gradients up with, maybe in place."""
@@ -54,7 +58,7 @@ class GradientSums:
         Returns the node's sequence number, -1 where there is none.
         """
         node = current_node()
-        number = -1 if node is None else node._sequence_nr()
+        number = node_number(node)
         if number != self._node_number:
             self._node_number = number
             self._node_began = booked

@@ -447,6 +447,8 @@ class Interceptor:
             with self.threads.turn():
                 self.parts.numbers.settle()
                 self.parts.phases.enter_backward()
+                if self.parts.target.gpu is not None:
+                    return self.parts.order.around(run)
         return run
 
     def enter_optimizer(self) -> None:

@@ -71,7 +71,7 @@ from pytest_torchmem.torch_private.distributed.process_groups import (
     with_work,
 )
 from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE, TensorBase
+from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES, TensorBase
 
 _CPU = torch.device("cpu")
 _BACKWARD = Phase.BACKWARD
@@ -385,7 +385,7 @@ class Kernels:
         """Whether this is a sum of two gradients that the engine would make in the first."""
         call.node = self.sums.operator_in_backward(device.booked)
         tensors, records = call.tensors, call.records
-        by_engine = call.operator.name == SUM and frame.f_code is ENGINE_CODE
+        by_engine = call.operator.name == SUM and frame.f_code in ENGINE_CODES
         if not by_engine or len(tensors) != 2:
             return False
         if self.sums.in_place(tensors[0], tensors[1], records[0], sys.getrefcount(tensors[0])):

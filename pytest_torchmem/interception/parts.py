@@ -7,6 +7,7 @@ import torch
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.conversion import Conversion
+from pytest_torchmem.interception.engine_order import EngineOrder
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.phases import Phases, Streams
 from pytest_torchmem.interception.placement import Placement
@@ -28,6 +29,7 @@ class Parts:
         self.values = KnownValues(ledger, attribution, values)
         self.streams = tuple(Streams(ledger.on(device)) for device in target.devices)
         """Those of each GPU, by its index; on the CPU there is one."""
+        self.order = EngineOrder()
         self.phases = Phases(ledger, attribution, self.streams)
         self.conversion = Conversion(target, ledger, self.values, attribution, self.phases)
         self.numbers = WrappedNumbers(ledger, self.values.contents)

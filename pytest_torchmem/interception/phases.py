@@ -18,9 +18,11 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.phases import StepPhases
 from pytest_torchmem.torch_private.tensors.tensors import (
+    LEAF_NUMBER,
     current_graph_task,
     current_node,
     node_inputs,
+    node_number,
     sequence_number,
 )
 
@@ -29,8 +31,6 @@ POOL = 32
 _PRIORITIES = 4
 _COMING = -2
 """The task of a backward that has come to no operator yet."""
-_LEAF = (1 << 64) - 1
-"""The sequence number of every ``AccumulateGrad``."""
 
 
 class Streams:
@@ -105,11 +105,11 @@ class Streams:
         if self._running is None:
             self._program = self._producer = self._ledger.stream
         node = current_node()
-        number = -1 if node is None else node._sequence_nr()
+        number = node_number(node)
         if self._running != (task, number):
             self._running = (task, number)
             # A leaf's node is made where the leaf is used first, whose gradient comes last.
-            if number != _LEAF:
+            if number != LEAF_NUMBER:
                 self._producer = self._of(number)
             self._enter(self._producer)
 
@@ -123,8 +123,8 @@ class Streams:
         for target, position in edges:
             if target is None or tuple(node_inputs(target)[position].shape) != tuple(shape):
                 continue
-            number = target._sequence_nr()
-            if number != _LEAF:
+            number = node_number(target)
+            if number != LEAF_NUMBER:
                 self._enter(self._of(number))
             break
         self._running = (current_graph_task(), None)

@@ -23,6 +23,7 @@ from pytest_torchmem.torch_private.tensors.tensors import (
     current_node,
     is_view_of_another,
     keeps_graph,
+    node_number,
     saved_by,
     view_base,
 )
@@ -124,7 +125,7 @@ class WrappedNumbers:
             if not hidden.runs:
                 continue
             node = current_node()
-            if node is None or node._sequence_nr() != number:  # it has run, and let go of its node
+            if node_number(node) != number:  # it has run, and let go of its node
                 hidden.release()
                 del self._hidden[hidden]
 
@@ -134,7 +135,7 @@ class WrappedNumbers:
         hidden = _Hidden(pending.indices, pending.device)
         if pending.operator.record.saves_number and node is not None:
             node.register_prehook(hidden)
-            self._hidden[hidden] = node._sequence_nr()
+            self._hidden[hidden] = node_number(node)
             self.are_hidden = True
 
     def _follow(self, pending: _Pending) -> None:

@@ -470,12 +470,13 @@ def resized(call: GivenCall, self: Tensor) -> Tensor:
 
 @operator("aten::unfold_backward").workspace()
 def unfold_backward(input_sizes: Sequence[int], dim: int, size: int, step: int) -> int:
-    """An index of every position along the dimension where windows overlap;
+    """An index of every position up to the end of the last window where windows overlap;
     native/UnfoldBackward.h.
     """
     if step >= size:
         return 0
-    return torch.int64.itemsize * (input_sizes[dim] if input_sizes else 1)
+    length = input_sizes[dim] if input_sizes else 1
+    return torch.int64.itemsize * ((length - size) // step * step + size)
 
 
 for _overload in (

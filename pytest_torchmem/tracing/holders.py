@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.facts import is_installed
-from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
+from pytest_torchmem.torch_private.tensors.tensors import CHILDREN, node_number
 
 _DEEPEST = 4
 _MOST_NODES = 100_000
@@ -379,7 +379,7 @@ def holding_graphs(
     for tensor in tensors:
         node = tensor.grad_fn if type(tensor) is Tensor else None
         if node is not None:
-            roots.append((_number(node), tensor, node))
+            roots.append((node_number(node), tensor, node))
     roots.sort(key=lambda root: root[0])
     found: dict[int, str] = {}
     left = _MOST_NODES
@@ -403,13 +403,9 @@ def _reached(root: Any, most: int) -> Collection[int]:
     seen, waiting = {root}, [root]
     while waiting and len(seen) < most:
         node = waiting.pop()
-        numbers.add(_number(node))
+        numbers.add(node_number(node))
         following: Sequence[tuple[Any, int]] = node.next_functions
         new = [one for one, _ in following if one is not None and one not in seen]
         seen.update(new)
         waiting += new
     return numbers
-
-
-def _number(node: Any) -> int:
-    return int(node._sequence_nr())

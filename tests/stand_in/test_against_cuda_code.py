@@ -190,6 +190,10 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
     "renorm": lambda: Applied(lambda x: x.renorm(2, 0, 1.0)),
     "zeros without memory": lambda: Applied(torch.sgn),
     "system of equations": lambda: Applied(lambda x: torch.linalg.solve(x[:64], x.mT)),
+    "triangles of equations of nothing": lambda: Applied(
+        lambda x: x + torch.linalg.solve_triangular(x[:8, :8], x[:8, :0], upper=True).sum()
+    ),
+    "windows that end before": lambda: Applied(lambda x: x.unfold(0, 30, 7)),
     "attention in evaluation": lambda: Evaluated(False),
     "attention in evaluation with weights": lambda: Evaluated(True),
     "depthwise convolution": lambda: nn.Sequential(

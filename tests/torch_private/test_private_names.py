@@ -30,7 +30,6 @@ EXCEPTIONS = {
     # Declared in torch_private/, and read in place by what runs for every operator or storage: a
     # function that reads them takes longer than all of the look-up.
     ("*", "_cdata"),
-    ("*", "_sequence_nr"),
     # Not torch's, but set by the package on an object of torch, or of Python.
     ("*", "_asdict"),
     ("interception/threads.py", "_is_owned"),

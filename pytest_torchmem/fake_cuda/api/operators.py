@@ -48,7 +48,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket, schema
 from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
-from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODE
+from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES
 
 _CPU = torch.device("cpu")
 _PUT = torch.ops.prims.device_put
@@ -276,7 +276,7 @@ def _is_guess(func: OpOverload, compiles: bool) -> bool:
         code = frame.f_code
         if code is _COPYING_CODE or code is FACTORY:
             return False
-        if code is ENGINE_CODE or code is engine_operators():
+        if code in ENGINE_CODES or code is engine_operators():
             return True
         if code in _interpreters():
             target, given = node_run_in(frame)

@@ -95,13 +95,12 @@ def _of_triangle(batch: int, order: int) -> tuple[int, ...]:
 
 @operator("aten::linalg_solve_triangular").workspace("cuda")
 def solve_triangular(machine: Gpu, input: Tensor, B: Tensor) -> Workspace:
-    """A copy as on the CPU; linalg_solve_triangular_out. Of nothing there are no pointers, and the
-    buffer is there all the same.
+    """A copy as on the CPU; linalg_solve_triangular_out. Of matrices of nothing there are no
+    pointers, and the buffer is there all the same.
     """
-    if not B.numel():
-        return beside_buffer(machine)
     batch = torch.broadcast_shapes(input.shape[:-2], B.shape[:-2]).numel()
-    requests = _of_triangle(batch, input.shape[-1])
+    order = input.shape[-1]
+    requests = _of_triangle(batch, order)[: 2 if B.numel() else min(1, order)]
     return beside_buffer(machine, copied_triangle(input, B), *requests)
 
 

@@ -113,15 +113,51 @@ current_node: Callable[[], Any] = private("torch._C._current_autograd_node")
 keeps_graph: Callable[[], bool] = private("torch._C._autograd._get_current_graph_task_keep_graph")
 #: One more than the sequence number of the autograd node this thread made last.
 sequence_number: Callable[[], int] = private("torch._C._autograd._get_sequence_nr")
-#: A node's number, which is read in place: ``node._sequence_nr()``.
-NODE_NUMBER = private_name("torch.autograd.graph.Node._sequence_nr")
+#: The largest number of a node, which is that of every ``AccumulateGrad``.
+LEAF_NUMBER = (1 << 64) - 1
+_PLACE = 1 << 40
+"""What is added to a place in the engine's order: threads do not count as far as this."""
+_NUMBER = "torchmem_number"
+_place: Callable[[Any], Callable[[int], None]] = private_attribute(
+    "torch._C._FunctionBase._set_sequence_nr"
+)
+private_name("torch.autograd.graph.Node._sequence_nr")
+
+
+def node_number(node: Any) -> int:
+    """Return the sequence number that the thread counted which made a node; -1 for no node."""
+    if node is None:
+        return -1
+    number: int = node._sequence_nr()
+    return number if number < _PLACE or number == LEAF_NUMBER else node.metadata[_NUMBER]
+
+
+def place_node(node: Any, place: Callable[[int], int]) -> None:
+    """Let the engine have a node at the place of its number; once, and leaves where they are."""
+    number = node._sequence_nr()
+    if number < _PLACE:
+        node.metadata[_NUMBER] = number
+        _place(node)(_PLACE + place(number))
+
+
 #: What a node knows of the gradients that it takes.
 node_inputs: Callable[[Any], Any] = private_attribute("torch.autograd.graph.Node._input_metadata")
 engine_has_threads: Callable[[], bool] = private("torch._C._is_multithreading_enabled")
 
-#: The frame that the autograd engine is called from; an operator whose caller it is was issued by
-#: C++ inside of the engine and not by a hook or a custom function.
 ENGINE_CODE: CodeType = private("torch.autograd.graph._engine_run_backward.__code__")
+
+
+def run_engine(run: Callable[[], Any], after: Callable[[], None]) -> Any:
+    """Run the autograd engine, and call ``after()`` when it is done."""
+    try:
+        return run()
+    finally:
+        after()
+
+
+#: The frames that the autograd engine is called from; an operator whose caller one is was issued by
+#: C++ inside of the engine and not by a hook or a custom function.
+ENGINE_CODES = (ENGINE_CODE, run_engine.__code__)
 #: The code that calls what ``torch.vmap`` was given.
 VMAP_CODE: CodeType = private("torch._functorch.vmap._flat_vmap.__code__")
 
