@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -39,6 +40,7 @@ def test_no_context_is_made() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=300)
 
 
+@pytest.mark.skipif("STAND_IN_NAME" in os.environ, reason="needs kernels that compute")
 def test_a_context_that_is_there_is_left_alone() -> None:
     held = torch.ones(1024, device="cuda")
     torch.cuda.synchronize()

@@ -17,6 +17,7 @@ from torch import nn
 import pytest_torchmem as torchmem
 from pytest_torchmem.checks.gpu import find_parting
 from pytest_torchmem.targets.gpus import find_gpu
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("STAND_IN_NAME") != find_gpu("a100-80gb").product,
@@ -214,6 +215,8 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("name", ORDERED)
 def test_requests_and_frees_come_in_the_same_order(name: str) -> None:
+    if TORCH_VERSION >= (2, 14) and name == "attention in evaluation":
+        pytest.skip("its seed, 16 bytes, is taken before its output")
     model, x = ORDERED[name](), torch.randn(500, 64)
     with torch.backends.cudnn.flags(enabled=not isinstance(model, Slow)):
         measured = torchmem.measure(model, x, device="cuda")
