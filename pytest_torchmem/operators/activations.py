@@ -44,12 +44,11 @@ def without_buffer(input: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @log_sigmoid_backward.values()
-def log_sigmoid_gradient(grad_output: Tensor, input: Tensor, buffer: Tensor) -> Tensor:
+def log_sigmoid_gradient(grad_output: Tensor, input: Tensor, buffer: Tensor) -> Any:
     """With the buffer that the CPU's kernel would have kept (vec_log_sigmoid)."""
     if not buffer.numel():
         buffer = input.abs().neg().exp()
-    found: Tensor = torch.ops.aten.log_sigmoid_backward.default(grad_output, input, buffer)
-    return found
+    return torch.ops.aten.log_sigmoid_backward.default(grad_output, input, buffer)
 
 
 @operator("aten::gelu_backward").workspace("cpu")
@@ -92,38 +91,22 @@ def half_to_float(
     return call()
 
 
-@operator("aten::_softmax").values("cuda")
-def softmax_values(self: Tensor, dim: int, half_to_float: bool) -> Any:
-    """The CPU has no kernel with a float result (native/SoftMax.cpp, softmax_cpu_out)."""
-    return _aten._softmax.default(_as_float(self, half_to_float), dim, False)
+def _with_float(name: str) -> None:
+    forward, gradient = getattr(_aten, name), getattr(_aten, f"{name}_backward_data")
+
+    @operator(f"aten::{name}").values("cuda")
+    def values(self: Tensor, dim: int, half_to_float: bool) -> Any:
+        """The CPU has no kernel with a float result (native/SoftMax.cpp, softmax_cpu_out)."""
+        return forward.default(self.float() if half_to_float else self, dim, False)
+
+    @operator(f"aten::{name}_backward_data").values("cuda")
+    def gradients(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+        """The gradient where the input was half, for which the CPU has no kernel either."""
+        return gradient.default(grad_output, output, dim, output.dtype).to(input_dtype)
 
 
-@operator("aten::_log_softmax").values("cuda")
-def log_softmax_values(self: Tensor, dim: int, half_to_float: bool) -> Any:
-    """As those of ``_softmax``."""
-    return _aten._log_softmax.default(_as_float(self, half_to_float), dim, False)
-
-
-@softmax_backward.values("cuda")
-def softmax_gradient(
-    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
-) -> Any:
-    """The gradient of a softmax whose input was half, for which the CPU has no kernel either."""
-    in_float = _aten._softmax_backward_data.default(grad_output, output, dim, output.dtype)
-    return in_float.to(input_dtype)
-
-
-@log_softmax_backward.values("cuda")
-def log_softmax_gradient(
-    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
-) -> Any:
-    """As that of ``_softmax``."""
-    in_float = _aten._log_softmax_backward_data.default(grad_output, output, dim, output.dtype)
-    return in_float.to(input_dtype)
-
-
-def _as_float(tensor: Tensor, half_to_float: bool) -> Tensor:
-    return tensor.float() if half_to_float else tensor
+_with_float("_softmax")
+_with_float("_log_softmax")
 
 
 # ``host_softmax``, ``host_softmax_backward``, and as much on the CPU.
@@ -184,7 +167,7 @@ _MASK_OF_KEYS = 1
 
 
 @operator("aten::_nested_tensor_softmax_with_shape").nested("cuda")
-def softmax_with_shape(nested: NestedTensors, self: Tensor, query: Tensor) -> Tensor:
+def softmax_with_shape(nested: NestedTensors, self: Tensor, query: Tensor) -> Any:
     """native/nested/NestedTensorTransformerFunctions.cpp, NestedTensor_softmax_dropout_cuda."""
     mask = self.new_empty((self.size(0), self.size(2)), dtype=torch.bool)
     lengths = [row[0] for row in nested_sizes(query).tolist()]
@@ -193,8 +176,7 @@ def softmax_with_shape(nested: NestedTensors, self: Tensor, query: Tensor) -> Te
         made.copy_(torch.arange(made.size(1)) >= torch.tensor(lengths)[:, None])
 
     nested.launch("NestedTensor_to_mask", kernel, mask)
-    weights: Tensor = _aten._masked_softmax.default(self, mask, self.dim() - 1, _MASK_OF_KEYS)
-    return weights
+    return _aten._masked_softmax.default(self, mask, self.dim() - 1, _MASK_OF_KEYS)
 
 
 @operator("aten::_safe_softmax").nested("cuda")

@@ -4,8 +4,8 @@ Outputs of structured kernels: made before the kernel runs, with the geometry of
 
 A function for an operator takes the arguments of the schema that it uses, by name. ``self`` of a
 schema may be called ``input``, as torch's own documentation does. What several schemas have in
-common can be taken together: a parameter whose annotation is one of the classes here gets that
-class, made of the arguments that its fields name.
+common can be taken together: a parameter that is annotated with a named tuple gets that tuple, made
+of the arguments that its fields name; a field with a default may be missing in a schema.
 """
 
 import inspect
@@ -171,7 +171,7 @@ class ConvolutionSettings(NamedTuple):
 
     stride: Sequence[int]
     padding: Sequence[int]
-    dilation: Sequence[int]
+    dilation: Sequence[int] = (1,)
     transposed: bool = False
     output_padding: Sequence[int] = (0,)
     groups: int = 1
@@ -213,20 +213,6 @@ class LayerSettings(NamedTuple):
     bidirectional: bool
 
 
-GROUPS = {
-    group.__name__: group
-    for group in (
-        AttentionArguments,
-        AttentionLayer,
-        ConvolutionSettings,
-        EncoderLayer,
-        LayerSettings,
-        RecurrentSettings,
-    )
-}
-"""By name: what a function may take as one parameter."""
-
-
 #: Parameters that are no arguments of the operator: what a trace hands over besides, and all the
 #: arguments that were given, for what is the same for operators of other schemas: those with a
 #: position, the tensors among them, or all by name.
@@ -235,7 +221,6 @@ WHOLES = frozenset({"operands", "tensors", "arguments"})
 _EMPTY = inspect.Parameter.empty
 _MISSING: Any = object()
 _TAKES_ALL = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-
 
 _OTHER_NAMES = (("self", "input"), ("grad_output", "grad"))
 """What schemas call an argument, and what functions may: ``_cdist_backward`` has ``grad_output``
@@ -282,7 +267,7 @@ class Binding:
         self._positions: list[tuple[str, str, int, Any]] = []
         self._groups: list[tuple[str, type[Any], list[tuple[str, str, int, Any]]]] = []
         for parameter, annotation, its_default in _parameters(function):
-            group = GROUPS.get(annotation)
+            group = _group(function, annotation)
             if parameter in BESIDES:
                 self._besides.append(parameter)
             elif parameter in WHOLES and parameter not in position_of:
@@ -340,6 +325,13 @@ class InOrder:
 
 
 Bound = Binding | InOrder
+
+
+def _group(function: Callable[..., Any], annotation: str) -> type[Any] | None:
+    """Return the named tuple that a parameter is annotated with, None for other annotations."""
+    found = getattr(function, "__globals__", {}).get(annotation)
+    is_group = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    return found if is_group else None
 
 
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:

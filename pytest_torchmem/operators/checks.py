@@ -4,7 +4,8 @@ Where no device is named, the CPU and CUDA share the function that refuses. What
 values is in ``checks_of_values.py``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.overlap import written_once
-from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.registry import EVERY, aten, operator
 
 _INDICES = (torch.int32, torch.int64)
+Namer = Callable[[Tensor], str]
 
 _NAMES = {
     torch.float16: "c10::Half",
@@ -42,69 +44,27 @@ def _scalar_type(tensor: Tensor) -> str:
     return tensor.type().rpartition(".")[2].removesuffix("Tensor")
 
 
-def _same_in_product(first: Tensor, second: Tensor, names: str) -> None:
-    if first.dtype is not second.dtype:
-        of_both = [dtype_in_cpp(one.dtype) for one in (first, second)]
-        raise RuntimeError(
-            f"expected {names} to have the same dtype, but got: {of_both[0]} != {of_both[1]}"
-        )
+def _types(first: Tensor, second: Tensor, says: str, name: Namer = _scalar_type) -> str:
+    """Return what is said of two tensors of different types, "" for others."""
+    differ = first.dtype is not second.dtype
+    return says.format(name(first), name(second)) if differ else ""
 
 
-@operator("aten::mm").check("cpu")
-def operands_on_cpu(input: Tensor, mat2: Tensor) -> None:
-    """native/LinearAlgebra.cpp, addmm_impl_cpu_."""
-    _same_in_product(input, mat2, "m1 and m2")
+def _data_of(input: Tensor, *others: Tensor | None) -> str:
+    """Return what ``Tensor::data_ptr`` of the type of ``input`` says of others' data."""
+    found = [_types(input, other, _DATA) for other in others if other is not None]
+    return next(filter(None, found), "") if input.numel() else ""
 
 
-@operator("aten::mm").check("cuda")
-def operands_on_cuda(input: Tensor, mat2: Tensor) -> None:
-    """native/cuda/Blas.cpp, addmm_out_cuda_impl."""
-    _same_in_product(input, mat2, "mat1 and mat2")
+_DATA = "expected scalar type {} but found {}"
+_OPERANDS = "expected {} to have the same dtype, but got: {{}} != {{}}"
 
 
-@operator("aten::bmm").check()
-def operands_of_batch(input: Tensor, mat2: Tensor) -> None:
-    """native/cuda/Blas.cpp, bmm_out_cuda_impl, and native/LinearAlgebra.cpp, baddbmm_cpu_kernel:
-    the second operand's data is asked for as that of the first one's type.
-    """
-    if input.dtype is not mat2.dtype and input.numel() and mat2.numel():
-        raise RuntimeError(
-            f"expected scalar type {_scalar_type(input)} but found {_scalar_type(mat2)}"
-        )
-
-
-@operator("aten::addmm").check()
-def bias_of_product(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
-    """``expand_size`` to the product; native/LinearAlgebra.cpp and native/cuda/Blas.cpp."""
-    if mat1.dim() == mat2.dim() == 2:
-        torch.zeros((), dtype=input.dtype).expand(input.shape).expand(mat1.shape[0], mat2.shape[1])
-
-
-@operator("aten::addbmm", "aten::addbmm_").check()
-def operands_of_products(input: Tensor, batch1: Tensor, batch2: Tensor) -> None:
-    """The meta function of the addmm of each of them; native/LinearAlgebra.cpp, ADDMM_META."""
-    for name, one in (("self", input), ("mat1", batch1)):
-        if one.dtype is not batch2.dtype:
-            raise RuntimeError(
-                f"{name} and mat2 must have the same dtype, but got "
-                f"{_scalar_type(one)} and {_scalar_type(batch2)}"
-            )
-
-
-@operator("aten::_cdist_forward").check("cuda")
-def points(x1: Tensor, x2: Tensor) -> None:
-    """native/cuda/DistanceKernel.cu, cdist_kernel_impl."""
-    _data_of(x1, x2)
-
-
-@operator("aten::convolution", "aten::_convolution", "aten::convolution_overrideable").check("cuda")
-def weight_of_convolution(input: Tensor, weight: Tensor) -> None:
-    """native/Convolution.cpp, check_input_same_type_as_parameters."""
-    if input.dtype is not weight.dtype:
-        raise RuntimeError(
-            f"Input type ({_on_cuda(input)}) and weight type ({_on_cuda(weight)}) should be the "
-            "same"
-        )
+def _in_batch_norm(input: Tensor, parameter: Tensor | None) -> str:
+    """Return what is said of a parameter: in half precision it may be in single precision."""
+    halves = input.dtype in (torch.float16, torch.bfloat16)
+    wider = halves and parameter is not None and parameter.dtype is torch.float32
+    return "" if wider else _data_of(input, parameter)
 
 
 def _on_cuda(tensor: Tensor) -> str:
@@ -114,53 +74,177 @@ def _on_cuda(tensor: Tensor) -> str:
     return f"torch.cuda.{scalar_type}Tensor" if legacy else f"CUDA{scalar_type}Type"
 
 
-@operator("aten::native_layer_norm", "aten::native_group_norm").check("cuda")
-def weights_of_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    """native/cuda/layer_norm_kernel.cu, LayerNormKernelImpl, and group_norm_kernel.cu: their data
-    is asked for as that of the input's type.
+def _in_cpp(tensor: Tensor) -> str:
+    return dtype_in_cpp(tensor.dtype)
+
+
+def _output(input: Tensor, *outputs: Tensor) -> str:
+    """Return what a structured kernel says of its outputs; torchgen/dest/register_dispatch_key.py,
+    resize_out.
     """
-    for parameter in (weight, bias):
-        _data_of(input, parameter)
+    says = "Expected out tensor to have dtype {}, but got {} instead"
+    return next(filter(None, (_types(input, out, says, _in_cpp) for out in outputs)), "")
 
 
-@operator(
-    *aten("native_batch_norm _native_batch_norm_legit"), "aten::_native_batch_norm_legit.no_stats"
-).check("cuda")
-def weights_of_batch_norm(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    """native/cuda/Normalization.cu, batch_norm_cuda: those of an input in half precision may be
-    in single precision.
-    """
-    halves = input.dtype in (torch.float16, torch.bfloat16)
-    for parameter in (weight, bias):
-        if not (halves and parameter is not None and parameter.dtype is torch.float32):
-            _data_of(input, parameter)
+def _of_parts(real: Tensor, imag: Tensor) -> str:
+    says = "Expected object of scalar type {} but got scalar type {} for second argument"
+    return _types(real, imag, says)
 
 
-@operator("aten::nll_loss_forward", "aten::nll_loss2d_forward").check("cuda")
-def weight_of_classes(input: Tensor, weight: Tensor | None) -> None:
-    """native/cuda/NLLLoss.cu, nll_loss_forward_out_cuda_template, and NLLLoss2d.cu."""
-    _data_of(input, weight)
+def _into_parts(real: Tensor, imag: Tensor, out: Tensor) -> str:
+    says = "Expected object of scalar type {} but got scalar type {} for argument 'out'"
+    made = (torch.zeros((), dtype=one.dtype) for one in (real, imag))
+    return _of_parts(real, imag) or _types(torch.complex(*made), out, says)
 
 
-@operator("aten::grid_sampler_2d", "aten::grid_sampler_3d").check("cuda")
-def type_of_grid(input: Tensor, grid: Tensor) -> None:
-    """native/cuda/GridSampler.cu, launch_grid_sampler_2d_forward_kernel: ``getTensorInfo``."""
-    _data_of(input, grid)
+def _samples(input: Tensor, num_samples: int, replacement: bool = False) -> str:
+    if num_samples <= 0:
+        return "cannot sample n_sample <= 0 samples"
+    if replacement or not input.dim() or num_samples <= input.shape[-1]:
+        return ""
+    return "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
 
 
-def _data_of(input: Tensor, other: Tensor | None) -> None:
-    """Raise what ``Tensor::data_ptr`` of the type of ``input`` does of another's data."""
-    if other is not None and other.dtype is not input.dtype and input.numel():
-        raise RuntimeError(
-            f"expected scalar type {_scalar_type(input)} but found {_scalar_type(other)}"
-        )
+def _elements_for(name: str, tensors: list[Tensor]) -> str:
+    if len(tensors) > 1 or tensors[0].numel():
+        return ""
+    return (
+        f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
+        "reduction dim with the 'dim' argument."
+    )
 
 
-@operator("aten::binary_cross_entropy").check("cuda")
-def target_of_cross_entropy(input: Tensor, target: Tensor) -> None:
-    """native/cuda/Loss.cu, binary_cross_entropy_out_kernel: one TensorIterator of one type."""
-    if input.dtype is not target.dtype:
-        raise RuntimeError(f"Found dtype {_scalar_type(target)} but expected {_scalar_type(input)}")
+def _range(arguments: Mapping[str, Any]) -> str:
+    least, most = arguments.get("from", 0.0), arguments.get("to", 1.0)
+    if least <= most:
+        return ""
+    return f"uniform_ expects to return a [from, to) range, but found from={least:g} > to={most:g}"
+
+
+_REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
+    # native/LinearAlgebra.cpp, addmm_impl_cpu_; native/cuda/Blas.cpp, addmm_out_cuda_impl
+    ("mm", "cpu"): lambda input, mat2: _types(input, mat2, _OPERANDS.format("m1 and m2"), _in_cpp),
+    ("mm", "cuda"): lambda input, mat2: _types(
+        input, mat2, _OPERANDS.format("mat1 and mat2"), _in_cpp
+    ),
+    # native/cuda/Blas.cpp, bmm_out_cuda_impl, and native/LinearAlgebra.cpp, baddbmm_cpu_kernel: the
+    # second operand's data is asked for as that of the first one's type.
+    ("bmm", EVERY): lambda input, mat2: mat2.numel() and _data_of(input, mat2),
+    # The meta function of the addmm of each of them; native/LinearAlgebra.cpp, ADDMM_META
+    ("addbmm addbmm_", EVERY): lambda input, batch1, batch2: (
+        _types(input, batch2, "self and mat2 must have the same dtype, but got {} and {}")
+        or _types(batch1, batch2, "mat1 and mat2 must have the same dtype, but got {} and {}")
+    ),
+    # native/cuda/DistanceKernel.cu, cdist_kernel_impl
+    ("_cdist_forward", "cuda"): lambda x1, x2: _data_of(x1, x2),
+    # native/Convolution.cpp, check_input_same_type_as_parameters
+    ("convolution _convolution convolution_overrideable", "cuda"): lambda input, weight: _types(
+        input, weight, "Input type ({}) and weight type ({}) should be the same", _on_cuda
+    ),
+    # native/cuda/layer_norm_kernel.cu, LayerNormKernelImpl, and group_norm_kernel.cu
+    ("native_layer_norm native_group_norm", "cuda"): lambda input, weight, bias: _data_of(
+        input, weight, bias
+    ),
+    # native/cuda/Normalization.cu, batch_norm_cuda
+    (
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats",
+        "cuda",
+    ): lambda input, weight, bias: _in_batch_norm(input, weight) or _in_batch_norm(input, bias),
+    # native/cuda/NLLLoss.cu, nll_loss_forward_out_cuda_template, and NLLLoss2d.cu
+    ("nll_loss_forward nll_loss2d_forward", "cuda"): lambda input, weight: _data_of(input, weight),
+    # native/cuda/GridSampler.cu, launch_grid_sampler_2d_forward_kernel: ``getTensorInfo``
+    ("grid_sampler_2d grid_sampler_3d", "cuda"): lambda input, grid: _data_of(input, grid),
+    # native/cuda/Loss.cu, binary_cross_entropy_out_kernel: one TensorIterator of one type
+    ("binary_cross_entropy", "cuda"): lambda input, target: _types(
+        target, input, "Found dtype {} but expected {}"
+    ),
+    # native/Activation.h, get_gelutype_enum
+    ("gelu gelu_ gelu_backward", EVERY): lambda approximate="none": (
+        approximate not in ("none", "tanh") and "approximate argument must be either none or tanh."
+    ),
+    # native/Bucketization.cpp
+    ("bucketize.Tensor", EVERY): lambda boundaries: (
+        boundaries.dim() != 1
+        and f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})"
+    ),
+    # native/Distributions.cpp, multinomial_out
+    ("multinomial", EVERY): _samples,
+    # native/TensorAdvancedIndexing.cpp, index_select_out_cpu_; native/cuda/Indexing.cu,
+    # index_select_out_cuda_impl: not asked where nothing is selected.
+    ("index_select", "cpu"): lambda index: (
+        index.dtype not in _INDICES and "index_select(): Expected dtype int32 or int64 for index"
+    ),
+    ("index_select", "cuda"): lambda input, index: (
+        index.dtype not in _INDICES
+        and index.numel()
+        and input.numel()
+        and f"\"index_select_out_cuda_impl\" not implemented for '{_scalar_type(index)}'"
+    ),
+    # native/TensorAdvancedIndexing.cpp, put_
+    ("put_", EVERY): lambda input, source: _types(
+        input,
+        source,
+        "put_(): self and source expected to have the same dtype, but got self.dtype = {} and "
+        "source.dtype = {}",
+    ),
+    # native/TensorFactories.cpp, complex_check_dtype and complex_out
+    ("complex", EVERY): _of_parts,
+    ("complex.out", EVERY): _into_parts,
+    ("aminmax.out", EVERY): lambda input, min, max: _output(input, min, max),
+    ("linalg_cross.out", EVERY): lambda input, out: _output(input, out),
+    # native/cuda/IndexKernel.cpp and native/TensorAdvancedIndexing.cpp, masked_scatter_
+    ("masked_scatter masked_scatter_", EVERY): lambda mask: (
+        mask.dtype is not torch.bool
+        and "masked_scatter_ only supports boolean masks, but got mask with dtype "
+        + _scalar_type(mask)
+    ),
+    # native/ReduceOps.cpp, std_var_out
+    ("var.correction std.correction", EVERY): lambda input: (
+        not (input.is_floating_point() or input.is_complex())
+        and "std and var only support floating point and complex dtypes"
+    ),
+    # native/BinaryOps.cpp, the meta function of smooth_l1_loss
+    ("smooth_l1_loss", EVERY): lambda beta=1.0: (
+        beta < 0 and "smooth_l1_loss does not support negative values for beta."
+    ),
+    # native/TensorCompare.cpp, the meta functions of clamp
+    ("clamp clamp_", EVERY): lambda min=None, max=None: (
+        min is max is None and "torch.clamp: At least one of 'min' or 'max' must not be None"
+    ),
+    # native/DistributionTemplates.h, uniform_impl_
+    ("uniform_", EVERY): _range,
+    # native/cpu/HistogramKernel.cpp, histogram_histc: also where the values would say both.
+    ("histc", "cpu"): lambda min=0, max=0: min > max and "torch.histc: max must be larger than min",
+    # native/ReduceAllOps.cpp
+    ("max", EVERY): lambda tensors: _elements_for("max", tensors),
+    ("min", EVERY): lambda tensors: _elements_for("min", tensors),
+}
+"""What a kernel says of arguments, of operators on devices; what is false is said of none."""
+
+
+def _raising(says: Callable[..., object]) -> Callable[..., None]:
+    """Return the function that raises what is said of the same arguments."""
+
+    @wraps(says)
+    def check(**operands: Any) -> None:
+        __tracebackhide__ = True
+        found = says(**operands)
+        if found:
+            raise RuntimeError(found)
+
+    check.__doc__ = "A row of the table of refusals."
+    return check
+
+
+for (_names, _device), _says in _REFUSALS.items():
+    operator(*aten(_names)).check(_device)(_raising(_says))
+
+
+@operator("aten::addmm").check()
+def bias_of_product(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
+    """``expand_size`` to the product; native/LinearAlgebra.cpp and native/cuda/Blas.cpp."""
+    if mat1.dim() == mat2.dim() == 2:
+        torch.zeros((), dtype=input.dtype).expand(input.shape).expand(mat1.shape[0], mat2.shape[1])
 
 
 @operator(*aten("index_put index_put_ _index_put_impl_")).check()
@@ -189,13 +273,6 @@ def _meta_or_none(index: Tensor | None) -> Tensor | None:
     return None if index is None else on_meta(index)
 
 
-@operator("aten::gelu", "aten::gelu_", "aten::gelu_backward").check()
-def approximation(approximate: str = "none") -> None:
-    """native/Activation.h, get_gelutype_enum."""
-    if approximate not in ("none", "tanh"):
-        raise RuntimeError("approximate argument must be either none or tanh.")
-
-
 @operator("aten::_fused_rms_norm").check()
 def normalized(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> None:
     """native/layer_norm.h, _check_rms_norm_inputs_symint."""
@@ -218,52 +295,6 @@ def normalized(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
         )
 
 
-@operator("aten::bucketize.Tensor").check()
-def boundaries_of_buckets(boundaries: Tensor) -> None:
-    """native/Bucketization.cpp."""
-    if boundaries.dim() != 1:
-        raise RuntimeError(
-            f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})"
-        )
-
-
-@operator("aten::multinomial").check()
-def number_of_samples(input: Tensor, num_samples: int, replacement: bool = False) -> None:
-    """native/Distributions.cpp, multinomial_out."""
-    if num_samples <= 0:
-        raise RuntimeError("cannot sample n_sample <= 0 samples")
-    if not replacement and input.dim() and num_samples > input.shape[-1]:
-        raise RuntimeError(
-            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
-        )
-
-
-@operator("aten::index_select").check("cpu")
-def index_of_rows(index: Tensor) -> None:
-    """native/TensorAdvancedIndexing.cpp, index_select_out_cpu_."""
-    if index.dtype not in _INDICES:
-        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
-
-
-@operator("aten::index_select").check("cuda")
-def index_of_rows_on_cuda(input: Tensor, index: Tensor) -> None:
-    """native/cuda/Indexing.cu, index_select_out_cuda_impl: not asked where nothing is selected."""
-    if index.dtype not in _INDICES and index.numel() and input.numel():
-        raise RuntimeError(
-            f"\"index_select_out_cuda_impl\" not implemented for '{_scalar_type(index)}'"
-        )
-
-
-@operator("aten::put_").check()
-def source_of_elements(input: Tensor, source: Tensor) -> None:
-    """native/TensorAdvancedIndexing.cpp, put_."""
-    if input.dtype is not source.dtype:
-        raise RuntimeError(
-            "put_(): self and source expected to have the same dtype, but got self.dtype = "
-            f"{_scalar_type(input)} and source.dtype = {_scalar_type(source)}"
-        )
-
-
 @operator("aten::copy_").check()
 def destination(input: Tensor, src: Tensor | complex) -> None:
     """native/Copy.cpp, copy_impl: a copy of what lies alike may be one of a tensor to itself.
@@ -273,28 +304,6 @@ def destination(input: Tensor, src: Tensor | complex) -> None:
     source = (src.shape, src.stride()) if isinstance(src, Tensor) else ((), ())
     if input.numel() and (input.shape, input.stride()) != source:
         written_once(input)
-
-
-@operator("aten::complex").check()
-def parts_of_complex(real: Tensor, imag: Tensor) -> None:
-    """native/TensorFactories.cpp, complex_check_dtype."""
-    if real.dtype is not imag.dtype:
-        raise RuntimeError(
-            f"Expected object of scalar type {_scalar_type(real)} but got scalar type "
-            f"{_scalar_type(imag)} for second argument"
-        )
-
-
-@operator("aten::complex.out").check()
-def output_of_complex(real: Tensor, imag: Tensor, out: Tensor) -> None:
-    """native/TensorFactories.cpp, complex_out."""
-    parts_of_complex(real, imag)
-    made = torch.complex(torch.zeros((), dtype=real.dtype), torch.zeros((), dtype=imag.dtype))
-    if out.dtype is not made.dtype:
-        raise RuntimeError(
-            f"Expected object of scalar type {_scalar_type(made)} but got scalar type "
-            f"{_scalar_type(out)} for argument 'out'"
-        )
 
 
 @operator(*aten("index_fill index_fill_", ".int_Scalar"), *aten("fill fill_", ".Scalar")).check()
@@ -340,93 +349,4 @@ def reflectors(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True)
     if other.shape[side] == input.shape[-2] and size < most:
         raise RuntimeError(
             f"torch.ormqr: tau.shape[-1] must be equal to min(other.shape[{side}], input.shape[-1])"
-        )
-
-
-@operator("aten::aminmax.out").check()
-def outputs_of_extremes(input: Tensor, min: Tensor, max: Tensor) -> None:
-    """The outputs of a structured kernel; torchgen/dest/register_dispatch_key.py, resize_out."""
-    _output_of_type(input, min)
-    _output_of_type(input, max)
-
-
-@operator("aten::linalg_cross.out").check()
-def output_of_cross(input: Tensor, out: Tensor) -> None:
-    """The same."""
-    _output_of_type(input, out)
-
-
-def _output_of_type(input: Tensor, out: Tensor) -> None:
-    if out.dtype is not input.dtype:
-        raise RuntimeError(
-            f"Expected out tensor to have dtype {dtype_in_cpp(input.dtype)}, but got "
-            f"{dtype_in_cpp(out.dtype)} instead"
-        )
-
-
-@operator("aten::masked_scatter", "aten::masked_scatter_").check()
-def mask_of_elements(mask: Tensor) -> None:
-    """native/cuda/IndexKernel.cpp and native/TensorAdvancedIndexing.cpp, masked_scatter_."""
-    if mask.dtype is not torch.bool:
-        raise RuntimeError(
-            "masked_scatter_ only supports boolean masks, but got mask with dtype "
-            f"{_scalar_type(mask)}"
-        )
-
-
-@operator("aten::var.correction", "aten::std.correction").check()
-def deviating(input: Tensor) -> None:
-    """native/ReduceOps.cpp, std_var_out."""
-    if not (input.dtype.is_floating_point or input.dtype.is_complex):
-        raise RuntimeError("std and var only support floating point and complex dtypes")
-
-
-@operator("aten::smooth_l1_loss").check()
-def turning_point(beta: float = 1.0) -> None:
-    """native/BinaryOps.cpp, the meta function of smooth_l1_loss."""
-    if beta < 0:
-        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
-
-
-@operator("aten::clamp", "aten::clamp_").check()
-def limits(min: Any = None, max: Any = None) -> None:
-    """native/TensorCompare.cpp, the meta functions of clamp."""
-    if min is None and max is None:
-        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-
-
-@operator("aten::uniform_").check()
-def range_of_numbers(arguments: Mapping[str, Any]) -> None:
-    """native/DistributionTemplates.h, uniform_impl_."""
-    least, most = arguments.get("from", 0.0), arguments.get("to", 1.0)
-    if least > most:
-        raise RuntimeError(
-            f"uniform_ expects to return a [from, to) range, but found from={least:g} > to={most:g}"
-        )
-
-
-@operator("aten::histc").check("cpu")
-def range_of_bins(min: float = 0, max: float = 0) -> None:
-    """native/cpu/HistogramKernel.cpp, histogram_histc: also where the values would say both."""
-    if min > max:
-        raise RuntimeError("torch.histc: max must be larger than min")
-
-
-@operator("aten::max").check()
-def elements_for_greatest(tensors: list[Tensor]) -> None:
-    """native/ReduceAllOps.cpp, max."""
-    _elements_for("max", tensors)
-
-
-@operator("aten::min").check()
-def elements_for_least(tensors: list[Tensor]) -> None:
-    """native/ReduceAllOps.cpp, min."""
-    _elements_for("min", tensors)
-
-
-def _elements_for(name: str, tensors: list[Tensor]) -> None:
-    if len(tensors) == 1 and not tensors[0].numel():
-        raise RuntimeError(
-            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
-            "reduction dim with the 'dim' argument."
         )

@@ -27,9 +27,10 @@ operator(
 )
 
 
-def _out_of(positions: Tensor, low: int, high: int) -> int | None:
-    """Return the first of ``positions`` that is not in a range, if there is one."""
-    if not positions.numel():
+def _out_of(known: Known, tensor: Tensor, low: int, high: int) -> int | None:
+    """Return the first of a tensor's positions, if they are known, that is not in a range."""
+    positions = known(tensor)
+    if positions is None or not positions.numel():
         return None
     least, most = positions.aminmax()
     if int(least) >= low and int(most) < high:
@@ -41,16 +42,13 @@ def _out_of(positions: Tensor, low: int, high: int) -> int | None:
 @operator("aten::embedding").check_values()
 def rows(known: Known, weight: Tensor, indices: Tensor) -> None:
     """native/cpu/IndexKernel.cpp, index_select_out_cpu_ of the weight."""
-    found = known(indices)
-    if found is not None and _out_of(found, 0, weight.shape[0]) is not None:
-        raise IndexError("index out of range in self")
+    selected(known, weight, 0, indices)
 
 
 @operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").check_values()
 def rows_of_bags(known: Known, weight: Tensor, indices: Tensor) -> None:
     """native/EmbeddingBag.cpp, which looks at every index before it adds up rows."""
-    found = known(indices)
-    wrong = None if found is None else _out_of(found, 0, weight.shape[0])
+    wrong, found = _out_of(known, indices, 0, weight.shape[0]), known(indices)
     if found is not None and wrong is not None:
         position = int((found.reshape(-1) == wrong).nonzero()[0])
         raise RuntimeError(
@@ -62,10 +60,7 @@ def rows_of_bags(known: Known, weight: Tensor, indices: Tensor) -> None:
 @operator("aten::index_select").check_values()
 def selected(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
     """native/TensorAdvancedIndexing.cpp, index_select_out_cpu_."""
-    found = known(index)
-    if found is None or not input.dim():
-        return
-    if _out_of(found, 0, input.shape[dim]) is not None:
+    if input.dim() and _out_of(known, index, 0, input.shape[dim]) is not None:
         raise IndexError("index out of range in self")
 
 
@@ -74,10 +69,7 @@ def selected(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
 ).check_values()
 def along_dimension(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
     """native/cpu/ScatterGatherKernel.cpp."""
-    found = known(index)
-    if found is None or not input.dim():
-        return
-    wrong = _out_of(found, 0, input.shape[dim])
+    wrong = _out_of(known, index, 0, input.shape[dim]) if input.dim() else None
     if wrong is not None:
         raise RuntimeError(
             f"index {wrong} is out of bounds for dimension {dim % input.dim()} with size "
@@ -91,7 +83,8 @@ def classes(known: Known, input: Tensor, target: Tensor, ignore_index: int = -10
     found = known(target)
     if found is None:
         return
-    wrong = _out_of(found[found != ignore_index], 0, input.shape[1 if input.dim() > 1 else 0])
+    size = input.shape[1 if input.dim() > 1 else 0]
+    wrong = _out_of(lambda classes: classes, found[found != ignore_index], 0, size)
     if wrong is not None:
         raise IndexError(f"Target {wrong} is out of bounds.")
 
@@ -104,9 +97,8 @@ def indexed(known: Known, input: Tensor, indices: Sequence[Tensor | None]) -> No
         if index is not None and not index.dtype.is_signed:  # a mask
             dimension += index.dim()
             continue
-        found = None if index is None else known(index)
         size = input.shape[dimension]
-        wrong = None if found is None else _out_of(found, -size, size)
+        wrong = None if index is None else _out_of(known, index, -size, size)
         if wrong is not None:
             raise IndexError(
                 f"index {wrong} is out of bounds for dimension {dimension} with size {size}"

@@ -244,10 +244,9 @@ def mean_of_bounds(training: bool) -> int:
 
 
 @operator("prims::fma").decomposition()
-def multiplied_and_added(call: GivenCall) -> Tensor:
+def multiplied_and_added(call: GivenCall) -> Any:
     """A product and a sum, one after the other: what Inductor's decompositions of optimizers call,
     where its graph is not fused; torch/_inductor/inductor_prims.py, ``fma``.
     """
     first, second, third = call.args
-    made: Tensor = first * second + third
-    return made
+    return first * second + third

@@ -4,8 +4,10 @@ native/EmbeddingBag.cpp, native/cuda/EmbeddingBag.cu; native/Embedding.cpp, nati
 and EmbeddingBackwardKernel.cu.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +39,25 @@ _bag_forward_only = operator("aten::_embedding_bag_forward_only", order={"cuda":
 _dense_backward = operator("aten::_embedding_bag_dense_backward")
 
 
+class Bags(NamedTuple):
+    """What is asked of bags of embeddings, by the names of the schemas' arguments."""
+
+    weight: Tensor
+    indices: Tensor
+    offsets: Tensor
+    scale_grad_by_freq: bool
+    mode: int
+    sparse: bool
+    per_sample_weights: Tensor | None
+    include_last_offset: bool
+    padding_idx: int
+
+    def promoted(self) -> Bags:
+        """Return the same of positions of one type."""
+        indices, offsets = _promoted(self.indices, self.offsets)
+        return self._replace(indices=indices, offsets=offsets)
+
+
 def _promoted(indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """``promoteIndicesAndOffsets``: where one type is not the other, both are ``int64``."""
     if indices.dtype is offsets.dtype:
@@ -56,37 +77,18 @@ def copies_on_cuda(weight: Tensor, indices: Tensor, offsets: Tensor) -> tuple[in
 
 @_bag.meta("cuda")
 @_bag_forward_only.meta("cuda")
-def bag_on_cuda(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Tensor | None,
-    include_last_offset: bool,
-    padding_idx: int,
-) -> Any:
+def bag_on_cuda(asked: Bags) -> Any:
     """Torch's own, of positions of one type; _embedding_bag_cuda."""
-    indices, offsets = _promoted(indices, offsets)
-    rest = per_sample_weights, include_last_offset, padding_idx
-    return _aten._embedding_bag(weight, indices, offsets, scale_grad_by_freq, mode, sparse, *rest)
+    return _aten._embedding_bag(*asked.promoted())
 
 
 def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
-    def embedding_bag(
-        weight: Tensor,
-        indices: Tensor,
-        offsets: Tensor,
-        mode: int = _SUM,
-        per_sample_weights: Tensor | None = None,
-        include_last_offset: bool = False,
-        padding_idx: int = -1,
-    ) -> tuple[Tensor, ...]:
-        indices, offsets = _promoted(indices, offsets)
-        bags = offsets.shape[0] - include_last_offset
+    def embedding_bag(asked: Bags) -> tuple[Tensor, ...]:
+        asked = asked.promoted()
+        weight, indices, offsets, mode = asked.weight, asked.indices, asked.offsets, asked.mode
+        bags = offsets.shape[0] - asked.include_last_offset
         output = weight.new_empty((bags, weight.shape[1]))
-        fast = _is_fast(weight, per_sample_weights, padding_idx)
+        fast = _is_fast(weight, asked.per_sample_weights, asked.padding_idx)
         offset2bag = torch.empty((0,), dtype=offsets.dtype)
         if mode != _SUM or not fast:
             offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
@@ -99,7 +101,7 @@ def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
         if mode == _MAX:
             largest.resize_((bags, weight.shape[1]))
         if mode != _MAX:
-            _gather(weight, output, per_sample_weights, fast)
+            _gather(weight, output, asked.per_sample_weights, fast)
         if mode == _MEAN and bags:
             ones = torch.ones_like(sizes)
             at_least_one = torch.maximum(sizes, ones)  # temporaries of one expression in C++
@@ -115,34 +117,23 @@ _bag.decomposition("cpu")(_forward_on_cpu(with_sizes=True))
 _bag_forward_only.decomposition("cpu")(_forward_on_cpu(with_sizes=False))
 
 
-@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").values("cuda")
-def embedding_bag_values(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Tensor | None,
-    include_last_offset: bool,
-    padding_idx: int,
-) -> Any:
+@_bag.values("cuda")
+@_bag_forward_only.values("cuda")
+def embedding_bag_values(asked: Bags) -> Any:
     """The CPU's outputs as CUDA's kernels lay them out; cuda/EmbeddingBag.cu, _embedding_bag_cuda.
 
     The bag of every index is there in plain sums too, where the CPU leaves it out. There are as
     many sizes as offsets, though the last of these may only end the last bag; its size, which
     nothing writes, counts as none. The positions of the largest are there for them alone.
     """
-    indices, offsets = _promoted(indices, offsets)
-    given = indices, offsets, scale_grad_by_freq
-    rest = include_last_offset, padding_idx
-    made = _aten._embedding_bag(weight, *given, mode, sparse, per_sample_weights, *rest)
-    output, offset2bag, sizes, largest = made
-    if mode == _SUM and offset2bag.shape != indices.shape:
-        _, offset2bag, sizes, _ = _aten._embedding_bag(weight, *given, _MEAN, sparse, None, *rest)
-    if include_last_offset:
-        sizes = torch.cat([sizes[: len(offsets) - 1], sizes.new_zeros(1)])
-    return output, offset2bag, sizes, largest if mode == _MAX else None
+    asked = asked.promoted()
+    output, offset2bag, sizes, largest = _aten._embedding_bag(*asked)
+    if asked.mode == _SUM and offset2bag.shape != asked.indices.shape:
+        mean = asked._replace(mode=_MEAN, per_sample_weights=None)
+        _, offset2bag, sizes, _ = _aten._embedding_bag(*mean)
+    if asked.include_last_offset:
+        sizes = torch.cat([sizes[: len(asked.offsets) - 1], sizes.new_zeros(1)])
+    return output, offset2bag, sizes, largest if asked.mode == _MAX else None
 
 
 def _bag_of_every_index(offsets: Tensor, offset2bag: Tensor) -> Tensor:
@@ -199,81 +190,67 @@ def _offset2bag_again(indices: Tensor, offsets: Tensor, offset2bag: Tensor) -> T
     return _bag_of_every_index(offsets, made).resize_(indices.shape[0])
 
 
+class BagGradients(NamedTuple):
+    """What is asked of gradients of bags, by the names and in the order of the dense backward."""
+
+    grad: Tensor
+    indices: Tensor
+    offset2bag: Tensor
+    bag_size: Tensor
+    maximum_indices: Tensor
+    num_weights: int
+    scale_grad_by_freq: bool
+    mode: int
+    per_sample_weights: Tensor | None
+    padding_idx: int = -1
+
+
 @operator("aten::_embedding_bag_backward").decomposition()
-def embedding_bag_backward(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    maximum_indices: Tensor,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Tensor | None,
-    padding_idx: int = -1,
-) -> Any:
+def embedding_bag_backward(asked: BagGradients, offsets: Tensor, sparse: bool) -> Any:
     """_embedding_bag_backward_symint."""
-    indices, offsets = _promoted(indices, offsets)
-    offset2bag = _offset2bag_again(indices, offsets, offset2bag)
-    settings = (num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
-    if sparse:
-        return _aten._embedding_bag_sparse_backward.default(
-            grad, indices, offsets, offset2bag, bag_size, *settings
-        )
-    return _aten._embedding_bag_dense_backward.default(
-        grad, indices, offset2bag, bag_size, maximum_indices, *settings
+    indices, ends = _promoted(asked.indices, offsets)
+    offset2bag = _offset2bag_again(indices, ends, asked.offset2bag)
+    asked = asked._replace(indices=indices, offset2bag=offset2bag)
+    if not sparse:
+        return _aten._embedding_bag_dense_backward.default(*asked)
+    grad, _, _, bag_size, _, *settings = asked
+    return _aten._embedding_bag_sparse_backward.default(
+        grad, indices, ends, offset2bag, bag_size, *settings
     )
 
 
 @_dense_backward.decomposition("cpu")
-def dense_backward_on_cpu(
-    grad: Tensor,
-    indices: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    maximum_indices: Tensor,
-    num_weights: int,
-    mode: int,
-    per_sample_weights: Tensor | None,
-) -> Tensor:
+def dense_backward_on_cpu(asked: BagGradients) -> Tensor:
     """_embedding_bag_dense_backward_cpu. The maximum leaves out empty bags, of which none is
     counted where the sizes are not known.
     """
-    dense = grad.contiguous()
-    result = grad.new_zeros((num_weights, dense.shape[1]))
-    if mode == _MAX:
-        largest = maximum_indices.index_select(0, bag_size.nonzero().view(-1))
-        gradients = dense.index_select(0, bag_size.nonzero().view(-1))
+    dense = asked.grad.contiguous()
+    result = asked.grad.new_zeros((asked.num_weights, dense.shape[1]))
+    if asked.mode == _MAX:
+        largest = asked.maximum_indices.index_select(0, asked.bag_size.nonzero().view(-1))
+        gradients = dense.index_select(0, asked.bag_size.nonzero().view(-1))
         del largest, gradients
         return result
-    in_order = indices.sort()
-    bags = offset2bag.index_select(0, in_order[1])
-    if per_sample_weights is not None:
-        weights = per_sample_weights.index_select(0, in_order[1])
+    in_order = asked.indices.sort()
+    bags = asked.offset2bag.index_select(0, in_order[1])
+    if asked.per_sample_weights is not None:
+        weights = asked.per_sample_weights.index_select(0, in_order[1])
         del weights
     del in_order, bags
     return result
 
 
 @_dense_backward.decomposition("cuda")
-def dense_backward_on_cuda(
-    machine: Gpu,
-    grad: Tensor,
-    indices: Tensor,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-) -> Tensor:
+def dense_backward_on_cuda(machine: Gpu, asked: BagGradients) -> Tensor:
     """Sorted as embeddings are; the maximum's is scattered.
 
     ``_embedding_bag_dense_backward_cuda``.
     """
+    grad, indices, rows = asked.grad, asked.indices, asked.num_weights
     dense = grad.contiguous()
-    if mode == _MAX or not indices.numel():
-        return grad.new_empty((num_weights, grad.shape[1]))
-    return sorted_sums(machine, dense, indices, num_weights, scale_grad_by_freq, bags=True)
+    if asked.mode == _MAX or not indices.numel():
+        return grad.new_empty((rows, grad.shape[1]))
+    return sorted_sums(machine, dense, indices, rows, asked.scale_grad_by_freq, bags=True)
 
 
 @operator("aten::_embedding_bag_per_sample_weights_backward").decomposition("cpu")
@@ -297,14 +274,11 @@ def per_sample_weights_backward_values(
     offset2bag: Tensor,
     mode: int,
     padding_idx: int = -1,
-) -> Tensor:
+) -> Any:
     """The CPU's, whose kernel takes all positions in one type; CUDA's reads the bags in theirs."""
     indices, offsets = _promoted(indices, offsets)
-    bags = offset2bag.to(indices.dtype)
-    found: Tensor = _aten._embedding_bag_per_sample_weights_backward(
-        grad, weight, indices, offsets, bags, mode, padding_idx
-    )
-    return found
+    given = grad, weight, indices, offsets, offset2bag.to(indices.dtype)
+    return _aten._embedding_bag_per_sample_weights_backward(*given, mode, padding_idx)
 
 
 _FEW = 3072

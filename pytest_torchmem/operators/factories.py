@@ -105,13 +105,12 @@ operator("aten::_foreach_copy_", across_devices=True, copies_across=True)
 
 
 @operator("prims::device_put", across_devices=True).decomposition()
-def put_on_device(call: GivenCall) -> Tensor:
+def put_on_device(call: GivenCall) -> Any:
     """``Tensor.to``: what Inductor calls where it leaves a copy to ATen, as of complex numbers;
     torch/_prims/__init__.py, ``_device_put_aten``.
     """
     tensor, device, *non_blocking = call.args
-    put: Tensor = tensor.to(device, non_blocking=bool(non_blocking and non_blocking[0]))
-    return put
+    return tensor.to(device, non_blocking=bool(non_blocking and non_blocking[0]))
 
 
 @clone.workspace("cpu")

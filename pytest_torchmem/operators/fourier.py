@@ -7,7 +7,6 @@ Fourier transforms of half precision, which a GPU has and the CPU has not.
 be on the CPU, before any kernel is asked. What follows it there is done here.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,22 +166,6 @@ def _copied_for_cufft(self: Tensor, dims: Sequence[int]) -> int:
         copied = stride <= 0 or stride % last != 0
         last = stride
     return dense_bytes(self) if copied else 0
-
-
-# -- both ------------------------------------------------------------------------------------------
-
-
-@operator("aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r").flops()
-def flops(self: Tensor, dim: Sequence[int], outputs: Tensor) -> int:
-    """5 N log2 N for each transform of N complex numbers, half of it where one side is real.
-
-    The usual count for radix 2 (Van Loan, Computational Frameworks for the FFT, 1.4).
-    """
-    larger = max(self, outputs, key=lambda tensor: tensor.numel())
-    length = math.prod(larger.shape[at] for at in dim)
-    count = 5 * larger.numel() * math.log2(max(length, 2))
-    both_complex = self.is_complex() and outputs.is_complex()
-    return int(count if both_complex else count / 2)
 
 
 _FORWARD = {None: 0, "backward": 0, "ortho": 1, "forward": 2}

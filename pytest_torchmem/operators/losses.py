@@ -6,7 +6,7 @@ NLLLoss2d.cu.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,10 +41,7 @@ operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backw
 )
 
 
-_margins = operator("aten::multi_margin_loss", "aten::multi_margin_loss_backward")
-
-
-@_margins.workspace("cpu")
+@operator("aten::multi_margin_loss", "aten::multi_margin_loss_backward").workspace("cpu")
 def dense_arguments(input: Tensor, target: Tensor, weight: Tensor | None = None) -> int:
     """Copies of what is not dense; native/LossMultiMargin.cpp."""
     if not input.numel():
@@ -174,8 +171,7 @@ def number_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> t
     """
     if reduction == _NONE:
         return ()
-    number = input.element_size()
-    return (number, *sum_buffers(machine, (input.numel(),), None, input.dtype))
+    return (input.element_size(), *sum_buffers(machine, (input.numel(),), None, input.dtype))
 
 
 @operator("aten::binary_cross_entropy_backward").decomposition("cpu")
@@ -190,8 +186,6 @@ def cross_entropy_backward_on_cpu(
         result.div_(self.numel())
     return result
 
-
-_NO_REDUCTION = 0
 
 _forward = operator("aten::nll_loss_forward")
 _backward = operator("aten::nll_loss_backward")
@@ -214,7 +208,7 @@ _images = operator("aten::nll_loss2d_forward")
 @_forward.workspace("cpu")
 def added_up(input: Tensor, target: Tensor, weight: Tensor | None, reduction: int) -> int:
     """Dense copies, without reduction of the weights alone; nll_loss_out_frame."""
-    each = reduction == _NO_REDUCTION and input.dim() == 2
+    each = reduction == _NONE and input.dim() == 2
     read = (weight,) if each else (input, target, weight)
     return sum(map(contiguous_copy, read))
 
@@ -222,13 +216,13 @@ def added_up(input: Tensor, target: Tensor, weight: Tensor | None, reduction: in
 @_images_backward.workspace("cpu")
 def targets_and_weights(target: Tensor, weight: Tensor | None, reduction: int) -> int:
     """Dense copies, without reduction of the weights alone; nll_loss2d_backward_out_frame."""
-    return contiguous_copy(weight) + (0 if reduction == _NO_REDUCTION else contiguous_copy(target))
+    return contiguous_copy(weight) + (0 if reduction == _NONE else contiguous_copy(target))
 
 
 @_images.workspace("cpu")
 def scores(input: Tensor, reduction: int) -> int:
     """A dense copy of the scores."""
-    return 0 if reduction == _NO_REDUCTION else contiguous_copy(input)
+    return 0 if reduction == _NONE else contiguous_copy(input)
 
 
 @_images.workspace("cuda")
@@ -236,12 +230,11 @@ def scores_and_targets(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> tuple[int, ...]:
     """Dense copies; ``nll_loss2d_forward_out_cuda_template``."""
-    if reduction == _NO_REDUCTION:
+    if reduction == _NONE:
         return (contiguous_copy(weight),)
     return (contiguous_copy(input), contiguous_copy(target), contiguous_copy(weight))
 
 
-"""``at::Reduction``."""
 _LONGEST_CUDNN_TARGET = 255
 _LONG = 8
 
@@ -260,26 +253,27 @@ def lengths_as_integers(input_lengths: Tensor, target_lengths: Tensor) -> int:
     )
 
 
+class Sequences(NamedTuple):
+    """What a CTC loss is of, by the names of the schemas' arguments."""
+
+    log_probs: Tensor
+    targets: Tensor
+    input_lengths: Sequence[int]
+    target_lengths: Sequence[int]
+    blank: int = 0
+    reduction: int = _MEAN
+    zero_infinity: bool = False
+
+
 @operator("aten::ctc_loss.IntList").path("cuda")
-def ctc_loss(
-    call: CompositeCall,
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Sequence[int],
-    target_lengths: Sequence[int],
-    blank: int = 0,
-    reduction: int = _MEAN,
-    zero_infinity: bool = False,
-) -> Any:
+def ctc_loss(call: CompositeCall, given: Sequences) -> Any:
     """CuDNN's loss, or the native one of targets moved to the GPU; native/LossCTC.cpp, ctc_loss.
 
     The reduction is that of ``ctc_loss_impl``.
     """
-    if not _cudnn_takes(log_probs, targets, input_lengths, target_lengths, blank):
-        targets = targets.to(log_probs.device, torch.int64)
-        return call.of(
-            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
-        )
+    log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity = given
+    if not _cudnn_takes(given):
+        return call.of(*given._replace(targets=targets.to(log_probs.device, torch.int64)))
     losses = torch.ops.aten._cudnn_ctc_loss.default(
         log_probs, targets, input_lengths, target_lengths, blank, True, zero_infinity
     )[0]
@@ -289,50 +283,36 @@ def ctc_loss(
     return losses.sum() if reduction == _SUM else losses
 
 
-def _cudnn_takes(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Sequence[int],
-    target_lengths: Sequence[int],
-    blank: int,
-) -> bool:
+def _cudnn_takes(given: Sequences) -> bool:
     """Return whether cuDNN takes the loss; native/cudnn/LossCTC.cpp, ``_use_cudnn_ctc_loss``."""
+    log_probs, targets = given.log_probs, given.targets
     return (
         torch.backends.cudnn.enabled
-        and blank == 0
+        and given.blank == 0
         and targets.dim() == 1
         and targets.dtype is torch.int32
         and targets.device.type == "cpu"
         and targets.is_contiguous()
         and log_probs.dim() == 3
         and log_probs.dtype is torch.float32
-        and all(length == log_probs.size(0) for length in input_lengths)
-        and len(input_lengths) == len(target_lengths)
+        and all(length == log_probs.size(0) for length in given.input_lengths)
+        and len(given.input_lengths) == len(given.target_lengths)
         and all(
             target <= min(length, _LONGEST_CUDNN_TARGET)
-            for target, length in zip(target_lengths, input_lengths, strict=True)
+            for target, length in zip(given.target_lengths, given.input_lengths, strict=True)
         )
     )
 
 
 @operator("aten::ctc_loss.Tensor").path("cuda")
-def ctc_loss_tensor(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor,
-    target_lengths: Tensor,
-    blank: int,
-    reduction: int,
-    zero_infinity: bool,
-) -> Any:
+def ctc_loss_tensor(given: Sequences, input_lengths: Tensor, target_lengths: Tensor) -> Any:
     """The lengths are brought to the host; native/LossCTC.cpp, ``ctc_loss``."""
-    lengths = [
+    first, second = (
         lengths.to(torch.device("cpu"), torch.int64).tolist()
         for lengths in (input_lengths, target_lengths)
-    ]
-    return torch.ops.aten.ctc_loss.IntList(
-        log_probs, targets, *lengths, blank, reduction, zero_infinity
     )
+    on_host = given._replace(input_lengths=first, target_lengths=second)
+    return torch.ops.aten.ctc_loss.IntList(*on_host)
 
 
 def _outputs(log_probs: Tensor, longest: int) -> tuple[Tensor, Tensor]:
@@ -359,25 +339,16 @@ def losses_and_gradient(log_probs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @_cudnn.values()
-def losses_and_gradient_values(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Sequence[int],
-    target_lengths: Sequence[int],
-    blank: int,
-    zero_infinity: bool,
-) -> tuple[Any, ...]:
+def losses_and_gradient_values(given: Sequences) -> tuple[Any, ...]:
     """As ATen's own."""
+    _, targets, *lengths, blank, _, zero_infinity = given
 
-    def run(log_probs: Tensor) -> Tensor:
-        lengths = list(input_lengths), list(target_lengths)
-        found: Tensor = torch.ops.aten._ctc_loss.default(
-            log_probs, targets, *lengths, blank, zero_infinity
-        )[0]
-        return found
+    def run(log_probs: Tensor) -> Any:
+        rest = (*map(list, lengths), blank, zero_infinity)
+        return torch.ops.aten._ctc_loss.default(log_probs, targets, *rest)[0]
 
-    losses = run_plainly(run, log_probs)
-    return losses, gradients_of(run, [log_probs], [torch.ones_like(losses)])[0]
+    losses = run_plainly(run, given.log_probs)
+    return losses, gradients_of(run, [given.log_probs], [torch.ones_like(losses)])[0]
 
 
 @_native_backward.workspace("cpu")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.operators import schema
@@ -107,7 +108,7 @@ def check_apart(
 
 def _overlap(written: Tensor, other: Tensor, wholly: bool) -> bool:
     """Return whether two tensors without gaps on one storage overlap; get_overlap_status."""
-    if not (written.numel() and other.numel() and _is_dense(written) and _is_dense(other)):
+    if not (written.numel() and other.numel() and is_dense(written) and is_dense(other)):
         return False
     (begin, end), (first, last) = _reach(written), _reach(other)
     if (begin, end) == (first, last):
@@ -118,18 +119,6 @@ def _overlap(written: Tensor, other: Tensor, wholly: bool) -> bool:
 def _reach(tensor: Tensor) -> tuple[int, int]:
     begin = int(tensor.storage_offset()) * tensor.element_size()
     return begin, begin + tensor.numel() * tensor.element_size()
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements of a tensor fill its memory, each once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 @cache

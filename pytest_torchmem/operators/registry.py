@@ -20,9 +20,10 @@ every record against the operators that torch has.
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pytest_torchmem.operators.families import load_for
 from pytest_torchmem.profile.timeline import Kind
@@ -32,6 +33,8 @@ DEVICES = ("cpu", "cuda")
 EVERY = ""
 """Stands for the devices that have no function of their own."""
 Function = Callable[..., Any]
+Functions = dict[str, Function]
+"""By device: ``"cpu"``, ``"cuda"`` or ``EVERY``."""
 _F = TypeVar("_F", bound=Function)
 
 
@@ -78,46 +81,46 @@ class UnknownOutputs(Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class OperatorRecord:
-    """All that is known of one operator; what is ``None`` or empty follows from its schema.
-
-    Functions are kept by device, ``"cpu"``, ``"cuda"`` or ``EVERY``.
-    """
+    """All that is known of one operator; what is ``None`` or empty follows from its schema."""
 
     name: str
     source: str = ""
     """The file and function of torch that the record follows."""
     kind: OperatorKind | None = None
     """How the interceptor treats it; ``LEAF`` for a composite operator whose body is not run."""
-    meta: dict[str, Function] = field(default_factory=dict)
+    meta: Functions = field(default_factory=dict)
     """Outputs on ``meta`` from arguments on ``meta``, where torch has none or has them wrong."""
-    check: dict[str, Function] = field(default_factory=dict)
-    """Raises what the kernel raises for arguments that ``meta`` takes."""
-    check_values: dict[str, Function] = field(default_factory=dict)
-    """Raises what the kernel raises for positions that are known; for every overload."""
-    workspace: dict[str, Function] = field(default_factory=dict)
+    check: Functions = field(default_factory=dict)
+    """Raises what the kernel raises for arguments that ``meta`` takes; asked once for each geometry
+    and number, before anything is made."""
+    check_values: Functions = field(default_factory=dict)
+    """Raises what the kernel raises for positions of tensors that are known; asked at each call
+    whose values are not all known, and so not computed; for every overload."""
+    workspace: Functions = field(default_factory=dict)
     """The bytes that the kernel takes beyond its outputs."""
-    decomposition: dict[str, Function] = field(default_factory=dict)
+    decomposition: Functions = field(default_factory=dict)
     """The kernel as a sequence of operators, for kernels that call others."""
-    path: dict[str, Function] = field(default_factory=dict)
+    path: Functions = field(default_factory=dict)
     """The operators that a composite operator is made of on a device, where they are others."""
-    nested: dict[str, Function] = field(default_factory=dict)
+    nested: Functions = field(default_factory=dict)
     """The kernel for nested tensors, where it reaches into memory."""
-    sparse: dict[str, Function] = field(default_factory=dict)
+    sparse: Functions = field(default_factory=dict)
     """The kernel for sparse COO tensors, ``None`` for what is not modelled; for every overload."""
-    compressed: dict[str, Function] = field(default_factory=dict)
+    compressed: Functions = field(default_factory=dict)
     """The kernel for compressed sparse tensors, where it reads their values."""
-    storages: dict[str, Function] = field(default_factory=dict)
+    storages: Functions = field(default_factory=dict)
     """Outputs on storages that are larger than they are."""
-    at_most: dict[str, Function] = field(default_factory=dict)
+    at_most: Functions = field(default_factory=dict)
     """The largest outputs on ``meta`` that any values make, None where nothing says how large they
-    are; for every overload."""
-    values: dict[str, Function] = field(default_factory=dict)
-    """What computes its outputs on the CPU, where that has no kernel of it; they are taken by
-    position, and ``None`` where nobody reads them."""
-    flops: dict[str, Function] = field(default_factory=dict)
+    are; for every overload. They stand for those that nobody knows, and the profile says so."""
+    values: Functions = field(default_factory=dict)
+    """What computes its outputs on the CPU, where that has no kernel of it, or has one with other
+    outputs than that of a device; they are taken by position, and ``None``, which counts as zero,
+    where nobody reads them."""
+    flops: Functions = field(default_factory=dict)
     """The floating-point operations of one call, where ``torch.utils.flop_counter`` has no formula;
     for every overload."""
-    entry_flops: dict[str, Function] = field(default_factory=dict)
+    entry_flops: Functions = field(default_factory=dict)
     """The same of one call with sparse tensors, which goes by how many entries they have."""
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Positions of the outputs in the order in which the kernel makes them, if that is another one:
@@ -197,85 +200,33 @@ DESCRIBED: dict[str, dict[str, None]] = {}
 """The operators that each module speaks of, for the index of families."""
 
 
+ASPECTS = frozenset(one.name for one in fields(OperatorRecord) if one.type == Functions)
+"""The fields of a record that are functions by device."""
+
+
+class Register(Protocol):
+    """Registers a function on one device, or where none is named on both."""
+
+    def __call__(self, *devices: str) -> Callable[[_F], _F]:
+        """Return the decorator of the function."""
+
+
 class Operators(NamedTuple):
-    """Operators that are described together: its methods register a function for all of them."""
+    """Operators that are described together: an aspect of theirs is registered for all of them."""
 
     names: tuple[str, ...]
 
-    def meta(self, *devices: str) -> Callable[[_F], _F]:
-        """Register the geometry of the outputs, on one device or on both."""
-        return self._register("meta", devices or (EVERY,))
+    def __getattr__(self, aspect: str) -> Register:
+        """Return what registers a function of an aspect: ``operator(...).workspace("cuda")``."""
+        if aspect not in ASPECTS:
+            raise AttributeError(aspect)
+        return partial(self._register, aspect)
 
-    def check(self, *devices: str) -> Callable[[_F], _F]:
-        """Register what raises for arguments that the kernel refuses and ``meta`` takes.
-
-        It is asked once for each geometry and number, before anything is made.
-        """
-        return self._register("check", devices or (EVERY,))
-
-    def check_values(self) -> Callable[[_F], _F]:
-        """Register what raises for positions that the kernel refuses, of tensors that are known.
-
-        It is asked at each call whose values are not all known, and so not computed.
-        """
-        return self._register("check_values", (EVERY,))
-
-    def workspace(self, *devices: str) -> Callable[[_F], _F]:
-        """Register the bytes that the kernel takes beyond its outputs."""
-        return self._register("workspace", devices or (EVERY,))
-
-    def decomposition(self, *devices: str) -> Callable[[_F], _F]:
-        """Register the kernel as a sequence of operators."""
-        return self._register("decomposition", devices or (EVERY,))
-
-    def path(self, *devices: str) -> Callable[[_F], _F]:
-        """Register the operators that a composite operator is made of on a device."""
-        return self._register("path", devices)
-
-    def nested(self, *devices: str) -> Callable[[_F], _F]:
-        """Register the kernel for nested tensors."""
-        return self._register("nested", devices or (EVERY,))
-
-    def sparse(self) -> Callable[[_F], _F]:
-        """Register the kernel for sparse COO tensors."""
-        return self._register("sparse", (EVERY,))
-
-    def compressed(self) -> Callable[[_F], _F]:
-        """Register the kernel for compressed sparse tensors."""
-        return self._register("compressed", (EVERY,))
-
-    def values(self, *devices: str) -> Callable[[_F], _F]:
-        """Register what computes the outputs on the CPU, which has no kernel of the operator.
-
-        Or has one with other outputs than that of a device. An output that is left out (``None``)
-        is one whose contents nobody reads: it is zero.
-        """
-        return self._register("values", devices or (EVERY,))
-
-    def flops(self) -> Callable[[_F], _F]:
-        """Register the floating-point operations of one call."""
-        return self._register("flops", (EVERY,))
-
-    def entry_flops(self) -> Callable[[_F], _F]:
-        """Register the floating-point operations of one call with sparse tensors."""
-        return self._register("entry_flops", (EVERY,))
-
-    def storages(self, *devices: str) -> Callable[[_F], _F]:
-        """Register what places outputs on the storages that the kernel leaves them on."""
-        return self._register("storages", devices)
-
-    def at_most(self) -> Callable[[_F], _F]:
-        """Register the largest outputs, of an operator whose outputs' shape depends on data.
-
-        They stand for those that nobody knows, and the profile says so.
-        """
-        return self._register("at_most", (EVERY,))
-
-    def _register(self, aspect: str, devices: tuple[str, ...]) -> Callable[[_F], _F]:
+    def _register(self, aspect: str, *devices: str) -> Callable[[_F], _F]:
         def register(function: _F) -> _F:
             for name in self.names:
                 functions = getattr(record_of(name), aspect)
-                for device in devices:
+                for device in devices or (EVERY,):
                     if is_another(functions.get(device), function):
                         where = device or "every device"
                         raise ValueError(f"{name} has another {aspect} on {where} already")

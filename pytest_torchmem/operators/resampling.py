@@ -162,16 +162,21 @@ bicubic2d_aa.workspace("cpu")(_antialias(4))
 
 
 @nearest2d.workspace("cuda")
-def nearest_copies(outputs: Tensor, input: Tensor) -> tuple[int, ...]:
-    """A copy of what is read; UpSampleNearest2d.cu."""
-    return _copies(outputs, input)
-
-
 @nearest2d_backward.workspace("cuda")
 @bilinear2d_backward.workspace("cuda")
-def gradient_copies(outputs: Tensor, grad_output: Tensor) -> tuple[int, ...]:
-    """A copy of the gradient; ``upsample_bilinear2d_backward_out_cuda_template``."""
-    return _copies(outputs, grad_output)
+def copies_on_cuda(
+    outputs: Tensor, input: Tensor | None = None, grad_output: Tensor | None = None
+) -> tuple[int, ...]:
+    """A copy of what is read, and a dense result before it is copied to where it belongs;
+    UpSampleNearest2d.cu, ``upsample_bilinear2d_backward_out_cuda_template``.
+    """
+    read = input if grad_output is None else grad_output
+    assert read is not None
+    if outputs.shape == read.shape:
+        return ()
+    if _by_channel_last(outputs, read, _LEAST_CHANNELS):
+        return (contiguous_copy(read, torch.channels_last),)
+    return (contiguous_copy(outputs), contiguous_copy(read))
 
 
 @bilinear2d.workspace("cuda")
@@ -182,15 +187,6 @@ def bilinear_copy(outputs: Tensor, input: Tensor) -> int:
     """
     by_channel = _by_channel_last(outputs, input, 16)
     return contiguous_copy(input, torch.channels_last) if by_channel else 0
-
-
-def _copies(outputs: Tensor, read: Tensor) -> tuple[int, ...]:
-    """A copy of what is read, and a dense result before it is copied to where it belongs."""
-    if outputs.shape == read.shape:
-        return ()
-    if _by_channel_last(outputs, read, _LEAST_CHANNELS):
-        return (contiguous_copy(read, torch.channels_last),)
-    return (contiguous_copy(outputs), contiguous_copy(read))
 
 
 def _by_channel_last(outputs: Tensor, read: Tensor, least_channels: int) -> bool:

@@ -41,7 +41,8 @@ def _aspect(name: str, shared: bool = False) -> cached_property[Bound | None]:
 
 
 class OnDevice:
-    """The aspects of one overload that are others on each device, bound to its arguments.
+    """The aspects of one overload that are others on each device, bound to its arguments;
+    ``OperatorRecord`` says what each of them is.
 
     What users taught comes first, then the record of the overload, then that of all overloads.
     """
@@ -59,27 +60,18 @@ class OnDevice:
         return None if binding is None else lambda *args, **kwargs: binding(args, kwargs)
 
     check = _aspect("check", shared=True)
-    """The function that raises for what the kernel refuses and ``meta`` takes."""
     check_values = _aspect("check_values", shared=True)
-    """The function that raises for positions that the kernel refuses."""
     workspace = _aspect("workspace", shared=True)
-    """The function for what the kernel takes beyond its outputs."""
     decomposition = _aspect("decomposition")
-    """The kernel as a sequence of operators."""
     path = _aspect("path")
-    """The operators that a composite operator is made of here."""
     nested = _aspect("nested")
-    """The kernel for nested tensors."""
     sparse = _aspect("sparse", shared=True)
-    """The kernel for sparse COO tensors."""
     compressed = _aspect("compressed")
-    """The kernel for compressed sparse tensors."""
     values = _aspect("values")
-    """What computes the outputs on the CPU, which has no kernel of the operator."""
     flops = _aspect("flops", shared=True)
-    """The floating-point operations of one call."""
     entry_flops = _aspect("entry_flops", shared=True)
-    """The same of one call with sparse tensors."""
+    at_most = _aspect("at_most", shared=True)
+    storages = _aspect("storages")
 
     @cached_property
     def python_kernel(self) -> Any:
@@ -87,11 +79,6 @@ class OnDevice:
         return (
             None if self.taught is not None else undescribed_in_python(self._overload, self._device)
         )
-
-    at_most = _aspect("at_most", shared=True)
-    """What makes the largest outputs on ``meta``."""
-    storages = _aspect("storages")
-    """What places outputs on the storages that the kernel leaves them on."""
 
     @cached_property
     def order(self) -> tuple[int, ...]:

@@ -2,17 +2,26 @@
 
 ``torch.utils.flop_counter`` has formulas for matrix products, convolutions and attention on cuda.
 The operators of that kind that it lacks, what multiplies and adds along a dimension, have one in
-their record (``flops``). As there, pointwise operators, reductions and normalisations count no
-operations: they take the time that their bytes need, which are counted for every operator.
+their record (``flops``), by the table at the end. As there, pointwise operators, reductions and
+normalisations count no operations: they take the time that their bytes need, which are counted for
+every operator.
+
+Factorizations and solutions: native/BatchLinearAlgebraKernel.cpp and
+native/cuda/linalg/BatchLinearAlgebra.cpp call the routine of LAPACK that is named, or the same of
+MAGMA and cuSOLVER. Leading terms of the counts in LAPACK Working Note 41, appendix C; a batch has
+them for each of its matrices. What is iterated (eigenvalues, singular values, least squares by
+them) has none: values decide how often.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.operator_calls import KnownWork
 from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
@@ -133,3 +142,135 @@ def _bytes(tensor: Tensor) -> int:
         return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
     except (RuntimeError, NotImplementedError):  # a sparse tensor has no storage of its own
         return 0
+
+
+def _sizes(matrix: Tensor) -> tuple[int, int, int]:
+    """Return the number of matrices, their rows and their columns."""
+    *batch, rows, columns = matrix.shape
+    return math.prod(batch), rows, columns
+
+
+def _lu(A: Tensor) -> float:
+    """GETRF; GEQRF has twice as many."""
+    batch, rows, columns = _sizes(A)
+    less, more = sorted((rows, columns))
+    return batch * less**2 * (more - less / 3)
+
+
+def _orthogonal(made: Tensor, vectors: int) -> float:
+    """ORGQR: the first columns of the product of so many reflections."""
+    batch, rows, columns = _sizes(made)
+    both = (rows + columns) * vectors
+    return batch * vectors * (4 * rows * columns - 2 * both + 4 * vectors**2 / 3)
+
+
+def _qr(A: Tensor, outputs: tuple[Tensor, Tensor]) -> int:
+    """GEQRF, and ORGQR where Q is asked for."""
+    q = outputs[0]
+    return int(2 * _lu(A)) + (int(_orthogonal(q, min(A.shape[-2:]))) if q.numel() else 0)
+
+
+def _trilinear(
+    i1: Tensor,
+    i2: Tensor,
+    i3: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+) -> int:
+    """Two multiplications and an addition for each element of the expanded product, which is made
+    over all dimensions and then summed; native/Linear.cpp.
+    """
+    sizes = [1] * (i1.dim() + len(expand1))
+    for tensor, missing in ((i1, expand1), (i2, expand2), (i3, expand3)):
+        kept = [at for at in range(len(sizes)) if at not in missing]
+        for at, size in zip(kept, tensor.shape, strict=True):
+            sizes[at] = max(sizes[at], size)
+    return 3 * math.prod(sizes)
+
+
+def _recurrent(input: Tensor, weight: Sequence[Tensor]) -> int:
+    """The products of every step with every matrix of weights."""
+    return 2 * input.shape[:-1].numel() * sum(one.numel() for one in weight if one.dim() > 1)
+
+
+def _attention(query: Tensor, key: Tensor, numbers: int) -> int:
+    """So many numbers for each pair of a query and a key."""
+    return 2 * query.shape[:-1].numel() * key.shape[-2] * numbers
+
+
+def _distances(x1: Tensor, x2: Tensor) -> int:
+    """A difference, its power and the sum of them, for every pair and element."""
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    return 3 * math.prod((*batch, *x1.shape[-2:], x2.shape[-2]))
+
+
+def _transform(self: Tensor, dim: Sequence[int], outputs: Tensor) -> float:
+    """5 N log2 N for each transform of N complex numbers, half of it where one side is real: the
+    usual count for radix 2 (Van Loan, Computational Frameworks for the FFT, 1.4).
+    """
+    larger = max(self, outputs, key=lambda tensor: tensor.numel())
+    length = math.prod(larger.shape[at] for at in dim)
+    count = 5 * larger.numel() * math.log2(max(length, 2))
+    return count if self.is_complex() and outputs.is_complex() else count / 2
+
+
+_FORMULAS: Mapping[str, Callable[..., float]] = {
+    "_int_mm": lambda input, mat2: 2 * input.numel() * mat2.shape[-1],
+    "addmm_ _addmm_activation": lambda mat1, mat2: 2 * mat1.numel() * mat2.shape[-1],
+    "addbmm addbmm_ baddbmm_": lambda batch1, batch2: 2 * batch1.numel() * batch2.shape[-1],
+    # Their weight has a row for each element of the output, or 8 for each tile.
+    "_weight_int8pack_mm": lambda input, mat2: 2 * input.numel() * mat2.shape[0],
+    "_weight_int4pack_mm": lambda input, mat2: 2 * input.numel() * mat2.shape[0] * 8,
+    "mkldnn_linear": lambda input, weight: 2 * input.numel() * weight.shape[0],
+    # What ``offs`` cuts is cut into groups, of which each number is in one.
+    "_grouped_mm": lambda input, mat2: (
+        2 * input.shape[-3 if mat2.dim() == 3 else -2 :].numel() * mat2.shape[-1]
+    ),
+    # Each element of a matrix or a vector is multiplied and added once.
+    "addmv addmv_": lambda mat: 2 * mat.numel(),
+    "mv dot vdot": lambda input: 2 * input.numel(),
+    "addr addr_": lambda vec1, vec2: 2 * vec1.numel() * vec2.numel(),
+    "_trilinear": _trilinear,
+    # ``conv_flop_count`` of torch/utils/flop_counter.py: filters go over the output, or the input.
+    "cudnn_convolution_relu cudnn_convolution_add_relu slow_conv3d_forward slow_conv_dilated2d "
+    "slow_conv_dilated3d": lambda weight, outputs: 2 * outputs.numel() * weight[0].numel(),
+    "cudnn_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d": (
+        lambda input, weight: 2 * input.numel() * weight[0].numel()
+    ),
+    # Scores and the weighted sum, causal or not, as torch counts attention on cuda; then scores
+    # again, and the gradients of scores, value, query and key.
+    "_scaled_dot_product_flash_attention_for_cpu": lambda query, key, value: _attention(
+        query, key, query.shape[-1] + value.shape[-1]
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda query, key, value: _attention(
+        query, key, 3 * query.shape[-1] + 2 * value.shape[-1]
+    ),
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": lambda input, weight: 2 * _recurrent(input, weight),
+    "mkldnn_rnn_layer": lambda input, weight0, weight1: _recurrent(input, [weight0, weight1]),
+    "mkldnn_rnn_layer_backward": lambda input, weight1, weight2: (
+        2 * _recurrent(input, [weight1, weight2])
+    ),
+    "_cdist_forward": _distances,
+    "_fft_c2c _fft_r2c _fft_c2r": _transform,
+    # POTRF; GETRF, of determinants too, beside which the product of the diagonal does not count;
+    # GETRF and GETRS for each column of the result; GETRF and GETRI.
+    "linalg_cholesky_ex": lambda input: _sizes(input)[0] * input.shape[-2] ** 3 // 3,
+    "linalg_lu_factor_ex _linalg_det _linalg_slogdet": _lu,
+    "_linalg_solve_ex": lambda A, outputs: int(_lu(A)) + 2 * A.shape[-1] * outputs[0].numel(),
+    "linalg_inv_ex": lambda A: 2 * _sizes(A)[0] * A.shape[-2] ** 3,
+    # GETRS and POTRS: two triangles; TRTRS: one.
+    "linalg_lu_solve": lambda LU, outputs: 2 * LU.shape[-1] * outputs.numel(),
+    "_cholesky_solve_helper": lambda A, outputs: 2 * A.shape[-1] * outputs.numel(),
+    "linalg_solve_triangular": lambda input, outputs: input.shape[-1] * outputs.numel(),
+    # GEQRF and ORGQR.
+    "geqrf": lambda input: 2 * _lu(input),
+    "linalg_qr": _qr,
+    "linalg_householder_product": lambda input, tau: _orthogonal(input, tau.shape[-1]),
+}
+"""Of an operator's arguments and ``outputs``; those without a comment are products."""
+
+for _names, _formula in _FORMULAS.items():
+    _formula.__doc__ = _formula.__doc__ or "A row of the table of formulas."
+    operator(*aten(_names)).flops()(_formula)

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.attention.efficient import efficient_backward_bytes
-from pytest_torchmem.operators.attention.flash import flash_splits
+from pytest_torchmem.operators.attention.fused import efficient_backward_bytes, flash_splits
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.cublas import blas_buffer
 from pytest_torchmem.operators.matmul.products import cublas_copy

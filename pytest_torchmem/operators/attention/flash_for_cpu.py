@@ -109,16 +109,3 @@ def _products(machine: Host, query: Tensor, key: Tensor) -> list[int]:
         of_key = Product(machine, 1, length, queries, width, True, True, False, True)
         found += [SCALE + of_query.scratchpad(), SCALE + of_key.scratchpad()]
     return found
-
-
-@_forward.flops()
-def flops(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Scores and the weighted sum, causal or not, as torch counts attention on cuda."""
-    return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
-
-
-@_backward.flops()
-def backward_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Scores again, and the gradients of scores, value, query and key."""
-    pairs = query.shape[:-1].numel() * key.shape[-2]
-    return 2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1])

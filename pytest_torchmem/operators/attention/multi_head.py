@@ -215,11 +215,10 @@ def views_of_projection(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:
 
 
 @_projection.nested("cpu")
-def padded_projection_on_cpu(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+def padded_projection_on_cpu(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> Any:
     """native/transformers/attention.cpp, transform_bias_rescale_qkv_cpu."""
     padded = qkv.to_padded_tensor(0)
-    projected: tuple[Tensor, ...] = _projection_of_dense(padded, qkv_bias, num_heads)
-    return projected
+    return _projection_of_dense(padded, qkv_bias, num_heads)
 
 
 @_projection.nested("cuda")

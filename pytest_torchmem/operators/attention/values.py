@@ -5,9 +5,10 @@ would on the CPU, and the backward what the forward dropped: where the fused ker
 stands a number by which the generator is found that the forward drew from.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,20 +19,33 @@ from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import current_generator, forward_draws
 
 
-class AttentionOptions(NamedTuple):
-    """What attention does beside its tensors."""
+class FusedAttention(NamedTuple):
+    """What attention's operators have in common, by the names of their schemas' arguments."""
 
-    dropout: float
-    is_causal: bool
-    scale: float | None
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    attn_bias: Tensor | None = None
     generator: torch.Generator | None = None
     """What the dropout draws from."""
 
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """What has gradients: query, key, value and bias."""
+        return [self.query, self.key, self.value, self.attn_bias]
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: AttentionOptions
-) -> tuple[Tensor, Tensor]:
+    def of(self, *tensors: Any) -> FusedAttention:
+        """Return the same of other ``tensors``."""
+        query, key, value, bias = tensors
+        return self._replace(query=query, key=key, value=value, attn_bias=bias)
+
+
+def attend(by: FusedAttention) -> tuple[Tensor, Tensor]:
     """Return output and logarithm of the summed exponentials of (batch, heads, length, size)."""
+    query, key, value, bias = by.query, by.key, by.value, by.attn_bias
     dtype = query.dtype
     query, key, value = query.float(), key.float(), value.float()
     if key.size(1) != query.size(1):
@@ -47,9 +61,9 @@ def attend(
         scores = scores.masked_fill(~allowed, -math.inf)
     logsumexp = scores.logsumexp(-1)
     kept = None
-    if by.dropout:
-        kept = torch.empty_like(scores).bernoulli_(1 - by.dropout, generator=by.generator)
-        kept /= 1 - by.dropout
+    if by.dropout_p:
+        kept = torch.empty_like(scores).bernoulli_(1 - by.dropout_p, generator=by.generator)
+        kept /= 1 - by.dropout_p
     weighted_sum: Any = _WeightedSum.apply
     output: Tensor = weighted_sum(scores, value, logsumexp, kept)
     return output.to(dtype), logsumexp
@@ -88,176 +102,85 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def results(
-    function: Callable[..., tuple[Tensor, Any]],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    by: AttentionOptions,
-) -> tuple[Tensor, Any, int]:
+    function: Callable[[FusedAttention], tuple[Tensor, Any]], by: FusedAttention
+) -> tuple[Tensor, Any, Tensor]:
     """Return output, sums, and the number that stands for the random state.
 
-    ``function`` takes the tensors and ``by``, as ``attend`` does.
+    ``function`` takes the attention, as ``attend`` does.
     """
-    number = forward_draws().keep() if by.dropout else 0
-    by = by._replace(generator=current_generator())
-    output, sums = run_plainly(function, query, key, value, bias, by)
-    return output, sums, number
+    number = forward_draws().keep() if by.dropout_p else 0
+    output, sums = run_plainly(function, by._replace(generator=current_generator()))
+    return output, sums, torch.tensor(number, dtype=torch.int64)
 
 
 def gradients(
-    function: Callable[..., Tensor],
+    function: Callable[[FusedAttention], tuple[Tensor, Any]],
     grad_out: Tensor,
-    tensors: list[Tensor | None],
+    by: FusedAttention,
     seed: Tensor,
-    by: AttentionOptions,
 ) -> list[Tensor | None]:
     """Return the gradients of query, key, value and bias, ``None`` for those without values.
 
-    ``function`` returns the output alone; ``seed`` has the number that ``results`` returned.
+    ``seed`` has the number that ``results`` returned.
     """
-    if by.dropout:
+    if by.dropout_p:
         number = int(seed.reshape(-1).view(torch.int64)[0]) if seed.numel() else 0
         generator = forward_draws().of(number)
         if generator is None:
-            return [None] * len(tensors)
+            return [None] * len(by.tensors)
         by = by._replace(generator=generator)
-    return gradients_of(partial(_given, function, by), tensors, [grad_out])
+    return gradients_of(lambda *given: function(by.of(*given)), by.tensors, [grad_out])
 
 
-def _given(
-    function: Callable[..., Tensor], by: AttentionOptions, *tensors: Tensor | None
-) -> Tensor:
-    return function(*tensors, by)
-
-
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, by: AttentionOptions
-) -> tuple[Tensor, Tensor, int]:
-    return results(attend, query, key, value, bias, by)
-
-
-def _backward(
-    grad_out: Tensor, tensors: list[Tensor | None], seed: Tensor, by: AttentionOptions
-) -> list[Tensor | None]:
-    return gradients(_output_alone, grad_out, tensors, seed, by)
-
-
-def _output_alone(*about: Any) -> Tensor:
-    return attend(*about)[0]
+def random_state(number: Tensor) -> Tensor:
+    """Return the seed and the offset of flash attention in one tensor."""
+    return torch.stack([number, torch.zeros_like(number)]).view(torch.uint64)
 
 
 @operator("aten::_scaled_dot_product_flash_attention").values()
-def flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None,
-) -> tuple[Any, ...]:
+def flash(attention: FusedAttention) -> tuple[Any, ...]:
     """Output, sums, and the seed in the place of the random state."""
-    by = AttentionOptions(dropout_p, is_causal, scale)
-    output, sums, number = _forward(query, key, value, None, by)
-    state = torch.tensor([number, 0], dtype=torch.int64).view(torch.uint64)
-    return output, sums, None, None, None, None, state, None, None
-
-
-@operator("aten::_scaled_dot_product_flash_attention_backward").values()
-def flash_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Tensor,
-    *,
-    scale: float | None,
-) -> list[Tensor | None]:
-    """Gradients of query, key and value."""
-    by = AttentionOptions(dropout_p, is_causal, scale)
-    return _backward(grad_out, [query, key, value, None], philox_seed, by)[:3]
+    output, sums, number = results(attend, attention)
+    return output, sums, None, None, None, None, random_state(number), None, None
 
 
 @operator("aten::_scaled_dot_product_efficient_attention").values()
-def efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None,
-) -> tuple[Any, ...]:
+def efficient(attention: FusedAttention, compute_log_sumexp: bool) -> tuple[Any, ...]:
     """Output, sums, seed and offset.
 
     The rows of the sums are padded with infinity to a multiple of 32: ``kAlignLSE`` of
     ``AttentionKernel``; native/transformers/cuda/mem_eff_attention/kernel_forward.h.
     """
-    by = AttentionOptions(dropout_p, is_causal, scale)
-    output, sums, number = _forward(query, key, value, attn_bias, by)
-    seed, offset = (torch.tensor(one, dtype=torch.int64) for one in (number, 0))
+    output, sums, seed = results(attend, attention)
     if compute_log_sumexp:
         sums = nn.functional.pad(sums, (0, -sums.shape[-1] % 32), value=math.inf)
-    return output, sums if compute_log_sumexp else None, seed, offset
+    return output, sums if compute_log_sumexp else None, seed, torch.zeros_like(seed)
+
+
+@operator("aten::_scaled_dot_product_cudnn_attention").values()
+def cudnn(attention: FusedAttention) -> tuple[Any, ...]:
+    """Output, sums (with a dimension more), seed and offset."""
+    output, sums, seed = results(attend, attention)
+    offset = torch.zeros_like(seed)
+    return output, sums.unsqueeze(-1), None, None, None, None, seed, offset, None
+
+
+@operator("aten::_scaled_dot_product_flash_attention_backward").values()
+@operator("aten::_scaled_dot_product_cudnn_attention_backward").values()
+def backward(
+    grad_out: Tensor, attention: FusedAttention, philox_seed: Tensor
+) -> list[Tensor | None]:
+    """Gradients of query, key and value; to cuDNN no mask is one without elements."""
+    bias = attention.attn_bias
+    if bias is not None and not bias.numel():
+        attention = attention._replace(attn_bias=None)
+    return gradients(attend, grad_out, attention, philox_seed)[:3]
 
 
 @operator("aten::_scaled_dot_product_efficient_attention_backward").values()
 def efficient_backward(
-    grad_out_: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    philox_seed: Tensor,
-    dropout_p: float,
-    grad_input_mask: list[bool],
-    is_causal: bool,
-    *,
-    scale: float | None,
+    grad_out_: Tensor, attention: FusedAttention, philox_seed: Tensor, grad_input_mask: list[bool]
 ) -> list[Tensor | None]:
     """Gradients of query, key, value and the bias."""
-    by = AttentionOptions(dropout_p, is_causal, scale)
-    found = _backward(grad_out_, [query, key, value, attn_bias], philox_seed, by)
+    found = gradients(attend, grad_out_, attention, philox_seed)
     return [one if wanted else None for one, wanted in zip(found, grad_input_mask, strict=True)]
-
-
-@operator("aten::_scaled_dot_product_cudnn_attention").values()
-def cudnn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None,
-) -> tuple[Any, ...]:
-    """Output, sums (with a dimension more), seed and offset."""
-    by = AttentionOptions(dropout_p, is_causal, scale)
-    output, sums, number = _forward(query, key, value, attn_bias, by)
-    seed, offset = (torch.tensor(one, dtype=torch.int64) for one in (number, 0))
-    return output, sums.unsqueeze(-1), None, None, None, None, seed, offset, None
-
-
-@operator("aten::_scaled_dot_product_cudnn_attention_backward").values()
-def cudnn_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    philox_seed: Tensor,
-    attn_bias: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None,
-) -> list[Tensor | None]:
-    """Gradients of query, key and value."""
-    by = AttentionOptions(dropout_p, is_causal, scale)
-    bias = attn_bias if attn_bias is not None and attn_bias.numel() else None
-    return _backward(grad_out, [query, key, value, bias], philox_seed, by)[:3]

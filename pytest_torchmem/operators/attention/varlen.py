@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.operators.attention.values import AttentionOptions, attend, gradients, results
+from pytest_torchmem.operators.attention.values import (
+    FusedAttention,
+    attend,
+    gradients,
+    random_state,
+    results,
+)
 from pytest_torchmem.operators.registry import operator
 
 
@@ -26,65 +32,30 @@ def describe() -> None:
 
 
 def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    attention: FusedAttention,
     cu_seq_q: Tensor,
     cu_seq_k: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
     window_size: Sequence[int] | None,
     seqused_k: Tensor | None,
     block_table: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, sums and an empty random state; torch/nn/attention/varlen.py, ``_varlen_attn``."""
-    left, right = window_size or (None, None)
-    output, sums, *_ = flash(
-        query,
-        key,
-        value,
-        cu_seq_q,
-        cu_seq_k,
-        0.0,
-        is_causal,
-        scale=scale,
-        window_size_left=left,
-        window_size_right=right,
-        seqused_k=seqused_k,
-        alibi_slopes=None,
-        block_table=block_table,
-    )
+    around = _Sequences(cu_seq_q, cu_seq_k, *(window_size or ()))
+    output, sums, *_ = flash(attention, around, seqused_k, None, block_table)
     return output, sums, torch.zeros(2, dtype=torch.uint64)
 
 
 def _backward(
     grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    attention: FusedAttention,
     cu_seq_q: Tensor,
     cu_seq_k: Tensor,
-    is_causal: bool,
     rng_state: Tensor,
-    scale: float | None,
     window_size: Sequence[int] | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key and value; ``_varlen_attn_backward``."""
-    left, right = window_size or (None, None)
-    return flash_backward(
-        grad_out,
-        query,
-        key,
-        value,
-        cu_seq_q,
-        cu_seq_k,
-        0.0,
-        is_causal,
-        rng_state,
-        scale=scale,
-        window_size_left=left,
-        window_size_right=right,
-    )
+    around = _Sequences(cu_seq_q, cu_seq_k, *(window_size or ()))
+    return flash_backward(grad_out, attention, around, rng_state)
 
 
 _TOP_LEFT = 1
@@ -100,12 +71,6 @@ class _Window(NamedTuple):
     right: int | None = None
     from_the_end: bool = True
     """Whether the last query stands at the last key, and not the first at the first."""
-
-    @classmethod
-    def of_flash(cls, is_causal: bool, left: int | None, right: int | None) -> "_Window":
-        """native/transformers/cuda/flash_attn/flash_api.cpp, ``set_params_fprop``."""
-        left, right = (None if one is None or one < 0 else one for one in (left, right))
-        return cls(left, 0 if is_causal else right)
 
     def bias(self, rows: int, columns: int) -> Tensor | None:
         """Return minus infinity for keys that are out of it."""
@@ -147,43 +112,42 @@ class _Lengths(NamedTuple):
             yield tuple(part.transpose(0, 1)[None] for part in parts)
 
 
-def _attend(
-    lengths: _Lengths,
-    window: _Window,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    by: AttentionOptions,
-) -> tuple[Tensor, list[Tensor]]:
+class _Sequences(NamedTuple):
+    """What flash attention is told of sequences of several lengths, by the names of its schemas."""
+
+    cum_seq_q: Tensor | None
+    cum_seq_k: Tensor | None
+    window_size_left: int | None = None
+    window_size_right: int | None = None
+
+    @property
+    def lengths(self) -> _Lengths:
+        """Where sequences begin."""
+        return _Lengths.of(self.cum_seq_q, self.cum_seq_k)
+
+    def window(self, is_causal: bool) -> _Window:
+        """native/transformers/cuda/flash_attn/flash_api.cpp, ``set_params_fprop``."""
+        sides = (self.window_size_left, self.window_size_right)
+        left, right = (None if one is None or one < 0 else one for one in sides)
+        return _Window(left, 0 if is_causal else right)
+
+
+def _attend(lengths: _Lengths, window: _Window, by: FusedAttention) -> tuple[Tensor, list[Tensor]]:
     """Return the output, and the sums of each sequence as (heads, length)."""
     outputs, sums = [], []
-    for of_query, of_key, of_value in lengths.split(query, key, value):
-        masked = window.bias(of_query.shape[2], of_key.shape[2])
-        output, summed = attend(of_query, of_key, of_value, masked, by)
+    for query, key, value in lengths.split(by.query, by.key, by.value):
+        masked = window.bias(query.shape[2], key.shape[2])
+        output, summed = attend(by._replace(is_causal=False).of(query, key, value, masked))
         outputs.append(output[0].transpose(0, 1))
         sums.append(summed[0])
     joined = torch.stack(outputs) if lengths.queries is None else torch.cat(outputs)
     return joined, sums
 
 
-def _output_alone(*about: Any) -> Tensor:
-    return _attend(*about)[0]
-
-
 @operator("aten::_flash_attention_forward").values()
 def flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None,
-    window_size_left: int | None,
-    window_size_right: int | None,
+    attention: FusedAttention,
+    sequences: _Sequences,
     seqused_k: Tensor | None,
     alibi_slopes: Tensor | None,
     block_table: Tensor | None,
@@ -191,56 +155,37 @@ def flash(
     """Output, sums, and the seed in the place of the random state."""
     if any(one is not None for one in (seqused_k, alibi_slopes, block_table)):
         raise NotImplementedError("keys of a cache, or slopes of positions")
-    lengths = _Lengths.of(cum_seq_q, cum_seq_k)
-    window = _Window.of_flash(is_causal, window_size_left, window_size_right)
-    by = AttentionOptions(dropout_p, False, scale)
-    output, sums, number = results(partial(_attend, lengths, window), query, key, value, None, by)
-    state = torch.tensor([number, 0], dtype=torch.int64).view(torch.uint64)
+    lengths, window = sequences.lengths, sequences.window(attention.is_causal)
+    output, sums, number = results(partial(_attend, lengths, window), attention)
     joined = torch.stack(sums) if lengths.queries is None else torch.cat(sums, 1)
-    return output, joined, state, None, None
+    return output, joined, random_state(number), None, None
 
 
 @operator("aten::_flash_attention_backward").values()
 def flash_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    rng_state: Tensor,
-    *,
-    scale: float | None,
-    window_size_left: int | None,
-    window_size_right: int | None,
+    grad_out: Tensor, attention: FusedAttention, sequences: _Sequences, rng_state: Tensor
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
-    window = _Window.of_flash(is_causal, window_size_left, window_size_right)
-    function = partial(_output_alone, _Lengths.of(cum_seq_q, cum_seq_k), window)
-    by = AttentionOptions(dropout_p, False, scale)
-    return gradients(function, grad_out, [query, key, value, None], rng_state, by)[:3]
+    function = partial(_attend, sequences.lengths, sequences.window(attention.is_causal))
+    return gradients(function, grad_out, attention, rng_state)[:3]
 
 
-def _flat(lengths: _Lengths, *tensors: Tensor) -> list[Tensor]:
-    return [*tensors] if lengths.queries is None else [one[0] for one in tensors]
+def _flat(lengths: _Lengths, attention: FusedAttention) -> FusedAttention:
+    if lengths.queries is None:
+        return attention
+    return attention.of(attention.query[0], attention.key[0], attention.value[0], None)
 
 
 @operator("aten::_efficient_attention_forward").values()
 def efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    attention: FusedAttention,
     bias: Tensor | None,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | None,
-    dropout_p: float,
     custom_mask_type: int,
     compute_log_sumexp: bool,
     *,
-    scale: float | None,
     seqlen_k: Tensor | None,
     window_size: int | None,
 ) -> tuple[Any, ...]:
@@ -248,43 +193,36 @@ def efficient(
     if any(one is not None for one in (bias, seqlen_k, window_size)):
         raise NotImplementedError("a bias, lengths of keys, or a window")
     lengths = _Lengths.of(cu_seqlens_q, cu_seqlens_k)
-    window = _of_mask(custom_mask_type)
-    query, key, value = _flat(lengths, query, key, value)
-    by = AttentionOptions(dropout_p, False, scale)
-    output, sums, number = results(partial(_attend, lengths, window), query, key, value, None, by)
+    function = partial(_attend, lengths, _of_mask(custom_mask_type))
+    output, sums, seed = results(function, _flat(lengths, attention))
     longest = max([one.shape[1] for one in sums], default=0)
     if lengths.queries is not None:
         output, longest = output[None], max_seqlen_q or longest
     width = longest + -longest % 32
     padded = [nn.functional.pad(one, (0, width - one.shape[1]), value=math.inf) for one in sums]
-    seed, offset = (torch.tensor(one, dtype=torch.int64) for one in (number, 0))
-    return output, torch.stack(padded) if compute_log_sumexp else None, seed, offset, None, None
+    whole = torch.stack(padded) if compute_log_sumexp else None
+    return output, whole, seed, torch.zeros_like(seed), None, None
 
 
 @operator("aten::_efficient_attention_backward").values()
 def efficient_backward(
     grad_out_: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    attention: FusedAttention,
     bias: Tensor | None,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
-    dropout_p: float,
     philox_seed: Tensor,
     custom_mask_type: int,
     *,
-    scale: float | None,
     window_size: int | None,
 ) -> list[Tensor | None]:
     """Gradients of query, key and value."""
     if bias is not None or window_size is not None:
         raise NotImplementedError("a bias, or a window")
     lengths = _Lengths.of(cu_seqlens_q, cu_seqlens_k)
-    function = partial(_output_alone, lengths, _of_mask(custom_mask_type))
-    gradient, *given = _flat(lengths, grad_out_, query, key, value)
-    by = AttentionOptions(dropout_p, False, scale)
-    found = gradients(function, gradient, [*given, None], philox_seed, by)[:3]
+    function = partial(_attend, lengths, _of_mask(custom_mask_type))
+    gradient = grad_out_ if lengths.queries is None else grad_out_[0]
+    found = gradients(function, gradient, _flat(lengths, attention), philox_seed)[:3]
     if lengths.queries is not None:
         found = [None if one is None else one[None] for one in found]
     return [*found, None]

@@ -135,20 +135,32 @@ def _depthwise_pays(input: Tensor, weight: Tensor, stride: int) -> bool:
     return batch == 1 or channels >= 512 or (channels >= 256 and width >= 28)
 
 
+def settings_of_images(settings: ConvolutionSettings, dims: int) -> ConvolutionSettings:
+    """Return settings with a number for each of ``dims`` dimensions, lines as images of height 1;
+    ``view1d_as_2d``.
+    """
+
+    def expanded(values: Sequence[int], before: int) -> tuple[int, ...]:
+        full = tuple(values) * dims if len(values) == 1 else tuple(values)
+        return (before, *full) if dims == 1 else full
+
+    return settings._replace(
+        stride=expanded(settings.stride, 1),
+        padding=expanded(settings.padding, 0),
+        dilation=expanded(settings.dilation, 1),
+        output_padding=expanded(settings.output_padding, 0),
+    )
+
+
 @dataclass(frozen=True)
 class Convolution:
-    """The arguments of a convolution on a CPU, lines as images of height 1: ``view1d_as_2d``."""
+    """The arguments of a convolution on a CPU, lines as images of height 1."""
 
     machine: Host
     input: Tensor
     weight: Tensor
     bias: bool
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
+    settings: ConvolutionSettings
 
     @classmethod
     def of(
@@ -160,26 +172,10 @@ class Convolution:
         settings: ConvolutionSettings,
     ) -> "Convolution":
         """Return the convolution that an operator's arguments ask for."""
-        dims = input.dim() - 2
-
-        def expanded(values: Sequence[int], before: int) -> tuple[int, ...]:
-            full = tuple(values) * dims if len(values) == 1 else tuple(values)
-            return (before, *full) if dims == 1 else full
-
-        if dims == 1:
+        settings = settings_of_images(settings, input.dim() - 2)
+        if input.dim() == 3:
             input, weight = input.unsqueeze(2), weight.unsqueeze(2)
-        return cls(
-            machine,
-            input,
-            weight,
-            bias,
-            expanded(settings.stride, 1),
-            expanded(settings.padding, 0),
-            expanded(settings.dilation, 1),
-            settings.transposed,
-            expanded(settings.output_padding, 0),
-            settings.groups,
-        )
+        return cls(machine, input, weight, bias, settings)
 
     @property
     def dims(self) -> int:
@@ -199,11 +195,12 @@ class Convolution:
 
     def uses_onednn(self) -> bool:
         """``ConvParams::use_mkldnn``: not for small single images."""
-        machine, input, weight = self.machine, self.input, self.weight
+        machine, input, weight, settings = self.machine, self.input, self.weight, self.settings
         if not machine.onednn:
             return False
-        if self.transposed and any(
-            more >= step for more, step in zip(self.output_padding, self.stride, strict=True)
+        if settings.transposed and any(
+            more >= step
+            for more, step in zip(settings.output_padding, settings.stride, strict=True)
         ):
             return False
         if input.dtype == torch.bfloat16:
@@ -212,14 +209,14 @@ class Convolution:
             return False
         height, width = weight.shape[-2:]
         worthwhile = (
-            any(step != 1 for step in (*self.stride, *self.dilation))
+            any(step != 1 for step in (*settings.stride, *settings.dilation))
             or input.shape[0] >= 16
             or width != 1
             or height != 1
             or machine.threads > 1
         )
         return worthwhile and (
-            self.groups > 1
+            settings.groups > 1
             or (width > 3 and height > 3)
             or input.shape[0] > 1
             or math.prod(input.shape[:4]) > 20480

@@ -25,11 +25,11 @@ _FLOAT = 4
 def _columns(call: Convolution, result: Tensor) -> int:
     """Bytes of the columns of one image, and one group where groups are computed apart."""
     taps = math.prod(call.weight.shape[2:])
-    if call.transposed:
+    if call.settings.transposed:
         rows, pixels = call.weight.shape[1], call.input.shape[2:]
     else:
         rows, pixels = call.weight.shape[1], result.shape[2:]
-        rows *= 1 if _is_apart(call) else call.groups
+        rows *= 1 if _is_apart(call) else call.settings.groups
     return int(rows * taps * math.prod(pixels)) * call.input.element_size()
 
 
@@ -37,19 +37,21 @@ def _is_pointwise(call: Convolution) -> bool:
     """One pixel, no stride and no padding: the image is its own columns."""
     return (
         math.prod(call.weight.shape[2:]) == 1
-        and all(step == 1 for step in call.stride)
-        and not any(call.padding)
-        and (call.groups == 1 or _is_apart(call))
+        and all(step == 1 for step in call.settings.stride)
+        and not any(call.settings.padding)
+        and (call.settings.groups == 1 or _is_apart(call))
     )
 
 
 def _is_apart(call: Convolution) -> bool:
     """Whether groups are computed one after the other; a kernel for volumes knows of groups."""
-    return call.groups > 1 and (call.dims < 3 or call.transposed or _is_dilated(call))
+    return call.settings.groups > 1 and (
+        call.dims < 3 or call.settings.transposed or _is_dilated(call)
+    )
 
 
 def _is_dilated(call: Convolution) -> bool:
-    return any(gap != 1 for gap in call.dilation)
+    return any(gap != 1 for gap in call.settings.dilation)
 
 
 def forward(call: Convolution, output: Tensor) -> int:
@@ -58,19 +60,19 @@ def forward(call: Convolution, output: Tensor) -> int:
     """
     columns, batch, layout = _columns(call, output), call.input.shape[0], call.memory_format
     copies = contiguous_copy(call.input, layout) + contiguous_copy(call.weight, layout)
-    if call.transposed:
+    if call.settings.transposed:
         columns *= batch if call.dims < 3 else 1
         if call.dims == 3:
             if call.bias:
                 columns += math.prod(output.shape[2:]) * output.element_size()
-            groups = call.groups if _is_apart(call) else 1
+            groups = call.settings.groups if _is_apart(call) else 1
             columns = max(columns, dense_bytes(call.input) // groups)  # until the output is there
     elif _is_pointwise(call) and not _is_dilated(call):
         columns = 0
     elif not _is_dilated(call):
         columns *= batch
     if _is_apart(call):
-        apart = dense_bytes(call.input) // call.groups if batch > 1 else 0
+        apart = dense_bytes(call.input) // call.settings.groups if batch > 1 else 0
         return copies + max(dense_bytes(output), apart + columns)
     return copies + columns
 
@@ -79,11 +81,11 @@ def _summed_bias(call: Convolution, grad_output: Tensor) -> int:
     """Bytes of the sum of one group's gradient, in float where it goes over several images, before
     the gradient of its weight is made.
     """
-    apart = call.transposed and call.dims < 3 and grad_output.shape[0] > 1
+    apart = call.settings.transposed and call.dims < 3 and grad_output.shape[0] > 1
     if not apart or grad_output.element_size() >= _FLOAT:
         return 0
     elements = grad_output.numel() + grad_output.shape[1]
-    return (elements * _FLOAT - dense_bytes(call.weight)) // call.groups
+    return (elements * _FLOAT - dense_bytes(call.weight)) // call.settings.groups
 
 
 def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequence[bool]) -> int:
@@ -93,22 +95,22 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
     columns, batch, layout = _columns(call, grad_output), call.input.shape[0], call.memory_format
     gradient = contiguous_copy(grad_output, layout)
     input, weight = contiguous_copy(call.input, layout), contiguous_copy(call.weight, layout)
-    dilated = _is_dilated(call) and not call.transposed
+    dilated = _is_dilated(call) and not call.settings.transposed
     pointwise = _is_pointwise(call) and not _is_dilated(call)
     summed = grad_output.shape[1] * grad_output.element_size() if mask[2] else 0
     bias = summed if dilated else 0
-    together = dilated or (call.dims < 3 and not call.transposed)
-    volumes_turned = call.transposed and call.dims == 3
+    together = dilated or (call.dims < 3 and not call.settings.transposed)
+    volumes_turned = call.settings.transposed and call.dims == 3
     if not (mask[0] or mask[1] or volumes_turned or _is_apart(call)):
         # The others sum the gradient as it is.
         return weight + (input + gradient + bias if dilated else 0)
-    if not call.transposed and not dilated:
+    if not call.settings.transposed and not dilated:
         columns = 0 if pointwise and call.dims < 3 else columns * batch
-    elif call.transposed and pointwise:
+    elif call.settings.transposed and pointwise:
         columns = 0
     if _is_apart(call):
-        apart = gradient // call.groups
-        operands = (dense_bytes(grad_output) + dense_bytes(call.input)) // call.groups
+        apart = gradient // call.settings.groups
+        operands = (dense_bytes(grad_output) + dense_bytes(call.input)) // call.settings.groups
         if layout != torch.contiguous_format:
             apart += operands
         elif batch > 1:
@@ -122,11 +124,11 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
         # gradient is summed when the kernel is done.
         return weight + max(0, gradient - summed)
     first = dense_bytes(call.input) if mask[0] else 0
-    from_input = 0 if pointwise and not call.transposed else columns
+    from_input = 0 if pointwise and not call.settings.transposed else columns
     requests = [weight + gradient + (input if volumes_turned else 0)]
     if mask[0]:
         requests += [first + columns, -columns]
-    if not call.transposed:
+    if not call.settings.transposed:
         requests += [-weight]
     if mask[1] or (mask[2] and volumes_turned):
         requests += [returned - first + (0 if volumes_turned else input) + from_input]

@@ -4,10 +4,13 @@ native/Convolution.cpp (``_convolution``, ``convolution_backward``). On the CPU 
 ATen's own kernels do; on a GPU cuDNN (native/cudnn/ConvShared.cpp, Conv_v8.cpp), whose plan takes a
 workspace without limit that it alone knows, or ATen's kernels (DepthwiseConv2d.cu,
 ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu).
+
+At the end convolutions of one library, where they are called by themselves: cuDNN's
+(native/cudnn/ConvShared.cpp) and ATen's own.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +36,8 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.libraries.cudnn import Cudnn
 from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.reduction.buffers import sum_buffers
-from pytest_torchmem.operators.registry import OperatorKind, operator
-from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing
+from pytest_torchmem.operators.registry import OperatorKind, aten, operator
+from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE, Host
 
@@ -159,42 +162,36 @@ def convolution_on_cuda(
     return laid_out(result, cuda_format(input, weight))
 
 
+class ConvolutionBackward(NamedTuple):
+    """What is asked of ``aten::convolution_backward``, beside its settings."""
+
+    grad_output: Tensor
+    input: Tensor
+    weight: Tensor
+    output_mask: Sequence[bool]
+    bias_sizes: Sequence[int] | None
+
+
 @_backward.meta("cpu")
 def convolution_backward_on_cpu(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    settings: ConvolutionSettings,
-    output_mask: Sequence[bool],
-    bias_sizes: Sequence[int] | None,
+    asked: ConvolutionBackward, settings: ConvolutionSettings
 ) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
-    call = Convolution.of(REFERENCE, input, weight, False, settings)
-    wanted = call.memory_format if input.dim() > 3 else torch.contiguous_format
-    return _gradients(grad_output, input, weight, output_mask, bias_sizes, wanted)
+    call = Convolution.of(REFERENCE, asked.input, asked.weight, False, settings)
+    line = asked.input.dim() == 3
+    return _gradients(asked, torch.contiguous_format if line else call.memory_format)
 
 
 @_backward.meta("cuda")
-def convolution_backward_on_cuda(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    output_mask: Sequence[bool],
-    bias_sizes: Sequence[int] | None,
-) -> tuple[Tensor | None, ...]:
+def convolution_backward_on_cuda(asked: ConvolutionBackward) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
-    wanted = cuda_format(input, weight)
-    return _gradients(grad_output, input, weight, output_mask, bias_sizes, wanted)
+    return _gradients(asked, cuda_format(asked.input, asked.weight))
 
 
 def _gradients(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    output_mask: Sequence[bool],
-    bias_sizes: Sequence[int] | None,
-    memory_format: torch.memory_format,
+    asked: ConvolutionBackward, memory_format: torch.memory_format
 ) -> tuple[Tensor | None, ...]:
+    grad_output, input, weight, output_mask, bias_sizes = asked
     # The output of an input without channels has none either, whatever the bias has.
     bias = tuple(bias_sizes or (grad_output.shape[1],))
     return (
@@ -233,13 +230,11 @@ def workspace_on_cpu(
 def backward_workspace_on_cpu(
     machine: Host,
     outputs: Sequence[Tensor | None],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
+    asked: ConvolutionBackward,
     settings: ConvolutionSettings,
-    output_mask: Sequence[bool],
 ) -> int | Workspace:
     """The input's gradient, then the weight's and the bias's, each from its own copies."""
+    grad_output, input, weight, output_mask, _ = asked
     if input.numel() == 0 or grad_output.numel() == 0:
         return 0
     input, line = _contiguous_line(input)
@@ -308,19 +303,14 @@ def workspace_on_cuda(
 
 @_backward.workspace("cuda")
 def backward_workspace_on_cuda(
-    machine: Gpu,
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    settings: ConvolutionSettings,
-    output_mask: Sequence[bool],
-    cudnn: Cudnn,
+    machine: Gpu, asked: ConvolutionBackward, settings: ConvolutionSettings, cudnn: Cudnn
 ) -> Workspace | tuple[Request, ...]:
     """Copies and cuDNN's workspace, then the sum of the bias's gradient.
 
     ``cudnn_convolution_backward``, ``conv_depthwise2d_backward_cuda_out``,
     ``slow_conv2d_backward``.
     """
+    grad_output, input, weight, output_mask, _ = asked
     if not input.numel() or not grad_output.numel():
         return ()
     settings, line, images = as_images(settings, input, weight, grad_output)
@@ -357,3 +347,88 @@ def _depthwise_backward(
     of_weight = passing(copies[1], Made(1)) if output_mask[1] else ()
     of_input = passing(copies[2], Made(0)) if output_mask[0] else ()
     return *passing(copies[0], *of_weight, *of_input), Made(2), *passing(*bias)
+
+
+@operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu")).meta("cuda")
+def convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+    """As of ``aten::convolution``."""
+    return convolution_on_cuda(input, weight, settings)
+
+
+@operator("aten::cudnn_convolution_transpose").meta("cuda")
+def transposed_convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+    """As of ``aten::convolution``."""
+    return convolution_on_cuda(input, weight, settings._replace(transposed=True))
+
+
+@operator("aten::cudnn_convolution").workspace("cuda")
+def workspace(
+    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
+) -> Workspace:
+    """Copies into one format, and cuDNN's workspace."""
+    return on_cudnn.as_told(cudnn, *on_cudnn.forward(cudnn, input, weight, outputs, settings))
+
+
+@operator("aten::cudnn_convolution_transpose").workspace("cuda")
+def workspace_of_transposed(
+    outputs: Tensor, input: Tensor, weight: Tensor, settings: ConvolutionSettings, cudnn: Cudnn
+) -> Workspace:
+    """As of ``cudnn_convolution``."""
+    return workspace(outputs, input, weight, settings._replace(transposed=True), cudnn)
+
+
+@operator("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu").workspace("cuda")
+def workspace_of_fused(
+    outputs: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    settings: ConvolutionSettings,
+    cudnn: Cudnn,
+    z: Tensor | None = None,
+    alpha: float | None = None,
+) -> Workspace:
+    """Copies into one format, a bias of zeros where there is none, and cuDNN's workspace."""
+    if input.dim() == 3:
+        return unknown()
+    factor = 0.0 if z is None else 1.0 if alpha is None else float(alpha)
+    operands = input, weight, outputs
+    return on_cudnn.as_told(
+        cudnn, *on_cudnn.forward_with_relu(cudnn, operands, z, bias, factor, settings)
+    )
+
+
+operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))
+
+
+# native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp
+@operator("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward").meta()
+def slow_convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+    """The shape alone, contiguous."""
+    return convolution_shape(input, weight, settings)
+
+
+@operator("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d").meta()
+def dilated_convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
+    """native/NaiveDilatedConvolution.cpp, cuda/DepthwiseConv2d.cu: shapes tell the groups."""
+    groups = input.shape[1] // weight.shape[1]
+    return convolution_shape(input, weight, settings._replace(groups=groups))
+
+
+@operator("aten::slow_conv_transpose3d").meta()
+def slow_convolution_transpose(
+    input: Tensor, weight: Tensor, settings: ConvolutionSettings
+) -> Tensor:
+    """native/NaiveConvolutionTranspose3d.cpp."""
+    return convolution_shape(input, weight, settings._replace(transposed=True))
+
+
+@operator("aten::_slow_conv2d_backward.output_mask").meta()
+def slow_convolution_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """native/ConvolutionMM2d.cpp."""
+    results = (like(input), like(weight), like(grad_output, (weight.shape[0],)))
+    return tuple(
+        result if wanted else None for result, wanted in zip(results, output_mask, strict=True)
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import ConvolutionQuestion, Operand
 from pytest_torchmem.operators.calls import ConvolutionSettings
-from pytest_torchmem.operators.convolution.choice import cuda_format
+from pytest_torchmem.operators.convolution.choice import cuda_format, settings_of_images
 from pytest_torchmem.operators.geometry import (
     contiguous_copy,
     dense_bytes,
@@ -54,21 +54,8 @@ def as_images(
 
     ``view1d_as_2d``, ``view4d``.
     """
-    line, dims = input.dim() == 3, input.dim() - 2
-
-    def expanded(values: Sequence[int], before: int) -> tuple[int, ...]:
-        full = tuple(values) * dims if len(values) == 1 else tuple(values)
-        return (before, *full) if line else full
-
-    full = ConvolutionSettings(
-        expanded(settings.stride, 1),
-        expanded(settings.padding, 0),
-        expanded(settings.dilation, 1),
-        settings.transposed,
-        expanded(settings.output_padding, 0),
-        settings.groups,
-    )
-    if not line:
+    full = settings_of_images(settings, input.dim() - 2)
+    if input.dim() != 3:
         return full, 0, [input, *others]
     copied = contiguous_copy(input)
     if copied:
@@ -133,7 +120,8 @@ def backward(
     steps: tuple[Request, ...] = ()
     if output_mask[0] and settings.transposed:
         made = laid_out(input, cuda_format(gradient, weight))
-        steps += forward(cudnn, gradient, weight, made, _plain(settings))
+        plain = settings._replace(transposed=False)  # whose gradient a transposed one is
+        steps += forward(cudnn, gradient, weight, made, plain)
     elif output_mask[0]:
         steps += input_gradient(cudnn, input, weight, gradient, settings)
     if output_mask[1]:
@@ -202,12 +190,6 @@ def _run(
         alpha,
     )
     return held, cudnn.ask(question) or 0
-
-
-def _plain(settings: ConvolutionSettings) -> ConvolutionSettings:
-    """Return the convolution whose gradient a transposed one is."""
-    stride, padding, dilation = settings.stride, settings.padding, settings.dilation
-    return ConvolutionSettings(stride, padding, dilation, groups=settings.groups)
 
 
 def _contiguous(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:

@@ -18,7 +18,7 @@ def forward(call: Convolution, result: Tensor) -> list[int]:
     """Requests of a forward, the result included."""
     problem = _problem(call, result)
     copies = _format_copies(call, call.input, call.weight)
-    if call.transposed:
+    if call.settings.transposed:
         return [copies, *_as_transposed(problem, convolution_list.transposed_forward(problem))]
     return [copies, *_as_forward(problem, convolution_list.forward(problem))]
 
@@ -28,17 +28,17 @@ def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]
     problem = _problem(call, grad_output)
     requests = [_format_copies(call, grad_output, call.input, call.weight)]
     if output_mask[0]:
-        if call.transposed:
+        if call.settings.transposed:
             requests += _as_forward(problem, convolution_list.transposed_backward_data(problem))
         else:
             requests += _as_transposed(problem, convolution_list.backward_data(problem))
     if output_mask[1] or output_mask[2]:
         chosen = (
             convolution_list.transposed_backward_weights
-            if call.transposed
+            if call.settings.transposed
             else convolution_list.backward_weights
         )
-        filters = problem.channels if call.transposed else problem.filters
+        filters = problem.channels if call.settings.transposed else problem.filters
         requests += _of_weight(problem, chosen(problem), filters if output_mask[2] else 0)
     return requests
 
@@ -47,30 +47,30 @@ def _problem(call: Convolution, result: Tensor) -> Problem:
     """Return what oneDNN is asked, where ``result`` is the output or its gradient."""
     input, output = tuple(call.input.shape[2:]), tuple(result.shape[2:])
     channels, filters = call.input.shape[1], result.shape[1]
-    if call.transposed:
+    if call.settings.transposed:
         input, output, channels, filters = output, input, filters, channels
     return Problem(
         host=call.machine,
         dtype=call.input.dtype,
         dims=call.dims,
         batch=call.input.shape[0],
-        groups=call.groups,
+        groups=call.settings.groups,
         channels=channels,
         filters=filters,
         input=_deep(input, 1),
         output=_deep(output, 1),
         kernel=_deep(tuple(call.weight.shape[2:]), 1),
-        stride=_deep(call.stride, 1),
-        dilation=_deep(call.dilation, 1),
-        padding=_deep(call.padding, 0),
+        stride=_deep(call.settings.stride, 1),
+        dilation=_deep(call.settings.dilation, 1),
+        padding=_deep(call.settings.padding, 0),
         bias=call.bias,
         channels_last=call.channels_last,
     )
 
 
-def _deep(sizes: tuple[int, ...], filling: int) -> Sizes:
+def _deep(sizes: Sequence[int], filling: int) -> Sizes:
     """Depth, height and width, of an image too."""
-    depth, height, width = (filling,) * (3 - len(sizes)) + sizes
+    depth, height, width = (*(filling,) * (3 - len(sizes)), *sizes)
     return depth, height, width
 
 

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.distributed.collectives import size_of
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.dispatch.operators import all_operators
-from pytest_torchmem.torch_private.distributed.process_groups import (
-    dtypes_of_numbers,
-    place_in_group,
-)
+from pytest_torchmem.torch_private.distributed.process_groups import dtypes_of_numbers
 
 _aten: Any = torch.ops.aten
 _Multiply = Callable[..., Tensor]
@@ -42,7 +40,7 @@ def _gather_and_multiply(
     A: Tensor, Bs: Sequence[Tensor], gather_dim: int, group_name: str, return_A: bool
 ) -> tuple[Tensor | None, list[Tensor]]:
     """``_fused_all_gather_matmul_impl``, and its variant for the last dimension."""
-    size = _processes(group_name)
+    size = size_of(group_name)
     if gather_dim not in (-1, A.dim() - 1):
         products = [(B, B.dtype, partial(_aten.mm.out, mat2=B)) for B in Bs]
         gathered, found = _gathered(A, products, gather_dim, size)
@@ -73,7 +71,7 @@ def _gather_and_multiply_scaled(
     use_fast_accum: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor]]:
     """``_fused_all_gather_matmul_impl`` with ``_scaled_mm``."""
-    size, scale = _processes(group_name), A_scale
+    size, scale = size_of(group_name), A_scale
     if A_scale.dim() and A_scale.shape[:-1] == A.shape[:-1]:
         # Those of this process's rows; the others' are gathered.
         scale = A_scale.movedim(gather_dim, 0).flatten(0, -2)
@@ -133,7 +131,7 @@ def _multiply_and_scatter(
     A: Tensor, B: Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> Tensor:
     """``_fused_matmul_reduce_scatter_impl``: the parts of all processes are stacked and added."""
-    size, add = _processes(group_name), torch.sum if reduce_op == "sum" else torch.mean
+    size, add = size_of(group_name), torch.sum if reduce_op == "sum" else torch.mean
     if scatter_dim == A.dim() - 1:
         rows = A.flatten(0, -2)
         stacked = rows.new_empty(rows.shape[0], B.shape[1])
@@ -164,7 +162,7 @@ def _multiply_scaled_and_scatter(
     use_fast_accum: bool,
 ) -> Tensor:
     """``_fused_scaled_matmul_reduce_scatter_impl``."""
-    size, add = _processes(group_name), torch.sum if reduce_op == "sum" else torch.mean
+    size, add = size_of(group_name), torch.sum if reduce_op == "sum" else torch.mean
     place = scatter_dim_after_maybe_reshape
     moved = A.movedim(place, 0)
     leading, rows = [size, *moved.shape[:-1]], moved.flatten(0, -2)
@@ -187,8 +185,3 @@ def _multiply_scaled_and_scatter(
     shape = list(output_shape)
     shape[orig_scatter_dim] //= size
     return found.view(shape)
-
-
-def _processes(group_name: str) -> int:
-    place = place_in_group([group_name])
-    return place[1] if place is not None else 1

@@ -1,4 +1,5 @@
-"""Gathering and scattering by indices of elements, and rows chosen by a vector of indices.
+"""Gathering and scattering by indices of elements, and rows chosen by a vector of indices; elements
+moved or repeated.
 
 native/TensorAdvancedIndexing.cpp, native/cpu/ScatterGatherKernel.cpp; native/cuda/
 ScatterGatherKernel.cu takes nothing, unless algorithms have to be deterministic.
@@ -7,14 +8,26 @@ native/TensorAdvancedIndexing.cpp; native/cuda/Indexing.cu takes nothing, unless
 be deterministic.
 """
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, dense_copy
+from pytest_torchmem.operators.elementwise import converted
+from pytest_torchmem.operators.geometry import (
+    CONTIGUOUS,
+    contiguous_copy,
+    copied,
+    dense_bytes,
+    dense_copy,
+)
 from pytest_torchmem.operators.indexing.advanced import put_in_order, range_of
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction.sums import in_type_of_input
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
-from pytest_torchmem.operators.workspace import passing
+from pytest_torchmem.operators.workspace import ALL, Request, Workspace, passing, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
@@ -41,14 +54,22 @@ def _float_buffer(written: Tensor) -> int:
     return 0
 
 
-def _expanded(target: Tensor, dim: int, index: Tensor, source: Tensor, scatters: bool) -> bool:
+class Scatter(NamedTuple):
+    """What is scattered, by the names of the schemas' arguments; ``src`` may be a number."""
+
+    input: Tensor
+    dim: int
+    src: Any = None
+    reduce: str | None = None
+
+
+def _expanded(target: Tensor, dim: int, index: Tensor, source: Any, scatters: bool) -> bool:
     """Whether one index stands for a whole row, and rows are summed up at once;
     native/TensorAdvancedIndexing.cpp, can_use_expanded_index_path.
     """
-    tensors = (target, index, source)
-    if not target.dtype.is_floating_point or any(
-        tensor.dim() == 0 or tensor.numel() == 0 for tensor in tensors
-    ):
+    if not isinstance(source, Tensor) or not target.dtype.is_floating_point:
+        return False
+    if any(tensor.dim() == 0 or tensor.numel() == 0 for tensor in (target, index, source)):
         return False
     if any(source.shape[axis] != index.shape[axis] for axis in range(1, index.dim())):
         return False
@@ -78,44 +99,17 @@ def gather(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
 
 
 @adding.workspace("cpu")
-def rows_of_sums(
-    machine: Host, outputs: Tensor, input: Tensor, dim: int, index: Tensor, src: Tensor
-) -> int:
-    """cpu_scatter_reduce_expanded_index and
-    cpu_scatter_gather_base_kernel.
+@reducing.workspace("cpu")
+def rows_of_sums(machine: Host, outputs: Tensor, scatter: Scatter, index: Tensor) -> int:
+    """cpu_scatter_reduce_expanded_index and cpu_scatter_gather_base_kernel.
+
+    A mean counts what it adds up: ones like the source, counts like the result, a mask;
+    scatter_reduce_two.
     """
+    input, dim, src, reduce = scatter
     if index.numel() == 0:
         return 0
     if _expanded(outputs, dim, index, src, scatters=True):
-        return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
-    return _index(index) + _float_buffer(input)
-
-
-@scattering.workspace("cpu")
-def float_buffer(input: Tensor, index: Tensor) -> int:
-    """cpu_scatter_gather_base_kernel."""
-    if index.numel() == 0:
-        return 0
-    return _index(index) + _float_buffer(input)
-
-
-@reducing.workspace("cpu")
-def counts_of_mean(
-    machine: Host,
-    outputs: Tensor,
-    input: Tensor,
-    dim: int,
-    index: Tensor,
-    src: object,
-    reduce: object = None,
-) -> int:
-    """A mean counts what it adds up: ones like the source, counts like the result, a mask.
-
-    scatter_reduce_two.
-    """
-    if index.numel() == 0:
-        return 0
-    if isinstance(src, Tensor) and _expanded(outputs, dim, index, src, scatters=True):
         return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
     buffer = _float_buffer(input)
     if reduce != "mean" or not isinstance(src, Tensor):
@@ -125,57 +119,22 @@ def counts_of_mean(
     return _index(index) + max(buffer, counts + max(buffer, mask))
 
 
+@scattering.workspace("cpu")
+def float_buffer(input: Tensor, index: Tensor) -> int:
+    """cpu_scatter_gather_base_kernel."""
+    return _index(index) + _float_buffer(input) if index.numel() else 0
+
+
 @scattering.workspace("cuda")
-def put_where_deterministic(
-    machine: Gpu,
-    input: Tensor,
-    dim: int,
-    index: Tensor,
-    src: Tensor | None = None,
-    reduce: str | None = None,
-) -> tuple[int, ...]:
-    """Nothing; deterministic through an ``index_put``. ``scatter_impl``."""
-    if src is None or reduce not in (None, "add"):
-        return ()
-    return _scattered(machine, input, dim, index, src)
-
-
 @adding.workspace("cuda")
-def sort_where_deterministic(
-    machine: Gpu, input: Tensor, dim: int, index: Tensor, src: Tensor
-) -> tuple[int, ...]:
-    """Atomic additions, nothing; deterministic through a sort.
-
-    ``scatter_add``.
-    """
-    return _scattered(machine, input, dim, index, src)
-
-
-@reducing.workspace("cuda")
-def counts_or_sort(
-    machine: Gpu, input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str
-) -> tuple[int, ...]:
-    """Nothing, or deterministic a sort; a mean counts what it adds up. ``scatter_reduce_two``."""
-    sums = reduce in ("sum", "mean")
-    found = passing(*_scattered(machine, input, dim, index, src)) if sums else ()
-    if reduce != "mean":
-        return found
-    ones, counts, mask = mean_counts(input, src)
-    counted = passing(*_scattered(machine, input, dim, index, src))
-    return (*found, ones, counts, *counted, mask)
-
-
-def mean_counts(input: Tensor, source: Tensor) -> tuple[int, int, int]:
-    """Return what a mean counts in: ones as large as the source, counts as large as the result, and
-    where a count is zero.
-    """
-    return (dense_bytes(source), dense_bytes(input), input.numel())
-
-
-def _scattered(gpu: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[int, ...]:
-    """What deterministic algorithms take: ranges for the other dimensions, and an ``index_put``;
+def put_where_deterministic(machine: Gpu, scatter: Scatter, index: Tensor) -> tuple[int, ...]:
+    """Nothing, atomic additions too; deterministic through an ``index_put``, which sorts:
+    ranges for the other dimensions, and what that takes. ``scatter_impl``, ``scatter_add``,
     ``_scatter_via_index_put``.
     """
+    input, dim, source, reduce = scatter
+    if source is None or reduce not in (None, "add"):
+        return ()
     if not prefers_deterministic() or not index.numel():
         return ()
     ranges: list[int] = []
@@ -187,10 +146,25 @@ def _scattered(gpu: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor)
             indices[axis] = torch.empty(shape, dtype=torch.int64, device="meta")
             ranges += range_of(index.shape[axis])
     values = source.as_strided(index.shape, source.stride())
-    return (*ranges, *put_in_order(gpu, input, indices, values))
+    return (*ranges, *put_in_order(machine, input, indices, values))
 
 
-_LONG = 8
+@reducing.workspace("cuda")
+def counts_or_sort(machine: Gpu, scatter: Scatter, index: Tensor) -> tuple[int, ...]:
+    """Nothing, or deterministic a sort; a mean counts what it adds up. ``scatter_reduce_two``."""
+    summed = passing(*put_where_deterministic(machine, scatter._replace(reduce=None), index))
+    if scatter.reduce != "mean":
+        return summed if scatter.reduce == "sum" else ()
+    ones, counts, mask = mean_counts(scatter.input, scatter.src)
+    return (*summed, ones, counts, *summed, mask)
+
+
+def mean_counts(input: Tensor, source: Tensor) -> tuple[int, int, int]:
+    """Return what a mean counts in: ones as large as the source, counts as large as the result, and
+    where a count is zero.
+    """
+    return (dense_bytes(source), dense_bytes(input), input.numel())
+
 
 adding_rows = operator("aten::index_add", "aten::index_add_")
 operator("aten::index_select", unknown_outputs=UnknownOutputs.CARRIED)
@@ -227,7 +201,7 @@ def as_scattered(
         return 0
     sizes = [-1 if axis == dim else 1 for axis in range(source.dim())]
     rows = index.view(sizes).expand(source.shape)
-    return rows_of_sums(machine, outputs, input, dim, rows, source)
+    return rows_of_sums(machine, outputs, Scatter(input, dim, source), rows)
 
 
 @adding_rows.workspace("cuda")
@@ -292,3 +266,80 @@ def mean_on_cuda(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
         return ()
     ones, counts, mask = mean_counts(input, source)
     return (counts, *passing(ones), mask)
+
+
+_LONG = 8
+
+rolling = operator("aten::roll")
+
+
+@rolling.workspace("cpu")
+def rolled_on_cpu(input: Tensor, dims: Sequence[int] = ()) -> int:
+    """Several dimensions are rolled one after the other, all of them as one;
+    native/TensorTransformations.cpp, roll_common.
+    """
+    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 0 else contiguous_copy(input)
+
+
+@rolling.workspace("cuda")
+def rolled_on_cuda(input: Tensor, dims: Sequence[int] = ()) -> int:
+    """A dense copy; of several dimensions one after the other, the result of each but the last.
+
+    TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
+    """
+    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 1 else contiguous_copy(input)
+
+
+@operator("aten::tril", "aten::triu").workspace("cpu")
+def triangle(input: Tensor) -> int:
+    """A copy of batches that do not follow each other; native/TriangularOps.cpp,
+    checkTrilTriuBatchContiguous.
+    """
+    if input.is_contiguous() or input.numel() == 0:
+        return 0
+    expected = input.shape[-1] * input.shape[-2]
+    for dim in range(input.dim() - 3, -1, -1):
+        if input.stride(dim) != expected:
+            return dense_bytes(input)
+        expected *= input.shape[dim]
+    return 0
+
+
+@operator("aten::tril_", "aten::triu_").workspace("cpu")
+def triangle_in_place(input: Tensor) -> Workspace | int:
+    """Where there would be a copy, perhaps another for the result."""
+    return unknown() if triangle(input) else 0
+
+
+operator("aten::narrow_copy").workspace("cpu")(copied(self=CONTIGUOUS))
+
+repeat_interleave = operator("aten::repeat_interleave")
+
+
+@operator("aten::repeat_interleave.Tensor", size_argument="output_size").at_most()
+def said_by_caller(repeats: Tensor, output_size: int | None = None) -> Tensor | None:
+    """What the caller says, if it does; native/Repeat.h, ``repeat_interleave_common``."""
+    return None if output_size is None else repeats.new_empty(output_size)
+
+
+@repeat_interleave.workspace("cpu")
+def sums_of_counts(repeats: Tensor) -> int:
+    """A prefix sum of the counts, of dense ones; native/Repeat.h, ``repeat_interleave_common``."""
+    converted = 0 if repeats.element_size() == _LONG else _LONG * repeats.numel()
+    return contiguous_copy(repeats) + _LONG * repeats.numel() + converted
+
+
+@repeat_interleave.workspace("cuda")
+def prefix_sum(
+    machine: Gpu, repeats: Tensor, output_size: int | None = None
+) -> tuple[Request, ...]:
+    """A prefix sum of the counts, and whether one is negative; native/Repeat.h,
+    ``repeat_interleave_common``.
+    """
+    number = repeats.numel()
+    copy = converted(repeats, torch.int64) or contiguous_copy(repeats)
+    sums = (number * _LONG, *passing(copy, cub.scan(number, _LONG)))
+    if output_size is not None:
+        return (contiguous_copy(repeats), *sums, ALL)
+    signs = torch.empty((number,), dtype=torch.bool, device="meta")
+    return (contiguous_copy(repeats), *sums, number, 1, *in_type_of_input(machine, signs))

@@ -35,13 +35,6 @@ def cdist_forward(x1: Tensor, x2: Tensor) -> tuple[int, ...]:
     return (contiguous_copy(first), contiguous_copy(second))
 
 
-@_cdist.flops()
-def cdist_flops(x1: Tensor, x2: Tensor) -> int:
-    """A difference, its power and the sum of them, for every pair and element."""
-    _, first, second = _expanded(x1, x2)
-    return 3 * first.numel() * second.shape[-2]
-
-
 @_cdist_backward.workspace("cuda")
 def cdist_backward(
     machine: Gpu, outputs: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor

@@ -130,33 +130,27 @@ def linalg_eigh(
 
 
 @operator("aten::linalg_eig").decomposition("cpu")
-def linalg_eig(machine: Host, input: Tensor) -> tuple[Tensor, Tensor]:
+def linalg_eig(machine: Host, input: Tensor) -> tuple[Tensor, Tensor | None]:
     """linalg_eig_out, linalg_eig_out_info: eigenvectors first as they come, real or complex."""
     torch.all(torch.isfinite(input))
-    infos = infos_of(input)
-    complex_type = input.dtype if input.is_complex() else (input.real.dtype.to_complex())
-    vectors = empty_column_major(input, complex_type)
-    values = input.new_empty(input.shape[:-1], dtype=complex_type)
-    _general_eigenvalues(Lapack(machine, input.dtype), input, with_vectors=True)
-    any_error(infos)
-    return values, vectors
+    return _general_eigenvalues(machine, input, with_vectors=True)
 
 
 @operator("aten::_linalg_eigvals").decomposition("cpu")
 def linalg_eigvals(machine: Host, input: Tensor) -> Tensor:
     """linalg_eigvals_out, linalg_eig_out_info without eigenvectors."""
-    infos = infos_of(input)
-    complex_type = input.dtype if input.is_complex() else (input.real.dtype.to_complex())
-    values = input.new_empty(input.shape[:-1], dtype=complex_type)
-    _general_eigenvalues(Lapack(machine, input.dtype), input, with_vectors=False)
-    any_error(infos)
-    return values
+    return _general_eigenvalues(machine, input, with_vectors=False)[0]
 
 
-def _general_eigenvalues(lapack: Lapack, input: Tensor, *, with_vectors: bool) -> None:
+def _general_eigenvalues(
+    machine: Host, input: Tensor, *, with_vectors: bool
+) -> tuple[Tensor, Tensor | None]:
     """linalg_eig_out_info, linalg_eig_kernel, apply_linalg_eig: of a real matrix real and
     imaginary parts come one after the other.
     """
+    infos, dtype = infos_of(input), input.dtype.to_complex()
+    vectors = empty_column_major(input, dtype) if with_vectors else None
+    values = input.new_empty(input.shape[:-1], dtype=dtype)
     order = input.shape[-1]
     parts: list[Tensor] = []
     if not input.is_complex():
@@ -165,13 +159,17 @@ def _general_eigenvalues(lapack: Lapack, input: Tensor, *, with_vectors: bool) -
             parts.append(empty_column_major(input))
     written = column_major_copy(input)
     if input.numel():
-        work = [work_array(input, lapack.geev(order, with_vectors))]
+        elements = Lapack(machine, input.dtype).geev(order, with_vectors)
+        work = [work_array(input, elements)]
         if input.is_complex():
             work.append(input.new_empty((2 * order,), dtype=input.real.dtype))
         del work
     del written
     if parts:
         torch.all(parts[0].narrow(-1, order, order) == 0)
+    del parts
+    any_error(infos)
+    return values, vectors
 
 
 @operator("aten::_linalg_svd").decomposition("cpu")

@@ -53,18 +53,6 @@ def scaled_into(input: Tensor, mat2: Tensor, out: Tensor) -> Tensor:
     return out.resize_(input.shape[0], mat2.shape[1])
 
 
-@operator("aten::_int_mm").flops()
-def integer_product_flops(input: Tensor, mat2: Tensor) -> int:
-    """As ``mm``, of integers."""
-    return 2 * input.numel() * mat2.shape[-1]
-
-
-@operator("aten::_weight_int8pack_mm").flops()
-def packed_product_flops(input: Tensor, mat2: Tensor) -> int:
-    """As ``mm``; the weight has a row for each element of the output."""
-    return 2 * input.numel() * mat2.shape[0]
-
-
 pack_int4 = operator(
     "aten::_convert_weight_to_int4pack",
     source="native/cuda/int4mm.cu, _convert_weight_to_int4pack_cuda",
@@ -136,12 +124,6 @@ def int4_multiplied(input: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros
     return (input.float() @ weight.float().t()).bfloat16()
 
 
-@packed_int4.flops()
-def int4_product_flops(input: Tensor, mat2: Tensor) -> int:
-    """As ``mm``; the weight has 8 rows for each tile."""
-    return 2 * input.numel() * mat2.shape[0] * 8
-
-
 # Registered for every backend, and reading and writing data all the same.
 grouped_mm = operator("aten::_grouped_mm", kind=OperatorKind.LEAF)
 
@@ -187,13 +169,6 @@ def grouped_rows(
     row = round_up(shape[-1] * dtype.itemsize, _ALIGNMENT) // dtype.itemsize
     stride = (shape[-2] * row, row, 1)[-len(shape) :]
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-
-
-@grouped_mm.flops()
-def grouped_product_flops(input: Tensor, mat2: Tensor) -> int:
-    """As ``mm``: what ``offs`` cuts is cut into groups, of which each number is in one."""
-    groups = input.shape[0] if input.dim() == mat2.dim() == 3 else 1
-    return 2 * groups * input.shape[-2] * input.shape[-1] * mat2.shape[-1]
 
 
 @grouped_mm.workspace("cpu")

@@ -6,8 +6,6 @@ itself is not seen by PyTorch's allocator and not counted.
 The exponential of matrices; native/LinearAlgebra.cpp, ``mexp_impl``.
 """
 
-import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,22 +89,29 @@ _SMALLEST_FOR_MKL = 400
 """``contraction_size * res_rows * res_cols``, below which a batch is multiplied by plain loops."""
 
 
-def _cublas(gpu: Gpu, first: Tensor, second: Tensor, lt: bool = False) -> Workspace | int:
-    """cuBLAS, and copies of operands; nothing where there is nothing to multiply."""
-    if not (first.numel() and second.numel()):
+@operator("aten::mm", "aten::bmm").workspace("cuda")
+def by_cublas(machine: Gpu, input: Tensor, mat2: Tensor, lt: bool = False) -> Workspace | int:
+    """cuBLAS, and copies of operands; nothing where there is nothing to multiply.
+
+    native/cuda/Blas.cpp, ``addmm_out_cuda_impl``, ``bmm_out_cuda_impl``.
+    """
+    if not (input.numel() and mat2.numel()):
         return 0
-    return beside_buffer(gpu, cublas_copy(first), cublas_copy(second), lt=lt)
+    return beside_buffer(machine, cublas_copy(input), cublas_copy(mat2), lt=lt)
 
 
 # -- matrices --------------------------------------------------------------------------------------
 
 
-def _matrix_product(
-    machine: Host, result: Tensor, first: Tensor, second: Tensor, alpha: float = 1
+@operator("aten::mm").workspace("cpu")
+def matrix_product(
+    machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor, alpha: float = 1
 ) -> int | Workspace:
-    """native/LinearAlgebra.cpp, addmm_impl_cpu_, whose gemm may be oneDNN's
-    (native/CPUBlas.cpp, ``mkldnn_bf16_gemm``); a single column is a row of the product turned.
+    """Copies of operands that BLAS cannot read; native/LinearAlgebra.cpp, addmm_impl_cpu_, whose
+    gemm may be oneDNN's (native/CPUBlas.cpp, ``mkldnn_bf16_gemm``); a single column is a row of the
+    product turned.
     """
+    result, first, second = outputs, input, mat2
     rows, depth = first.shape
     columns = second.shape[1]
     if first.numel() == 0 or second.numel() == 0:
@@ -123,18 +128,6 @@ def _matrix_product(
     return onednn_product(machine, first, second, copies + scale)
 
 
-@operator("aten::mm").workspace("cpu")
-def mm(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
-    """Copies of operands that BLAS cannot read; native/LinearAlgebra.cpp, mm_out_cpu."""
-    return _matrix_product(machine, outputs, input, mat2)
-
-
-@operator("aten::mm", "aten::bmm").workspace("cuda")
-def mm_or_bmm_on_cuda(machine: Gpu, input: Tensor, mat2: Tensor) -> Workspace | int:
-    """native/cuda/Blas.cpp, ``addmm_out_cuda_impl``, ``bmm_out_cuda_impl``."""
-    return _cublas(machine, input, mat2)
-
-
 addmm = operator("aten::addmm", "aten::addmm_")
 
 
@@ -149,7 +142,7 @@ def addmm_on_cpu(
     """
     if mat1.numel() == 0 and outputs.numel() and beta != 0:
         return _NUMBER + outputs.element_size()
-    return _matrix_product(machine, outputs, mat1, mat2, alpha)
+    return matrix_product(machine, outputs, mat1, mat2, alpha)
 
 
 @addmm.workspace("cuda")
@@ -160,7 +153,7 @@ def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Wo
     Where it is not, the bias is copied into the result: nothing more.
     """
     epilogue = input.dim() == 1 and input.shape[0] == mat2.shape[1] and input.is_contiguous()
-    return _cublas(machine, mat1, mat2, lt=epilogue and mat1.dtype in _LT_TYPES)
+    return by_cublas(machine, mat1, mat2, lt=epilogue and mat1.dtype in _LT_TYPES)
 
 
 addmv = operator("aten::addmv", "aten::addmv_")
@@ -186,32 +179,6 @@ def addmv_on_cuda(machine: Gpu, mat: Tensor, vec: Tensor) -> Workspace | int:
     return beside_buffer(machine, blas_copy(mat), 0 if vec.stride(0) else dense_bytes(vec))
 
 
-@addmv.flops()
-@operator("aten::mv").flops()
-def matrix_vector_flops(arguments: Mapping[str, Any]) -> int:
-    """Each element of the matrix is multiplied and added once."""
-    matrix: Tensor = arguments["mat"] if "mat" in arguments else arguments["self"]
-    return 2 * matrix.numel()
-
-
-@operator("aten::addr", "aten::addr_").flops()
-def outer_product_flops(vec1: Tensor, vec2: Tensor) -> int:
-    """Each element of the result is multiplied and added once."""
-    return 2 * vec1.numel() * vec2.numel()
-
-
-@operator("aten::addmm_", "aten::_addmm_activation").flops()
-def added_product_flops(mat1: Tensor, mat2: Tensor) -> int:
-    """As ``mm``: an activation is pointwise."""
-    return 2 * mat1.numel() * mat2.shape[-1]
-
-
-@operator("aten::mkldnn_linear").flops()
-def linear_flops(input: Tensor, weight: Tensor) -> int:
-    """As ``mm``; the weight has a row for each element of the output."""
-    return 2 * input.numel() * weight.shape[0]
-
-
 @operator("aten::_compute_linear_combination").meta()
 def linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
     """Sums of matrices, each times a coefficient; native/LinearAlgebra.cpp."""
@@ -221,12 +188,12 @@ def linear_combination(input: Tensor, coefficients: Tensor) -> Tensor:
 # -- batches ---------------------------------------------------------------------------------------
 
 
-def _batched_product(
-    machine: Host, outputs: Tensor, first: Tensor, second: Tensor
-) -> int | Workspace:
+@operator("aten::bmm").workspace("cpu")
+def batched_product(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
     """native/LinearAlgebra.cpp, bmm_out_or_baddbmm_: MKL reads batches of dense matrices; others
     are multiplied one by one, each copied. Conjugates are copied as a whole.
     """
+    first, second = input, mat2
     batch, rows, depth = first.shape
     columns = second.shape[2]
     size = batch * rows * depth * columns
@@ -247,12 +214,6 @@ def _batched_product(
     return conjugates + sum(map(blas_copy, given)) // batch
 
 
-@operator("aten::bmm").workspace("cpu")
-def bmm(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor) -> int | Workspace:
-    """native/LinearAlgebra.cpp, bmm_out_cpu."""
-    return _batched_product(machine, outputs, input, mat2)
-
-
 baddbmm = operator("aten::baddbmm", "aten::baddbmm_")
 
 
@@ -261,13 +222,13 @@ def baddbmm_on_cpu(
     machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor
 ) -> int | Workspace:
     """As bmm, into a result that holds the sum's first term."""
-    return _batched_product(machine, outputs, batch1, batch2)
+    return batched_product(machine, outputs, batch1, batch2)
 
 
 @baddbmm.workspace("cuda")
 def baddbmm_on_cuda(machine: Gpu, batch1: Tensor, batch2: Tensor) -> Workspace | int:
     """The bias is copied into the result; native/cuda/Blas.cpp, ``bmm_out_cuda_impl``."""
-    return _cublas(machine, batch1, batch2)
+    return by_cublas(machine, batch1, batch2)
 
 
 addbmm = operator("aten::addbmm", "aten::addbmm_")
@@ -281,7 +242,7 @@ def addbmm_on_cpu(
     """One addmm after another; native/LinearAlgebra.cpp, addbmm_impl_."""
     if batch1.numel() == 0 or batch2.numel() == 0:
         return 0
-    return _matrix_product(machine, outputs, batch1[0], batch2[0], alpha)
+    return matrix_product(machine, outputs, batch1[0], batch2[0], alpha)
 
 
 @dot.workspace("cpu")
@@ -308,40 +269,6 @@ def buffer_alone(machine: Gpu) -> Workspace:
     return beside_buffer(machine)
 
 
-@addbmm.flops()
-@operator("aten::baddbmm_").flops()
-def batched_product_flops(batch1: Tensor, batch2: Tensor) -> int:
-    """As ``bmm``."""
-    return 2 * batch1.numel() * batch2.shape[-1]
-
-
-@dot.flops()
-def dot_flops(input: Tensor) -> int:
-    """Each element is multiplied and added once."""
-    return 2 * input.numel()
-
-
-@operator("aten::_trilinear").flops()
-def trilinear_flops(
-    i1: Tensor,
-    i2: Tensor,
-    i3: Tensor,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-) -> int:
-    """Two multiplications and an addition for each element of the expanded product.
-
-    native/Linear.cpp, ``_trilinear``: the product is made over all dimensions and then summed.
-    """
-    sizes = [1] * (i1.dim() + len(expand1))
-    for tensor, missing in ((i1, expand1), (i2, expand2), (i3, expand3)):
-        kept = [at for at in range(len(sizes)) if at not in missing]
-        for at, size in zip(kept, tensor.shape, strict=True):
-            sizes[at] = max(sizes[at], size)
-    return 3 * math.prod(sizes)
-
-
 _POWERS = 5
 """The powers of a matrix that ``compute_T18`` keeps."""
 
@@ -365,6 +292,6 @@ def matrix_exp(machine: Host, input: Tensor) -> int | Workspace:
     scaled = dense_bytes(input) * (1 + 2 * _POWERS)
     if matrices > 1:
         batch = torch.empty((matrices, order, order), dtype=input.dtype, device="meta")
-        product = as_workspace(bmm(machine, batch, batch, batch), "aten::bmm")
+        product = as_workspace(batched_product(machine, batch, batch, batch), "aten::bmm")
         return scaled - dense_bytes(input) + 3 * matrices * norm + product.nbytes
     return bounded(scaled, dense_bytes(input), _LONG, 4 * norm)

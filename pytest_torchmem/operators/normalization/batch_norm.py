@@ -6,7 +6,7 @@ At the end its parts over several processes.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from pytest_torchmem.operators.geometry import (
     lying_alike,
     suggested_format,
 )
-from pytest_torchmem.operators.normalization.cudnn_batch_norm import cudnn_takes
+from pytest_torchmem.operators.normalization.cudnn_batch_norm import BatchNorm, cudnn_takes
 from pytest_torchmem.operators.reduction.buffers import last_power, sum_workspace
 from pytest_torchmem.operators.reduction.sums import moments
 from pytest_torchmem.operators.registry import operator
@@ -41,35 +41,39 @@ operator(  # what cuDNN keeps for the backward; native/cudnn/BatchNorm.cpp
 )
 
 
+class BatchNormBackward(NamedTuple):
+    """What both backwards have in common; one of them calls training ``update``."""
+
+    grad_out: Tensor
+    input: Tensor
+    weight: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    output_mask: Sequence[bool]
+    train: bool = False
+    update: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the statistics were those of the batch."""
+        return self.train or self.update
+
+
 @_forward.meta("cpu")
-def forward_on_cpu(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    training: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward_on_cpu(norm: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
     """Contiguous or channels-last; statistics in the type of the parameters, and none in
     evaluation; batch_norm_cpu.
     """
-    parameters = (weight, bias, running_mean, running_var)
+    input, parameters = norm.input, (norm.weight, norm.bias, *norm.statistics)
     dtype = next((one for one in parameters if one is not None), input).dtype
-    statistics = input.new_empty((input.shape[1] if training else 0,), dtype=dtype)
+    statistics = input.new_empty((input.shape[1] if norm.training else 0,), dtype=dtype)
     return laid_out(input, suggested_format(input)), statistics, lying_alike(statistics)
 
 
 @_with_update.meta("cpu")
-def forward_with_update_on_cpu(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-) -> tuple[Tensor, ...]:
+def forward_with_update_on_cpu(norm: BatchNorm) -> tuple[Tensor, ...]:
     """As in training, and a reserve that is empty."""
-    outputs = forward_on_cpu(input, weight, bias, running_mean, running_var)
-    return *outputs, input.new_empty((0,), dtype=torch.uint8)
+    return *forward_on_cpu(norm), norm.input.new_empty((0,), dtype=torch.uint8)
 
 
 @_forward.meta("cuda")
@@ -82,18 +86,13 @@ def forward_on_cuda(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @_forward.workspace("cpu")
 @_with_update.workspace("cpu")
-def forward_workspace_on_cpu(
-    machine: Host,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    weight: Tensor | None,
-    training: bool = True,
-) -> int:
+def forward_workspace_on_cpu(machine: Host, outputs: Sequence[Tensor], norm: BatchNorm) -> int:
     """Statistics and the fused scale and shift; batch_norm_cpu_update_stats_template and
     batch_norm_cpu_transform_input_template.
 
     Exact on 2.13 for dense inputs, up to 12 bytes of scalars off for others.
     """
+    input, weight, training = norm.input, norm.weight, norm.training
     if input.numel() == 0:
         return 0
     channels, element_size = input.shape[1], outputs[1].element_size()
@@ -116,21 +115,17 @@ def forward_workspace_on_cpu(
 
 @_forward.workspace("cuda")
 def forward_workspace_on_cuda(
-    machine: Gpu,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
+    machine: Gpu, outputs: Sequence[Tensor], norm: BatchNorm
 ) -> tuple[int, ...]:
     """Channels last in training: partial results of blocks. Of what is neither that nor dense a
     variance, of bfloat16 in float, and numbers in the place of parameters;
     ``batch_norm_mean_var``, ``batch_norm_elementwise``.
     """
+    input, training = norm.input, norm.training
     if input.is_contiguous() or input.is_contiguous(memory_format=torch.channels_last):
         return staging(input, 4) if training and is_channels_innermost_on_cuda(input) else ()
     one = accumulation_type(input.dtype).itemsize
-    numbers = one * (weight is None), one * (bias is None)
+    numbers = one * (norm.weight is None), one * (norm.bias is None)
     if not training:
         return numbers
     is_copied = input.dtype == torch.bfloat16  # native/ReduceOpsUtils.h, make_reduction of two
@@ -141,120 +136,81 @@ def forward_workspace_on_cuda(
 
 @_with_update.workspace("cuda")
 def forward_with_update_workspace_on_cuda(
-    machine: Gpu,
-    outputs: tuple[Tensor, ...],
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    machine: Gpu, outputs: tuple[Tensor, ...], norm: BatchNorm
 ) -> Workspace | tuple[int, ...]:
     """As in training; through cuDNN where it takes it."""
-    if cudnn_takes(input, weight, running_mean, running_var):
+    if cudnn_takes(norm):
         return unknown()
-    return forward_workspace_on_cuda(machine, outputs, input, weight, bias, True)
+    return forward_workspace_on_cuda(machine, outputs, norm)
 
 
 @_backward.meta("cpu")
 @_with_update_backward.meta("cpu")
-def backward_on_cpu(
-    input: Tensor, weight: Tensor | None, output_mask: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def backward_on_cpu(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
     """The input's layout, whatever the gradient's."""
-    return _gradients(input, weight, output_mask, suggested_format(input))
+    return _gradients(norm, suggested_format(norm.input))
 
 
 @_backward.meta("cuda")
 @_with_update_backward.meta("cuda")
-def backward_on_cuda(
-    input: Tensor,
-    weight: Tensor | None,
-    output_mask: Sequence[bool],
-    train: bool = False,
-    update: bool = False,
-) -> tuple[Tensor | None, ...]:
+def backward_on_cuda(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
     """Channels last as the input in training, whatever the gradient is; contiguous in evaluation;
-    ``batch_norm_backward_cuda``. One of both operators calls training ``update``.
+    ``batch_norm_backward_cuda``.
     """
-    last = (train or update) and is_channels_last(input)
-    layout = suggested_format(input) if last else torch.contiguous_format
-    return _gradients(input, weight, output_mask, layout)
+    last = norm.trains and is_channels_last(norm.input)
+    return _gradients(norm, suggested_format(norm.input) if last else torch.contiguous_format)
 
 
 def _gradients(
-    input: Tensor,
-    weight: Tensor | None,
-    output_mask: Sequence[bool],
-    memory_format: torch.memory_format,
+    norm: BatchNormBackward, memory_format: torch.memory_format
 ) -> tuple[Tensor | None, ...]:
-    parameter = input.new_empty((input.shape[1],)) if weight is None else weight
+    input, mask = norm.input, norm.output_mask
+    parameter = input.new_empty((input.shape[1],)) if norm.weight is None else norm.weight
     return (
-        laid_out(input, memory_format) if output_mask[0] else None,
-        like(parameter) if output_mask[1] else None,
-        like(parameter) if output_mask[2] else None,
+        laid_out(input, memory_format) if mask[0] else None,
+        *(like(parameter) if wanted else None for wanted in mask[1:]),
     )
 
 
 @_forward.values("cuda")
 def forward_values_on_cuda(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    norm: BatchNorm, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The CPU's kernel saves statistics in the type of the parameters, and CUDA's in float. In
     evaluation the CPU's saves none, and CUDA's those that were running; batch_norm_cuda_out.
     """
-    statistics = (running_mean, running_var, training, momentum, eps)
-    output, mean, root = torch.native_batch_norm(input, weight, bias, *statistics)
-    if not training and running_mean is not None and running_var is not None:
+    output, mean, root = torch.native_batch_norm(*norm, momentum, eps)
+    running_mean, running_var = norm.statistics
+    if not norm.training and running_mean is not None and running_var is not None:
         mean, root = running_mean.clone(), (running_var + eps).rsqrt()
-    if input.dtype.itemsize == 2:
+    if norm.input.dtype.itemsize == 2:
         return output, mean.float(), root.float()
     return output, mean, root
 
 
 @_backward.values("cuda")
 def backward_values_on_cuda(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
+    norm: BatchNormBackward, save_mean: Tensor | None, save_invstd: Tensor | None, eps: float
 ) -> Any:
     """As the forward: the CPU's kernel wants statistics in the type of the parameters."""
+    grad_out, input, weight, running_mean, running_var, mask, train, _ = norm
     dtype = input.dtype if weight is None else weight.dtype
     mean, root = (None if one is None else one.to(dtype) for one in (save_mean, save_invstd))
     return torch.ops.aten.native_batch_norm_backward.default(
-        grad_out, input, weight, running_mean, running_var, mean, root, train, eps, output_mask
+        grad_out, input, weight, running_mean, running_var, mean, root, train, eps, mask
     )
 
 
 @_backward.workspace("cpu")
 @_with_update_backward.workspace("cpu")
 def backward_workspace_on_cpu(
-    machine: Host,
-    outputs: Sequence[Tensor | None],
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    output_mask: Sequence[bool],
-    train: bool = False,
-    update: bool = False,
+    machine: Host, outputs: Sequence[Tensor | None], norm: BatchNormBackward
 ) -> int:
     """Where everything is dense the gradient of the input is allocated twice and the first freed;
     channels last adds sums per thread; batch_norm_backward_cpu_template and
-    batch_norm_cpu_backward_channels_last_impl. One of both operators calls training ``update``.
+    batch_norm_cpu_backward_channels_last_impl.
     """
+    input, grad_out = norm.input, norm.grad_out
     if input.numel() == 0:
         return 0
     channels = input.shape[1]
@@ -263,30 +219,26 @@ def backward_workspace_on_cpu(
         dims = (0, *range(2, input.dim()))
         summed = sum_workspace(machine, grad_out, grad_out.dtype, channels, dims)
         return channels * input.element_size() + summed
-    first = dense_bytes(outputs[0]) if output_mask[0] else 0
+    first = dense_bytes(outputs[0]) if norm.output_mask[0] else 0
     if not _is_channels_innermost_on_cpu(input):
         return first
     accumulated = channels * accumulation_type(input.dtype).itemsize
     parts = 3
     if accumulated == channels * input.element_size():
-        parts = (weight is None) + (not (train or update))
+        parts = (norm.weight is None) + (not norm.trains)
     return max(first, (parts + 2 * machine.threads) * accumulated)
 
 
 @_backward.workspace("cuda")
 def backward_workspace_on_cuda(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    output_mask: Sequence[bool],
+    norm: BatchNormBackward, save_invstd: Tensor | None
 ) -> tuple[Request, ...]:
     """Channels last: sums of channels and of blocks, and the statistics that cuDNN does not save in
     evaluation; else what does not lie as (batch, channels, pixels) is copied;
     ``batch_norm_backward_cuda``. Of another gradient than channels last 1 stands for no weight.
     """
-    reduces = train or output_mask[1] or output_mask[2]
+    grad_out, input, output_mask = norm.grad_out, norm.input, norm.output_mask
+    reduces = norm.trains or output_mask[1] or output_mask[2]
     last = is_channels_innermost_on_cuda(input)
     if reduces and output_mask[0] and not last:
         return (_pixels_copy(input), _pixels_copy(grad_out), ALL)
@@ -296,25 +248,18 @@ def backward_workspace_on_cuda(
         return (statistics,)
     if last and is_channels_innermost_on_cuda(grad_out):
         return (statistics, each, each, Made(1), Made(2), *passing(*staging(input, 2)), Made(0))
-    one = accumulation_type(input.dtype).itemsize if weight is None and train else 0
+    one = accumulation_type(input.dtype).itemsize if norm.weight is None and norm.trains else 0
     return (statistics, each, each, Made(1), Made(2), one, ALL)
 
 
 @_with_update_backward.workspace("cuda")
 def with_update_backward_workspace_on_cuda(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_var: Tensor | None,
-    update: bool,
-    output_mask: Sequence[bool],
+    norm: BatchNormBackward, save_var: Tensor | None
 ) -> Workspace | tuple[Request, ...]:
     """The one of cuDNN or ATen's own, as the forward was; ``_new_batch_norm_backward_cuda``."""
-    if cudnn_takes(input, weight, running_mean, running_var):
-        return unknown(contiguous_copy(grad_out, suggested_format(input)))
-    return backward_workspace_on_cuda(grad_out, input, weight, save_var, update, output_mask)
+    if cudnn_takes(BatchNorm(norm.input, norm.weight, None, norm.running_mean, norm.running_var)):
+        return unknown(contiguous_copy(norm.grad_out, suggested_format(norm.input)))
+    return backward_workspace_on_cuda(norm, save_var)
 
 
 def _pixels_copy(tensor: Tensor) -> int:

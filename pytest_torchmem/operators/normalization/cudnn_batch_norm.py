@@ -6,7 +6,7 @@ function» (documentation of ``cudnnBatchNormalizationForwardTrainingEx``), whic
 Channels last have bounds.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,54 +38,56 @@ _forward = operator(
 _backward = operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
 
 
-def cudnn_takes(
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool = True,
-) -> bool:
+class BatchNorm(NamedTuple):
+    """What batch norms have in common, by the names of their schemas' arguments."""
+
+    input: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    training: bool = True
+
+    @property
+    def statistics(self) -> tuple[Tensor | None, Tensor | None]:
+        """The running ones."""
+        return self.running_mean, self.running_var
+
+
+def cudnn_takes(norm: BatchNorm) -> bool:
     """``_select_batch_norm_backend`` of what has a bias; native/Normalization.cpp."""
+    input, weight = norm.input, norm.weight
     if weight is None or not torch.backends.cudnn.enabled:
         return False
-    has_statistics = running_mean is not None and running_var is not None
-    most = _LARGEST_TRAINING_BATCH if training else _LARGEST_EVALUATION_BATCH
+    missing = sum(one is None for one in norm.statistics)
+    most = _LARGEST_TRAINING_BATCH if norm.training else _LARGEST_EVALUATION_BATCH
     return (
         torch.bfloat16 not in (input.dtype, weight.dtype)
         and (input.dtype != torch.float16 or weight.dtype == torch.float32)
         and input.dim() >= 3
         and input.numel() < 2**31 - 1
-        and (has_statistics or (training and running_mean is running_var is None))
+        and (not missing or (norm.training and missing == 2))
         and input.size(0) <= most
     )
 
 
 @operator("aten::_batch_norm_impl_index").path("cuda")
 def batch_norm_impl_index(
-    call: CompositeCall,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
+    call: CompositeCall, norm: BatchNorm, momentum: float, eps: float, cudnn_enabled: bool
 ) -> Any:
     """CuDNN where it can; native/Normalization.cpp."""
+    input, weight, bias = norm.input, norm.weight, norm.bias
     if input.numel() == 0 and input.dim() > 1:
         return _of_nothing(input, weight, bias)
-    taken = cudnn_takes(input, weight, running_mean, running_var, training)
+    taken = cudnn_takes(norm)
     if weight is None or bias is None or not cudnn_enabled or not taken:
         return call()
     output, save_mean, save_variance, reserve = torch.ops.aten.cudnn_batch_norm.default(
         input.contiguous(memory_format=suggested_format(input)),
         weight.contiguous(),
         bias.contiguous(),
-        None if running_mean is None else running_mean.contiguous(),
-        None if running_var is None else running_var.contiguous(),
-        training,
+        *(None if one is None else one.contiguous() for one in norm.statistics),
+        norm.training,
         momentum,
         eps,
     )
@@ -157,34 +159,22 @@ def _sums_of_blocks(machine: Gpu, input: Tensor) -> int:
 
 @_forward.values()
 def forward_values(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    exponential_average_factor: float,
-    epsilon: float,
+    norm: BatchNorm, exponential_average_factor: float, epsilon: float
 ) -> tuple[Any, ...]:
     """As ATen's own; the reserve is nobody's to read."""
-    statistics = (running_mean, running_var, training, exponential_average_factor, epsilon)
-    return (*torch.native_batch_norm(input, weight, bias, *statistics), None)
+    return (*torch.native_batch_norm(*norm, exponential_average_factor, epsilon), None)
 
 
 @_backward.values()
 def backward_values(
-    input: Tensor,
+    norm: BatchNorm,
     grad_output: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
     save_mean: Tensor | None,
     save_var: Tensor | None,
     epsilon: float,
 ) -> Any:
     """As ATen's own: what is saved of the variance is its reciprocal root in both."""
-    statistics = (running_mean, running_var, save_mean, save_var, True, epsilon)
-    mask = [True, True, True]
+    statistics = (*norm.statistics, save_mean, save_var, True, epsilon)
     return torch.ops.aten.native_batch_norm_backward.default(
-        grad_output, input, weight, *statistics, mask
+        grad_output, norm.input, norm.weight, *statistics, [True, True, True]
     )

@@ -1,14 +1,8 @@
-"""Group normalization; native/group_norm.cpp, native/cuda/group_norm_kernel.cu.
-
-Norms of weights: apart from their directions, and bounded.
-
-native/cpu/WeightNormKernel.cpp, on the CPU along the first or last dimension;
-native/Normalization.cpp.
-"""
+"""Group normalization; native/group_norm.cpp, native/cuda/group_norm_kernel.cu."""
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,15 +25,7 @@ _backward = operator("aten::native_group_norm_backward")
 
 
 @operator("aten::group_norm").path("cuda")
-def group_norm(
-    call: CompositeCall,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Any:
+def group_norm(call: CompositeCall, input: Tensor) -> Any:
     """Of contiguous input, also where it is channels-last; native/group_norm.cpp, group_norm.
 
     What is normalised, and kept for the backward, is a contiguous copy. torch 2.14 has a kernel for
@@ -51,7 +37,7 @@ def group_norm(
         copies = _group_norm_copies()
     if not copies:
         return call()
-    return call.of(input.contiguous(), num_groups, weight, bias, eps, cudnn_enabled)
+    return call.of(input.contiguous(), *call.args[1:], **call.kwargs)
 
 
 @cache
@@ -64,16 +50,31 @@ def _group_norm_copies() -> bool:
     return bool(saved_by(node, "input").is_contiguous())
 
 
+class GroupNorm(NamedTuple):
+    """What a group norm and its backward have in common, by the names of their arguments."""
+
+    input: Tensor
+    weight: Tensor | None
+    N: int
+    C: int
+    HxW: int
+    group: int
+    bias: Tensor | None = None
+
+    def of_channels(self) -> int:
+        """Bytes of a number for every channel of every image, in the type that is added up in."""
+        return self.N * self.C * accumulation_type(self.input.dtype).itemsize
+
+
 @_forward.meta()
-def outputs(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, group: int
-) -> tuple[Tensor, ...]:
+def outputs(norm: GroupNorm) -> tuple[Tensor, ...]:
     """In the type of the input, the statistics in that of the parameters; native/group_norm.cpp,
     native_group_norm, and native/cpu/mixed_data_type.h, param_scalar_type.
     """
-    dtype = next((one for one in (weight, bias) if one is not None), input).dtype
+    input, given = norm.input, (norm.weight, norm.bias)
+    dtype = next((one for one in given if one is not None), input).dtype
     # On CUDA a composite makes channels-last input contiguous before, where it has to be.
-    statistics = (input.new_empty((N, group), dtype=dtype) for _ in range(2))
+    statistics = (input.new_empty((norm.N, norm.group), dtype=dtype) for _ in range(2))
     return (laid_out(input, suggested_format(input)), *statistics)
 
 
@@ -90,93 +91,70 @@ def gradients(
 
 
 @_forward.workspace("cpu")
-def forward_on_cpu(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int
-) -> int:
+def forward_on_cpu(norm: GroupNorm) -> int:
     """Contiguous copies of what is not (before torch 2.14 ``group_norm`` makes them), and of
     channels last sums and squares per channel; native/group_norm.cpp, native_group_norm, and
     native/cpu/group_norm_kernel.cpp, GroupNormKernelImplChannelsLastInternal.
     """
+    input = norm.input
     if input.numel() == 0:
         return 0
     layout = suggested_format(input)
-    copies = contiguous_copy(input, layout) + contiguous_copy(weight) + contiguous_copy(bias)
+    copies = contiguous_copy(input, layout)
+    copies += contiguous_copy(norm.weight) + contiguous_copy(norm.bias)
     if input.is_contiguous() or layout == torch.contiguous_format:
         return copies
-    return copies + 2 * N * C * accumulation_type(input.dtype).itemsize
+    return copies + 2 * norm.of_channels()
 
 
 @_forward.workspace("cuda")
-def forward_on_cuda(
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    N: int,
-    C: int,
-    HxW: int,
-) -> tuple[int, ...]:
+def forward_on_cuda(outputs: Sequence[Tensor], norm: GroupNorm) -> tuple[int, ...]:
     """Statistics in the type that they are added up in, and a scale and a shift for every channel
     of every image where a channel has several pixels.
 
     Exact, group_norm_kernel.cu, ``GroupNormKernelImplInternal``; before torch 2.13 statistics are
     kept in the type of the outputs alone.
     """
-    dtype = accumulation_type(input.dtype)
+    dtype = accumulation_type(norm.input.dtype)
     statistics = outputs[1:] if TORCH_VERSION >= (2, 13) else ()
     copies = (
-        *map(contiguous_copy, (input, weight, bias)),
+        *map(contiguous_copy, (norm.input, norm.weight, norm.bias)),
         *(converted(statistic, dtype) for statistic in statistics),
     )
-    if HxW == 1 or (weight is None and bias is None):
+    if norm.HxW == 1 or norm.weight is norm.bias is None:
         return copies
-    scale = N * C * dtype.itemsize
-    return (*copies, scale, scale)
+    return (*copies, norm.of_channels(), norm.of_channels())
 
 
 @_backward.workspace("cpu")
-def backward_on_cpu(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    N: int,
-    C: int,
-) -> int:
+def backward_on_cpu(grad_out: Tensor, mean: Tensor, rstd: Tensor, norm: GroupNorm) -> int:
     """Contiguous copies of what is not (before torch 2.14 the derivative's formula makes them), and
     ``ds`` and ``db`` of every channel; native/group_norm.cpp, native_group_norm_backward, and
     native/cpu/group_norm_kernel.cpp, GroupNormBackwardKernelImplInternal.
     """
+    input = norm.input
     if input.numel() == 0:
         return 0
     layout = suggested_format(input)
     copies = sum(contiguous_copy(tensor, layout) for tensor in (grad_out, input))
-    copies += sum(contiguous_copy(tensor) for tensor in (mean, rstd, weight))
-    return copies + 2 * N * C * accumulation_type(input.dtype).itemsize
+    copies += sum(contiguous_copy(tensor) for tensor in (mean, rstd, norm.weight))
+    return copies + 2 * norm.of_channels()
 
 
 @_backward.workspace("cuda")
 def backward_on_cuda(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    N: int,
-    C: int,
-    HxW: int,
-    group: int,
-    output_mask: Sequence[bool],
+    grad_out: Tensor, norm: GroupNorm, output_mask: Sequence[bool]
 ) -> tuple[int, ...]:
     """Sums of every channel of every image, and coefficients of the input's gradient.
 
     Exact, group_norm_kernel.cu, ``GroupNormBackwardKernelImplInternal`` and
     ``GroupNorm1dBackward``.
     """
-    size = accumulation_type(input.dtype).itemsize
-    each = N * C * size
-    groups = N * group * size
-    copies = (contiguous_copy(grad_out), contiguous_copy(input))
-    if HxW == 1:
+    each = norm.of_channels()
+    groups = norm.N * norm.group * accumulation_type(norm.input.dtype).itemsize
+    copies = (contiguous_copy(grad_out), contiguous_copy(norm.input))
+    if norm.HxW == 1:
         return (*copies, each, each, *[groups] * 2 * output_mask[0])
-    coefficients = (groups, groups, each if weight is not None else 0) if output_mask[0] else ()
+    scaled = each if norm.weight is not None else 0
+    coefficients = (groups, groups, scaled) if output_mask[0] else ()
     return (*copies, each, each, *coefficients)

@@ -9,7 +9,7 @@ the first or last dimension; native/Normalization.cpp.
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.dispatch.keys import below_autograd
 from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
 
-_layer_norm: Any = torch.ops.aten.native_layer_norm.default
 layer_norm = operator("aten::native_layer_norm")
 layer_norm.workspace("cuda")(
     copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS)
@@ -45,50 +44,42 @@ rms_norm.workspace("cuda")(copied(first=True, input=CONTIGUOUS, weight=CONTIGUOU
 rms_norm_backward = operator("aten::_fused_rms_norm_backward")
 
 
+class LayerNorm(NamedTuple):
+    """What is asked of a layer norm, by the names of the schema's arguments."""
+
+    input: Tensor
+    normalized_shape: Sequence[int]
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+
 @layer_norm.meta("cpu")
-def outputs_on_cpu(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def outputs_on_cpu(norm: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics in the type of the parameters, not in float; layer_norm_cpu."""
-    dtype = next((one for one in (weight, bias) if one is not None), input).dtype
-    return _outputs(input, normalized_shape, weight, bias, eps, dtype)
+    given = (norm.weight, norm.bias)
+    return _outputs(norm, next((one for one in given if one is not None), norm.input).dtype)
 
 
 @layer_norm.meta("cuda")
-def outputs_on_cuda(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def outputs_on_cuda(norm: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics in the type that is accumulated in; layer_norm_cuda."""
-    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
-    return _outputs(input, normalized_shape, weight, bias, eps, dtype)
+    return _outputs(norm, _accumulated(norm.input))
 
 
-def _outputs(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _accumulated(input: Tensor) -> torch.dtype:
+    return torch.float64 if input.dtype is torch.float64 else torch.float32
+
+
+def _outputs(norm: LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Contiguous outputs, and statistics for all that is normalised together."""
-    shape = tuple(normalized_shape)
+    input, shape = norm.input, tuple(norm.normalized_shape)
     kept = input.dim() - len(shape)
-    parameters = [one for one in (weight, bias) if one is not None]
+    parameters = [one for one in (norm.weight, norm.bias) if one is not None]
     if not shape or kept < 0 or any(tuple(one.shape) != shape for one in parameters):
         kept = -1
     if kept < 0 or tuple(input.shape[kept:]) != shape:  # torch says what is wrong
-        wrong: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm(
-            input, normalized_shape, weight, bias, eps
-        )
+        wrong: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm(*norm)
         return wrong
     rows = (*input.shape[:kept], *([1] * len(shape)))
     mean, rstd = (input.new_empty(rows, dtype=dtype) for _ in range(2))
@@ -185,18 +176,12 @@ def backward_on_cuda(
 
 
 @layer_norm.nested()
-def of_nested(
-    nested: NestedTensors,
-    input: Tensor,
-    normalized_shape: list[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def of_nested(nested: NestedTensors, norm: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """Of the buffer; native/nested/NestedTensorMath.cpp, nested_layer_norm."""
-    rows = input.values().view(-1, *normalized_shape)
-    output, mean, rstd = _layer_norm(rows, normalized_shape, weight, bias, eps)
-    return nested.wrap(output.view(-1), nested_sizes(input)), mean.view(-1), rstd.view(-1)
+    rows = norm.input.values().view(-1, *norm.normalized_shape)
+    output, mean, rstd = torch.ops.aten.native_layer_norm.default(*norm._replace(input=rows))
+    sizes = nested_sizes(norm.input)
+    return nested.wrap(output.view(-1), sizes), mean.view(-1), rstd.view(-1)
 
 
 def _partial_gradients(
@@ -243,8 +228,7 @@ def output_and_reciprocal_root(
     """Contiguous, the root in float or double; ``_fused_rms_norm_cuda``."""
     kept = input.shape[: input.dim() - len(normalized_shape)]
     shape = (*kept, *[1] * len(normalized_shape))
-    dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
-    return like(input), input.new_empty(shape, dtype=dtype)
+    return like(input), input.new_empty(shape, dtype=_accumulated(input))
 
 
 @rms_norm_backward.values()
@@ -331,35 +315,22 @@ def _rows(number: int, g: Tensor) -> int:
     return number * g.numel() * accumulation_type(g.dtype).itemsize
 
 
-_renorm, _renorm_in_place = operator("aten::renorm"), operator("aten::renorm_")
+@operator("aten::renorm").decomposition("cpu", "cuda")
+def renorm(machine: Host | Gpu, call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
+    """``TORCH_IMPL_FUNC(renorm_out)``."""
+    return _renormed(machine, outputs(call), self, p, dim)
 
 
-@_renorm.decomposition("cpu")
-def renorm(call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
-    """``TORCH_IMPL_FUNC(renorm_out)``; TensorIterator computes factors in a common type."""
-    return _renormed(outputs(call), self, p, dim, converts=True)
-
-
-@_renorm.decomposition("cuda")
-def renorm_on_cuda(call: GivenCall, self: Tensor, p: float, dim: int) -> Tensor:
-    """``TORCH_IMPL_FUNC(renorm_out)``; the kernel of the factors casts by itself."""
-    return _renormed(outputs(call), self, p, dim, converts=False)
-
-
-@_renorm_in_place.decomposition("cpu")
-def renorm_in_place(self: Tensor, p: float, dim: int) -> Tensor:
+@operator("aten::renorm_").decomposition("cpu", "cuda")
+def renorm_in_place(machine: Host | Gpu, self: Tensor, p: float, dim: int) -> Tensor:
     """The same, into the input."""
-    return _renormed(self, self, p, dim, converts=True)
+    return _renormed(machine, self, self, p, dim)
 
 
-@_renorm_in_place.decomposition("cuda")
-def renorm_in_place_on_cuda(self: Tensor, p: float, dim: int) -> Tensor:
-    """The same, into the input."""
-    return _renormed(self, self, p, dim, converts=False)
-
-
-def _renormed(result: Tensor, self: Tensor, p: float, dim: int, converts: bool) -> Tensor:
-    """Take norms of 16-bit types in float, and their factors in the type itself."""
+def _renormed(machine: Host | Gpu, result: Tensor, self: Tensor, p: float, dim: int) -> Tensor:
+    """Take norms of 16-bit types in float, and their factors in the type itself; on the CPU
+    TensorIterator computes these in a common type, and CUDA's kernel casts by itself.
+    """
     others = [axis for axis in range(self.dim()) if axis != dim % self.dim()]
     half = self.dtype in (torch.float16, torch.bfloat16)
     norms = torch.linalg.vector_norm(
@@ -368,7 +339,7 @@ def _renormed(result: Tensor, self: Tensor, p: float, dim: int, converts: bool) 
     factors = norms
     if norms.dtype != self.dtype:
         factors = self.new_empty(norms.shape)
-        if converts:
+        if isinstance(machine, Host):
             converted = torch.empty_like(norms)
             del converted
     torch.mul(self, factors, out=result)

@@ -3,6 +3,8 @@
 torch/nn/modules/_functions.py, ``SyncBatchNorm``; native/cuda/Normalization.cu.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -59,18 +61,31 @@ def batch_norm_gather(mean: Tensor) -> tuple[Tensor, Tensor]:
     return like(mean, mean.shape[1:]), like(mean, mean.shape[1:])
 
 
+class Reduced(NamedTuple):
+    """What is asked of sums over the batch, by the names of the schema's arguments."""
+
+    mean: Tensor
+    weight: Tensor | None
+    input_g: bool
+    weight_g: bool
+    bias_g: bool
+
+    def wanted(self, *sums: Tensor) -> tuple[Tensor | None, ...]:
+        """Return those of two ``sums`` and of two gradients of parameters that are asked for."""
+        masks = (self.input_g, self.input_g, self.weight_g, self.bias_g)
+        return tuple(one if asked else None for one, asked in zip(sums, masks, strict=True))
+
+    @property
+    def parameter(self) -> Tensor:
+        """What gradients of parameters are like."""
+        return self.mean if self.weight is None else self.weight
+
+
 @_reduce.meta()
-def batch_norm_backward_reduce(
-    mean: Tensor, weight: Tensor | None, input_g: bool, weight_g: bool, bias_g: bool
-) -> tuple[Tensor | None, ...]:
+def batch_norm_backward_reduce(reduced: Reduced) -> tuple[Tensor | None, ...]:
     """native/cuda/Normalization.cu."""
-    parameter = mean if weight is None else weight
-    return (
-        like(mean) if input_g else None,
-        like(mean) if input_g else None,
-        like(parameter) if weight_g else None,
-        like(parameter) if bias_g else None,
-    )
+    mean, parameter = reduced.mean, reduced.parameter
+    return reduced.wanted(like(mean), like(mean), like(parameter), like(parameter))
 
 
 @operator("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt").meta()
@@ -134,29 +149,17 @@ def normalized(
 
 
 @_reduce.values("cuda")
-def reduced(
-    grad_out: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor | None,
-    input_g: bool,
-    weight_g: bool,
-    bias_g: bool,
+def reduced_values(
+    grad_out: Tensor, input: Tensor, invstd: Tensor, reduced: Reduced
 ) -> tuple[Tensor | None, ...]:
     """Sums of the gradient, and of it times what the input is above its mean, and with these the
     gradients of the parameters; ``batch_norm_backward_reduce_kernel``.
     """
-    parameter = mean if weight is None else weight
+    mean, dtype = reduced.mean, reduced.parameter.dtype
     gradient = grad_out.to(mean.dtype)
     sums = gradient.sum(_but_channels(input))
     above = (gradient * (input.to(mean.dtype) - _along(input, mean))).sum(_but_channels(input))
-    return (
-        sums if input_g else None,
-        above if input_g else None,
-        (above * invstd).to(parameter.dtype) if weight_g else None,
-        sums.to(parameter.dtype) if bias_g else None,
-    )
+    return reduced.wanted(sums, above, (above * invstd).to(dtype), sums.to(dtype))
 
 
 @operator("aten::batch_norm_backward_elemt").values("cuda")

@@ -17,7 +17,7 @@ backward needs; ``temporary_space.py`` bounds its answers. Weights lie in one fl
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -171,20 +171,38 @@ _dropout_state = operator(
 )
 
 
+class Layer(NamedTuple):
+    """Tensors of ``_cudnn_rnn`` and its backward, by the names of the schemas' arguments."""
+
+    input: Tensor
+    weight: Sequence[Tensor]
+    weight_stride0: int
+    hx: Tensor
+    cx: Tensor | None
+
+    def weight_elements(self, settings: RecurrentSettings) -> int:
+        """Return the elements of the weight buffer."""
+        given = self.weight, self.weight_stride0, settings.mode, settings.hidden_size
+        return weight_elements(*given)
+
+
+class Gradients(NamedTuple):
+    """Those of a layer's outputs, None where none came."""
+
+    grad_output: Tensor | None
+    grad_hy: Tensor | None
+    grad_cy: Tensor | None
+
+
 @_rnn.meta("cuda")
 def outputs(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor | None,
-    hx: Tensor,
-    cx: Tensor | None,
-    settings: RecurrentSettings,
+    layer: Layer, weight_buf: Tensor | None, settings: RecurrentSettings
 ) -> tuple[Tensor, ...]:
     """Output, hidden and cell state, what is kept for the backward, the weight buffer.
 
     ``_cudnn_rnn``. With ``batch_first`` the output is a transposed tensor.
     """
+    input, hx = layer.input, layer.hx
     hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
     out = settings.proj_size or hidden
     steps, batch = extent(input, settings)
@@ -195,36 +213,30 @@ def outputs(
         if settings.batch_first:
             output.transpose_(0, 1)
     hy = hx.new_empty((layers, batch, out))
-    cy = hx.new_empty((0,) if cx is None else (layers, batch, hidden))
+    cy = hx.new_empty((0,) if layer.cx is None else (layers, batch, hidden))
     nbytes = reserve(input, settings) if settings.train else 0
     kept = input.new_empty((nbytes,), dtype=torch.uint8)
     if weight_buf is None:
-        elements = weight_elements(weight, weight_stride0, settings.mode, hidden)
-        weight_buf = input.new_empty((elements,))
+        weight_buf = input.new_empty((layer.weight_elements(settings),))
     return output, hy, cy, kept, weight_buf
 
 
 @_rnn_backward.meta("cuda")
 def gradients(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    hx: Tensor,
-    cx: Tensor | None,
-    settings: RecurrentSettings,
-    output_mask: Sequence[bool],
+    layer: Layer, settings: RecurrentSettings, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor]]:
     """Gradients of input and states, and those of the weights, which share one flat buffer.
 
     ``_cudnn_rnn_backward_input`` and ``_cudnn_rnn_backward_weight``. Without
     biases the weights' gradients are copied out of the buffer.
     """
+    input, weight, _, hx, cx = layer
     turned = settings.transposes
     grad_input = like(input.transpose(0, 1)).transpose_(0, 1) if turned else like(input)
     grad_cx = like(cx) if cx is not None and settings.mode == LSTM else None
     grads: list[Tensor] = []
     if output_mask[3]:
-        elements = weight_elements(weight, weight_stride0, settings.mode, settings.hidden_size)
+        elements = layer.weight_elements(settings)
         if elements == sum(one.numel() for one in weight):
             buffer, offset = input.new_empty((elements,)), 0
             for one in weight:
@@ -244,14 +256,9 @@ def workspace(input: Tensor, weight: Sequence[Tensor], settings: RecurrentSettin
 
 @_rnn_backward.workspace("cuda")
 def backward_workspace(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    hx: Tensor,
-    cx: Tensor | None,
+    layer: Layer,
     output: Tensor,
-    grad_output: Tensor | None,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
+    given: Gradients,
     settings: RecurrentSettings,
     output_mask: Sequence[bool],
 ) -> Workspace:
@@ -259,6 +266,8 @@ def backward_workspace(
 
     The buffer of these is made when the copies for the input's gradient are gone.
     """
+    input, weight, _, hx, cx = layer
+    grad_output, grad_hy, grad_cy = given
     source = _by_step(input, settings)
     gradient = dense_bytes(output) if grad_output is None else _by_step(grad_output, settings)
     states = dense_bytes(hx) if grad_hy is None else contiguous_copy(grad_hy)
@@ -327,15 +336,3 @@ def autocast_rnn(
         hidden_size,
         *rest,
     )
-
-
-@_rnn.flops()
-def flops(input: Tensor, weight: Sequence[Tensor]) -> int:
-    """The products of every step with every matrix of weights."""
-    return 2 * input.shape[:-1].numel() * sum(one.numel() for one in weight if one.dim() > 1)
-
-
-@_rnn_backward.flops()
-def backward_flops(input: Tensor, weight: Sequence[Tensor]) -> int:
-    """Of each product the gradients of both of its factors."""
-    return 2 * flops(input, weight)

@@ -14,7 +14,7 @@ from pytest_torchmem.operators.geometry import (
     like,
     round_up,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
+from pytest_torchmem.operators.libraries.onednn.problem import booked, by_onednn
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
@@ -120,8 +120,6 @@ _COLUMNS = 32
 def _brgemm_forward(threads: int, inputs: int, hidden: int, merged: bool) -> int:
     """Lists of products; twice as many where both weights are multiplied at once."""
     products = 2 * (2 if inputs == hidden and not merged else 1)
-    from pytest_torchmem.operators.libraries.onednn.problem import booked
-
     return booked(products * threads * _ELEMENT)
 
 
@@ -137,8 +135,6 @@ def _brgemm_backward(threads: int, batch: int, inputs: int, hidden: int, size: i
         if inputs == hidden:
             rows = _rows(threads, hidden, ceil_div(4 * hidden, _COLUMNS))
         turned = (threads * min(rows, inputs), threads * min(rows, hidden))
-    from pytest_torchmem.operators.libraries.onednn.problem import booked
-
     return booked(
         5 * threads * _ELEMENT,
         threads * depth * _COLUMNS * size,
@@ -277,15 +273,3 @@ def backward_workspace(
         scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
     taken = copies + bias + weights + gradients + scratchpad
     return by_onednn(machine, input.dtype, taken)
-
-
-@_layer.flops()
-def flops(input: Tensor, weight0: Tensor, weight1: Tensor) -> int:
-    """The products of every step with both weights."""
-    return 2 * input.shape[:-1].numel() * (weight0.numel() + weight1.numel())
-
-
-@_layer_backward.flops()
-def backward_flops(input: Tensor, weight1: Tensor, weight2: Tensor) -> int:
-    """Of each product the gradients of both of its factors."""
-    return 2 * flops(input, weight1, weight2)

@@ -1,15 +1,21 @@
 """Values of cuda's recurrent layers and cells, computed by the operators of the CPU."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import RecurrentSettings
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
-from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, RELU, TANH
+from pytest_torchmem.operators.recurrent.cudnn import (
+    GRU,
+    LSTM,
+    RELU,
+    TANH,
+    Gradients,
+    Layer,
+)
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import current_generator, drawing_from, state_of
 from pytest_torchmem.torch_private.tensors.storages import bytes_of
@@ -17,85 +23,63 @@ from pytest_torchmem.torch_private.tensors.storages import bytes_of
 _LAYERS: dict[int, Any] = {RELU: torch.rnn_relu, TANH: torch.rnn_tanh, GRU: torch.gru}
 
 
-def _layers(
-    input: Tensor,
-    hx: Tensor,
-    cx: Tensor | None,
-    weights: Sequence[Tensor],
-    stride: int,
-    settings: RecurrentSettings,
-    random_state: Tensor,
-) -> tuple[Tensor, ...]:
+def _layers(layer: Layer, settings: RecurrentSettings, random_state: Tensor) -> tuple[Any, ...]:
     """Run all layers; the forward and its backward drop the same, by the generator's state."""
+    input, weights, stride, hx, cx = layer
     hidden: Any = hx if settings.mode != LSTM else (hx, cx)
     rest = (
         list(weights),
-        stride == 4 or (stride == 5),
+        stride in (4, 5),
         settings.num_layers,
         settings.dropout,
         settings.train,
         settings.bidirectional,
     )
-    layer = torch.lstm if settings.mode == LSTM else _LAYERS[settings.mode]
+    run = torch.lstm if settings.mode == LSTM else _LAYERS[settings.mode]
     with drawing_from(random_state) if random_state.numel() else nullcontext():
         if settings.batch_sizes:
-            sizes = torch.tensor(list(settings.batch_sizes))
-            return tuple(layer(input, sizes, hidden, *rest))
-        return tuple(layer(input, hidden, *rest, settings.batch_first))
+            return tuple(run(input, torch.tensor(list(settings.batch_sizes)), hidden, *rest))
+        return tuple(run(input, hidden, *rest, settings.batch_first))
 
 
 @operator("aten::_cudnn_rnn").values()
-def forward(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    hx: Tensor,
-    cx: Tensor | None,
-    settings: RecurrentSettings,
-) -> tuple[Any, ...]:
+def forward(layer: Layer, settings: RecurrentSettings) -> tuple[Any, ...]:
     """Output and states; the generator's state stands where cuDNN keeps what it needs."""
     drops = settings.dropout and settings.train
     state = state_of(current_generator()) if drops else torch.empty(0, dtype=torch.uint8)
-    found = run_plainly(_layers, input, hx, cx, weight, weight_stride0, settings, state)
+    found = run_plainly(_layers, layer, settings, state)
     return (*found, *[None] * (3 - len(found)), state, None)
 
 
 @operator("aten::_cudnn_rnn_backward").values()
 def backward(
-    input: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    hx: Tensor,
-    cx: Tensor | None,
-    grad_output: Tensor | None,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    settings: RecurrentSettings,
-    reserve: Tensor,
+    layer: Layer, given: Gradients, settings: RecurrentSettings, reserve: Tensor
 ) -> tuple[Any, ...]:
     """Gradients of input, states and weights."""
     drops = settings.dropout and settings.train
     kept = bytes_of(reserve.untyped_storage())
     state = kept[: state_of(current_generator()).numel() if drops else 0].clone()
 
-    def run(input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
-        return _layers(input, hx, cx, weights, weight_stride0, settings, state)
+    def run(input: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor) -> tuple[Any, ...]:
+        return _layers(Layer(input, weights, layer.weight_stride0, hx, cx), settings, state)
 
-    inputs = [input, hx, cx, *weight]
-    found = gradients_of(run, inputs, [grad_output, grad_hy, grad_cy])
+    found = gradients_of(run, [layer.input, layer.hx, layer.cx, *layer.weight], given)
     return (*found[:3], found[3:])
 
 
-def _lstm(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    cx: Tensor,
-    input_bias: Tensor | None,
-    hidden_bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    gates = input_gates + hidden_gates
-    if input_bias is not None and hidden_bias is not None:
-        gates = gates + input_bias + hidden_bias
+class Gates(NamedTuple):
+    """What a fused cell is given beside its state, by the names of the schemas' arguments."""
+
+    input_gates: Tensor
+    hidden_gates: Tensor
+    input_bias: Tensor | None
+    hidden_bias: Tensor | None
+
+
+def _lstm(given: Gates, cx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    gates = given.input_gates + given.hidden_gates
+    if given.input_bias is not None and given.hidden_bias is not None:
+        gates = gates + given.input_bias + given.hidden_bias
     enter, forget, cell, leave = gates.chunk(4, 1)
     enter, forget, leave = enter.sigmoid(), forget.sigmoid(), leave.sigmoid()
     cell = cell.tanh()
@@ -104,15 +88,9 @@ def _lstm(
 
 
 @operator("aten::_thnn_fused_lstm_cell").values()
-def lstm_cell(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    cx: Tensor,
-    input_bias: Tensor | None,
-    hidden_bias: Tensor | None,
-) -> Any:
+def lstm_cell(gates: Gates, cx: Tensor) -> Any:
     """Both states, and the gates as the backward needs them; native/cuda/RNN.cu."""
-    return run_plainly(_lstm, input_gates, hidden_gates, cx, input_bias, hidden_bias)
+    return run_plainly(_lstm, gates, cx)
 
 
 @operator("aten::_thnn_fused_lstm_cell_backward_impl").values()
@@ -142,13 +120,8 @@ def lstm_cell_backward(
     return gates, total * forget, gates.sum(0) if has_bias else None
 
 
-def _gru(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    hx: Tensor,
-    input_bias: Tensor | None,
-    hidden_bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _gru(given: Gates, hx: Tensor) -> tuple[Tensor, Tensor]:
+    input_gates, hidden_gates, input_bias, hidden_bias = given
     if input_bias is not None and hidden_bias is not None:
         input_gates, hidden_gates = input_gates + input_bias, hidden_gates + hidden_bias
     from_input, from_hidden = input_gates.chunk(3, 1), hidden_gates.chunk(3, 1)
@@ -160,15 +133,9 @@ def _gru(
 
 
 @operator("aten::_thnn_fused_gru_cell").values()
-def gru_cell(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    hx: Tensor,
-    input_bias: Tensor | None,
-    hidden_bias: Tensor | None,
-) -> Any:
+def gru_cell(gates: Gates, hx: Tensor) -> Any:
     """The state, and what the backward needs; native/cuda/RNN.cu."""
-    return run_plainly(_gru, input_gates, hidden_gates, hx, input_bias, hidden_bias)
+    return run_plainly(_gru, gates, hx)
 
 
 @operator("aten::_thnn_fused_gru_cell_backward").values()

@@ -289,12 +289,6 @@ def copied_and_reduced(
     return (dense_bytes(input, dtype), *reduced(gpu, input.shape, strides, dims, dtype, size))
 
 
-def summed(gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims) -> tuple[int, ...]:
-    """Return what a sum, a mean or a product takes."""
-    as_is = input.dtype in HALVES and outputs.dtype == torch.float32
-    return copied_and_reduced(gpu, outputs, input, dims, None if as_is else outputs.dtype)
-
-
 GRAIN = 32768
 """``at::internal::GRAIN_SIZE``: below it a loop runs on one thread."""
 

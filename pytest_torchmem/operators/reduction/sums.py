@@ -33,7 +33,6 @@ from pytest_torchmem.operators.reduction.buffers import (
     partial_results,
     reduced,
     sum_workspace,
-    summed,
     takes_every_dim,
 )
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
@@ -63,9 +62,10 @@ def reduce_in_result_type(machine: Host, outputs: Tensor, input: Tensor) -> int:
 
 
 @operator("aten::sum", "aten::nansum", "aten::mean", "aten::prod").workspace("cuda")
-def total(machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
+def summed(machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """``sum_functor``, ``mean_kernel_impl``, ``prod_functor``; ReduceSumProdKernel.cu."""
-    return summed(machine, outputs, input, dim)
+    as_is = input.dtype in HALVES and outputs.dtype == torch.float32
+    return copied_and_reduced(machine, outputs, input, dim, None if as_is else outputs.dtype)
 
 
 @operator("aten::trace").workspace("cuda")
@@ -275,17 +275,28 @@ def contiguous_input(input: Tensor, dim: int | None = None, other: Tensor | None
     return dense_copy(input) if dim is None and other is None else 0
 
 
+def _of_all_or_along(
+    gpu: Gpu, input: Tensor, dim: int | None, out_size: int, accumulator: int, vector: int = 4
+) -> tuple[int, ...]:
+    """What a reduction takes along a dimension, or of all elements from a dense copy."""
+    if dim is not None:
+        strides, copy = input.stride(), 0
+    else:
+        strides, copy = dense_strides(input.shape), contiguous_copy(input)
+    sizes = out_size, accumulator, vector
+    return (copy, *reduced(gpu, input.shape, strides, dim, input.dtype, *sizes))
+
+
 @of_elements.workspace("cuda")
 def largest_or_smallest(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """Of all elements: a dense copy and their own type. Along a dimension: value and index.
 
     ReduceMaxValuesKernel.cu, ``max_all_launch_kernel`` and ``max_launch_kernel``.
     """
-    own, dtype = input.element_size(), input.dtype
+    own, vector = input.element_size(), 8 if input.dtype.itemsize == 2 else 4
     if dim is not None:
-        return reduced(machine, input.shape, input.stride(), dim, dtype, own, _VALUE_AND_INDEX, 4)
-    buffers = reduced(machine, input.shape, dense_strides(input.shape), None, dtype, own, own)
-    return (contiguous_copy(input), *buffers)
+        return _of_all_or_along(machine, input, dim, own, _VALUE_AND_INDEX)
+    return _of_all_or_along(machine, input, dim, own, own, vector)
 
 
 @pair.workspace("cuda")
@@ -293,9 +304,7 @@ def largest_or_smallest(machine: Gpu, input: Tensor, dim: int | None = None) -> 
 def pair_of_values(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """A pair of the input's type, of all elements from a dense copy; ReduceAMinMaxKernel.cu."""
     own = input.element_size()
-    copy = contiguous_copy(input) if dim is None else 0
-    strides = dense_strides(input.shape) if dim is None else input.stride()
-    return (copy, *reduced(machine, input.shape, strides, dim, input.dtype, own, 2 * own, 4))
+    return _of_all_or_along(machine, input, dim, own, 2 * own)
 
 
 @pair_by_one_kernel.meta()
@@ -314,10 +323,7 @@ def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tup
 @positions.workspace("cuda")
 def position(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """A value and an index; a dense copy where all elements are asked. ReduceArgMaxKernel.cu."""
-    copy = contiguous_copy(input) if dim is None else 0
-    strides = dense_strides(input.shape) if dim is None else input.stride()
-    buffers = reduced(machine, input.shape, strides, dim, input.dtype, 8, _VALUE_AND_INDEX, 4)
-    return (copy, *buffers)
+    return _of_all_or_along(machine, input, dim, 8, _VALUE_AND_INDEX)
 
 
 @truth.workspace("cpu")

@@ -4,6 +4,7 @@ native/Unique.cpp, native/TensorCompare.cpp; native/cuda/Unique.cu, UniqueCub.cu
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,33 +29,32 @@ operator(
 )
 
 
+class Asked(NamedTuple):
+    """What is asked of distinct elements, by the names of the schemas' arguments."""
+
+    input: Tensor
+    return_inverse: bool = False
+    return_counts: bool = False
+    dim: int | None = None
+
+
 @operator("aten::_unique").at_most()
-def all_distinct(input: Tensor, return_inverse: bool = False) -> tuple[Tensor, ...]:
+def all_distinct(asked: Asked) -> tuple[Tensor, ...]:
     """As many as there are elements; what is not asked for is empty."""
-    return _elements(input), _positions(input, input.shape, asked=return_inverse)
+    return none_repeated(asked)[:2]
 
 
 @operator("aten::_unique2").at_most()
-def all_distinct_and_counted(
-    input: Tensor, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[Tensor, ...]:
-    """As many as there are elements, and their counts."""
-    counts = _positions(input, (input.numel(),), asked=return_counts)
-    return *all_distinct(input, return_inverse), counts
-
-
 @consecutive.at_most()
-def none_repeated(
-    input: Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
-) -> tuple[Tensor, ...]:
-    """All elements, or slices along a dimension."""
-    if dim is not None:
-        return every_slice(input, dim)
-    inverse = _positions(input, input.shape, asked=return_inverse)
-    return _elements(input), inverse, _positions(input, (input.numel(),), asked=return_counts)
+def none_repeated(asked: Asked) -> tuple[Tensor, ...]:
+    """All elements and their counts, or slices along a dimension."""
+    input = asked.input
+    if asked.dim is not None:
+        return every_slice(input, asked.dim)
+    inverse = _positions(input, input.shape, asked=asked.return_inverse)
+    counts = _positions(input, (input.numel(),), asked=asked.return_counts)
+    number = min(input.numel(), _TRUTHS) if input.dtype is torch.bool else input.numel()
+    return input.new_empty((number,)), inverse, counts
 
 
 @slices.at_most()
@@ -67,11 +67,6 @@ def every_slice(input: Tensor, dim: int) -> tuple[Tensor, ...]:
         _positions(input, number, asked=True),
         _positions(input, number, asked=True),
     )
-
-
-def _elements(input: Tensor) -> Tensor:
-    number = min(input.numel(), _TRUTHS) if input.dtype is torch.bool else input.numel()
-    return input.new_empty((number,))
 
 
 def _positions(input: Tensor, shape: Sequence[int], *, asked: bool) -> Tensor:
@@ -105,14 +100,9 @@ def as_rows(input: Tensor, dim: int | None = None) -> int:
 
 
 @sorted_elements.decomposition("cuda")
-def sorted_and_picked(
-    machine: Gpu,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[Tensor, ...]:
+def sorted_and_picked(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> tuple[Tensor, ...]:
     """Sorted elements, with their positions for an inverse; UniqueCub.cu."""
+    input, return_inverse, return_counts, _ = asked
     number, size = input.numel(), input.element_size()
     if not number:
         return _empty(outputs)
@@ -127,8 +117,7 @@ def sorted_and_picked(
         del places
     else:
         cub.scratch(cub.radix_sort(machine, number, size, single=input.dtype is torch.float32))
-    asked = return_inverse, return_counts
-    made = _picked(machine, outputs, in_order, *asked, torch.int64)
+    made = _picked(machine, outputs, in_order, return_inverse, return_counts, torch.int64)
     del positions, in_order
     return made
 
@@ -153,21 +142,18 @@ def _empty(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 @consecutive.decomposition("cuda")
+@operator("aten::unique_dim_consecutive").decomposition("cuda")
 def picked_in_their_order(
-    machine: Gpu,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
+    machine: Gpu, outputs: Sequence[Tensor], asked: Asked
 ) -> tuple[Tensor, ...]:
-    """Elements in their order, or slices of a dimension; UniqueCub.cu."""
-    asked = return_inverse, return_counts
+    """Elements in their order, or slices of a dimension; UniqueCub.cu, Unique.cu."""
+    input, return_inverse, return_counts, dim = asked
     if dim is not None:
-        return _slices(machine, outputs, input, dim, *asked, in_order=True)
+        return _slices(machine, outputs, asked, dim, in_order=True)
     if not input.numel():
         return _empty(outputs)
-    return _picked(machine, outputs, input.contiguous(), *asked, torch.int32)
+    in_order = input.contiguous()
+    return _picked(machine, outputs, in_order, return_inverse, return_counts, torch.int32)
 
 
 def _picked(
@@ -203,41 +189,17 @@ def _picked(
 
 @slices.decomposition("cuda")
 def sorted_slices(
-    machine: Gpu,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    dim: int,
-    return_inverse: bool = False,
-    return_counts: bool = False,
+    machine: Gpu, outputs: Sequence[Tensor], asked: Asked, dim: int
 ) -> tuple[Tensor, ...]:
     """Slices by their positions, which are sorted; Unique.cu."""
-    return _slices(machine, outputs, input, dim, return_inverse, return_counts, in_order=False)
-
-
-@operator("aten::unique_dim_consecutive").decomposition("cuda")
-def slices_in_their_order(
-    machine: Gpu,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    dim: int,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> tuple[Tensor, ...]:
-    """Slices in their order; Unique.cu."""
-    return _slices(machine, outputs, input, dim, return_inverse, return_counts, in_order=True)
+    return _slices(machine, outputs, asked, dim, in_order=False)
 
 
 def _slices(
-    gpu: Gpu,
-    outputs: Sequence[Tensor],
-    input: Tensor,
-    dim: int,
-    return_inverse: bool,
-    return_counts: bool,
-    *,
-    in_order: bool,
+    gpu: Gpu, outputs: Sequence[Tensor], asked: Asked, dim: int, *, in_order: bool
 ) -> tuple[Tensor, ...]:
     """Unique.cu, ``unique_dim_cuda_template``: positions, picked by comparing slices."""
+    input, return_inverse, return_counts, _ = asked
     number = input.shape[dim] if input.dim() else 1
     if not number:
         return _empty(outputs)
@@ -264,7 +226,7 @@ def _distinct(elements: Tensor, with_places: bool, gpu: Gpu | None) -> tuple[Ten
     """``_unique`` of a vector in which nothing comes twice, which only values would tell."""
     if gpu is not None:
         shown = elements, elements if with_places else elements[:0]
-        made = sorted_and_picked(gpu, shown, elements, with_places)
+        made = sorted_and_picked(gpu, shown, Asked(elements, with_places))
         return made[0], made[1] if with_places else None
     in_order = elements.sort()
     values = torch.empty_like(elements)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
@@ -49,8 +50,12 @@ _MULTIBLOCK = (
 )
 
 
+whole_sort = operator("aten::sort")
+
+
+@whole_sort.workspace("cuda")
 def sort_requests(
-    gpu: Gpu, input: Tensor, dim: int, outputs: Sequence[Tensor] = ()
+    machine: Gpu, input: Tensor, dim: int = -1, outputs: Sequence[Tensor] = ()
 ) -> tuple[int, ...]:
     """Return what sorting along ``dim`` into ``outputs``, or into dense ones, takes beyond them.
 
@@ -67,12 +72,12 @@ def sort_requests(
     number, element = min(input.numel(), _MOST_AT_ONCE), input.element_size()
     segments = number // size
     if segments == 1 or size >= _LARGE_SEGMENT:
-        sort = passing(cub.radix_sort(gpu, size, element, _LONG))
+        sort = passing(cub.radix_sort(machine, size, element, _LONG))
         return (*copies, size * _LONG, *sort * segments)
     if segments >= _FEW_SEGMENTS:
         return (*copies, number * _LONG, cub.segmented_sort_pairs(number, element, _LONG))
-    by_value = passing(number * element, cub.radix_sort(gpu, number, element, _LONG))
-    by_segment = cub.radix_sort(gpu, number, _LONG, bits=(segments - 1).bit_length())
+    by_value = passing(number * element, cub.radix_sort(machine, number, element, _LONG))
+    by_segment = cub.radix_sort(machine, number, _LONG, bits=(segments - 1).bit_length())
     return (*copies, number * _LONG, number * _LONG, *by_value, by_segment)
 
 
@@ -88,7 +93,6 @@ def _strides_with_last(input: Tensor, dim: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-whole_sort = operator("aten::sort")
 kth_value = operator("aten::kthvalue")
 medians = operator("aten::median", "aten::nanmedian")
 search = operator("aten::searchsorted")
@@ -106,14 +110,6 @@ def row_of_keys(input: Tensor, dim: int = -1) -> int:
         return 0
     size = input.shape[dim]
     return size * _LONG if size > 1 else 0
-
-
-@whole_sort.workspace("cuda")
-def sorted_by_kernel(
-    machine: Gpu, outputs: tuple[Tensor, Tensor], input: Tensor, dim: int = -1
-) -> tuple[int, ...]:
-    """Sort.cpp, ``sort_cuda_kernel``."""
-    return sort_requests(machine, input, dim, outputs)
 
 
 @operator("aten::topk").workspace("cuda")
@@ -184,23 +180,15 @@ def selection(input: Tensor) -> tuple[int, ...]:
     return (contiguous_copy(input),)
 
 
-@operator("aten::median").decomposition("cuda")
-def middle(input: Tensor) -> Tensor:
-    """The middle one of all elements, sorted; Sorting.cpp, ``median_impl``."""
-    return _middle_of_all(input, skips_nan=False)
-
-
-@operator("aten::nanmedian").decomposition("cuda")
-def middle_number(input: Tensor) -> Tensor:
-    """The middle one of those that are numbers, whose count decides; ``median_impl``."""
-    return _middle_of_all(input, skips_nan=True)
-
-
-def _middle_of_all(input: Tensor, *, skips_nan: bool) -> Tensor:
+@medians.decomposition("cuda")
+def middle(call: GivenCall, input: Tensor) -> Tensor:
+    """The middle one of all elements, sorted, or of those that are numbers, whose count decides;
+    Sorting.cpp, ``median_impl``.
+    """
     if not input.numel():
         return torch.empty((), dtype=input.dtype)
     in_order = input.contiguous().view(-1).sort()[0]
-    if not skips_nan:
+    if call.overload is torch.ops.aten.median.default:
         of_last = torch.isnan(in_order[-1])
         result = torch.empty((), dtype=input.dtype)
         del of_last

@@ -149,16 +149,13 @@ def sampled_product(
     return compressed_like(self, compressed, columns, values)
 
 
-@operator("aten::sparse_sampled_addmm").entry_flops()
-def sampled_product_flops(self: Tensor, mat1: Tensor) -> int:
-    """A row by a column for each entry."""
-    return 2 * entries(self) * mat1.shape[-1]
-
-
-@operator("aten::_sparse_mm_reduce_impl").entry_flops()
-def reduced_product_flops(self: Tensor, other: Tensor) -> int:
-    """As ``mm``: each entry by a row."""
-    return multiplied(self, other)
+# A row by a column for each entry; as ``mm``, each entry by a row.
+operator("aten::sparse_sampled_addmm").entry_flops()(
+    lambda input, mat1: 2 * entries(input) * mat1.shape[-1]
+)
+operator("aten::_sparse_mm_reduce_impl").entry_flops()(
+    lambda input, other: multiplied(input, other)
+)
 
 
 @operator("aten::_sparse_mm_reduce_impl", not_on=frozenset({"cuda"})).compressed()

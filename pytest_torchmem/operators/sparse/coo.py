@@ -119,7 +119,7 @@ def copied(input: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Copies of indices and values; copy_sparse_, clone_sparse."""
     values = sparse_values(input)
     converted = values.clone() if dtype in (None, values.dtype) else values.to(dtype)
-    return _made_of(input, sparse_indices(input).clone(), converted, input.is_coalesced())
+    return sparse_of(input.shape, sparse_indices(input).clone(), converted, input.is_coalesced())
 
 
 @operator("aten::mul", "aten::div", "aten::pow").sparse()
@@ -129,7 +129,7 @@ def by_number(operands: list[Any]) -> Tensor | None:
     if not isinstance(first, Tensor) or isinstance(operands[-1], Tensor):
         return None
     indices, values = sparse_indices(first), sparse_values(first)
-    return _made_of(first, indices.clone(), torch.empty_like(values), first.is_coalesced())
+    return sparse_of(first.shape, indices.clone(), torch.empty_like(values), first.is_coalesced())
 
 
 @operator("aten::div_", "aten::mul_", "aten::neg_").sparse()
@@ -166,7 +166,7 @@ def _joined(
     if isinstance(machine, Gpu):
         indices = torch.cat([sparse_indices(left), sparse_indices(right)], 1)
         values = torch.cat([sparse_values(left), sparse_values(right)], 0)
-        joined = _made_of(left, indices, values, False)
+        joined = sparse_of(left.shape, indices, values, False)
         return joined.coalesce() if indices.size(1) > left.numel() else joined
     count = most = specified_elements(left) + specified_elements(right)
     entries = sparse_values(left)
@@ -180,7 +180,7 @@ def _joined(
             whole[:, :count] = merged
         known.learn(indices, whole)
     both = left.is_coalesced() and right.is_coalesced()
-    return _made_of(left, indices.narrow(1, 0, count), values.narrow(0, 0, count), both)
+    return sparse_of(left.shape, indices.narrow(1, 0, count), values.narrow(0, 0, count), both)
 
 
 def _merged(known: Known, left: Tensor, right: Tensor) -> Tensor | None:
@@ -323,16 +323,8 @@ def product(self: Tensor, mat1: Tensor, mat2: Tensor, machine: Host | Gpu) -> Te
     return result
 
 
-@operator("aten::addmm").entry_flops()
-def product_flops(mat1: Tensor, mat2: Tensor) -> int:
-    """Each entry of the sparse matrix by a row, or a column, of the dense one."""
-    return multiplied(mat1, mat2)
-
-
-@operator("aten::bmm").entry_flops()
-def batched_product_flops(self: Tensor, mat2: Tensor) -> int:
-    """As one product of each batch."""
-    return multiplied(self, mat2)
+operator("aten::addmm").entry_flops()(lambda mat1, mat2: multiplied(mat1, mat2))
+operator("aten::bmm").entry_flops()(lambda input, mat2: multiplied(input, mat2))
 
 
 @operator("aten::bmm").sparse()
@@ -372,7 +364,3 @@ def sum_backward(grad: Tensor, input: Tensor) -> Tensor:
 def dense(input: Tensor) -> Tensor:
     """Zeros, and the entries added; sparse_to_dense."""
     return sparse_values(input).new_zeros(input.shape)
-
-
-def _made_of(like: Tensor, indices: Tensor, values: Tensor, coalesced: bool) -> Tensor:
-    return sparse_of(like.shape, indices, values, coalesced)
