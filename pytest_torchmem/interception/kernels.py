@@ -6,20 +6,18 @@ booked, and what is known of values is noted.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.beside_outputs import BesideOutputs, numbers_of
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
-from pytest_torchmem.interception.distributed.in_flight import InFlight
-from pytest_torchmem.interception.fast_path import LONGER, FastPath
 from pytest_torchmem.interception.gradient_accumulation import SUM, GradientSums, References
 from pytest_torchmem.interception.layouts.layouts import Layouts
 from pytest_torchmem.interception.layouts.quantized import QuantizedTensors, is_observed_first
@@ -75,6 +73,9 @@ from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES, TensorBa
 
 _CPU = torch.device("cpu")
 _BACKWARD = Phase.BACKWARD
+_ledger_of = attrgetter("ledger")
+LONGER: Final = object()
+"""What a call gives that has to go the whole way."""
 _WITH_BODIES_IN_CPP = ("aten", "prims")
 """Operators whose bodies, where they have any, are torch's own and run below autograd."""
 
@@ -97,6 +98,7 @@ class Kernels:
         self._target = parts.target
         self._on_gpu = parts.target.gpu is not None
         self._ledger = parts.ledger
+        self._known = parts.values.contents.by_address
         self._layouts = layouts
         self._plans = Plans(parts.target)
         self._refusals = Refusals()
@@ -104,17 +106,6 @@ class Kernels:
         self.in_flight = InFlight()
         self._log = OperatorLog(parts.attribution, parts.ledger)
         self._decompositions = Decompositions(interceptor, parts.ledger, parts.numbers)
-        self._beside = BesideOutputs(parts, self._decompositions)
-        self._fast_path = FastPath(
-            interceptor,
-            parts,
-            self._plans,
-            self._quantized,
-            self.sums,
-            self._log,
-            self._decompositions,
-            self._beside,
-        )
 
     # -- one operator ------------------------------------------------------------------------------
 
@@ -151,7 +142,7 @@ class Kernels:
             return self._run_unrecorded(spec, args, kwargs)
         frame = sys._getframe(2)
         if spec.is_plain and records:
-            result = self._fast_path.run(spec, args, kwargs, key, tensors, records, frame)
+            result = self._run_plain(spec, args, kwargs, key, tensors, records, frame)
             if result is not LONGER:
                 return result
         call = Call(spec, args, kwargs, tensors, records)
@@ -187,6 +178,108 @@ class Kernels:
             flattened = [flat for one in lists if (flat := flattened_like(one)) is not None]
         self._run_planned(call, key, device, frame)
         return with_work(spec.overload, args, tensors, flattened, waits=on_gpu)
+
+    def _run_plain(
+        self,
+        spec: OperatorSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any,
+        tensors: list[Tensor],
+        records: list[StorageRecord],
+        frame: Any,
+    ) -> Any:
+        """Run a call of an operator that ``is_plain`` the shortest way; a step of Python counts.
+
+        Its plan is known, its values are not computed, or by its own tensors, and it writes to
+        nothing that was there before: its outputs, and what its kernel takes, are all that there is
+        to book. Returns ``LONGER`` where that is not so.
+        """
+        known, ledger = self._known, self._ledger
+        contents = self._values.contents
+        if contents.unwritten and contents.settle(records):
+            return LONGER
+        for position, record in enumerate(records):  # most often the first ends it
+            if record.address not in known and tensors[position].numel():
+                computes = False
+                break
+        else:
+            computes = True
+            if not spec.reads_in_place or not self._values.computes_shown:
+                return LONGER
+        if spec.checks_values and not computes:
+            return LONGER
+        device = records[0].ledger
+        if len(ledger.devices) > 1 and [*map(_ledger_of, records)].count(device) < len(records):
+            return LONGER
+        if (
+            self._interceptor.mode.placed_on is not None
+            or device.routes
+            or self._values.recordings
+            or self._quantized.are_there
+            or (self._placement.guessed and self._placement.are_guesses(records))
+            or (spec.reads_conjugates and True in map(Tensor.is_conj, tensors))
+        ):
+            return LONGER
+        phase, node = self._phases.find(), None
+        if phase is _BACKWARD:
+            if spec.name == SUM:
+                return LONGER
+            node = self.sums.operator_in_backward(device.booked)
+        plan = self._plans.remembered((spec.cpu, device.device, key))
+        if plan is None or not plan.is_plain or plan.work is None:
+            return LONGER
+        if plan.tells_values and not computes:
+            return LONGER
+        memories = NO_MEMORIES
+        if computes:
+            found = self._values.compute_shown(spec, args, kwargs, tensors, records, plan, device)
+            if found is None:
+                return LONGER
+            memories = found
+        self._placement.begin_on(device)
+        name = self._decompositions.running or spec.name
+        origin = self._attribution.origin(phase, name, frame, node)
+        start = len(device.events)
+        if plan.takes_more:
+            result = self._make_more(spec, args, tensors, plan, device, frame, origin, memories)
+        else:
+            result = make_outputs(ledger, plan, tensors, device, origin, memories)
+        if computes:
+            self._values.show(plan, result, memories)
+        self._log.note(tensors, records, plan.work, device, origin, start)
+        return result
+
+    def _make_more(
+        self,
+        spec: OperatorSpec,
+        args: tuple[Any, ...],
+        tensors: list[Tensor],
+        plan: Plan,
+        device: DeviceLedger,
+        frame: Any,
+        origin: Origin,
+        memories: Mapping[int, Tensor],
+    ) -> Any:
+        """Return what a plan returns, whose numbers were wrapped in tensors before; ``frame`` is
+        where the call comes from.
+        """
+        if plan.broadcast:
+            self._attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
+        numbers = plan.numbers
+        wrapped: tuple[int, ...] = ()
+        if numbers is None:  # of a body, which is followed for the first time
+            numbers = plan.numbers = _numbers_of(spec, args, tensors, device)
+        if numbers and frame.f_code not in ENGINE_CODES:  # what the engine issues, a node has saved
+            wrapped = self._parts.numbers.book(args, numbers, device, origin)
+        result = make_outputs(self._ledger, plan, tensors, device, origin, memories)
+        if plan.workspace is not None:
+            self._decompositions.note(plan.workspace, device, origin)
+        if wrapped:
+            recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+            kept = result if recorded else None
+            self._parts.numbers.release(spec, numbers, wrapped, device, kept)
+        return result
 
     def _with_indices_on_gpu(self, call: Call, device: DeviceLedger) -> Call:
         """Return a call whose indices are copies on the GPU where they are on the host;
@@ -329,8 +422,7 @@ class Kernels:
             values.check(call)
         memory, tensors = memories or NO_MEMORIES, call.tensors
         if plan.takes_more:
-            beside = self._beside.make
-            result = beside(spec, call.args, tensors, plan, device, frame, origin, memory)
+            result = self._make_more(spec, call.args, tensors, plan, device, frame, origin, memory)
         else:
             result = make_outputs(ledger, plan, tensors, device, origin, memory)
         if self._on_gpu and self._interceptor.mode.placed_on is None:
@@ -346,7 +438,7 @@ class Kernels:
     def _learn_more(self, call: Call, plan: Plan, device: DeviceLedger) -> None:
         """Find out what the kernel of a new plan takes, and when it makes its outputs."""
         spec, args, tensors = call.operator, call.args, call.tensors
-        plan.numbers = numbers = numbers_of(spec, args, tensors, device)
+        plan.numbers = numbers = _numbers_of(spec, args, tensors, device)
         given, where, result = with_types(args, numbers), device.device.type, plan.on_meta(tensors)
         taken = workspace_of(self._target, where, spec, result, given, call.kwargs)
         if taken is not None and taken.is_estimate and self._target.host.is_this_machine:
@@ -601,3 +693,45 @@ class Kernels:
 def _is_dense(args: tuple[Any, ...]) -> bool:
     """Return whether a strided tensor is what a sparse one is to be made of."""
     return bool(args) and isinstance(args[0], Tensor) and args[0].layout is torch.strided
+
+
+def _numbers_of(
+    spec: OperatorSpec, args: tuple[Any, ...], tensors: list[Tensor], device: DeviceLedger
+) -> tuple[int, ...]:
+    """Return the positions of Python numbers that C++ wrapped in tensors of the host's."""
+    if len(tensors) >= len(spec.tensors) or device.device != _CPU:
+        return ()
+    return spec.numbers(args)
+
+
+class _Work(NamedTuple):
+    """What is held as long as one of the outputs was not waited for."""
+
+    outputs: list[Tensor]
+    given: list[Tensor]
+    stashes: bool
+    """Whether what it was given is let go by the first that is waited for."""
+
+
+class InFlight:
+    """What was begun and not waited for, by the storages of the outputs.
+
+    As ``WorkRegistry`` in torch/csrc/distributed/c10d/ProcessGroup.cpp: what nobody waits for
+    stays. The work of NCCL holds what it was given until it is waited for, that of gloo as long as
+    it is in the registry (``with_work``).
+    """
+
+    def __init__(self) -> None:
+        self._works: dict[int, list[_Work]] = {}
+
+    def begin(self, outputs: Iterable[Tensor], given: Sequence[Tensor], *, stashes: bool) -> None:
+        """Take note of a collective that makes ``outputs``, or writes to them."""
+        work = _Work(list(outputs), list(given), stashes)
+        for output in work.outputs:
+            self._works.setdefault(storage_address(output), []).append(work)
+
+    def wait(self, tensor: Tensor) -> None:
+        """Let go of what the collectives hold that make ``tensor``."""
+        for work in self._works.pop(storage_address(tensor), ()):
+            if work.stashes:
+                work.given.clear()

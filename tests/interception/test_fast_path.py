@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.interception.fast_path import LONGER, FastPath
+from pytest_torchmem.interception.kernels import LONGER, Kernels
 from tests.tracing.programs import MODELS, PROGRAMS, differences
 
 STEPS: list[Any] = [*MODELS, *PROGRAMS]
@@ -19,14 +19,14 @@ STEPS: list[Any] = [*MODELS, *PROGRAMS]
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> dict[bool, int]:
     """How many calls could be short, by whether they were."""
-    counts, run = {True: 0, False: 0}, FastPath.run
+    counts, run = {True: 0, False: 0}, Kernels._run_plain
 
-    def counted(self: FastPath, *call: Any) -> Any:
+    def counted(self: Kernels, *call: Any) -> Any:
         result = run(self, *call)
         counts[result is not LONGER] += 1
         return result
 
-    monkeypatch.setattr(FastPath, "run", counted)
+    monkeypatch.setattr(Kernels, "_run_plain", counted)
     return counts
 
 
@@ -52,7 +52,7 @@ def test_both_ways_write_down_the_same(
     options["optimizer"] = None if callable(step) else torch.optim.AdamW
     written_down(*target, **options)  # finds the plans
     short = written_down(*target, **options)
-    monkeypatch.setattr(FastPath, "run", lambda self, *call: LONGER)
+    monkeypatch.setattr(Kernels, "_run_plain", lambda self, *call: LONGER)
     assert written_down(*target, **options) == short
 
 
