@@ -10,6 +10,7 @@ With ``expandable_segments:True`` segments grow page by page (``ExpandableSegmen
 
 from bisect import bisect_left
 from collections.abc import Collection
+from typing import Any
 
 from pytest_torchmem.allocator.blocks import Block, Expandable, Pool, PoolId, PrivatePools
 from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions
@@ -491,4 +492,57 @@ def _addresses(block: Block | None, enough: int) -> int:
     while block is not None and found < enough and _allocatable(block):
         found += block.size
         block = block.after
+    return found
+
+
+def segments(
+    allocator: CachingAllocator, index: int = 0, pool: PoolId | None = None
+) -> list[dict[str, Any]]:
+    """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does.
+
+    Those of one private ``pool``, or all.
+    """
+    found: list[dict[str, Any]] = []
+    last: Block | None = None
+    for block in allocator.blocks():
+        if pool not in (None, block.pool.owner):
+            continue
+        if last is None or block.before is not last:
+            found.append(
+                {
+                    "device": index,
+                    "address": block.address,
+                    "total_size": 0,
+                    "allocated_size": 0,
+                    "active_size": 0,
+                    "requested_size": 0,
+                    "stream": block.stream,
+                    "segment_type": "small" if block.pool.is_small else "large",
+                    "segment_pool_id": block.pool.owner,
+                    "is_expandable": block.expandable is not None,
+                    "frames": [],
+                    "blocks": [],
+                }
+            )
+        segment, last = found[-1], block
+        active = block.allocated or block.waiting is not None
+        segment["total_size"] += block.size
+        segment["allocated_size"] += block.size if block.allocated else 0
+        segment["active_size"] += block.size if active else 0
+        segment["requested_size"] += block.requested if active else 0
+        segment["blocks"].append(
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested if active else 0,
+                "state": (
+                    "active_allocated"
+                    if block.allocated
+                    else "active_pending_free"
+                    if active
+                    else "inactive"
+                ),
+                "frames": [],
+            }
+        )
     return found

@@ -26,7 +26,7 @@ from pytest_torchmem.interception.facts import Called, FactCollector, Mode, is_i
 from pytest_torchmem.printable import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.step.modules import modules_by_path
+from pytest_torchmem.step.trees import modules_by_path
 from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
 from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
 from pytest_torchmem.torch_private.tensors.tensors import (

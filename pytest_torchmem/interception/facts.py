@@ -60,8 +60,7 @@ from pytest_torchmem.profile.facts import (
 )
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.step.modules import tensors_by_path
-from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.step.trees import tensors_by_path, tensors_in
 from pytest_torchmem.torch_private.dispatch.modes import (
     NoFunctionModes,
     function_modes,

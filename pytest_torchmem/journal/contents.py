@@ -15,12 +15,13 @@ from weakref import ref
 
 from torch import Tensor, nn
 
-from pytest_torchmem.journal.names import FUNCTIONS, Names
 from pytest_torchmem.journal.reached import (
     CHANGEABLE,
     CONTAINERS,
+    FUNCTIONS,
     MAPPINGS,
     PLAIN,
+    Names,
     Reached,
     Scope,
     container_of,

@@ -25,8 +25,7 @@ from pytest_torchmem.journal.reached import (
     items_of,
 )
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.step.modules import modules_by_path, tensors_in_tables
-from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.step.trees import modules_by_path, tensors_in, tensors_in_tables
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import (

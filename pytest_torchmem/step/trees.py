@@ -1,18 +1,24 @@
-"""The tensors among nested values: those of a program, and the arguments of operators.
+"""The tensors among nested values, of a program or an operator's arguments, and a module's modules.
 
 The two nest in different ways. A program passes and returns mappings, sequences and dataclasses of
 any class (``transformers.BatchEncoding``, ``ModelOutput``), and all of them are walked. To an
 operator the dispatcher passes plain lists, tuples and dicts and nothing else
 (torch/csrc/jit/python/pybind_utils.h, ``toPyObject``), for every operator of a trace: there exact
 types are compared, which is faster, and anything else is a value (``torch.Size``).
+
+``nn.Module.named_modules`` is a generator for each level of the tree, in that of the level above:
+modules are found in few steps of Python. What a program's class has in the place of torch's methods
+is not asked.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
 
 _Leaf = TypeVar("_Leaf")
 _CONTAINERS = frozenset({list, tuple, dict})
@@ -98,3 +104,68 @@ def shape_text(tensor: Tensor) -> str:
     if tensor.is_nested and tensor.layout is torch.strided:
         return f"[{tensor.size(0)} nested]"
     return str(list(tensor.shape))
+
+
+def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[str, nn.Module]]:
+    """Return a module and those in it with their paths, in the order of ``named_modules``.
+
+    A module in several places has the path of the first, or if not ``each_once`` all of them, but
+    for places within itself: a child may have its parent.
+    """
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    around: list[int] = []
+    """The ids of the modules that the present one is in."""
+    prefixes: list[str] = []
+    """What their paths begin with."""
+    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    while waiting:
+        path, module = one = waiting.pop()
+        if each_once:
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+        else:
+            while around and not path.startswith(prefixes[-1]):
+                around.pop()
+                prefixes.pop()
+            if id(module) in around:
+                continue
+            around.append(id(module))
+            prefixes.append(f"{path}." if path else "")
+        found.append(one)
+        children = _table(module, CHILDREN)
+        if children:
+            prefix = f"{path}." if path else ""
+            waiting += [
+                (prefix + name, child) for name, child in reversed(children) if child is not None
+            ]
+    return found
+
+
+def tensors_by_path(
+    root: nn.Module, table: str, *, each_once: bool = True
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield the tensors in a ``table`` of each module: the module's path, their name, and they.
+
+    A tensor in several places has the first, or if not ``each_once`` all of them.
+    """
+    yield from tensors_in_tables(modules_by_path(root, each_once=each_once), table, each_once)
+
+
+def tensors_in_tables(
+    modules: Iterable[tuple[str, nn.Module]], table: str, each_once: bool = True
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield the same of modules that are known with their paths."""
+    seen: set[int] = set()
+    for path, module in modules:
+        for name, tensor in _table(module, table):
+            if tensor is None or (each_once and id(tensor) in seen):
+                continue
+            seen.add(id(tensor))
+            yield path, name, tensor
+
+
+def _table(module: nn.Module, name: str) -> tuple[tuple[str, Any], ...]:
+    table = getattr(module, name)
+    return tuple(table.items()) if table else ()

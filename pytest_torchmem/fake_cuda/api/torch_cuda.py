@@ -20,8 +20,8 @@ from torch.autograd import profiler
 from torch.nn.parallel import comm
 
 from pytest_torchmem.allocator.blocks import PoolId
+from pytest_torchmem.allocator.caching import segments
 from pytest_torchmem.allocator.options import parse_options
-from pytest_torchmem.allocator.segments import segments
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api import backends, data_parallel, device
 from pytest_torchmem.fake_cuda.api.data_parallel import NCCL
