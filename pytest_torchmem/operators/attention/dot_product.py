@@ -23,6 +23,7 @@ from pytest_torchmem.operators.libraries.cudnn import Cudnn, attention_operand
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import Workspace, told, unknown
 from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 _aten: Any = torch.ops.aten
 
@@ -31,8 +32,18 @@ _aten: Any = torch.ops.aten
 def scaled_dot_product_attention(
     machine: Gpu, attention: AttentionArguments, *, scale: float | None = None
 ) -> Any:
-    """Run the implementation that the GPU would; attention.cpp."""
+    """Run the implementation that the GPU would; attention.cpp.
+
+    From torch 2.14 on, operands of three dimensions are one image of four.
+    """
     query, key, value, given, dropout, is_causal, grouped = attention
+    if TORCH_VERSION >= (2, 14) and query.dim() == key.dim() == value.dim() == 3:
+        mask = given.unsqueeze(0) if given is not None and given.dim() == 3 else given
+        whole = (query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask)
+        found = functional.scaled_dot_product_attention(
+            *whole, dropout, is_causal, scale=scale, enable_gqa=grouped
+        )
+        return found.squeeze(0)
     _validate(query, key, value, given)
     backend = choose(machine, attention)
     mask = _additive(given, query.dtype)
