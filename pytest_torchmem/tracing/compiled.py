@@ -202,7 +202,7 @@ class Compiled:
         """Return classes of the fake GPU whose objects graphs make, and take as constants."""
         if self._interceptor.parts.target.gpu is None:
             return (), ()
-        from pytest_torchmem.fake_cuda.api.device import DeviceProperties
+        from pytest_torchmem.fake_cuda.memory import DeviceProperties
 
         streams: Any = (torch.Stream, torch.Event, torch.cuda.Stream, torch.cuda.Event)
         return streams, (DeviceProperties,)

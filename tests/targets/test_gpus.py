@@ -11,7 +11,7 @@ import torch
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api.device import DeviceProperties
+from pytest_torchmem.fake_cuda.memory import DeviceProperties
 from pytest_torchmem.measurement.device import known_gpu, name_of
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 from pytest_torchmem.targets.target import MODELLED

@@ -1,4 +1,4 @@
-"""The device functions of ``torch.cuda`` and ``torch.accelerator``, and a GPU's properties.
+"""The device functions of ``torch.cuda`` and ``torch.accelerator``.
 
 C++ asks its build which accelerator numbers of devices belong to (``at::getAccelerator``), and one
 for the CPU has none.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.memory import DeviceMemory
+from pytest_torchmem.fake_cuda.memory import DeviceMemory, DeviceProperties
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.gpus import Gpu
@@ -175,46 +175,3 @@ def _functions(trace: TraceContext) -> Layer[Callable[..., Any]]:
         return accelerator(*args) if trace.off() else _CUDA
 
     return Layer([patches.accelerator.by(get_accelerator)], device)
-
-
-#: Shared memory in KiB by compute capability: of a multiprocessor, and the most of it for a block
-#: (CUDA C++ Programming Guide, technical specifications per compute capability).
-_SHARED_MEMORY = {
-    (7, 0): (96, 96),
-    (7, 5): (64, 64),
-    (8, 0): (164, 163),
-    (8, 6): (100, 99),
-    (8, 9): (100, 99),
-    (9, 0): (228, 227),
-    (10, 0): (228, 227),
-    (10, 3): (228, 227),
-    (12, 0): (100, 99),
-}
-
-
-class DeviceProperties:
-    """What ``torch.cuda.get_device_properties`` returns."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.name = gpu.product
-        self.major, self.minor = gpu.capability
-        self.total_memory = gpu.memory
-        self.multi_processor_count = gpu.multiprocessors
-        self.max_threads_per_multi_processor = gpu.threads_per_multiprocessor
-        self.warp_size = 32
-        self.regs_per_multiprocessor = 65536
-        self.is_integrated = self.is_multi_gpu_board = 0
-        self.gcnArchName = gpu.product
-        self.max_threads_per_block = 1024
-        self.shared_memory_per_block = 48 * 1024
-        if gpu.capability in _SHARED_MEMORY:
-            multiprocessor, block = _SHARED_MEMORY[gpu.capability]
-            self.shared_memory_per_multiprocessor = multiprocessor * 1024
-            self.shared_memory_per_block_optin = block * 1024
-
-    def __repr__(self) -> str:
-        return (
-            f"_CudaDeviceProperties(name={self.name!r}, major={self.major}, minor={self.minor}, "
-            f"total_memory={self.total_memory // 1024**2}MB, "
-            f"multi_processor_count={self.multi_processor_count})"
-        )

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.fake_cuda.api.device import DeviceProperties
 from pytest_torchmem.fake_cuda.launches.triton_values import computed, written_arguments
+from pytest_torchmem.fake_cuda.memory import DeviceProperties
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patching.patches import replaced_all
 
