@@ -65,6 +65,19 @@ def requested_by_rows(rows: int) -> list[int]:
     return [one["size"] for one in requests if one["action"] == "alloc"]
 
 
+class Attended(nn.Module):
+    """A projection of what attention without a dimension of its own for images gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.projection(x)
+        y: torch.Tensor = self.projection(nn.functional.scaled_dot_product_attention(x, x, x))
+        return y
+
+
 def half(module: nn.Module) -> nn.Module:
     return module.bfloat16()
 
@@ -83,6 +96,10 @@ STEPS: dict[str, Callable[[], tuple[Any, ...]]] = {
         torch.randn(4, 128, 256, dtype=torch.bfloat16),
     ),
     "normalization": lambda: (nn.BatchNorm2d(64), torch.randn(8, 64, 56, 56)),
+    "attention of three dimensions": lambda: (
+        half(Attended()),
+        torch.randn(4, 32, 64, dtype=torch.bfloat16),
+    ),
     "groups in half precision": lambda: (
         half(nn.GroupNorm(8, 64)),
         torch.randn(8, 64, 28, 28, dtype=torch.bfloat16),
