@@ -69,7 +69,9 @@ class _Answers:
         self._rest = ""
 
     def accepts(self, key: Key, before: Entry | None, now: Entry) -> bool:
-        """Show how an entry differs, and ask whether it is accepted."""
+        """Show how an entry differs, and ask whether it is accepted; none is after "quit"."""
+        if self._rest == "q":
+            return False
         told = "" if before is None else explanation(str(key), before, now, None, _ROWS)
         print(f"\n{told or printable(f'{key}: {_change(before, now)}')}")
         answer = self._rest
@@ -111,15 +113,13 @@ def _take_over(proposed: Path, target: Path, dry: bool, answers: _Answers | None
     def plan(stored: StoredSnapshot) -> SnapshotPlan:
         return plan_file(stored, [new.entries[key] for key in sorted(accepted)], ())
 
-    planned = change_file(target, read, plan, writes=not (dry or answers))
+    left, planned = 0, change_file(target, read, plan, writes=not (dry or answers))
     if answers is not None and not planned.problem:
         found = {key: planned.stored.entries.get(key) for key in (*planned.added, *planned.changed)}
         accepted = {key for key in found if answers.accepts(key, found[key], new.entries[key])}
         if found and not accepted:
             return 1
         left, planned = len(found) - len(accepted), change_file(target, read, plan, writes=True)
-    else:
-        left = 0
     if planned.problem:
         print(f"torchmem: error: {printable(planned.problem)}", file=sys.stderr)
         return 1

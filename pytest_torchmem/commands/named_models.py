@@ -78,10 +78,15 @@ def _of_timm(timm: ModuleType, name: str, batch: int, sequence: int) -> Model:
 def _of_torchvision(models: ModuleType, name: str, batch: int, sequence: int) -> Model:
     import torch
 
+    transforms = next(iter(models.get_model_weights(name))).transforms()
+    if not hasattr(transforms, "crop_size"):
+        raise UsageError(
+            f"torchvision:{name} is no classifier of pictures: write a function that returns the "
+            "model and its inputs, and name that"
+        )
+    size = transforms.crop_size[0]
     with torch.device("meta"):
         made = models.get_model(name, weights=None)
-    weights = models.get_model_weights(name)
-    size = next(iter(weights)).transforms().crop_size[0]
     return made, torch.zeros(batch, 3, size, size)
 
 

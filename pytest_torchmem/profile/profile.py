@@ -503,6 +503,8 @@ def drawn(profile: MemoryProfile) -> dict[str, Any]:
 
     table = profile.node_table() if profile.calls is not None else None
     laid = layout(profile.timeline) if profile.device.startswith("cuda") else None
+    if laid is not None and profile.reserved_peak not in (None, laid.reserved):
+        laid = None  # of an allocator with other options, or of several streams
     return {"layout": laid, "plan": profile.plan(), "table": table}
 
 

@@ -283,7 +283,7 @@ def test_what_a_recording_found_there_is_its_baseline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps(Runs()), "it has an object of builtins.print"),
+        (pickle.dumps(Runs()), "a recording has no builtins.print in it"),
         (pickle.dumps({"device_traces": [[]], "segments": []}), "it has no history"),
         (pickle.dumps({"device_traces": [], "segments": []}), "empty"),
         (pickle.dumps({"other": 1}), "device_traces"),

@@ -7,12 +7,12 @@ block; ``device_traces`` what happened before, per device (torch/csrc/cuda/memor
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pytest_torchmem.profile.formats.recorded import plain_recording
 
 
 class SnapshotError(ValueError):
@@ -73,19 +73,12 @@ class History:
         return sum(1 for event in self.events if event.action == "alloc")
 
 
-class _PlainData(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise SnapshotError(f"a snapshot has no {module}.{name} in it: this file is another thing")
-
-
 def plain(data: bytes) -> Any:
     """Return what a pickle of plain data holds; raises ``SnapshotError`` for anything else."""
     try:
-        return _PlainData(io.BytesIO(data)).load()
-    except SnapshotError:
-        raise
-    except Exception as error:  # a pickle that is cut short can raise almost anything
-        raise SnapshotError(f"this is not a pickle: {error!r}") from None
+        return plain_recording(data)
+    except ValueError as error:
+        raise SnapshotError(f"this is not a pickle: {error}") from None
 
 
 def histories(path: Path) -> list[History]:

@@ -27,7 +27,15 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Refuse everything that has a name: a recording has none."""
-        raise pickle.UnpicklingError(f"it has an object of {module}.{name}")
+        raise pickle.UnpicklingError(f"a recording has no {module}.{name} in it")
+
+
+def plain_recording(content: bytes) -> Any:
+    """Return what a pickle of plain containers holds; raises ``ValueError`` for another file."""
+    try:
+        return _Plain(io.BytesIO(content)).load()
+    except Exception as error:  # a pickle that is cut short can raise almost anything
+        raise ValueError(f"no recording: {error}") from None
 
 
 def read_recording(content: bytes) -> Timeline:
@@ -35,13 +43,10 @@ def read_recording(content: bytes) -> Timeline:
 
     What was there before is its baseline. Raises ``ValueError`` for a file that has no history.
     """
-    try:
-        plain = _Plain(io.BytesIO(content)).load()
-        traces, segments = plain["device_traces"], plain["segments"]
-        device = max(range(len(traces)), key=lambda index: len(traces[index]))
-        entries = traces[device]
-    except (pickle.UnpicklingError, EOFError, TypeError) as error:
-        raise ValueError(f"no recording: {error}") from None
+    plain = plain_recording(content)
+    traces, segments = plain["device_traces"], plain["segments"]
+    device = max(range(len(traces)), key=lambda index: len(traces[index]))
+    entries = traces[device]
     if not entries:
         raise ValueError("it has no history: call torch.cuda.memory._record_memory_history() first")
     return _timeline(entries, [one for one in segments if one.get("device", 0) == device])
@@ -59,9 +64,10 @@ def _timeline(
             live[entry["addr"]] = len(made)
             events.append(len(made))
         elif entry["action"] == "free_completed":
-            events.append(-live.pop(entry["addr"], 0) or -len(made) - 1)
-            if -events[-1] > len(made):  # it was there before
+            if entry["addr"] not in live:  # it was there before
                 made.append(_allocation({}, entry["size"]))
+                live[entry["addr"]] = len(made)
+            events.append(-live.pop(entry["addr"]))
     for block in (block for segment in segments for block in segment["blocks"]):
         if block["state"] == "active_allocated" and block.get("address") not in live:
             made.append(_allocation({}, block.get("requested_size", block["size"])))
