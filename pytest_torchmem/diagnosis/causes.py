@@ -12,13 +12,7 @@ from typing import NamedTuple
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.renamed import moved_lines
-from pytest_torchmem.profile.facts import (
-    GIVEN,
-    OPERATORS,
-    Counts,
-    FactChange,
-    changed_facts,
-)
+from pytest_torchmem.profile.facts import Counts, FactChange, Topic, changed_facts
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import EveryNumber, fold, unfold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
@@ -156,7 +150,7 @@ class Evidence:
         """Return the modules that made what an operator is called with, as far as the last layers
         that were there before.
         """
-        return self.ran.makers_before(operator, self.before.facts.get(GIVEN, {}))
+        return self.ran.makers_before(operator, self.before.facts.get(Topic.GIVEN, {}))
 
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""
@@ -170,7 +164,7 @@ class Evidence:
 
     def counted(self, operator: str) -> Counted | None:
         """Return how often an operator was called; ``None`` where the snapshot does not say."""
-        before, now = (entry.facts.get(OPERATORS, {}) for entry in (self.before, self.now))
+        before, now = (entry.facts.get(Topic.OPERATORS, {}) for entry in (self.before, self.now))
         sides = (side.get(operator, Counts()).called for side in (before, now))
         return Counted(*sides) if before else None
 
@@ -178,7 +172,7 @@ class Evidence:
         """Return every operator that was called more or less often than it was, or more or less
         often ``which`` of ``Counts``; nothing where the snapshot does not say.
         """
-        before, now = (entry.facts.get(OPERATORS, {}) for entry in (self.before, self.now))
+        before, now = (entry.facts.get(Topic.OPERATORS, {}) for entry in (self.before, self.now))
         found = {
             name: Counted(*(getattr(side.get(name, Counts()), which) for side in (before, now)))
             for name in ({**before, **now} if before else ())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from pytest_torchmem.profile.facts import LAYERS, TIED, Facts
+from pytest_torchmem.profile.facts import Facts, Topic
 from pytest_torchmem.profile.module_paths import prefixes
 from pytest_torchmem.snapshots.alive import Group
 from pytest_torchmem.snapshots.format import Entry
@@ -58,12 +58,12 @@ def with_names_of(before: Entry, now: Facts) -> Entry:
     """Return an entry with the modules' names of the present facts, where the same modules, with
     the same settings and numbers, stand under another name: an attribute, a class, a wrapper.
     """
-    names = _renames(before.facts.get(LAYERS, {}), now.get(LAYERS, {}))
+    names = _renames(before.facts.get(Topic.LAYERS, {}), now.get(Topic.LAYERS, {}))
     if not names:
         return before
     facts = {
         topic: {
-            _renamed(name, names): _renamed(fact, names) if topic == TIED else fact
+            _renamed(name, names): _renamed(fact, names) if topic == Topic.TIED else fact
             for name, fact in known.items()
         }
         for topic, known in before.facts.items()

@@ -23,28 +23,9 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from pytest_torchmem.profile.facts import (
-    ARGUMENTS,
     AUTOCAST,
-    BACKWARD,
-    CALLS,
-    COMPILED,
-    CONFIGURATION,
-    FORMATS,
-    FROZEN,
-    GIVEN,
-    IN_PLACE,
-    INPUTS,
-    LAYERS,
-    MODES,
-    MODULES,
     NO_BACKWARD,
-    OPERATORS,
-    OPTIMIZERS,
     PACKED,
-    SETTINGS,
-    SIZES,
-    STATES,
-    TIED,
     TOPICS,
     UNCACHED,
     Calls,
@@ -55,6 +36,7 @@ from pytest_torchmem.profile.facts import (
     Layer,
     Scalar,
     Sized,
+    Topic,
     scalar,
     settings_of,
 )
@@ -239,14 +221,14 @@ class FactCollector:
 
     def given(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Take note of an input's geometry; of several by one name the place is told too."""
-        known = self._known[INPUTS]
+        known = self._known[Topic.INPUTS]
         for position, tensor in enumerate(tensors):
             own = f"{name}[{position}]" if position else name
             (nested, sizes), dtype = _shape_of(tensor), str(tensor.dtype).removeprefix("torch.")
             geometry = Geometry(f"{nested} {dtype}".lstrip(), sizes)
             before = known.get(own, ())
             if _is_channels_last(tensor):
-                self._known[FORMATS][own] = _CHANNELS_LAST
+                self._known[Topic.FORMATS][own] = _CHANNELS_LAST
             if geometry not in before and len(before) < _MOST_GEOMETRIES:
                 known[own] = (*before, geometry)
 
@@ -284,11 +266,11 @@ class FactCollector:
 
     def settings(self) -> None:
         """Take note of the settings that the step begins with."""
-        self._known[SETTINGS] = figure_settings(self.device)
+        self._known[Topic.SETTINGS] = figure_settings(self.device)
 
     def model(self, root: nn.Module) -> None:
         """Take note of an outermost module's parameters: their sizes, what is frozen, what one."""
-        tied, name = self._known[TIED], type(root).__name__
+        tied, name = self._known[Topic.TIED], type(root).__name__
         first: dict[int, str] = {}
         frozen: dict[str, set[Numbers]] = {}
         trains = True
@@ -303,21 +285,21 @@ class FactCollector:
                 shape = tuple(parameter.shape)
                 self._sizes.setdefault((pattern, shape), set()).add(place)
             if _is_channels_last(parameter):
-                self._known[FORMATS][name] = _CHANNELS_LAST
+                self._known[Topic.FORMATS][name] = _CHANNELS_LAST
         if not trains:
             self._find_frozen(root, name, frozen)
         for pattern, numbers in frozen.items():
-            self._known[FROZEN][pattern] = write_numbers(numbers)
+            self._known[Topic.FROZEN][pattern] = write_numbers(numbers)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that has made a step."""
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
         options += _numbers_of(optimizer)
         name = type(optimizer).__name__
-        if name not in self._known[OPTIMIZERS]:
-            self._known[OPTIMIZERS][name] = tuple(options)
+        if name not in self._known[Topic.OPTIMIZERS]:
+            self._known[Topic.OPTIMIZERS][name] = tuple(options)
             names = {name for state in optimizer.state.values() for name in _tensors_of(state)}
-            self._known[STATES][name] = tuple(sorted(names))
+            self._known[Topic.STATES][name] = tuple(sorted(names))
 
     def facts(self, calls: Iterable[tuple[Origin, int]] = ()) -> Facts:
         """Return what was noted, by topic and name, both in order; ``calls`` are of operators, with
@@ -328,35 +310,38 @@ class FactCollector:
         found = {topic: dict(known) for topic, known in self._known.items()}
         for (pattern, mode), numbers in sorted((self._modes | self._unreached()).items()):
             mode = mode._replace(numbers=write_numbers(numbers))
-            found[MODES][pattern] = (*found[MODES].get(pattern, ()), mode)
+            found[Topic.MODES][pattern] = (*found[Topic.MODES].get(pattern, ()), mode)
         for (pattern, (kind, settings)), numbers in sorted(self._layers.items(), key=_by_text):
             layer = Layer(kind, dict(settings), write_numbers(numbers))
-            found[LAYERS][pattern] = (*found[LAYERS].get(pattern, ()), layer)
-        found[GIVEN] = {
+            found[Topic.LAYERS][pattern] = (*found[Topic.LAYERS].get(pattern, ()), layer)
+        found[Topic.GIVEN] = {
             pattern: tuple(Sized(*own, write_numbers(numbers)) for own, numbers in shapes.items())
             for pattern, shapes in self._given.items()
         }
         for (pattern, shape), numbers in self._sizes.items():
             if pattern.rpartition(".")[0] not in self._given:  # what it makes says as much
                 size = Sized("", shape, write_numbers(numbers))
-                found[SIZES][pattern] = (*found[SIZES].get(pattern, ()), size)
-        for topic in (LAYERS, GIVEN, SIZES):
+                found[Topic.SIZES][pattern] = (*found[Topic.SIZES].get(pattern, ()), size)
+        for topic in (Topic.LAYERS, Topic.GIVEN, Topic.SIZES):
             if len(found[topic]) > _MOST_LAYERS:
                 found[topic] = {}
         if self._graphs:
             first = tuple(filter(None, self._graphs))[:1]
-            found[COMPILED] = {"graphs": Calls(len(self._graphs), first)}
-        found[CALLS] = {path: Calls(n, tuple(lines)) for path, (n, lines) in self._calls.items()}
-        found[ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
-        found[BACKWARD] = {
+            found[Topic.COMPILED] = {"graphs": Calls(len(self._graphs), first)}
+        found[Topic.CALLS] = {
+            path: Calls(n, tuple(lines)) for path, (n, lines) in self._calls.items()
+        }
+        found[Topic.ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
+        found[Topic.BACKWARD] = {
             name: Calls(number, (line,) if line and name != "calls" else ())
             for name, (number, line) in self._backwards.items()
         }
-        found[OPERATORS] = _operators([*calls])
-        found[OPTIMIZERS] = {
-            name: (self._implementation(), *options) for name, options in found[OPTIMIZERS].items()
+        found[Topic.OPERATORS] = _operators([*calls])
+        found[Topic.OPTIMIZERS] = {
+            name: (self._implementation(), *options)
+            for name, options in found[Topic.OPTIMIZERS].items()
         }
-        found[IN_PLACE] = dict(sorted(self._in_place().items()))
+        found[Topic.IN_PLACE] = dict(sorted(self._in_place().items()))
         return {topic: known for topic, known in found.items() if known}
 
     def _is_in_library(self, path: str) -> bool:
@@ -421,14 +406,14 @@ class FactCollector:
             # what is not as its class has it
             with suppress(Exception):
                 wanted = [name for name in config.to_diff_dict() if name not in _NOT_OF_MEMORY]
-        self._known[CONFIGURATION][path] = dict(sorted(_scalars(own, wanted).items()))
+        self._known[Topic.CONFIGURATION][path] = dict(sorted(_scalars(own, wanted).items()))
         parts = []
         for names, text in _SETTINGS.items():
             value = next((own[name] for name in names if name in own), None)
             if value and isinstance(value, str | bool):
                 parts.append(text.format(value))
         if parts:
-            self._known[MODULES][path] = tuple(parts)
+            self._known[Topic.MODULES][path] = tuple(parts)
 
     def _find_frozen(self, module: nn.Module, path: str, frozen: dict[str, set[Numbers]]) -> None:
         """Note the outermost modules all of whose parameters are frozen, and single parameters."""

@@ -112,69 +112,73 @@ UNCACHED = " without cache"
 NO_BACKWARD = "no backward"
 """The mode of modules that no backward of the step comes to, though it comes to others."""
 
-SETTINGS = "settings"
-"""Settings that decide figures and are not torch's: ``{"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}``."""
-INPUTS = "inputs"
-"""What the step works on: ``{"input 0": [["int64", [4, 512]]]}``."""
-ARGUMENTS = "arguments"
-"""How outermost modules are called: ``{"Bert": ["labels", "output_hidden_states=True"]}``."""
-CALLS = "calls"
-"""How often outermost modules are called, and where: ``{"Net": [2, ["a.py:12", "a.py:15"]]}``."""
-MODES = "modes"
-"""Modules that are called in another mode than what calls them, and the modules of a step in
-another than the usual one: ``{"GPT.blocks.*": [["recomputed", "", "0-11"]]}``."""
-FROZEN = "frozen"
-"""Modules and parameters that do not train, with their numbers: ``{"GPT.blocks.*": "0-3"}``."""
-TIED = "tied"
-"""Which parameters are one: ``{"GPT.head.weight": "GPT.embed.weight"}``."""
-MODULES = "modules"
-"""Settings of outermost modules: ``{"LlamaForCausalLM": ["attention sdpa"]}``."""
-CONFIGURATION = "configuration"
-"""What the configuration of an outermost module says: ``{"GPT": {"n_head": 12}}``."""
-LAYERS = "layers"
-"""What modules are, with the numbers of those that are so: ``{"Net.*": [["nn.ReLU", {}, "0-3"]]}``.
-"""
-GIVEN = "given"
-"""What layers with parameters are called with first: ``{"Net.head": [["", [8, 128], ""]]}``."""
-SIZES = "sizes"
-"""Parameters that no layer of their own is called with: ``{"Vit.position": [["", [197], ""]]}``."""
-FORMATS = "memory formats"
-"""Models with parameters, and inputs, that are channels last: ``{"ResNet": "channels last"}``."""
-COMPILED = "compiled"
-"""How many graphs ``torch.compile`` made, and where: ``{"graphs": [2, ["train.py:12"]]}``."""
-OPTIMIZERS = "optimizers"
-"""``{"AdamW": ["foreach", "amsgrad"]}``."""
-STATES = "optimizer states"
-"""What optimizers keep of each parameter: ``{"AdamW": ["exp_avg", "exp_avg_sq"]}``."""
-BACKWARD = "backward"
-"""How often there was one, and with what: ``{"calls": [4, []], "retain_graph": [4, ["a.py:12"]]}``.
 
-``vmap`` counts those of ``torch.func.grad`` within ``torch.vmap``."""
-IN_PLACE = "in place"
-"""How often modules called operators that write to what they are given: ``{"aten::add_": 2}``."""
-OPERATORS = "operators"
-"""The forward's calls of each operator: ``{"aten::addmm": [12, 0, 12]}``, which are ``Counts``."""
+class Topic:
+    """The topics of facts, as snapshots name them."""
+
+    SETTINGS = "settings"
+    """Settings beside torch's that decide figures: ``{"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}``."""
+    INPUTS = "inputs"
+    """What the step works on: ``{"input 0": [["int64", [4, 512]]]}``."""
+    ARGUMENTS = "arguments"
+    """How outermost modules are called: ``{"Bert": ["labels", "output_hidden_states=True"]}``."""
+    CALLS = "calls"
+    """How often outermost modules are called, and where: ``{"Net": [2, ["a.py:12"]]}``."""
+    MODES = "modes"
+    """Modules that are called in another mode than what calls them, and the modules of a step in
+    another than the usual one: ``{"GPT.blocks.*": [["recomputed", "", "0-11"]]}``."""
+    FROZEN = "frozen"
+    """Modules and parameters that do not train, with their numbers: ``{"GPT.blocks.*": "0-3"}``."""
+    TIED = "tied"
+    """Which parameters are one: ``{"GPT.head.weight": "GPT.embed.weight"}``."""
+    MODULES = "modules"
+    """Settings of outermost modules: ``{"LlamaForCausalLM": ["attention sdpa"]}``."""
+    CONFIGURATION = "configuration"
+    """What the configuration of an outermost module says: ``{"GPT": {"n_head": 12}}``."""
+    LAYERS = "layers"
+    """What modules are, with their numbers: ``{"Net.*": [["nn.ReLU", {}, "0-3"]]}``."""
+    GIVEN = "given"
+    """What layers with parameters are called with first: ``{"Net.head": [["", [8, 128], ""]]}``."""
+    SIZES = "sizes"
+    """Parameters that no layer of their own is called with: ``{"Vit.pos": [["", [197], ""]]}``."""
+    FORMATS = "memory formats"
+    """Models with parameters, and inputs, in channels last: ``{"ResNet": "channels last"}``."""
+    COMPILED = "compiled"
+    """How many graphs ``torch.compile`` made, and where: ``{"graphs": [2, ["train.py:12"]]}``."""
+    OPTIMIZERS = "optimizers"
+    """``{"AdamW": ["foreach", "amsgrad"]}``."""
+    STATES = "optimizer states"
+    """What optimizers keep of each parameter: ``{"AdamW": ["exp_avg", "exp_avg_sq"]}``."""
+    BACKWARD = "backward"
+    """How often there was one, and with what: ``{"calls": [4, []], "vmap": [4, ["a.py:9"]]}``.
+
+    ``vmap`` counts those of ``torch.func.grad`` within ``torch.vmap``."""
+    IN_PLACE = "in place"
+    """How often modules called operators that write to their arguments: ``{"aten::add_": 2}``."""
+    OPERATORS = "operators"
+    """The forward's calls of each operator, ``Counts``: ``{"aten::addmm": [12, 0, 12]}``."""
+
 
 _KINDS: dict[str, Any] = {
-    SETTINGS: str,
-    INPUTS: tuple[Geometry, ...],
-    ARGUMENTS: tuple[str, ...],
-    CALLS: Calls,
-    MODES: tuple[InMode, ...],
-    FROZEN: str,
-    TIED: str,
-    MODULES: tuple[str, ...],
-    CONFIGURATION: Mapping[str, Scalar],
-    LAYERS: tuple[Layer, ...],
-    GIVEN: tuple[Sized, ...],
-    SIZES: tuple[Sized, ...],
-    FORMATS: str,
-    COMPILED: Calls,
-    OPTIMIZERS: tuple[str, ...],
-    STATES: tuple[str, ...],
-    BACKWARD: Calls,
-    IN_PLACE: int,
-    OPERATORS: Counts,
+    Topic.SETTINGS: str,
+    Topic.INPUTS: tuple[Geometry, ...],
+    Topic.ARGUMENTS: tuple[str, ...],
+    Topic.CALLS: Calls,
+    Topic.MODES: tuple[InMode, ...],
+    Topic.FROZEN: str,
+    Topic.TIED: str,
+    Topic.MODULES: tuple[str, ...],
+    Topic.CONFIGURATION: Mapping[str, Scalar],
+    Topic.LAYERS: tuple[Layer, ...],
+    Topic.GIVEN: tuple[Sized, ...],
+    Topic.SIZES: tuple[Sized, ...],
+    Topic.FORMATS: str,
+    Topic.COMPILED: Calls,
+    Topic.OPTIMIZERS: tuple[str, ...],
+    Topic.STATES: tuple[str, ...],
+    Topic.BACKWARD: Calls,
+    Topic.IN_PLACE: int,
+    Topic.OPERATORS: Counts,
 }
 """What facts of each topic are, in the order in which causes look at them."""
 TOPICS = tuple(_KINDS)

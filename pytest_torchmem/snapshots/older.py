@@ -4,27 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_torchmem.profile.facts import (
-    ARGUMENTS,
-    BACKWARD,
-    CALLS,
-    COMPILED,
-    CONFIGURATION,
-    FROZEN,
-    GIVEN,
-    IN_PLACE,
-    INPUTS,
-    LAYERS,
-    MODES,
-    MODULES,
-    OPERATORS,
-    OPTIMIZERS,
-    PACKED,
-    SIZES,
-    STATES,
-    TIED,
-    settings_of,
-)
+from pytest_torchmem.profile.facts import PACKED, Topic, settings_of
 
 _LAYER = re.compile(r"(\w+)(?:\((.*)\)|: (.*))?")
 _SHAPE = re.compile(r"(.*?) ?\[([\d, ]*)\]")
@@ -44,13 +24,13 @@ def upgraded_facts(facts: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str
     for name, text in found.pop("parameters", {}).items():
         is_tied = text.startswith("is ")
         value = text.removeprefix("is " if is_tied else "frozen").removeprefix(", ")
-        found.setdefault(TIED if is_tied else FROZEN, {})[name] = value
-    if OPERATORS in found:
-        lists = found[OPERATORS]
+        found.setdefault(Topic.TIED if is_tied else Topic.FROZEN, {})[name] = value
+    if Topic.OPERATORS in found:
+        lists = found[Topic.OPERATORS]
         called = lists["forward"]
         others = [lists.get(name, {}) for name in ("not recorded", "in backward")]
         others = [called if one == {"all": 1} else one for one in others]
-        found[OPERATORS] = {
+        found[Topic.OPERATORS] = {
             name: [number, *(one.get(name, 0) for one in others)] for name, number in called.items()
         }
     return found
@@ -104,15 +84,15 @@ def _counts(text: str) -> dict[str, int]:
 
 
 _UPGRADES: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys((ARGUMENTS, MODULES, OPTIMIZERS, STATES), _parts),
-    **dict.fromkeys((BACKWARD, CALLS, COMPILED), _calls),
+    **dict.fromkeys((Topic.ARGUMENTS, Topic.MODULES, Topic.OPTIMIZERS, Topic.STATES), _parts),
+    **dict.fromkeys((Topic.BACKWARD, Topic.CALLS, Topic.COMPILED), _calls),
     **dict.fromkeys(
-        (GIVEN, SIZES), lambda text: [[*_shape(own), at] for own, at in _numbered(text)]
+        (Topic.GIVEN, Topic.SIZES), lambda text: [[*_shape(own), at] for own, at in _numbered(text)]
     ),
-    CONFIGURATION: settings_of,
-    IN_PLACE: lambda text: int(text.partition(" ")[0]),
-    INPUTS: lambda text: [_shape(one) for one in text.split("; ")],
-    LAYERS: lambda text: [_layer(*one) for one in _numbered(text)],
-    MODES: _modes,
-    OPERATORS: _counts,
+    Topic.CONFIGURATION: settings_of,
+    Topic.IN_PLACE: lambda text: int(text.partition(" ")[0]),
+    Topic.INPUTS: lambda text: [_shape(one) for one in text.split("; ")],
+    Topic.LAYERS: lambda text: [_layer(*one) for one in _numbered(text)],
+    Topic.MODES: _modes,
+    Topic.OPERATORS: _counts,
 }

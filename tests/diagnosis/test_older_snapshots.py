@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.profile.facts import BACKWARD, CALLS, COMPILED
+from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.snapshots.format import Entry, Key, load
 from tests.diagnosis.planted import PLANTED
 from tests.diagnosis.test_planted import profile_of
@@ -27,7 +27,7 @@ def _programs() -> list[object]:
 def test_facts_are_those_of_the_program_today(key: Key, entry: Entry) -> None:
     build = next(one.build for one in PLANTED if one.name == key.test)
     found = profile_of(build(False), key.device).facts
-    lines = (BACKWARD, CALLS, COMPILED)  # which move with the programs
+    lines = (Topic.BACKWARD, Topic.CALLS, Topic.COMPILED)  # which move with the programs
     assert entry.facts.keys() == found.keys()
     assert {t: found[t] for t in found if t not in lines} == {
         t: entry.facts[t] for t in found if t not in lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.diagnosis.renamed import with_names_of
-from pytest_torchmem.profile.facts import CALLS, INPUTS, LAYERS, TIED, Calls, Geometry, Layer
+from pytest_torchmem.profile.facts import Calls, Geometry, Layer, Topic
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry, Key
 
@@ -30,18 +30,18 @@ def test_modules_of_a_snapshot_have_the_names_of_today(
 ) -> None:
     what = What("parameter", "Net.layers.*", "weight", "float32", (4, 4), "", 64)
     facts = {
-        LAYERS: {"Net": NET, "Net.layers.*": LAYER},
-        CALLS: {"Net": Calls(1)},
-        INPUTS: {"input of Net": GIVEN},
-        TIED: {"Net.layers.*": "Net.layers.*"},
+        Topic.LAYERS: {"Net": NET, "Net.layers.*": LAYER},
+        Topic.CALLS: {"Net": Calls(1)},
+        Topic.INPUTS: {"input of Net": GIVEN},
+        Topic.TIED: {"Net.layers.*": "Net.layers.*"},
     }
     before = Entry(
         Key("test"), "2.13.0", "", {}, alive=Alive((Group(what, {"peak": 1}),)), facts=facts
     )
-    found = with_names_of(before, {LAYERS: now})
+    found = with_names_of(before, {Topic.LAYERS: now})
     assert found.alive is not None
     assert found.alive.groups[0].what.module == module
     root = module.partition(".layers")[0].partition(".blocks")[0]
-    assert found.facts[CALLS] == {root: Calls(1)}
-    assert found.facts[INPUTS] == {f"input of {root}": GIVEN}
-    assert found.facts[TIED] == {module: module}
+    assert found.facts[Topic.CALLS] == {root: Calls(1)}
+    assert found.facts[Topic.INPUTS] == {f"input of {root}": GIVEN}
+    assert found.facts[Topic.TIED] == {module: module}

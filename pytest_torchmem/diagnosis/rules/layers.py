@@ -18,18 +18,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.profile.facts import (
-    COMPILED,
-    GIVEN,
-    INPUTS,
-    LAYERS,
-    Layer,
-    Scalar,
-    Sized,
-    exchanged,
-    new_in,
-    parts_of,
-)
+from pytest_torchmem.profile.facts import Layer, Scalar, Sized, Topic, exchanged, new_in, parts_of
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import (
     are_among,
@@ -60,7 +49,7 @@ def changed_values(
     evidence: Evidence, topic: str, *, also_new: bool = False
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield what changed of a topic that the snapshot has, by name."""
-    for change in evidence.about(topic) if LAYERS in evidence.before.facts else ():
+    for change in evidence.about(topic) if Topic.LAYERS in evidence.before.facts else ():
         if change.now and (change.before or also_new):
             yield change.name, (change.before, change.now)
 
@@ -146,7 +135,7 @@ def changes_between(before: tuple[Layer, ...], now: tuple[Layer, ...]) -> list[L
 
 def is_switched(evidence: Evidence, patterns: Collection[str]) -> bool:
     """Tell whether one of these layers is a module of the program's own."""
-    layers = evidence.now.facts.get(LAYERS, {})
+    layers = evidence.now.facts.get(Topic.LAYERS, {})
     rows = (row for one in patterns for row in layers.get(one, ()))
     return any(row.settings and not row.is_of_torch for row in rows)
 
@@ -159,16 +148,16 @@ def set_otherwise(evidence: Evidence) -> set[str]:
     """Return the patterns of layers whose settings changed, and not their widths alone."""
     return {
         pattern
-        for pattern, (before, now) in changed_values(evidence, LAYERS)
+        for pattern, (before, now) in changed_values(evidence, Topic.LAYERS)
         if any(change.is_set_otherwise for change in changes_between(before, now))
     }
 
 
 def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
-    known = evidence.before.facts.get(LAYERS, {})
+    known = evidence.before.facts.get(Topic.LAYERS, {})
     parents = {path for name in known for path in prefixes(name)}
-    for name, (before, now) in changed_values(evidence, LAYERS, also_new=True):
+    for name, (before, now) in changed_values(evidence, Topic.LAYERS, also_new=True):
         if not before and known.get(name.rpartition(".")[0]) == now:
             continue  # it stood there itself, and has been wrapped
         if not before:
@@ -213,7 +202,7 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     larger = _given_larger(evidence)
     found = [
         _of_change(evidence, name, pattern, change, larger)
-        for pattern, (before, now) in changed_values(evidence, LAYERS)
+        for pattern, (before, now) in changed_values(evidence, Topic.LAYERS)
         if not resized or pattern in otherwise  # wider layers are another cause
         for change in changes_between(before, now)
         if change.is_of_torch is of_torch
@@ -265,7 +254,7 @@ def _is_before(
     evidence: Evidence, pattern: str, numbers: str, larger: "Mapping[str, _Given]"
 ) -> bool:
     """Tell whether a layer is called before all that are given more, and may be why they are."""
-    order = [*evidence.now.facts.get(GIVEN, {})]
+    order = [*evidence.now.facts.get(Topic.GIVEN, {})]
     first = next(iter(larger), None)
     if first is None or pattern not in order:
         return first is not None
@@ -282,7 +271,7 @@ def _first_of(numbers: str, stars: int) -> list[int]:
 @rule("layer gone", "{layer} in {module} is gone", last=True)
 def layer_gone(evidence: Evidence) -> Cause | None:
     """A pooling or a stride no longer makes what follows it smaller."""
-    for pattern, (before, now) in changed_values(evidence, LAYERS):
+    for pattern, (before, now) in changed_values(evidence, Topic.LAYERS):
         _, came = exchanged(before, now)
         gone = [one for one in new_in(before, now) if one.is_of_torch]
         if gone and not came:
@@ -294,7 +283,7 @@ def layer_gone(evidence: Evidence) -> Cause | None:
 @rule("new module", "{module} is new{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
-    compiled = evidence.about(COMPILED)
+    compiled = evidence.about(Topic.COMPILED)
     if any(not change.now.number or not change.before.number for change in compiled):
         return None  # compiled modules go by another path, and their calls are not to be seen
     best: Cause | None = None
@@ -334,10 +323,10 @@ def _place(row: Row) -> tuple[str, str]:
 def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
     """Return in words which modules are gone where a new one is, "" if none."""
     around = pattern.rpartition(".")[0]
-    left = {path for name in evidence.now.facts.get(LAYERS, {}) for path in prefixes(name)}
+    left = {path for name in evidence.now.facts.get(Topic.LAYERS, {}) for path in prefixes(name)}
     gone = dict.fromkeys(
         path
-        for change in evidence.about(LAYERS)
+        for change in evidence.about(Topic.LAYERS)
         if not change.now
         for path in prefixes(change.name)
         if path not in left and path.rpartition(".")[0] == around
@@ -350,7 +339,7 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
 @rule("given", "{module} is given {now}, and was given {before}")
 def given_more(evidence: Evidence) -> Cause | None:
     """A layer works on more than it did: every position instead of one, a longer sequence."""
-    if any(change.before for change in evidence.about(INPUTS)) or layer_gone(evidence):
+    if any(change.before for change in evidence.about(Topic.INPUTS)) or layer_gone(evidence):
         return None  # which says why
     larger = _given_larger(evidence)
     if not larger:
@@ -396,7 +385,7 @@ def _given_larger(evidence: Evidence) -> dict[str, _Given]:
     calls.
     """
     found: dict[str, _Given] = {}
-    for pattern, (before, now) in changed_values(evidence, GIVEN):
+    for pattern, (before, now) in changed_values(evidence, Topic.GIVEN):
         came, gone = new_in(now, before), new_in(before, now)
         if came and gone and prod(came[0].shape) > prod(gone[0].shape):
             found[pattern] = _Given(came, gone[0], join_numbers([one.numbers for one in came]))

@@ -15,7 +15,7 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END
-from pytest_torchmem.profile.facts import BACKWARD, INPUTS, Calls
+from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase
@@ -33,7 +33,7 @@ _OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 @rule("graph kept", "backward({option}=True) at {line} {news} its graph{holder}", sure=True)
 def graph_kept(evidence: Evidence) -> Cause | None:
     """A backward is asked to leave its graph what it has saved, or to make another graph."""
-    before, now = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
+    before, now = (one.facts.get(Topic.BACKWARD, {}) for one in (evidence.before, evidence.now))
     for option in ("create_graph", "retain_graph"):
         if not before or _calls(now, option) <= _calls(before, option):
             continue
@@ -53,7 +53,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
 @rule("per sample", "gradients are taken of each sample: torch.vmap at {line}", sure=True)
 def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
     """``torch.func.grad`` runs within ``torch.vmap``: each parameter has a gradient per sample."""
-    before, now = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
+    before, now = (one.facts.get(Topic.BACKWARD, {}) for one in (evidence.before, evidence.now))
     if not before or _calls(now, "vmap") <= _calls(before, "vmap"):
         return None
     line = next(iter(now["vmap"].lines), "some line")
@@ -63,7 +63,7 @@ def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
 @rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
 def fewer_backwards(evidence: Evidence) -> Cause | None:
     """Losses are added up, and one backward goes through the graphs of all of them."""
-    counts = (one.facts.get(BACKWARD, {}) for one in (evidence.before, evidence.now))
+    counts = (one.facts.get(Topic.BACKWARD, {}) for one in (evidence.before, evidence.now))
     before, now = (_calls(facts, "calls") for facts in counts)
     rows = [*evidence.came(Role.SAVED, Role.ACTIVATION, Role.HELD)]
     called = [evidence.counted(row.what.source) for row in rows]
@@ -246,7 +246,7 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
         for row in evidence.came(Role.SAVED)
         if row.now in savers and _is_more(row) and not is_resized(evidence, row)
     ]
-    if not rows or evidence.about(INPUTS):
+    if not rows or evidence.about(Topic.INPUTS):
         return None
     first = shown_by(rows)
     assert first.now is not None
@@ -270,7 +270,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         and not is_resized(evidence, row)
         and (row.what.module, row.what.line) not in anew
     ]
-    if not rows or evidence.about(INPUTS):
+    if not rows or evidence.about(Topic.INPUTS):
         return None
     held = [row for row in rows if row.now in evidence.watched.holders]
     first = max(held or rows, key=lambda row: row.change * _age(evidence, row))
@@ -337,7 +337,7 @@ def _age(evidence: Evidence, row: Row) -> int:
 def more_recomputed(evidence: Evidence) -> Cause | None:
     """A checkpoint spans more of the model: all that it computes anew is alive together."""
     rows = [row for row in evidence.came(Role.RECOMPUTED) if _is_more(row)]
-    if not rows or evidence.about(INPUTS):
+    if not rows or evidence.about(Topic.INPUTS):
         return None
     first = max(rows, key=lambda row: row.change)
     same = (one for one in evidence.difference.moved if one.what[1:5] == first.what[1:5])

@@ -18,7 +18,7 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.types import wider_type
-from pytest_torchmem.profile.facts import OPERATORS
+from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind
@@ -45,7 +45,9 @@ def attention_fell(evidence: Evidence) -> Cause | None:
     if alive is None:
         return None
     kernels = {_KERNELS[g.what.source] for g in alive.groups if g.what.source in _KERNELS}
-    if evidence.before.facts.get(OPERATORS):  # what is called as often: the softmax is another one
+    if evidence.before.facts.get(
+        Topic.OPERATORS
+    ):  # what is called as often: the softmax is another one
         counts = evidence.counts()
         kernels = {_KERNELS[name] for name, one in counts.items() if name in _KERNELS and one.fell}
     before = next((name for name in _ORDER if name in kernels), "")

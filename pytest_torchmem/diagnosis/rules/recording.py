@@ -30,14 +30,7 @@ from pytest_torchmem.diagnosis.rules.setup import (
     once,
     thawed,
 )
-from pytest_torchmem.profile.facts import (
-    CALLS,
-    FROZEN,
-    LAYERS,
-    NO_BACKWARD,
-    TIED,
-    Calls,
-)
+from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin
@@ -49,7 +42,7 @@ _RECOMPUTED = ("recomputed", "recomputed in part")
 
 def _called_at(evidence: Evidence, module: str) -> str:
     """Return in words the lines that call an outermost module, "" where it is one: it is told."""
-    lines = evidence.now.facts.get(CALLS, {}).get(module, Calls()).lines
+    lines = evidence.now.facts.get(Topic.CALLS, {}).get(module, Calls()).lines
     return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else ""
 
 
@@ -95,7 +88,7 @@ def _another_forward(
 @rule("trained", "{modules} trained, and {were} frozen", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
-    there = {path for name in evidence.now.facts.get(LAYERS, {}) for path in prefixes(name)}
+    there = {path for name in evidence.now.facts.get(Topic.LAYERS, {}) for path in prefixes(name)}
     lost = [
         one
         for one in thawed(evidence)
@@ -116,7 +109,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
 
 def _trained_parts(evidence: Evidence, module: str) -> list[str]:
     """Return a module, or what of it has gradients where others of its parts are still frozen."""
-    if not any(name.startswith(f"{module}.") for name in evidence.now.facts.get(FROZEN, {})):
+    if not any(name.startswith(f"{module}.") for name in evidence.now.facts.get(Topic.FROZEN, {})):
         return [module]
     depth = module.count(".") + 1
     found = []
@@ -168,7 +161,11 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     origin = None
     if total(rows) < WEIGHTY * evidence.growth:
         rows, origin = _another_forward(evidence, lambda what: what.source in lost)
-    why = "" if evidence.about(FROZEN) or evidence.about(TIED) or new_gradient(evidence) else _GONE
+    why = (
+        ""
+        if evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or new_gradient(evidence)
+        else _GONE
+    )
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
     first, operators = shown_by(made) if made else None, _most_often(lost)
     return cause("recorded", rows, first, origin, operators=operators, why=why)

@@ -25,29 +25,14 @@ from pytest_torchmem.diagnosis.rules.layers import (
 )
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.profile.facts import (
-    ARGUMENTS,
     AUTOCAST,
-    CALLS,
-    COMPILED,
-    CONFIGURATION,
-    FORMATS,
-    FROZEN,
-    IN_PLACE,
-    INPUTS,
-    LAYERS,
-    MODES,
-    MODULES,
-    OPTIMIZERS,
     PACKED,
-    SETTINGS,
-    SIZES,
-    STATES,
-    TIED,
     UNCACHED,
     FactChange,
     Geometry,
     InMode,
     Layer,
+    Topic,
     lacking,
     new_in,
     parts_of,
@@ -176,7 +161,7 @@ def _of_modules_not_thawed(evidence: Evidence, change: FactChange) -> Iterable[R
 
 
 def _of_same_optimizer(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    is_new = not change.before and evidence.about(OPTIMIZERS)
+    is_new = not change.before and evidence.about(Topic.OPTIMIZERS)
     return () if is_new else evidence.came(*_OF_OPTIMIZER)
 
 
@@ -186,7 +171,7 @@ def _inside(evidence: Evidence, change: FactChange) -> Iterable[Row]:
 
 def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
     """Return what is in a module, where the snapshot has layers; everything, if that is nothing."""
-    if LAYERS not in evidence.before.facts:
+    if Topic.LAYERS not in evidence.before.facts:
         return ()
     return [*_inside(evidence, change)] or evidence.came()
 
@@ -194,39 +179,39 @@ def _inside_or_all(evidence: Evidence, change: FactChange) -> Iterable[Row]:
 fact_rule(
     "process settings",
     "{name} is {now}, and was {before}",
-    SETTINGS,
+    Topic.SETTINGS,
     _otherwise("not set"),
     _by_setting,
 )
 fact_rule(
-    "autocast", "{module} runs without autocast, and ran with {detail}", MODES, _autocast_left
+    "autocast", "{module} runs without autocast, and ran with {detail}", Topic.MODES, _autocast_left
 )
 fact_rule(
     "autocast uncached",
     "autocast casts the parameters of {module} anew in each call (cache_enabled=False)",
-    MODES,
+    Topic.MODES,
     _uncached,
     _casts,
 )
 fact_rule(
     "training mode",
     "{module} is in training mode, and was in eval mode",
-    MODES,
+    Topic.MODES,
     _lost("eval"),
     _of_modules_not_thawed,
 )
-fact_rule("packed", "{module} no longer runs within {detail}", MODES, _lost(PACKED))
+fact_rule("packed", "{module} no longer runs within {detail}", Topic.MODES, _lost(PACKED))
 fact_rule(
     "reentrant",
     "{module} is checkpointed with use_reentrant={now}, and was with {before}",
-    MODES,
+    Topic.MODES,
     _reentrant,
 )
-fact_rule("compiled", "{change}", COMPILED, _graphs, everything)
+fact_rule("compiled", "{change}", Topic.COMPILED, _graphs, everything)
 fact_rule(
     "memory format",
     "{name} is {now}, and was {before}",
-    FORMATS,
+    Topic.FORMATS,
     _otherwise("contiguous"),
     everything,
     sure=False,
@@ -234,18 +219,23 @@ fact_rule(
 fact_rule(
     "state",
     "the state of {name} has {came}, and had {before}",
-    STATES,
+    Topic.STATES,
     _state,
     _of_same_optimizer,
 )
-fact_rule("settings", "{name} has {now}, and had {before}", MODULES, _settings)
+fact_rule("settings", "{name} has {now}, and had {before}", Topic.MODULES, _settings)
 fact_rule(
-    "called", "{name} is called {now}, and was {before}{lines}", CALLS, _calls, _inside, sure=False
+    "called",
+    "{name} is called {now}, and was {before}{lines}",
+    Topic.CALLS,
+    _calls,
+    _inside,
+    sure=False,
 )
 fact_rule(
     "arguments",
     "{module} is called with {now}{before}",
-    ARGUMENTS,
+    Topic.ARGUMENTS,
     _other_parts("was with", also_new=True),
     _inside_or_all,
     sure=False,
@@ -253,7 +243,7 @@ fact_rule(
 fact_rule(
     "configuration",
     "{module} has {now}{before}",
-    CONFIGURATION,
+    Topic.CONFIGURATION,
     _other_parts("had"),
     _inside_or_all,
     sure=False,
@@ -262,16 +252,16 @@ fact_rule(
 
 def thawed(evidence: Evidence) -> list[FactChange]:
     """Return what was frozen and is no more."""
-    now = evidence.now.facts.get(FROZEN, {})
-    return [change for change in evidence.about(FROZEN) if change.name not in now]
+    now = evidence.now.facts.get(Topic.FROZEN, {})
+    return [change for change in evidence.about(Topic.FROZEN) if change.name not in now]
 
 
 @rule("inputs", "the input changed, {change}", sure=True)
 def inputs_changed(evidence: Evidence) -> Cause | None:
     """A batch, a sequence or a type of the inputs is another one."""
-    inputs = (one for one in evidence.about(INPUTS) if one.before and one.now)
+    inputs = (one for one in evidence.about(Topic.INPUTS) if one.before and one.now)
     changed = [one for one in inputs if not _is_made_by_itself(evidence, one)]
-    changed = changed or [one for one in evidence.about(INPUTS) if _is_one_more(one)]
+    changed = changed or [one for one in evidence.about(Topic.INPUTS) if _is_one_more(one)]
     if not changed or not _can_explain(evidence, changed):
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -309,7 +299,7 @@ def _is_one_more(change: FactChange) -> bool:
 
 def _fewer_calls(evidence: Evidence, name: str) -> str:
     """Return in words that the module of an input is called less often, with more at once."""
-    for change in evidence.about(CALLS):
+    for change in evidence.about(Topic.CALLS):
         before, now = change.before.number, change.now.number
         if name.endswith(f" of {change.name}") and 0 < now < before:
             return f", in {now} {'call' if now == 1 else 'calls'} instead of {before}"
@@ -339,10 +329,10 @@ _PART_OF_LOSS = "aten::_log_softmax"
 @rule("loss", "another loss is computed: {operator} is called {now}, and was {before}", sure=True)
 def another_loss(evidence: Evidence) -> Cause | None:
     """The same outputs go into one more loss, or a penalty."""
-    calls = evidence.about(CALLS)
+    calls = evidence.about(Topic.CALLS)
     counts = {name: one for name, one in evidence.counts().items() if _is_loss(name)}
     rising = [name for name, one in counts.items() if one.before and one.rose]
-    if not rising or calls or evidence.about(INPUTS):
+    if not rising or calls or evidence.about(Topic.INPUTS):
         return None
     makers = evidence.makers_before(rising[0])
     if any(within(new, one) for new, _ in new_modules(evidence) for one in makers):
@@ -388,7 +378,7 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
         return None  # by a checkpoint that spans more
     numbers = lost.get(place) or next(iter(lost.values()))
     shown = evidence.module(place, "/".join(numbers.split("/")[: place.count("*")]))
-    own = [change for change in evidence.about(MODES) if change.name in lost]
+    own = [change for change in evidence.about(Topic.MODES) if change.name in lost]
     whole = [one.name for one in own if _is_in("recomputed", one.before)]
     part = not whole or (place not in whole and _has_others(evidence, place, whole))
     shown = f"a part of {shown}" if part else shown
@@ -397,12 +387,12 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
 
 def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
     """Return in words what of a module is checkpointed still, or the mode that ended it."""
-    modes = evidence.now.facts.get(MODES, {})
+    modes = evidence.now.facts.get(Topic.MODES, {})
     inside = [name for name in modes if within(place, name) and name != place]
     kept = [name for name in inside if _is_in("recomputed", modes[name])]
     if kept:
         return f": of it only {evidence.short(_around(kept))} is"
-    for change in evidence.about(MODES):
+    for change in evidence.about(Topic.MODES):
         is_new = _is_in("eval", change.now) and not _is_in("eval", change.before)
         if is_new and (within(change.name, place) or within(place, change.name)):
             return ": it is in eval mode, and was not"
@@ -411,14 +401,14 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
 
 def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
     """Tell whether there are modules in one that are none of these, and in none of them."""
-    layers = (path for path in evidence.before.facts.get(LAYERS, {}) if path != place)
+    layers = (path for path in evidence.before.facts.get(Topic.LAYERS, {}) if path != place)
     inside = (path for path in layers if within(place, path))
     return any(not any(within(one, path) for one in modules) for path in inside)
 
 
 def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
     """Tell whether a module around this one is recomputed as a whole now."""
-    modes = evidence.now.facts.get(MODES, {})
+    modes = evidence.now.facts.get(Topic.MODES, {})
     around = prefixes(name)[:-1]
     return any(_is_in("recomputed", modes[path]) for path in around if path in modes)
 
@@ -435,7 +425,7 @@ def _around(modules: Iterable[str]) -> str:
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
 def untied(evidence: Evidence) -> Cause | None:
     """Two parameters that were one are two."""
-    for change in evidence.about(TIED):
+    for change in evidence.about(Topic.TIED):
         if not change.before or change.now:
             continue
         other = change.before
@@ -455,13 +445,13 @@ def untied(evidence: Evidence) -> Cause | None:
 @rule("optimizer", "{change}", sure=True)
 def another_optimizer(evidence: Evidence) -> Cause | None:
     """Another optimizer, or another implementation of it."""
-    changed = evidence.about(OPTIMIZERS)
+    changed = evidence.about(Topic.OPTIMIZERS)
     if not changed:
         return None
     rows = evidence.came(*_OF_OPTIMIZER)
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
-    others = [*evidence.before.facts.get(OPTIMIZERS, {})]
+    others = [*evidence.before.facts.get(Topic.OPTIMIZERS, {})]
     if others and not before:
         change = f"{now} is another optimizer beside {', '.join(others)}"
     else:
@@ -472,7 +462,7 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
 @rule("in place", "{operator} is no longer in place ({lost} of {calls} calls)", sure=True)
 def no_longer_in_place(evidence: Evidence) -> Cause | None:
     """An operator that wrote to what it was given makes a tensor of its own."""
-    for change in evidence.about(IN_PLACE):
+    for change in evidence.about(Topic.IN_PLACE):
         calls, left = change.before, change.now
         plain = change.name.removesuffix("_")
         rows = [row for row in evidence.came() if row.what.source.partition(".")[0] == plain]
@@ -487,7 +477,7 @@ def _is_written_anew(evidence: Evidence, row: Row) -> bool:
     even in place.
     """
     own = row.what.source.partition(".")[0]
-    in_place = {change.name.removesuffix("_") for change in evidence.about(IN_PLACE)}
+    in_place = {change.name.removesuffix("_") for change in evidence.about(Topic.IN_PLACE)}
     new = (
         name
         for name, one in evidence.counts().items()
@@ -529,9 +519,9 @@ def _size_of_no_layer(evidence: Evidence) -> Cause | None:
 
     Small ones, too: what is computed of them is not.
     """
-    if any(change.before for change in evidence.about(INPUTS)):
+    if any(change.before for change in evidence.about(Topic.INPUTS)):
         return None
-    for change in evidence.about(SIZES):
+    for change in evidence.about(Topic.SIZES):
         before, now = (side[0] if side else None for side in (change.before, change.now))
         if before and now and prod(before.shape) < prod(now.shape):
             owner, _, name = change.name.rpartition(".")
@@ -548,9 +538,12 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     named = {(what.module, what.source) for what in evidence.known()}
     facts = evidence.before.facts
     otherwise = {
-        c.name for t in (FROZEN, TIED) for c in evidence.about(t) if c.name in facts.get(t, ())
+        c.name
+        for t in (Topic.FROZEN, Topic.TIED)
+        for c in evidence.about(t)
+        if c.name in facts.get(t, ())
     }
-    layers = evidence.before.facts.get(LAYERS, {})
+    layers = evidence.before.facts.get(Topic.LAYERS, {})
     known = {module for module, _ in named} | set(layers)
     rows = [
         row
@@ -633,7 +626,7 @@ def another_torch(evidence: Evidence) -> Cause | None:
 
 def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, InMode]]:
     """Yield the modes of a name that modules had and have no more, with the numbers of those."""
-    for change in evidence.about(MODES):
+    for change in evidence.about(Topic.MODES):
         for one in lacking(change.before, change.now):
             if one.name == name:
                 yield change, one

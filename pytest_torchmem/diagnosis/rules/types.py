@@ -18,7 +18,7 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.lifetimes import is_kept
-from pytest_torchmem.profile.facts import AUTOCAST, INPUTS, MODES
+from pytest_torchmem.profile.facts import AUTOCAST, Topic
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
@@ -45,7 +45,7 @@ _STANDING = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
 @rule("broadcast", "broadcasting {shapes}", sure=True)
 def broadcast(evidence: Evidence) -> Cause | None:
     """A pointwise operator got shapes that do not match, and made their product."""
-    if any(change.before for change in evidence.about(INPUTS)):
+    if any(change.before for change in evidence.about(Topic.INPUTS)):
         return None  # larger inputs make larger products
     places: dict[tuple[str, str], list[tuple[Origin, str]]] = {}
     for origin, shapes in evidence.ran.broadcasts.items():
@@ -87,7 +87,7 @@ def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
 
 
 def _sizes_before(evidence: Evidence, known: Iterable[What]) -> set[int]:
-    inputs = evidence.before.facts.get(INPUTS, {}).values()
+    inputs = evidence.before.facts.get(Topic.INPUTS, {}).values()
     given = (one.shape for geometries in inputs for one in geometries)
     return {size for shape in (*given, *(one.shape for one in known)) for size in shape}
 
@@ -138,7 +138,7 @@ def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
     known = [one for one in evidence.known() if within(module, one.module) and one.dtype]
     if any(one.dtype == what.dtype and prod(one.shape) >= size for one in known):
         return None
-    modes = evidence.now.facts.get(MODES, {})
+    modes = evidence.now.facts.get(Topic.MODES, {})
     is_cast = any(one.name == AUTOCAST for path in prefixes(module) for one in modes.get(path, ()))
     if not module or is_cast or _narrower_in(known, what) is None:
         return None
@@ -162,7 +162,7 @@ def _width(what: What) -> float:
 @rule("autocast cache", "autocast keeps {copies} in its cache", sure=True)
 def autocast_cache(evidence: Evidence) -> Cause | None:
     """A region of autocast ends later: until then it keeps copies of parameters that it cast."""
-    modes = evidence.now.facts.get(MODES, {}).values()
+    modes = evidence.now.facts.get(Topic.MODES, {}).values()
     if not any(one.name == AUTOCAST for own in modes for one in own):
         return None
     rows = [row for row in evidence.came(*KEPT) if _is_cast_parameter(evidence, row)]
