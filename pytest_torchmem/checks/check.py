@@ -16,8 +16,6 @@ from pytest_torchmem.checks.judge import Context, Judge, stored_for
 from pytest_torchmem.checks.limits import PeakContents, contents
 from pytest_torchmem.checks.request import CheckTarget, Request
 from pytest_torchmem.checks.result import CheckResult
-from pytest_torchmem.diagnosis.causes import Watched
-from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import END, PEAK, RESERVED
 from pytest_torchmem.profile.lifetimes import Lifetimes, Role, live_indices
@@ -28,6 +26,8 @@ from pytest_torchmem.snapshots.location import calibration_path
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.causes import Watched
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.diagnosis.steps import StepGrowth
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.graphs.scaling import Scaling
@@ -72,6 +72,8 @@ def watched(
     watch = _watch(target, key, world, profile.timeline, whats, at, _ATTENTION in rules)
     if watch is None:
         return None
+    from pytest_torchmem.diagnosis.causes import Watched
+
     holders: dict[What, str] = {}
     for index in sorted(watch.holders):
         holders.setdefault(whats[index], watch.holders[index])

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.limits import Overrun, PeakContents
 from pytest_torchmem.checks.request import Bound
-from pytest_torchmem.diagnosis.diagnose import Diagnosis
-from pytest_torchmem.diagnosis.steps import StepGrowth
 from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.format import Key
 
 if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
+    from pytest_torchmem.diagnosis.steps import StepGrowth
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.profile.timeline import Allocation
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
-from pytest_torchmem.checks.confirmations import Confirmations
 from pytest_torchmem.checks.findings import (
     AboveCap,
     Changed,
@@ -39,9 +38,6 @@ from pytest_torchmem.checks.result import (
     TraceResult,
 )
 from pytest_torchmem.checks.settings import Settings
-from pytest_torchmem.diagnosis.causes import Watched
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
-from pytest_torchmem.diagnosis.steps import FEWEST, StepGrowth, step_growth
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.snapshots.changes import moves, renames
@@ -51,6 +47,10 @@ from pytest_torchmem.snapshots.location import orphans_in, snapshot_path
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 if TYPE_CHECKING:
+    from pytest_torchmem.checks.confirmations import Confirmations
+    from pytest_torchmem.diagnosis.causes import Watched
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
+    from pytest_torchmem.diagnosis.steps import StepGrowth
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.tolerance import Level
@@ -161,9 +161,11 @@ class Judge:
 
     def _diagnose(self, before: Entry, now: Entry, comparison: Comparison) -> Diagnosis | None:
         """Return what grew and why, ``None`` where nothing did."""
-        moment = grown_moment(comparison)
+        moment = comparison.grown_moment
         if not moment:
             return None
+        from pytest_torchmem.diagnosis.diagnose import diagnose
+
         found = diagnose(before, now, moment, self.alive, self.profile)
         seen = self.watch(self.profile, found) if self.watch is not None else None
         if seen is None:
@@ -260,6 +262,8 @@ class Judge:
         allowed = self.request.growth
         if allowed is None:
             return []
+        from pytest_torchmem.diagnosis.steps import FEWEST, step_growth
+
         found = own = step_growth(self.profile.timeline)
         if self.profile.host_peak is not None:
             found = max(own, step_growth(self.profile.host_timeline), key=lambda one: one.most)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.request import Budget, Limit
-from pytest_torchmem.diagnosis.difference import Row, difference_between
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, HOST, PEAK, RESERVED
 from pytest_torchmem.snapshots.alive import Alive, alive_of
 from pytest_torchmem.snapshots.tolerance import Level, for_path
@@ -15,6 +14,7 @@ from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.difference import Row
     from pytest_torchmem.profile.profile import MemoryProfile
 
 _MOST_CALLS = 10_000
@@ -62,6 +62,8 @@ def contents(profile: MemoryProfile, figure: str, most: int) -> PeakContents | N
     moment = figure if figure in alive.moments else next(same, None)
     if moment is None:
         return None
+    from pytest_torchmem.diagnosis.difference import difference_between
+
     nothing = Alive((), {}, (moment,))
     rows = difference_between(nothing, alive, moment, 0).rows
     nbytes = figures.get(figure, figures[PEAK])

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pytest_torchmem.checks.calibrations import CalibrationResult
 from pytest_torchmem.checks.findings import Finding, Outcome
 from pytest_torchmem.checks.gpu import Measurement
-from pytest_torchmem.diagnosis.diagnose import Diagnosis
 from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.format import Entry, Key
 
 if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.profile.profile import MemoryProfile
 
 AT_MOST = ", at most, by guessed values"

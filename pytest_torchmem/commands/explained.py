@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.commands.arguments import is_profile
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told, diagnose, grown_moment
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told, diagnose
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.reports.growth import others, place, section, why
@@ -90,7 +90,7 @@ def _moment(comparison: Comparison) -> str:
     """Return the moment to explain: that which grew most, or else shrank most."""
     shrunk = [c for c in comparison.having(Verdict.SHRANK) if c.figure in MOMENTS]
     shrunk.sort(key=lambda change: (change.now or 0) - (change.before or 0))
-    return grown_moment(comparison) or next((change.figure for change in shrunk), "")
+    return comparison.grown_moment or next((change.figure for change in shrunk), "")
 
 
 def _explained(diagnosis: Diagnosis, rows: int) -> Iterator[str]:

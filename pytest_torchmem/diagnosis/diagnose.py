@@ -12,11 +12,10 @@ from pytest_torchmem.diagnosis.difference import MomentDifference, Row, differen
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.renamed import with_names_of
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
-from pytest_torchmem.figures import PEAK, PEAKS
+from pytest_torchmem.figures import PEAK
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin
-from pytest_torchmem.snapshots.alive import MOMENTS, Alive
-from pytest_torchmem.snapshots.compare import Comparison, Verdict
+from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.format import Entry
 
 if TYPE_CHECKING:
@@ -69,21 +68,6 @@ class Diagnosis:
         """Who is to blame, where that is another one than who made the leading row."""
         named = next((cause.origin for cause in self.causes[:1]), None)
         return named or self.written
-
-
-def grown_moment(comparison: Comparison) -> str:
-    """Return the moment whose growth is worth explaining: the largest peak, of a phase if it is
-    one, and another moment where no peak grew.
-
-    The overall peak is one of the phases' peaks, so it is left out where that phase is there.
-    """
-    grown = sorted(
-        comparison.having(Verdict.GREW), key=lambda change: (change.before or 0) - (change.now or 0)
-    )
-    phases = {change.now for change in grown if change.figure != PEAK}
-    moments = [change for change in grown if change.figure in MOMENTS]
-    own = [c.figure for c in moments if c.figure != PEAK or c.now not in phases]
-    return next((name for name in own if name in PEAKS), next(iter(own), ""))
 
 
 def _with_peak(entry: Entry) -> Entry:

@@ -14,7 +14,6 @@ import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import CheckTarget
-from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.errors import UsageError, refuse_misspelt
 from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed, shown_at_the_call
@@ -107,6 +106,8 @@ class Torchmem:
             _refuse_arguments(sizes, kwargs)
             refuse_misspelt(self.check, target, kwargs)
             if _is_module(target) and (growth is not None or checker.budget.growth is not None):
+                from pytest_torchmem.diagnosis.steps import FEWEST
+
                 options = {"steps": FEWEST, **options}
             if sizes and not _is_module(target):
                 asked = _target_of_sizes(checker, target, args, options, sizes)
@@ -302,7 +303,7 @@ def _target(
         return _trace(target, *args, **{**options, **kwargs, **others})
 
     def run_for_real() -> MeasuredProfile:
-        from pytest_torchmem.measurement import measure
+        from pytest_torchmem.measurement.cpu import measure
         from pytest_torchmem.measurement.cuda import MeasuredProfile
 
         with real(target) as program:

@@ -1,15 +1,20 @@
 """What differs between a base and a head, grouped for people: the rows of every comparison."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told, diagnose, grown_moment
 from pytest_torchmem.reports.growth import leading_change
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, compare, main_change
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
+
+if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told
 
 
 class DifferenceKind(str, Enum):
@@ -77,6 +82,8 @@ def differences(
     An entry's own tolerance, as the head has it, wins over ``option``, as it does in a test run.
     ``told`` is what the head's run said.
     """
+    from pytest_torchmem.diagnosis.diagnose import diagnose
+
     found = []
     for file, key in sorted({**base, **head}):
         before, now = base.get((file, key)), head.get((file, key))
@@ -93,7 +100,7 @@ def differences(
         if now.reason and now.reason != before.reason:
             notes.append(now.reason)
         group = group_of(comparison)
-        moment = grown_moment(comparison) if before.alive and now.alive else ""
+        moment = comparison.grown_moment if before.alive and now.alive else ""
         one = _one(where, key, group, comparison.changes, now.figures, "; ".join(notes))
         known = told.get((file, key))
         why = diagnose(before, now, moment, told=known) if moment else None

@@ -1,12 +1,12 @@
 """What grew, as a person would say it: the number, the cause, the place, rows that add up."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pytest_torchmem.diagnosis.causes import Cause
-from pytest_torchmem.diagnosis.diagnose import Diagnosis
-from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END, RETAINED, label
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes
@@ -14,6 +14,11 @@ from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.snapshots.compare import Change, main_change
 from pytest_torchmem.units import format_size
+
+if TYPE_CHECKING:
+    from pytest_torchmem.diagnosis.causes import Cause
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
+    from pytest_torchmem.diagnosis.difference import Row
 
 MOST_ROWS = 10
 _MOMENTS = {RETAINED: "after the forward pass", END: "at the end of the step"}

@@ -21,9 +21,6 @@ from pytest_torchmem.checks.findings import (
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.limits import Overrun, PeakContents
 from pytest_torchmem.checks.request import word_of
-from pytest_torchmem.diagnosis.diagnose import Diagnosis
-from pytest_torchmem.diagnosis.difference import MomentDifference
-from pytest_torchmem.diagnosis.steps import FEWEST
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth
@@ -42,6 +39,7 @@ from pytest_torchmem.units import format_change, format_percent, format_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.result import CheckResult, TraceResult
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.reports.summary import Check
     from pytest_torchmem.snapshots.format import Key
 
@@ -265,6 +263,9 @@ def _changed(found: Changed, result: CheckResult) -> Told:
 
 def _grew(found: Changed, result: CheckResult) -> Told:
     """Return the message of a growth: the number and the cause, the place, what changed."""
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
+    from pytest_torchmem.diagnosis.difference import MomentDifference
+
     comparison = found.comparison
     diagnosis = found.diagnosis or Diagnosis(MomentDifference("", 0, 0))
     worst = comparison.having(Verdict.GREW)
@@ -451,6 +452,9 @@ def _only_on_one_side(run: RealRun) -> Iterable[str]:
 
 
 def _leaks(found: Leaks, result: CheckResult) -> Told:
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
+    from pytest_torchmem.diagnosis.steps import FEWEST
+
     steps, where = found.growth, where_of(result.key)
     if steps.difference is None:
         return Told(

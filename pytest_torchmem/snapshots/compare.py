@@ -18,13 +18,14 @@ from pytest_torchmem.figures import (
     HOST,
     JUDGED,
     PEAK,
+    PEAKS,
     PHASE_PEAKS,
     phase_of,
 )
 from pytest_torchmem.profile.facts import outline_of
 from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.lifetimes import Role
-from pytest_torchmem.snapshots.alive import Alive, alive_of
+from pytest_torchmem.snapshots.alive import MOMENTS, Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
 from pytest_torchmem.snapshots.tolerance import (
     BUILT_IN,
@@ -114,6 +115,19 @@ class Comparison:
     def shrank(self) -> bool:
         """Whether a figure shrank beyond its tolerance and none grew."""
         return not self.grew and bool(self.having(Verdict.SHRANK))
+
+    @property
+    def grown_moment(self) -> str:
+        """The moment whose growth is worth explaining: the largest peak, of a phase if it is one,
+        and another moment where no peak grew; "" where nothing did.
+
+        The overall peak is one of the phases' peaks, so it is left out where that phase is there.
+        """
+        grown = sorted(self.having(Verdict.GREW), key=lambda c: (c.before or 0) - (c.now or 0))
+        phases = {change.now for change in grown if change.figure != PEAK}
+        moments = [change for change in grown if change.figure in MOMENTS]
+        own = [c.figure for c in moments if c.figure != PEAK or c.now not in phases]
+        return next((name for name in own if name in PEAKS), next(iter(own), ""))
 
     @property
     def unjudged(self) -> tuple[Change, ...]:

@@ -22,7 +22,6 @@ from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
-from pytest_torchmem.snapshots.older import upgraded_facts
 from pytest_torchmem.snapshots.plain import (
     FileContents,
     dump_file,
@@ -125,7 +124,11 @@ def _tensor(text: str, where: str) -> tuple[str, tuple[int, ...]]:
 def read_facts(plain: Any, where: str, *, older: bool = False) -> Facts:
     """Return the facts of an entry, by topic and name; in ``older`` files they are texts."""
     try:
-        return facts.read_facts(upgraded_facts(plain) if older else plain)
+        if older:
+            from pytest_torchmem.snapshots.older import upgraded_facts
+
+            plain = upgraded_facts(plain)
+        return facts.read_facts(plain)
     except (AttributeError, LookupError, ValueError) as error:
         raise SnapshotError(f"{where}: {error}") from None
 

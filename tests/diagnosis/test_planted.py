@@ -21,7 +21,7 @@ from pytest_torchmem.checks.check import watched
 from pytest_torchmem.checks.findings import Changed, Outcome
 from pytest_torchmem.checks.result import CheckResult, SnapshotResult
 from pytest_torchmem.diagnosis.causes import RULES
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose, grown_moment
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.reports.text import MOST_LINES, message
 from pytest_torchmem.snapshots.alive import What, alive_of
@@ -79,7 +79,7 @@ def judged(build: Callable[[bool], Step], device: str) -> tuple[CheckResult, Dia
     alive = alive_of(profile)
     now = entry_of(key, profile, lambda: alive)
     comparison = compare(before, now, [BUILT_IN])
-    moment = grown_moment(comparison)
+    moment = comparison.grown_moment
     assert moment, comparison
     found = diagnose(before, now, moment, alive, profile)
     seen = watched(_Target(build), key, None, profile, found)
