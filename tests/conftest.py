@@ -1,7 +1,5 @@
 """What all tests share."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -11,6 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Before torch is loaded: threads of OpenMP that wait for one another would take the processors of
+# the other workers, which is most of what small kernels cost then.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from pytest_torchmem.torch_private.dispatch.dispatcher import turns
 

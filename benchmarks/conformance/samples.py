@@ -1,7 +1,5 @@
 """The samples: torch's own inputs for its operators and modules, as steps to trace and measure."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -77,11 +76,21 @@ def units(
 
 def samples(unit: Unit, limit: int = 0) -> Iterator[Sample]:
     """Yield the unit's samples, or ``limit`` of them spread evenly; the same ones every time."""
-    random.seed(0)
-    torch.manual_seed(0)
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
     info = _database(unit.suite)[unit.name]
     make = _operator_samples if unit.suite == "op" else _module_samples
-    made = list(islice(make(info, unit), 1 if limit == 1 else None))
+    with (
+        # Before each sample torch looks for a test in the stack, and seeds generators of devices
+        # that are not there, which formats the stack for each: most of what samples would cost.
+        mock.patch.object(common_utils, "extract_test_fn", return_value=None),
+        mock.patch.object(core, "extract_test_fn", return_value=None),
+        mock.patch.object(torch, "manual_seed", torch.default_generator.manual_seed),
+    ):
+        random.seed(0)
+        torch.manual_seed(0)
+        made = list(islice(make(info, unit), 1 if limit == 1 else None))
     if limit and len(made) > limit:
         made = [made[position * len(made) // limit] for position in range(limit)]
     yield from made

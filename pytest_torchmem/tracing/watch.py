@@ -9,10 +9,10 @@ Tensors alive in garbage that Python has not collected are told with the program
 import gc
 import sys
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, cast
 
 import torch.nn.functional as functional
@@ -248,8 +248,6 @@ def at_end(ledger: Ledger) -> None:
         watch.at_end(ledger)
 
 
-_MOST = 20_000
-"""Objects that are followed from one."""
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
@@ -257,25 +255,35 @@ def collect(address_of: Callable[[Tensor], int], wanted: Iterable[int]) -> dict[
     """Collect garbage; return by the addresses ``wanted`` the program's objects in it that hold
     what is there.
     """
-    left, flags = set(wanted), gc.get_debug()
-    found: dict[int, str] = {}
-    known = len(gc.garbage)
+    flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)  # gc.garbage has then all that was found
     try:
         gc.collect()
     finally:
         gc.set_debug(flags)
-    garbage = gc.garbage[known:]
+    found = _owners(gc.garbage[known:], address_of, set(wanted))
     del gc.garbage[known:]
+    gc.collect()
+    return found
+
+
+def _owners(
+    garbage: Collection[object], address_of: Callable[[Tensor], int], left: set[int]
+) -> dict[int, str]:
+    """Return the program's objects among ``garbage`` that hold what is at the addresses ``left``.
+
+    That is looked for only if a tensor that is held by garbage is there at all.
+    """
+    tensors = (one for one in gc.get_referents(*garbage) if issubclass(type(one), Tensor))
+    held = {id(one): address for one in tensors if (address := address_of(one)) in left}
+    inside, found = set(map(id, garbage)), dict[int, str]()
     for one in sorted(garbage, key=lambda one: not issubclass(type(one), BaseException)):
-        if name := _name_of(one):
-            here = left & {address_of(tensor) for tensor in _tensors_below(one)}
+        if held and left and (name := _name_of(one)):
+            here = left & {held[key] for key in _reached(one, inside) & held.keys()}
             found.update(dict.fromkeys(here, name))
             left -= here
     if found:  # what a graph in a cycle has saved is no object of Python's
         found = dict.fromkeys(left, next(iter(found.values()))) | found
-    del garbage
-    gc.collect()
     return found
 
 
@@ -297,20 +305,11 @@ def _is_of_program(file: str) -> bool:
     return not (is_installed(file) or file.startswith((_STANDARD_LIBRARY, "<")))
 
 
-def _is_globals(one: object) -> bool:
-    return type(one) is dict and "__builtins__" in cast(dict[object, object], one)
-
-
-def _tensors_below(one: object) -> list[Tensor]:
-    """Return the tensors that an object leads to."""
-    seen, waiting, found = {id(one)}, [one], []
-    while waiting and len(seen) < _MOST:
-        for other in gc.get_referents(waiting.pop()):
-            kind = type(other)
-            if id(other) in seen or issubclass(kind, type | ModuleType) or _is_globals(other):
-                continue
-            seen.add(id(other))
-            if issubclass(kind, Tensor):
-                found.append(cast(Tensor, other))
-            waiting.append(other)
-    return found
+def _reached(one: object, inside: Container[int]) -> set[int]:
+    """Return the ids of what an object leads to through others whose ids are ``inside``."""
+    reached, waiting = {id(one)}, [one]
+    while waiting:
+        new = {id(other): other for other in gc.get_referents(waiting.pop())}
+        waiting += [other for key, other in new.items() if key in inside and key not in reached]
+        reached.update(new)
+    return reached
