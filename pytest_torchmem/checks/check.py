@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
@@ -18,7 +17,7 @@ from pytest_torchmem.checks.request import CheckTarget, Request
 from pytest_torchmem.checks.result import CheckResult
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import END, PEAK, RESERVED
-from pytest_torchmem.profile.lifetimes import Lifetimes, Role, live_indices
+from pytest_torchmem.profile.lifetimes import Lifetimes, Role
 from pytest_torchmem.snapshots.alive import What, positions_of, what_of
 from pytest_torchmem.snapshots.calibration import merged
 from pytest_torchmem.snapshots.format import Key
@@ -54,98 +53,6 @@ _ROLES = tuple(role.value for role in _MADE)
 _ROLES_AT_END = tuple(role.value for role in (*_OF_MODELS, *_MADE))
 _HELD = Role.HELD
 _MOST = 50
-
-
-def watched(
-    target: CheckTarget, key: Key, world: World | None, profile: MemoryProfile, found: Diagnosis
-) -> Watched | None:
-    """Trace ``target`` again for details of the findings; errors of this second trace are no
-    findings.
-    """
-    rules = {cause.rule for cause in found.causes}
-    row = found.leading_row
-    kept = bool(rules.intersection(_KEPT)) or (row is not None and row.what.role == _HELD)
-    kept = kept or _is_of_models(found)
-    if not kept and _ATTENTION not in rules:
-        return None
-    whats, at = _kept_at(profile, found) if kept else ({}, 0)
-    watch = _watch(target, key, world, profile.timeline, whats, at, _ATTENTION in rules)
-    if watch is None:
-        return None
-    from pytest_torchmem.diagnosis.causes import Watched
-
-    holders: dict[What, str] = {}
-    for index in sorted(watch.holders):
-        holders.setdefault(whats[index], watch.holders[index])
-    reasons = {line: reason for line, reason in watch.attention.items() if reason}
-    savers = {whats[index]: saver for index, saver in watch.savers.items()}
-    return Watched(reasons, holders, savers, kept)
-
-
-def _is_of_models(found: Diagnosis) -> bool:
-    """Tell whether parameters or gradients grew for no cause that is known yet."""
-    row = found.leading_row
-    return not found.causes and row is not None and row.what.role in _OF_MODELS
-
-
-def holder_of_step(
-    target: CheckTarget, key: Key, world: World | None, profile: MemoryProfile, found: StepGrowth
-) -> str:
-    """Trace ``target`` again and return what refers to the largest tensor that a step left alive,
-    such as ``the list trainer.losses``; empty where that cannot be told.
-    """
-    timeline = profile.timeline
-    largest = sorted(found.made, key=lambda index: -timeline.allocations[index].nbytes)[:_MOST]
-    watch = _watch(target, key, world, timeline, largest, found.end) if largest else None
-    holders = watch.holders if watch is not None else {}
-    return next((holders[index] for index in largest if index in holders), "")
-
-
-def _watch(
-    target: CheckTarget,
-    key: Key,
-    world: World | None,
-    timeline: Timeline,
-    indices: Iterable[int],
-    at: int,
-    attention: bool = False,
-) -> Watch | None:
-    """Trace ``target`` again, and see what refers to allocations after the first ``at`` events.
-
-    Looked at is before what is made next, at the end where nothing is.
-    """
-    from pytest_torchmem.tracing.watch import watching
-
-    wanted = {index: timeline.allocations[index].nbytes for index in indices}
-    before = next((event - 1 for event in timeline.events[at:] if event > 0), -1)
-    try:
-        with watching(key.device, wanted, before, attention=attention) as watch:
-            target.trace(key.device, key.gpu or None, world, memory="unlimited")
-    except Exception:  # the first trace is the one that counts
-        return None
-    return watch
-
-
-def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
-    """Return the new allocations that something refers to, and the events before the last
-    allocation of the peak.
-    """
-    timeline, moment = profile.timeline, found.difference.moment
-    gradients = any(cause.rule == "gradients kept" for cause in found.causes)
-    roles = _ROLES_AT_END if moment == END or gradients or _is_of_models(found) else _ROLES
-    came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
-    at = positions_of(profile).get(moment)
-    if at is None or not came:
-        return {}, 0
-    lifetimes = Lifetimes.of(timeline)
-    step = lifetimes.step_at(timeline, at)
-    whats: dict[int, What] = {}
-    for index in live_indices(timeline, [at])[at]:
-        allocation = timeline.allocations[index]
-        what = what_of(allocation, lifetimes.role(index, allocation, step))[0]
-        if what in came and len(whats) < _MOST:
-            whats[index] = what
-    return whats, max(at - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +92,62 @@ class DeviceCheck:
             run=self._run_for_real(profile) if profile.peak else None,
             calibration=self._calibration(calibration, profile),
             scaling=self._scaling(must_fit_on),
-            watch=partial(watched, self.target, self.key, self.world),
-            holder=partial(holder_of_step, self.target, self.key, self.world),
+            watch=self.watched,
+            holder=self.holder,
         )
         return judge.judge(), profile
+
+    def watched(self, profile: MemoryProfile, found: Diagnosis) -> Watched | None:
+        """Trace the target again for details of the findings; errors of this second trace are no
+        findings.
+        """
+        rules = {cause.rule for cause in found.causes}
+        row = found.leading_row
+        kept = bool(rules.intersection(_KEPT)) or (row is not None and row.what.role == _HELD)
+        kept = kept or _is_of_models(found)
+        if not kept and _ATTENTION not in rules:
+            return None
+        whats, at = _kept_at(profile, found) if kept else ({}, 0)
+        watch = self._watch(profile.timeline, whats, at, _ATTENTION in rules)
+        if watch is None:
+            return None
+        from pytest_torchmem.diagnosis.causes import Watched
+
+        holders: dict[What, str] = {}
+        for index in sorted(watch.holders):
+            holders.setdefault(whats[index], watch.holders[index])
+        reasons = {line: reason for line, reason in watch.attention.items() if reason}
+        savers = {whats[index]: saver for index, saver in watch.savers.items()}
+        return Watched(reasons, holders, savers, kept)
+
+    def holder(self, profile: MemoryProfile, found: StepGrowth) -> str:
+        """Trace the target again and return what refers to the largest tensor that a step left
+        alive, such as ``the list trainer.losses``; empty where that cannot be told.
+        """
+        timeline = profile.timeline
+        largest = sorted(found.made, key=lambda index: -timeline.allocations[index].nbytes)[:_MOST]
+        watch = self._watch(timeline, largest, found.end) if largest else None
+        holders = watch.holders if watch is not None else {}
+        return next((holders[index] for index in largest if index in holders), "")
+
+    def _watch(
+        self, timeline: Timeline, indices: Iterable[int], at: int, attention: bool = False
+    ) -> Watch | None:
+        """Trace the target again, and see what refers to allocations after ``at`` events.
+
+        Looked at is before what is made next, at the end where nothing is.
+        """
+        from pytest_torchmem.tracing.watch import watching
+
+        wanted = {index: timeline.allocations[index].nbytes for index in indices}
+        before = next((event - 1 for event in timeline.events[at:] if event > 0), -1)
+        key = self.key
+        try:
+            with watching(key.device, wanted, before, attention=attention) as watch:
+                self.target.trace(key.device, key.gpu or None, self.world, memory="unlimited")
+        except Exception:  # the first trace is the one that counts
+            return None
+        return watch
 
     def _without_limit(self, on: str | None, gpu: Gpu) -> PeakContents | None:
         """Trace what did not fit as if it did; ``None`` where that goes wrong as well."""
@@ -247,6 +206,34 @@ class DeviceCheck:
         return replace(
             found, figures=figures, asked=asked, file=test.relative(calibration_path(test.module))
         )
+
+
+def _is_of_models(found: Diagnosis) -> bool:
+    """Tell whether parameters or gradients grew for no cause that is known yet."""
+    row = found.leading_row
+    return not found.causes and row is not None and row.what.role in _OF_MODELS
+
+
+def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
+    """Return the new allocations that something refers to, and the events before the last
+    allocation of the peak.
+    """
+    timeline, moment = profile.timeline, found.difference.moment
+    gradients = any(cause.rule == "gradients kept" for cause in found.causes)
+    roles = _ROLES_AT_END if moment == END or gradients or _is_of_models(found) else _ROLES
+    came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
+    at = positions_of(profile).get(moment)
+    if at is None or not came:
+        return {}, 0
+    lifetimes = Lifetimes.of(timeline)
+    step = lifetimes.step_at(timeline, at)
+    whats: dict[int, What] = {}
+    for index in timeline.live_indices([at])[at]:
+        allocation = timeline.allocations[index]
+        what = what_of(allocation, lifetimes.role(index, allocation, step))[0]
+        if what in came and len(whats) < _MOST:
+            whats[index] = what
+    return whats, max(at - 1, 0)
 
 
 def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:

@@ -100,11 +100,11 @@ class Judge:
     run: RealRun | None
     """The same step on a real GPU."""
     calibration: CalibrationResult | None
-    scaling: Scaling | None = None
+    scaling: Scaling | None
     """The same step at other sizes, where it is bound how it may grow."""
-    watch: Callable[[MemoryProfile, Diagnosis], Watched | None] | None = None
+    watch: Callable[[MemoryProfile, Diagnosis], Watched | None]
     """Traces the step once more, for what a profile does not hold."""
-    holder: Callable[[MemoryProfile, StepGrowth], str] | None = None
+    holder: Callable[[MemoryProfile, StepGrowth], str]
     """Traces the step once more, for what refers to what a step left alive."""
 
     @cached_property
@@ -167,7 +167,7 @@ class Judge:
         from pytest_torchmem.diagnosis.diagnose import diagnose
 
         found = diagnose(before, now, moment, self.alive, self.profile)
-        seen = self.watch(self.profile, found) if self.watch is not None else None
+        seen = self.watch(self.profile, found)
         if seen is None:
             return found
         return diagnose(before, now, moment, self.alive, self.profile, seen)
@@ -271,9 +271,7 @@ class Judge:
             return [Leaks(outcome=Outcome.NOT_CHECKED, growth=own, allowed=str(allowed))]
         if found.most <= allowed.allowance(self.profile.baseline):
             return []
-        holder = ""
-        if self.holder is not None and found is own:
-            holder = self.holder(self.profile, found)
+        holder = self.holder(self.profile, found) if found is own else ""
         return [Leaks(growth=found, allowed=str(allowed), holder=holder)]
 
     def _against_bounds(self) -> list[Finding]:

@@ -46,20 +46,19 @@ def step_growth(timeline: Timeline) -> StepGrowth:
     steps, counted, ends = ends_of_steps(timeline)
     if steps < FEWEST:
         return StepGrowth(steps, counted)
-    live = [0, *timeline.live_bytes()]
+    live = timeline.live()
     grown = _kept([live[end] for end in ends])
     worst = max(range(len(grown)), key=lambda index: grown[index])
     begin, end = ends[worst : worst + 2]
     before, now = (alive_at(timeline, {_MOMENT: at}, by_step=False) for at in (begin, end))
-    made = {event: None for event in timeline.events[begin:end] if event > 0}
-    for event in timeline.events[begin:end]:
-        made.pop(-event, None)
+    live_at = timeline.live_indices((begin, end))
+    earlier = {*live_at[begin]}
     return StepGrowth(
         steps,
         counted,
         grown,
         difference_between(before, now, _MOMENT),
-        tuple(event - 1 for event in made),
+        tuple(index for index in live_at[end] if index not in earlier),
         end,
     )
 

@@ -206,13 +206,7 @@ class Scaling:
             position = peaks.get(PEAK_FIELDS[figure], (0, 0))[1]
         else:
             raise UsageError(f"{figure!r}: expected 'peak' or one of {', '.join(PEAK_FIELDS)}")
-        live: dict[int, None] = {}
-        for event in timeline.events[:position]:
-            if event > 0:
-                live[event - 1] = None
-            else:
-                live.pop(-event - 1, None)
-        return list(live)
+        return timeline.live_indices([position])[position]
 
     def _timeline_of(
         self, sizes: Mapping[str, int], known: Mapping[int, int] = MappingProxyType({})

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate, starmap
+from itertools import starmap
 from math import isfinite
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -323,9 +323,7 @@ Outline = tuple[Stretch, ...]
 
 def outline_of(timeline: Timeline, points: int = POINTS) -> Outline:
     """Return the outline of a timeline in about as many ``points``."""
-    sizes = [0, *(allocation.nbytes for allocation in timeline.allocations)]
-    steps = (sizes[event] if event > 0 else -sizes[-event] for event in timeline.events)
-    live = [0, *accumulate(steps)]
+    live = timeline.live()
     peak = max(live)
     spans = [span for span in timeline.spans() if span[1] > span[0]]
     if not spans or peak <= 0:

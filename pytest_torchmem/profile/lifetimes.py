@@ -4,7 +4,6 @@ Everything is read from the order of events: what a forward makes and the backwa
 for it; what outlives the backward is held by the program.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -112,20 +111,3 @@ class Lifetimes:
             if start < position <= stop or (position == 0 and place == 0):
                 return self.steps[place]
         return self.steps[-1] if self.steps else 0
-
-
-def live_indices(timeline: Timeline, positions: Collection[int]) -> dict[int, list[int]]:
-    """Return which allocations are alive after the first so many events, in the order of making."""
-    live: dict[int, None] = {}
-    found: dict[int, list[int]] = {}
-    wanted = sorted(set(positions))
-    at = 0
-    for position in wanted:
-        for event in timeline.events[at:position]:
-            if event > 0:
-                live[event - 1] = None
-            else:
-                live.pop(-event - 1, None)
-        at = position
-        found[position] = list(live)
-    return found

@@ -136,7 +136,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 def sparkline(timeline: Timeline, width: int = 40) -> str:
     """Return the largest bytes alive in each of ``width`` equal stretches, from 0 to the peak."""
-    live = timeline.live_bytes()
+    live = timeline.live()[1:]
     peak, width = max(live, default=0), min(width, len(live))
     if peak <= 0:
         return ""

@@ -15,8 +15,7 @@ from pytest_torchmem.units import format_size
 def describe(allocation: Allocation) -> str:
     """Return what an allocation is in a few words: its label or module, and its geometry."""
     name = allocation.label or allocation.origin.module
-    geometry = f"{allocation.dtype}{list(allocation.shape)}" if allocation.dtype else ""
-    return " ".join(part for part in (name, geometry) if part)
+    return " ".join(part for part in (name, allocation.tensor) if part)
 
 
 _ALIVE = "alive at the peak"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -83,6 +83,11 @@ class Allocation(NamedTuple):
     confidence: Confidence = Confidence.EXACT
     """How sure the bytes are; only what a library decides on can be less than exact."""
 
+    @property
+    def tensor(self) -> str:
+        """Type and shape, "" for what is no tensor."""
+        return f"{self.dtype}{list(self.shape)}" if self.dtype else ""
+
 
 _AT_ONCE = 1 << 16
 """Events whose live bytes are in memory together where only the highest of them is asked for."""
@@ -145,18 +150,26 @@ class Timeline:
 
     def live_in_order(self, position: int) -> list[Allocation]:
         """Return what was alive after the first ``position`` events, in the order of making."""
+        return [self.allocations[index] for index in self.live_indices([position])[position]]
+
+    def live_indices(self, positions: Collection[int]) -> dict[int, list[int]]:
+        """Return which allocations are alive after so many events each, in the order of making."""
         live: dict[int, None] = {}
-        for event in self.events[:position]:
-            if event > 0:
-                live[event] = None
-            else:
-                live.pop(-event, None)
-        allocations = self.allocations
-        return [allocations[event - 1] for event in live]
+        found: dict[int, list[int]] = {}
+        at = 0
+        for position in sorted(set(positions)):
+            for event in self.events[at:position]:
+                if event > 0:
+                    live[event - 1] = None
+                else:
+                    live.pop(-event - 1, None)
+            at = position
+            found[position] = list(live)
+        return found
 
     def live_bytes(self) -> list[int]:
         """Return the bytes live after each event."""
-        return list(accumulate(map(self.changes().__getitem__, self.events)))
+        return [*self.live()[1:]]
 
     def live(self) -> array[int]:
         """Return the bytes live before the first event, which are none, and after each."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.figures import END, HOST, PEAKS, RETAINED
-from pytest_torchmem.profile.lifetimes import Lifetimes, Role, live_indices
+from pytest_torchmem.profile.lifetimes import Lifetimes, Role
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
 from pytest_torchmem.profile.timeline import Phase, Timeline
 
@@ -147,7 +147,7 @@ def alive_at(timeline: Timeline, positions: Mapping[str, int], *, by_step: bool 
     Unless ``by_step``, what an earlier step made is what it was to that step.
     """
     lifetimes = Lifetimes.of(timeline)
-    live = live_indices(timeline, positions.values())
+    live = timeline.live_indices(positions.values())
     counts: dict[What, dict[str, int]] = {}
     numbers: dict[What, set[Numbers]] = {}
     kinds: dict[tuple[int, int], What] = {}
@@ -201,7 +201,7 @@ def contents_of(profile: MemoryProfile) -> dict[str, list[Allocation]]:
 
 def _end_of_forward(timeline: Timeline) -> int:
     """Return where the forward ends at whose end most is alive, as ``figures_of`` counts it."""
-    live = [0, *timeline.live_bytes()]
+    live = timeline.live()
     ends = [stop for _, stop, phase in timeline.spans() if phase is Phase.FORWARD]
     return max(ends, key=lambda stop: live[stop], default=0)
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.checks.check import watched
+from pytest_torchmem.checks.check import DeviceCheck
 from pytest_torchmem.checks.findings import Changed, Outcome
 from pytest_torchmem.checks.result import CheckResult, SnapshotResult
 from pytest_torchmem.diagnosis.causes import RULES
@@ -82,7 +82,7 @@ def judged(build: Callable[[bool], Step], device: str) -> tuple[CheckResult, Dia
     moment = comparison.grown_moment
     assert moment, comparison
     found = diagnose(before, now, moment, alive, profile)
-    seen = watched(_Target(build), key, None, profile, found)
+    seen = DeviceCheck(key, None, _Target(build), None).watched(profile, found)
     if seen is not None:
         found = diagnose(before, now, moment, alive, profile, seen)
     finding = Changed(outcome=Outcome.GREW, comparison=comparison, diagnosis=found)

@@ -253,7 +253,7 @@ def _given(evidence: Evidence, one: Allocation, row: Row) -> str:
     news = called if counted.before else "is new"
     is_given = any(read is one for read in evidence.ran.read(evidence.first(row)))
     verb = "given" if is_given else "computed of"
-    return f", {verb} {one.dtype}{list(one.shape)} of {one.origin.operator}, which {news}"
+    return f", {verb} {one.tensor} of {one.origin.operator}, which {news}"
 
 
 def _follows_new_operators(evidence: Evidence, first: Row) -> bool:
@@ -330,7 +330,7 @@ def _makes(evidence: Evidence, names: Sequence[str]) -> str:
     largest = _largest(evidence, names)
     if largest is None or not largest.dtype:
         return ""
-    return f" ({largest.dtype}{list(largest.shape)}{_of_mask(evidence, largest)})"
+    return f" ({largest.tensor}{_of_mask(evidence, largest)})"
 
 
 def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:

@@ -228,8 +228,7 @@ def _alive(alike: Alike, positions: Sequence[int]) -> dict[str, Any]:
 
 def _group(found: Allocation) -> tuple[str, ...]:
     """Return what an allocation is told by; what is alike in the layers of a model is the same."""
-    geometry = f"{found.dtype}{list(found.shape)}" if found.dtype else ""
-    name = " ".join(part for part in (fold(found.label)[0], geometry) if part)
+    name = " ".join(part for part in (fold(found.label)[0], found.tensor) if part)
     origin = found.origin
     return (describe_kind(found), fold(origin.module)[0], origin.operator, name, origin.line)
 
