@@ -57,11 +57,11 @@ class TraceContext:
         self.values = interceptor.parts.values
         self.resized = interceptor.parts.ledger.resized
         """What storages hold that have been resized, by their addresses."""
-        self.noted_tensors: list[Any] = [interceptor.parts.conversion.borrowed]
-        """Dictionaries of what is noted of tensors, which they are the weak keys of."""
+        self.own = interceptor.parts.conversion.own
+        """What is noted of the program's own tensors, modules and optimizers, if it is."""
         self._itself = weakref.ref(self)
         self.noted_contents: list[Any] = []
-        """Those of them whose notes go with a tensor's content."""
+        """Dictionaries of what is noted of tensors' contents, which they are the weak keys of."""
         self._pinned: WeakValueDictionary[int, torch.UntypedStorage] = WeakValueDictionary()
         """Real storages that count as pinned, by address."""
         self.note_module: Callable[[nn.Module], None] = lambda module: None

@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary, finalize, ref
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.attribution import Attribution
@@ -30,6 +29,7 @@ from pytest_torchmem.interception.survivors import survivor_at
 from pytest_torchmem.interception.values.contents import Assumption
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.policy import memory_for, zeros
+from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.tensors.storages import (
@@ -41,8 +41,6 @@ from pytest_torchmem.torch_private.tensors.storages import (
 from pytest_torchmem.torch_private.tensors.tensors import (
     is_view_of_another,
     read_as,
-    set_version,
-    version_of,
     view_base,
 )
 
@@ -98,9 +96,8 @@ class Conversion:
         self._ledger = ledger
         self._attribution = attribution
         self._phases = phases
-        self.borrowed: Any = WeakIdKeyDictionary()
-        """Real tensors, with the gradients that leaves came with, and with their versions. Weakly:
-        what another thread of the program made dies in the course of the trace."""
+        self.own: InPlace | None = None
+        """What is noted of the program's own tensors, modules and optimizers."""
         self.mapped = MappedFiles()
         self._met: list[StorageRecord] = []
         """Real tensors that were met, by operators that are running where the host is real."""
@@ -123,7 +120,7 @@ class Conversion:
         lent = self.lent(tensor)
         if lent is not None:
             record = self._adopt(lent, tensor)
-            self._borrow_gradient(tensor)
+            self._note_use(tensor)
             return record
         device = self._ledger.on(self._target.normalise(tensor.device))
         # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
@@ -145,7 +142,7 @@ class Conversion:
             self._note_foreign(record, storage)
         if has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
-        self._borrow_gradient(tensor)
+        self._note_use(tensor)
         return record
 
     def _note_foreign(self, record: StorageRecord, storage: torch.UntypedStorage) -> None:
@@ -229,15 +226,11 @@ class Conversion:
             self._contents.assume(record, lent.assumed)
         return record
 
-    def _borrow_gradient(self, tensor: Tensor) -> None:
-        """Take note of the gradient that a leaf came with, and of a tensor's version."""
+    def _note_use(self, tensor: Tensor) -> None:
         # What a program takes of a weight first may be a view of it, such as its transpose.
         owner = view_base(tensor) if is_view_of_another(tensor) else tensor
-        if owner is None or owner in self.borrowed:
-            return
-        version = -1 if owner.is_inference() else version_of(owner)
-        leaf = owner.requires_grad and owner.is_leaf
-        self.borrowed[owner] = (owner.grad,) if leaf else (), version
+        if owner is not None and self.own is not None:
+            self.own.note_use(owner)
 
     def write_back(self, tensor: Tensor) -> None:
         """Write the result of an operator into a real tensor; an unknown result makes it hollow.
@@ -266,8 +259,6 @@ class Conversion:
             if not record.hollow and self._ledger.records.get(record.address) is record:
                 self._ledger.forget(record)
         del self._met[kept:]
-        if not kept:
-            self.borrowed.clear()
 
     def meet(
         self,
@@ -311,17 +302,6 @@ class Conversion:
             if record.hollow or not self._values.worth_knowing(tensor.dtype, elements):
                 return
         self._contents.remember(record, tensor)
-
-    def return_borrowed(self) -> None:
-        """Give the program's own tensors their gradients and versions back, so that tensors saved
-        before count as unmodified.
-        """
-        for tensor, (gradient, version) in list(self.borrowed.items()):
-            for one in gradient:
-                tensor.grad = one
-            if version >= 0 and version_of(tensor) != version:
-                set_version((tensor,), (version,))
-        self.borrowed.clear()
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
         """Return a hollow tensor, on ``device``, for what C++ made of Python numbers.

@@ -451,16 +451,20 @@ class Interceptor:
                     return self.parts.order.around(run)
         return run
 
-    def enter_optimizer(self) -> None:
+    def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Begin an optimizer's step."""
+        own = self.parts.conversion.own
         with self.threads.turn():
+            if own is not None:
+                own.note_optimizer(optimizer)
             self.parts.numbers.settle()
             self.parts.phases.enter_optimizer()
 
-    def leave_optimizer(self) -> None:
+    def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """End an optimizer's step."""
         with self.threads.turn():
             self.parts.phases.leave_optimizer()
+        self.parts.attribution.note_optimizer(optimizer)
 
     def meet(self, tensor: Tensor, device: torch.device = _CPU, **hollow: Any) -> None:
         """Book a tensor that was made just now on ``device`` without an operator."""

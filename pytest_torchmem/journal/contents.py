@@ -8,9 +8,9 @@ over.
 
 import operator
 from abc import ABCMeta
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from enum import EnumMeta
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 from weakref import ref
 
 from torch import Tensor, nn
@@ -38,54 +38,52 @@ _AS_THEY_ARE = _QUICK | CHANGEABLE
 """What is noted of objects of these types keeps none of the program's alive."""
 _DEEPEST = 3
 """Levels of containers and objects that are looked into."""
-_GONE: Any = object()
+GONE: Any = object()
 """Stands for what was there before, and is no more."""
 
 
-class Held(Protocol):
-    """What holds tensors and modules weakly, by their ids."""
+class Reference:
+    """What stands for something that is held elsewhere, or not kept alive."""
 
-    def keys(self) -> Set[int]: ...
-
-    def __getitem__(self, key: int) -> Any: ...
-
-
-class _Given(NamedTuple):
-    """Stands for a tensor or module that is held elsewhere."""
-
-    held: Held
-    key: int
+    __slots__ = ()
 
     def found(self) -> Any:
-        return self.held[self.key]
+        """Return that, ``GONE`` if it is no more."""
+        raise NotImplementedError
 
 
-class _Weak(ref):  # type: ignore[type-arg]
+class Weak(Reference, ref):  # type: ignore[type-arg]
     """Stands for what is not kept alive; contents may be weak references themselves."""
 
+    __slots__ = ()
+
     def found(self) -> Any:
+        """Return it."""
         one = self()
-        return _GONE if one is None else one
+        return GONE if one is None else one
 
 
-class _Parts(NamedTuple):
+class _Parts(Reference):
     """Stands for a tuple or a frozenset whose parts are not kept alive."""
 
-    kind: type
-    parts: list[Any]
+    __slots__ = ("kind", "parts")
+
+    def __init__(self, kind: type, parts: list[Any]) -> None:
+        self.kind, self.parts = kind, parts
 
     def found(self) -> Any:
-        parts = [*map(_there, self.parts)]
-        gone = any(one is _GONE for one in parts)
-        return _GONE if gone else container_of(self.kind).__new__(self.kind, parts)
+        """Return one of the same parts."""
+        parts = [*map(resolved, self.parts)]
+        gone = any(one is GONE for one in parts)
+        return GONE if gone else container_of(self.kind).__new__(self.kind, parts)
 
 
-def _there(one: Any) -> Any:
-    """Return what was noted, ``_GONE`` if it is no more."""
-    return one.found() if type(one) in (_Weak, _Given, _Parts) else one
+def resolved(one: Any) -> Any:
+    """Return what was noted, ``GONE`` if it is no more."""
+    return one.found() if isinstance(one, Reference) else one
 
 
-def _weakly(one: Any) -> Any:
+def weakly(one: Any) -> Any:
     """Return what stands for something without keeping it alive, or a tensor in it.
 
     Containers that can be changed have their own contents noted, and are themselves.
@@ -98,9 +96,9 @@ def _weakly(one: Any) -> Any:
         return one
     if container is not None:
         parts = items_of(one)
-        return one if _hold_nothing(parts) else _Parts(kind, [*map(_weakly, parts)])
+        return one if _hold_nothing(parts) else _Parts(kind, [*map(weakly, parts)])
     try:
-        return _Weak(one)
+        return Weak(one)
     except TypeError:  # ``SimpleNamespace`` for one, whose attributes are noted
         return one
 
@@ -108,26 +106,26 @@ def _weakly(one: Any) -> Any:
 class ProgramState:
     """The contents of all that a program can reach and change.
 
-    What is held ``in_place`` is not held here.
+    What is held ``elsewhere`` is not held here: references stand for it, by its ids.
     """
 
-    def __init__(self, reached: Reached, in_place: Held | None = None) -> None:
-        keys = frozenset() if in_place is None else in_place.keys()
+    def __init__(self, reached: Reached, elsewhere: Mapping[int, Reference] | None = None) -> None:
+        references = elsewhere or {}
 
-        def elsewhere(one: Any) -> Any:
-            return _Given(in_place, id(one)) if in_place and id(one) in keys else one
+        def referred(one: Any) -> Any:
+            return references.get(id(one), one)
 
         def noted(contents: Any) -> Any:
-            alone = keys.isdisjoint(map(id, _values(contents)))
-            return contents if alone else _mapped(elsewhere, contents)
+            alone = references.keys().isdisjoint(map(id, _values(contents)))
+            return contents if alone else mapped(referred, contents)
 
-        self._held = in_place is not None
+        self._held = elsewhere is not None
         self._noted = [
             (place, scope, noted(contents_of(place))) for place, scope in reached.holders
         ]
         # Of parameters no more than weak references, or it would not be seen that they are gone.
         self._parameters = [
-            (table, _mapped(elsewhere if self._held else _weakly, table))
+            (table, mapped(referred if self._held else weakly, table))
             for table in reached.parameters
         ]
 
@@ -139,9 +137,9 @@ class ProgramState:
         if self._held:
             return False
         for place, _, contents in self._noted:
-            now = contents_of(place)
-            if is_same(now, contents):
+            if _is_as(place, contents):
                 continue
+            now = contents_of(place)
             there = set(map(id, _parts(now)))
             gone = (one for one in _parts(contents) if id(one) not in there)
             if any(isinstance(one, Tensor) or not isinstance(one, PLAIN) for one in gone):
@@ -151,19 +149,19 @@ class ProgramState:
     def restore(self) -> None:
         """Give everything its contents back."""
         for place, scope, noted in self._noted:
-            now = contents_of(place)
-            if is_same(now, noted):  # as most are
+            if _is_as(place, noted):  # as most are
                 continue
-            contents = _mapped(_there, noted)
+            now = contents_of(place)
+            contents = mapped(resolved, noted)
             if scope is Scope.GLOBAL and isinstance(place, dict):
                 # What a library registers as it is imported is registered once in a process.
                 new = {key: one for key, one in now.items() if key not in contents}
                 contents |= {key: one for key, one in new.items() if is_code(one)}
             fill(place, contents, now)
         for table, noted in self._parameters:
-            found = _mapped(_there, noted)
+            found = mapped(resolved, noted)
             there = (found[name] for name, one in noted.items() if one is not None)
-            if not any(one is _GONE or one is None for one in there):
+            if not any(one is GONE or one is None for one in there):
                 fill(table, found)
 
 
@@ -180,7 +178,7 @@ class SharedState:
                 place,
                 contents
                 if _AS_THEY_ARE.issuperset(map(type, _values(contents)))
-                else _mapped(_weakly, contents),
+                else mapped(weakly, contents),
             )
             for place in (*places, *reached.parameters)
             for contents in (contents_of(place),)
@@ -202,18 +200,18 @@ class SharedState:
             if isinstance(now, dict):
                 contents: Any = {**now}
                 for name, one in now.items():
-                    before = noted.get(name, _GONE)
+                    before = noted.get(name, GONE)
                     if is_over(one, before):
-                        contents[name] = _there(before)
-                        if contents[name] is _GONE and name in noted and isinstance(place, Names):
+                        contents[name] = resolved(before)
+                        if contents[name] is GONE and name in noted and isinstance(place, Names):
                             contents[name] = None  # a tensor that is gone
-                        elif contents[name] is _GONE:
+                        elif contents[name] is GONE:
                             del contents[name]
             else:
-                contents = [*map(_there, noted)]
+                contents = [*map(resolved, noted)]
                 there = {id(one): then for one, then in zip(contents, noted, strict=True)}
-                kept = [one for one in now if not is_over(one, there.get(id(one), _GONE))]
-                if len(kept) == len(now) or any(one is _GONE for one in contents):
+                kept = [one for one in now if not is_over(one, there.get(id(one), GONE))]
+                if len(kept) == len(now) or any(one is GONE for one in contents):
                     contents = kept
             fill(place, contents, now)
 
@@ -221,7 +219,7 @@ class SharedState:
 def _is_the_same(one: Any, noted: Any) -> bool:
     """Return whether something is what was noted, or a tuple of the same."""
     if type(noted) is not _Parts:
-        return _there(noted) is one
+        return resolved(noted) is one
     found = items_of(one) if type(one) is noted.kind else []
     return len(found) == len(noted.parts) and all(map(_is_the_same, found, noted.parts))
 
@@ -230,7 +228,8 @@ def _values(contents: Any) -> Collection[Any]:
     return contents.values() if isinstance(contents, dict) else contents
 
 
-def _mapped(function: Callable[[Any], Any], contents: Any) -> Any:
+def mapped(function: Callable[[Any], Any], contents: Any) -> Any:
+    """Return contents with what a function returns for each in its place."""
     if isinstance(contents, Mapping):
         return {name: function(one) for name, one in contents.items()}
     return [*map(function, contents)]
@@ -303,6 +302,12 @@ def _parts(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
     return list(container)
+
+
+def _is_as(place: Any, noted: Any) -> bool:
+    """Return whether a place has the contents that it had; most are compared without a copy."""
+    plain = type(place) is dict or type(place) is list
+    return is_same(place if plain else contents_of(place), noted)
 
 
 def is_same(now: Any, before: Any) -> bool:

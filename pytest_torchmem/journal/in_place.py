@@ -1,31 +1,29 @@
-"""Tensors of a step on other memory for its length, and as they were afterwards.
+"""Tensors and modules of a program, given back as they were.
 
-What is exchanged is the implementation in C++ (torch/csrc/Module.cpp,
-``THPModule_swap_tensor_impl``): a tensor stays the object that it is, with its class, attributes
-and weak references, and its data, gradient, graph and version come back as they were.
+For the length of a step the tensors of a module lie on other memory. What is exchanged is the
+implementation in C++ (torch/csrc/Module.cpp, ``THPModule_swap_tensor_impl``): a tensor stays the
+object that it is, with its class, attributes and weak references, and its data, gradient, graph and
+version come back as they were. Where a program itself gives a tensor or a module something else,
+note is taken before of what it had.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
-from pytest_torchmem.journal.contents import fill
-from pytest_torchmem.journal.reached import (
-    CONTAINERS,
-    MAPPINGS,
-    PLAIN,
-    Reached,
-    container_of,
-    is_of_program,
-    items_of,
-)
+from pytest_torchmem.journal.contents import GONE, Reference, Weak, fill, mapped, resolved, weakly
+from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.step.trees import modules_by_path, tensors_in, tensors_in_tables
+from pytest_torchmem.step.trees import modules_by_path, table_of, tensors_in
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import (
@@ -37,79 +35,145 @@ from pytest_torchmem.torch_private.tensors.tensors import (
     PARAMETERS,
     exchange_implementations,
     is_wrapper,
+    own_buffers,
+    own_parameters,
     set_version,
     version_of,
     wrapped_tensors,
 )
 
-_PLAIN = frozenset(PLAIN) | {bool}
 _OF_TORCH = (Tensor, nn.Parameter)
+_TABLES = (Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)
 _HOOKS = GRADIENT_HOOKS, ACCUMULATED_HOOKS
 
 
-class Given(NamedTuple):
-    """A tensor that a step begins with, and what it is to the model."""
+class Given(Reference):
+    """A tensor that a step begins with, which is not kept alive, and what it is to the model."""
 
-    tensor: ref[Tensor]
-    kind: Kind
-    name: str
-    path: str | None
-    """That of the module which it is a parameter or buffer of; None for others."""
-    moves: bool
-    """Whether it goes to the device with the model or as an input."""
-    scripted: Any = None
-    """The module in C++ that holds it."""
+    __slots__ = ("anew", "kind", "moves", "name", "path", "scripted", "tensor")
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        kind: Kind,
+        name: str = "",
+        path: str | None = None,
+        *,
+        moves: bool = True,
+        scripted: Any = None,
+    ) -> None:
+        self.tensor, self.kind, self.name = ref(tensor), kind, name
+        self.path = path
+        """That of the module which it is a parameter or buffer of; None for others."""
+        self.moves = moves
+        """Whether it goes to the device with the model or as an input."""
+        self.scripted = scripted
+        """The module in C++ that holds it."""
+        self.anew: Tensor | None = None
+        """What takes its place where a step has let go of it."""
+
+    def found(self) -> Tensor | None:
+        """Return the tensor, or what takes its place."""
+        tensor = self.tensor()
+        return self.anew if tensor is None else tensor
 
 
 Other = Callable[[Tensor, Given], Tensor | None]
 """Makes what a tensor is to lie on for the length of a step, if it is to."""
 
 
-class _Laid(NamedTuple):
-    """A tensor that lies elsewhere, which is not kept alive, and ``own``, what it was before."""
+class _Tensor(Reference):
+    """A tensor with other data, and ``own``, which has what it had; it may be kept alive or not."""
 
-    tensor: ref[Tensor]
-    own: Tensor
-    kind: type
-    attributes: dict[str, Any]
-    hooks: list[tuple[Any, dict[int, Any]]]
-    """The tables of its hooks, and what was in them."""
+    __slots__ = ("_attributes", "_hooks", "_kind", "own", "tensor")
+
+    def __init__(self, tensor: Tensor, own: Tensor) -> None:
+        self.own, self._kind = own, type(tensor)
+        self.tensor: Callable[[], Tensor | None] = lambda: None
+        self._attributes = {**tensor.__dict__}
+        tables = [getattr(tensor, name) for name in _HOOKS]
+        self._hooks = [(table, {**table} if table else {}) for table in tables]
+
+    def found(self) -> Tensor:
+        """Return the tensor, or what takes its place."""
+        tensor = self.tensor()
+        if tensor is not None:
+            return tensor
+        if self.own.__class__ is not self._kind:
+            self._restore_attributes(self.own)
+        return self.own
+
+    def put_hooks(self, tensor: Tensor) -> None:
+        """Let a tensor whose implementation is another have its hooks, which C++ has with that."""
+        for name, (table, _) in zip(_HOOKS, self._hooks, strict=True):
+            if table:
+                setattr(tensor, name, table)
+
+    def give_back(self, tensor: Tensor) -> None:
+        """Let the tensor be what it was."""
+        _exchange(tensor, self.own)
+        self._restore_attributes(tensor)
+
+    def _restore_attributes(self, tensor: Tensor) -> None:
+        tensor.__class__ = self._kind
+        fill(tensor.__dict__, self._attributes)
+        for name, (own, before) in zip(_HOOKS, self._hooks, strict=True):
+            if getattr(tensor, name) is not own:
+                setattr(tensor, name, own)
+            if own is not None:
+                fill(own, before)
 
 
-class _Module:
-    """A module, which is not kept alive: one that a step lets go of is made anew of what it had."""
+class _Module(Reference):
+    """A module as it was, which is not kept alive: one that a step lets go of is made anew of what
+    it had.
 
-    def __init__(self, module: nn.Module) -> None:
+    ``beside``: the contents of tables that it had beside those of hooks, and no other attributes.
+    """
+
+    def __init__(self, module: nn.Module, beside: Mapping[str, Any] | None = None) -> None:
         self._kind, self._own = type(module), vars(module)
-        self._hooks = {name: {**self._own[name]} for name in HOOK_TABLES if self._own.get(name)}
+        self._names = None if beside is None else frozenset(self._own)
+        self.tables: dict[str, dict[Any, Any]] = {
+            name: {**self._own[name]} for name in HOOK_TABLES if self._own.get(name)
+        }
+        self.tables |= beside or {}
         self._anew: nn.Module | None = None
-        tables = [self._own.get(name) for name in (PARAMETERS, BUFFERS, CHILDREN)]
+        names = (PARAMETERS, BUFFERS, CHILDREN) if beside is None else ()
+        self.module: ref[nn.Module] = ref(module, partial(_clear, [*map(self._own.get, names)]))
 
-        def let_go(_: object) -> None:
-            for table in tables:  # which only the module had, and of which note was taken
-                if isinstance(table, dict):
-                    table.clear()
-
-        self._module = ref(module, let_go)
-
-    @property
-    def module(self) -> nn.Module:
+    def found(self) -> nn.Module:
         """Return the module, or one that takes its place."""
-        found = self._module()
+        found = self.module()
         if found is None:
             found = self._anew = self._anew or object.__new__(self._kind)
             found.__dict__ = self._own
         return found
 
     def restore(self) -> None:
-        """Give it back its class and hooks."""
-        module = self._module()
+        """Give it back its class and tables; of what was in these and is gone, what is there now
+        stays.
+        """
+        module, own = self.module(), self._own
         if module is not None and type(module) is not self._kind:
             module.__class__ = self._kind  # as a lazy one changes it
-        for name in HOOK_TABLES:
-            before = self._hooks.get(name, {})
-            if ((now := self._own.get(name)) or before) and now is not None:
-                fill(now, before)
+        if self._names is not None:
+            for name in own.keys() - self._names:
+                del own[name]
+        for name in (*HOOK_TABLES, *self.tables):
+            now, before = own.get(name), self.tables.get(name)
+            if now or before:
+                table = own.setdefault(name, {})  # the same dictionary: others may hold it
+                found = mapped(resolved, before or {}).items()
+                kept = ((key, table.get(key, GONE) if one is GONE else one) for key, one in found)
+                fill(table, {key: one for key, one in kept if one is not GONE})
+
+
+def _clear(tables: Iterable[Any], _: object) -> None:
+    """Clear tables which only a module had, and of which note was taken."""
+    for table in tables:
+        if isinstance(table, dict):
+            table.clear()
 
 
 class _Lies(NamedTuple):
@@ -168,63 +232,60 @@ class InPlace:
         loss_fn: Any = None,
     ) -> None:
         self.given: dict[int, Given] = {}
-        self._laid: dict[int, _Laid] = {}
+        self.modules: dict[int, _Module] = {}
+        self._laid: dict[int, _Tensor] = {}
         self._scripted: list[tuple[Given, Tensor]] = []
         self._gradients: list[tuple[ref[Tensor], Tensor | None]] = []
         """Those of tensors whose parts lie elsewhere."""
-        self._gone: dict[int, Tensor] = {}
-        """What takes the place of tensors that a step has let go of."""
-        self.modules: dict[int, _Module] = {}
-        self._lie = [one for one in map(_Lies.of, reached.tensors) if one is not None]
+        self._lie: list[_Lies] = []
+        """Tensors that stay where they are."""
+        self._changed: Any = WeakIdKeyDictionary()
+        """Modules that a program changes. Weakly: one that it makes on another thread dies."""
+        self._moved: Any = WeakIdKeyDictionary()
+        """Tensors to which it gives other data."""
+        self._buffers: Any = WeakIdKeyDictionary()
+        """Buffers of modules to which it gives others, by name."""
+        self._used: Any = WeakIdKeyDictionary()
+        """Gradients of leaves, and versions of tensors, that it uses."""
+        self._optimizers: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
+        """States of optimizers that step, None of its own."""
+        self.by_tensor = self._moved, self._used
         with DisableTorchFunctionSubclass():
-            roots = [target] if isinstance(target, nn.Module) else []
             self._note_modules(target, "")
             for position, value in enumerate(args):
-                roots += self._note_value(value, f"input {position}")
+                self._note_value(value, f"input {position}")
             for name, value in kwargs.items():
-                roots += self._note_value(value, name)
-            if isinstance(loss_fn, nn.Module):
-                self._note_modules(loss_fn, "loss_fn.")
-                roots.append(loss_fn)
-            for tensor in _tensors_beside(roots):
-                self._note(tensor, _kind_of(tensor), "", None, moves=False)
+                self._note_value(value, name)
+            self._note_modules(loss_fn, "loss_fn.")
+            for tensor in reached.held_tensors():
+                if id(tensor) not in self.given:
+                    self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
+            self._stay(one for one in reached.tensors if id(one()) not in self.given)
 
-    def _note_value(self, value: Any, name: str) -> list[Any]:
+    def _stay(self, tensors: Iterable[ref[Tensor]]) -> None:
+        self._lie += [one for one in map(_Lies.of, tensors) if one is not None]
+
+    def _note_value(self, value: Any, name: str) -> None:
         self._note_modules(value, f"{name}.")
         for tensor in tensors_in(value):
-            self._note(tensor, Kind.INPUT, name, None)
-        return [value]
+            if id(tensor) not in self.given:
+                self.given[id(tensor)] = Given(tensor, Kind.INPUT, name)
 
     def _note_modules(self, root: Any, prefix: str) -> None:
-        if not isinstance(root, nn.Module):
-            return
-        modules = modules_by_path(root)
-        by_path = dict(modules)
-        for module in by_path.values():
+        for path, module in modules_by_path(root) if isinstance(root, nn.Module) else ():
             if id(module) not in self.modules:
                 self.modules[id(module)] = _Module(module)
-        found: dict[str, list[tuple[Tensor, Kind, str]]] = {path: [] for path in by_path}
-        for kind, table in ((Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)):
-            for path, name, tensor in tensors_in_tables(modules, table):
-                found[path].append((tensor, kind, f"{path}.{name}" if path else name))
-        for path, module in modules:
             scripted = module if isinstance(module, torch.jit.ScriptModule) else None
-            place = None if prefix else path
-            for tensor, kind, name in found[path]:
-                self._note(tensor, kind, prefix + name, place, scripted=scripted)
+            begin, place = f"{prefix}{path}." if path else prefix, None if prefix else path
+            for kind, table in _TABLES:
+                for name, tensor in table_of(module, table):
+                    if tensor is not None and id(tensor) not in self.given:
+                        given = Given(tensor, kind, begin + name, place, scripted=scripted)
+                        self.given[id(tensor)] = given
 
-    def _note(
-        self,
-        tensor: Tensor,
-        kind: Kind,
-        name: str,
-        path: str | None,
-        *,
-        moves: bool = True,
-        scripted: Any = None,
-    ) -> None:
-        if id(tensor) not in self.given:
-            self.given[id(tensor)] = Given(ref(tensor), kind, name, path, moves, scripted)
+    def references(self) -> Mapping[int, Reference]:
+        """Return what stands for its tensors and modules, by their ids."""
+        return {**self.given, **self.modules}
 
     def own_bytes(self) -> int:
         """Return what the elements of the target's own dense tensors take."""
@@ -236,26 +297,28 @@ class InPlace:
                 if one is not None and one.layout is torch.strided and not is_lazy(one)
             )
 
+    # -- a step on other memory --------------------------------------------------------------------
+
     def lay(self, other: Other) -> None:
         """Let the tensors of the step lie on what ``other`` makes of them."""
-        self._gone.clear()
         torch.clear_autocast_cache()  # which refers weakly to what it has cast
         with DisableTorchFunctionSubclass():
             for given in self.given.values():
-                tensor = given.tensor()
+                given.anew, tensor = None, given.tensor()
                 if tensor is not None:
                     self._lay(tensor, given, other)
 
     def _lay(self, tensor: Tensor, given: Given, other: Other) -> None:
         if id(tensor) in self._laid:
             return
-        if is_wrapper(tensor):
+        if type(tensor) not in _OF_TORCH and is_wrapper(tensor):
             self._gradients.append((ref(tensor), _gradient(tensor)))
             for part in wrapped_tensors(tensor):
                 self._lay(part, given, other)
             return
         made = other(tensor, given)
         if made is None:
+            self._stay((ref(tensor),))
             return
         gradient = _gradient(tensor)
         if made.requires_grad != tensor.requires_grad:
@@ -266,34 +329,94 @@ class InPlace:
             setattr(given.scripted, name, nn.Parameter(made) if parameter else made)
             self._scripted.append((given, tensor))
             return
-        hooks = [getattr(tensor, name) for name in _HOOKS]
-        before = [(table, {**(table or {})}) for table in hooks]
-        attributes = {**tensor.__dict__}
+        laid = _Tensor(tensor, made)
         _exchange(tensor, made)
-        self._laid[id(tensor)] = _Laid(ref(tensor), made, type(tensor), attributes, before)
-        for name, table in zip(_HOOKS, hooks, strict=True):
-            if table:
-                setattr(tensor, name, table)  # which C++ has with the implementation
+        laid.tensor = ref(tensor)
+        self._laid[id(tensor)] = laid
+        laid.put_hooks(tensor)
         if gradient is not None:
-            self._lay(gradient, given._replace(kind=Kind.OTHER, name="", path=None), other)
+            self._lay(gradient, Given(gradient, Kind.OTHER, moves=given.moves), other)
             tensor.grad = gradient
 
+    # -- what a program changes itself -------------------------------------------------------------
+
+    def note_use(self, tensor: Tensor) -> None:
+        """Take note of the gradient and version of a tensor that an operator is about to use."""
+        if tensor not in self._used:
+            version = -1 if tensor.is_inference() else version_of(tensor)
+            leaf = tensor.requires_grad and tensor.is_leaf
+            self._used[tensor] = (tensor.grad,) if leaf else (), version
+
+    def note_data(self, tensor: Tensor) -> None:
+        """Take note of the data of a tensor that is about to be given other."""
+        if tensor not in self._moved:
+            own = tensor.data
+            own.requires_grad_(tensor.requires_grad)
+            own.grad = _gradient(tensor)
+            self._moved[tensor] = _Tensor(tensor, own)
+
+    def knows(self, module: nn.Module) -> bool:
+        """Return whether note was taken of a module."""
+        given = self.modules.get(id(module))
+        return (given is not None and given.module() is module) or module in self._changed
+
+    def note_module(self, module: nn.Module, beside: dict[str, Any]) -> None:
+        """Take note of a module whose hooks, parameters, children and what it has ``beside`` are
+        about to be others.
+        """
+        own = vars(module)
+        tables = {name: mapped(weakly, own[name]) for name in (PARAMETERS, CHILDREN)}
+        self._changed[module] = _Module(module, tables | beside)
+
+    def keep(self, module: nn.Module, name: str, when_gone: Callable[[Tensor], object]) -> None:
+        """Keep the data that a parameter of a module came with, or one on ``meta`` itself.
+
+        ``when_gone`` is called with the data when the parameter itself is gone.
+        """
+        parameter, changed = own_parameters(module).get(name), self._changed.get(module)
+        if parameter is None or changed is None or parameter not in self._moved:
+            return
+        held, moved = changed.tables[PARAMETERS], self._moved[parameter]
+        weak = held.get(name)
+        if type(weak) is not Weak or weak() is not parameter:
+            return  # it is kept, or of the trace
+        if moved.own.is_meta:
+            held[name] = parameter
+            return
+        moved.tensor = ref(parameter, partial(_call_with, when_gone, moved.own))
+        held[name] = moved
+
+    def keep_buffer(self, module: nn.Module, name: str, buffer: Tensor) -> None:
+        """Keep a buffer in whose place another is about to be."""
+        self._buffers.setdefault(module, {}).setdefault(name, buffer)
+
+    def note_optimizer(self, optimizer: Optimizer, *, is_new: bool = False) -> None:
+        """Take note of the state of an optimizer that is about to step; a new one keeps its own."""
+        if is_new:
+            self._optimizers[optimizer] = None
+        elif optimizer not in self._optimizers:
+            self._optimizers[optimizer] = {
+                key: copy(one) if isinstance(one, dict) else one
+                for key, one in optimizer.state.items()
+            }
+
+    # -- and given back ----------------------------------------------------------------------------
+
     def restore(self) -> None:
-        """Let all lie as it did."""
+        """Let all be as it was."""
         torch.clear_autocast_cache()
         with DisableTorchFunctionSubclass():
+            self._undo_changes()
             while self._scripted:
                 given, tensor = self._scripted.pop()
                 setattr(given.scripted, given.name.rpartition(".")[2], tensor)
             while self._laid:
                 key, laid = self._laid.popitem()
                 own = laid.tensor()
-                if own is None:
-                    own = self._gone[key] = laid.own
-                else:
-                    _exchange(own, laid.own)
-                own.__class__ = laid.kind
-                _restore_attributes(own, laid)
+                if own is not None:
+                    laid.give_back(own)
+                elif key in self.given:
+                    self.given[key].anew = laid.found()
             for holder, gradient in self._gradients:
                 if (wrapper := holder()) is not None:
                     wrapper.grad = gradient
@@ -303,16 +426,30 @@ class InPlace:
         for module in self.modules.values():
             module.restore()
 
-    def keys(self) -> Set[int]:
-        """Return the ids of its tensors and modules."""
-        return self.given.keys() | self.modules.keys()
+    def _undo_changes(self) -> None:
+        for changed in [*self._changed.values()]:
+            changed.restore()
+        for tensor, moved in [*self._moved.items()]:
+            if not moved.own.is_meta and _place(tensor) != _place(moved.own):
+                _let_lie(tensor, moved.own, moved.own.grad)
+        for module, named in [*self._buffers.items()]:
+            own_buffers(module).update(named)
+        for tensor, (gradients, version) in [*self._used.items()]:
+            for gradient in gradients:
+                tensor.grad = gradient
+            if version >= 0 and version_of(tensor) != version:
+                set_version((tensor,), (version,))
+        for optimizer, state in [*self._optimizers.items()]:
+            if state is not None:
+                optimizer.state.clear()
+                optimizer.state.update(state)
+        for notes in (self._changed, self._moved, self._buffers, self._used, self._optimizers):
+            if notes:
+                notes.clear()
 
-    def __getitem__(self, key: int) -> Any:
-        """Return a tensor or module by its ``id``, or what takes its place."""
-        if key in self.modules:
-            return self.modules[key].module
-        gone = self._gone.get(key)
-        return self.given[key].tensor() if gone is None else gone
+
+def _call_with(function: Callable[[Tensor], object], tensor: Tensor, _: object) -> None:
+    function(tensor)
 
 
 def _exchange(tensor: Tensor, other: Tensor) -> None:
@@ -323,22 +460,22 @@ def _exchange(tensor: Tensor, other: Tensor) -> None:
         both = tensor, other
         data, gradients = [one.data for one in both], [_gradient(one) for one in both]
         for one, lies, gradient in zip(both, reversed(data), reversed(gradients), strict=True):
-            one.grad = None
-            one.data = lies
-            one.grad = gradient
+            _let_lie(one, lies, gradient)
 
 
-def _restore_attributes(tensor: Tensor, laid: _Laid) -> None:
-    fill(tensor.__dict__, laid.attributes)
-    for name, (own, before) in zip(_HOOKS, laid.hooks, strict=True):
-        if getattr(tensor, name) is not own:
-            setattr(tensor, name, own)
-        if own is not None:
-            fill(own, before)
+def _let_lie(tensor: Tensor, data: Tensor, gradient: Tensor | None) -> None:
+    tensor.grad = None
+    tensor.data = data
+    tensor.grad = gradient
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Return what differs between two tensors that are not on the same memory."""
+    return storage_address(tensor), int(tensor.storage_offset())
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:
@@ -353,25 +490,3 @@ def _gradient(tensor: Tensor) -> Tensor | None:
 
 def _kind_of(tensor: Tensor) -> Kind:
     return Kind.PARAMETER if isinstance(tensor, nn.Parameter) else Kind.OTHER
-
-
-def _tensors_beside(waiting: list[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among the attributes of objects, and of those that these hold."""
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop()
-        kind = type(one)
-        if kind in _PLAIN or id(one) in seen or (kind in CONTAINERS and not one):
-            continue
-        if kind not in CONTAINERS and isinstance(one, PLAIN):
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            yield one
-            continue
-        container = container_of(kind)
-        if container is not None:
-            waiting += container.values(one) if container in MAPPINGS else items_of(one)
-        own = getattr(one, "__dict__", None)
-        if type(own) is dict and is_of_program(kind):
-            waiting += own.values()

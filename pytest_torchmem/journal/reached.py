@@ -7,7 +7,7 @@ import sys
 import types
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dis import get_instructions, opmap
 from enum import IntEnum
@@ -19,7 +19,12 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS
+from pytest_torchmem.torch_private.tensors.tensors import (
+    BUFFERS,
+    CHILDREN,
+    PARAMETERS,
+    UNSAVED_BUFFERS,
+)
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _DESCRIPTORS = (
@@ -156,6 +161,9 @@ _QUICK = frozenset({bool, *PLAIN}) - {type}
 """The same for most objects, told by their own type."""
 _CODE = frozenset({type, ABCMeta, types.ModuleType, *FUNCTIONS})
 """Types of most of what a file defines."""
+_CALLED = frozenset({types.FunctionType, types.MethodType, partial})
+_STAYS = frozenset(vars(nn.Module())) - {BUFFERS, CHILDREN, UNSAVED_BUFFERS}
+"""Attributes of every module that do not change with a step; of parameters there is a list."""
 _STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 
 
@@ -190,54 +198,82 @@ class Reached:
         self.parameters: list[dict[str, Tensor | None]] = []
         """Tables of modules' parameters."""
         self.tensors: list[ref[Tensor]] = []
+        """Other tensors."""
         self._keep: list[Any] = []
         """What was looked at lives on, so that no other object gets its address."""
         self._seen: set[int] = set()
         self._kinds: set[type] = set()
+        self._called: list[tuple[Any, Scope]] | None = []
+        """Functions, which are followed when all is found that the arguments hold."""
         self._waiting: dict[Scope, list[Any]] = {scope: [] for scope in Scope}
-        self._waiting[Scope.OWN] = [target, *arguments]
-        for scope in Scope:
-            while (waiting := self._waiting[scope]) and len(self._seen) < _MOST:
-                self._waiting[scope] = []
-                self._walk(waiting, scope)
+        roots = [target, *arguments]
+        held = (one for one in roots if isinstance(one, nn.Module) or not callable(one))
+        self._waiting[Scope.OWN] += held
+        self._walk_scopes(Scope.OWN, Scope.MODULE)
+        self._held = len(self.parameters), len(self.tensors)
+        self._waiting[Scope.OWN] += roots
+        called, self._called = self._called, None
+        for function, scope in called:
+            self._waiting[scope] += self._of_callable(function, scope)
+        self._walk_scopes(*Scope)
         self._look_at_classes()
         self._keep.clear()
 
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that the arguments hold, beside those that functions use."""
+        parameters, tensors = self._held
+        for table in self.parameters[:parameters]:
+            yield from (one for one in table.values() if one is not None)
+        found = (one() for one in self.tensors[:tensors])
+        yield from (one for one in found if one is not None)
+
+    def _walk_scopes(self, *scopes: Scope) -> None:
+        for scope in scopes:
+            while (waiting := self._waiting[scope]) and len(self._seen) < _MOST:
+                self._waiting[scope] = []
+                self._walk(waiting, scope)
+
     def _walk(self, waiting: list[Any], scope: Scope, levels: int = _MOST) -> None:
-        while waiting and levels and len(self._seen) < _MOST:
+        seen, keep = self._seen, self._keep
+        while waiting and levels and len(seen) < _MOST:
             found: list[Any] = []
             for one in waiting:
                 if type(one) in _QUICK:
                     continue
-                if id(one) in self._seen or isinstance(one, _WITHOUT_STATE):
+                if id(one) in seen or isinstance(one, _WITHOUT_STATE):
                     if isinstance(one, Tensor):
                         self.tensors.append(ref(one))
                     continue
-                self._seen.add(id(one))
-                self._keep.append(one)
-                found.extend(self._inside(one, scope))
+                seen.add(id(one))
+                keep.append(one)
+                found += self._inside(one, scope)
             waiting, levels = found, levels - 1
 
-    def _inside(self, one: Any, scope: Scope) -> Iterator[Any]:
-        """Note what can be changed of an object, and yield where to look next."""
+    def _inside(self, one: Any, scope: Scope) -> Iterable[Any]:
+        """Note what can be changed of an object, and return where to look next."""
         kind = type(one)
         container = container_of(kind)
-        if container in CHANGEABLE:
-            self.holders.append(Holder(one, scope))
         if container is not None:
-            yield from list(container.values(one) if container in MAPPINGS else items_of(one))
-        if container is kind:
-            return
-        if kind is types.FunctionType:
-            yield from self._of_function(one, scope)
-        elif kind is types.MethodType:
-            yield from (one.__self__, one.__func__)
-        elif kind is partial:
-            yield from (one.func, one.args, one.keywords)
+            if container in CHANGEABLE:
+                self.holders.append(Holder(one, scope))
+            inside = list(container.values(one)) if container in MAPPINGS else items_of(one)
+            return inside if container is kind else [*inside, *self._of_object(one, scope)]
+        if kind in _CALLED:
+            if self._called is None:
+                return self._of_callable(one, scope)
+            self._called.append((one, scope))
         elif isinstance(one, type):
             self._kinds.add(one)
         elif is_of_program(kind):
-            yield from self._of_object(one, scope)
+            return self._of_object(one, scope)
+        return ()
+
+    def _of_callable(self, one: Any, scope: Scope) -> Iterable[Any]:
+        if type(one) is types.FunctionType:
+            return self._of_function(one, scope)
+        if type(one) is types.MethodType:
+            return one.__self__, one.__func__
+        return one.func, one.args, one.keywords
 
     def _of_function(self, function: types.FunctionType, scope: Scope) -> Iterator[Any]:
         """Yield what a function has at hand, and note the globals that it names."""
@@ -259,26 +295,24 @@ class Reached:
             named = (name for name in code.co_names if name in variables)
             self._waiting[Scope.GLOBAL] += map(variables.__getitem__, named)
 
-    def _of_object(self, one: Any, scope: Scope) -> Iterator[Any]:
+    def _of_object(self, one: Any, scope: Scope) -> list[Any]:
+        """Note the attributes of an object, and return them; those of a module wait."""
         self._kinds.add(type(one))
-        own = getattr(one, "__dict__", None)
-        module = isinstance(one, nn.Module)
-        if module:
-            scope = max(scope, Scope.MODULE)
+        own, module = getattr(one, "__dict__", None), isinstance(one, nn.Module)
+        inside: list[Any] = []
+        scope = max(scope, Scope.MODULE) if module else scope
         if type(own) is dict:
             self.holders.append(Holder(own, Scope.MODULE if module else scope))
-            for name, value in own.items():
-                # Of a module's own tables only these change with a step.
-                if module and name == PARAMETERS:
-                    self.parameters.append(value)
-                elif module and not name.endswith(("hooks", "hooks_with_kwargs")):
-                    self._waiting[scope].append(value)
-                elif not module:
-                    yield value
+            if not module:
+                inside += own.values()
+            else:
+                self._waiting[scope] += [own[name] for name in own if name not in _STAYS]
+                self.parameters += [own[name] for name in (PARAMETERS,) if name in own]
         slots = names_of_slots(one)
         if slots is not None:
             self.holders.append(Holder(slots, scope))
-            yield from slots.read().values()
+            inside += slots.read().values()
+        return inside
 
     def _look_at_classes(self) -> None:
         """Note what can be changed of classes, and of the files that define those of modules."""

@@ -132,7 +132,7 @@ def following_phases(meter: PhaseMeter) -> Iterator[Callable[[], None]]:
     with (
         engine_runs(backward),
         outermost_module_calls(module_call),
-        optimizer_steps(partial(note, phases.begin, Phase.OPTIMIZER), partial(note, phases.end)),
+        optimizer_steps(lambda _: note(phases.begin, Phase.OPTIMIZER), lambda _: note(phases.end)),
     ):
         yield partial(note, phases.module_called)
 

@@ -131,27 +131,22 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
             yield
 
 
-@contextmanager
 def optimizer_steps(
-    begin: Callable[[], None],
-    end: Callable[[], None],
+    begin: Callable[[Optimizer], object],
+    end: Callable[[Optimizer], object],
     on_thread: Callable[[], bool] | None = None,
-    stepped: Callable[[Optimizer], None] | None = None,
-) -> Iterator[None]:
-    """Call ``begin`` and ``end`` around each step of an optimizer on this thread, or where
-    ``on_thread()`` is true, and ``stepped`` with the optimizer after each.
+) -> AbstractContextManager[None]:
+    """Call ``begin`` and ``end`` with each optimizer around its steps on this thread, or where
+    ``on_thread()`` is true.
     """
     is_here = on_thread or _on_this_thread()
 
     def before(optimizer: Optimizer, *_: Any) -> None:
         if is_here():
-            begin()
+            begin(optimizer)
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         if is_here():
-            end()
-            if stepped is not None:
-                stepped(optimizer)
+            end(optimizer)
 
-    with optimizer_steps_seen(before, after):
-        yield
+    return optimizer_steps_seen(before, after)

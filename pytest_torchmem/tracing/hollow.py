@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.interceptor import Interceptor
+from pytest_torchmem.interception.conversion import Conversion
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.journal.in_place import Given
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices, compressed_like
@@ -17,8 +17,8 @@ from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
 class HollowTensors:
     """Makes tensors without memory, booked on a device with the names that they go by."""
 
-    def __init__(self, interceptor: Interceptor, device: torch.device, root: nn.Module) -> None:
-        self._interceptor = interceptor
+    def __init__(self, conversion: Conversion, device: torch.device, root: nn.Module) -> None:
+        self._conversion = conversion
         self._on = device
         self._root = type(root).__name__
         self._whole = device.type == "cpu"
@@ -35,19 +35,18 @@ class HollowTensors:
         if is_lazy(tensor):
             kind: Any = type(tensor)
             return kind(False, device=self._on, dtype=tensor.dtype)  # type: ignore[no-any-return]
-        with self._interceptor.working():
-            if tensor.layout in COMPRESSED:
-                plain = tensor.detach()
-                parts = (*compressed_indices(plain), plain.values())
-                return compressed_like(tensor, *(self._hollow(part, given) for part in parts))
-            if tensor.layout is not torch.strided or tensor.is_quantized or has_dispatch(tensor):
+        if tensor.layout in COMPRESSED:
+            plain = tensor.detach()
+            parts = (*compressed_indices(plain), plain.values())
+            return compressed_like(tensor, *(self._hollow(part, given) for part in parts))
+        if tensor.layout is not torch.strided or tensor.is_quantized or has_dispatch(tensor):
+            return None
+        try:
+            return self._hollow(tensor.detach(), given)
+        except (RuntimeError, NotImplementedError):
+            if tensor.is_nested:
                 return None
-            try:
-                return self._hollow(tensor.detach(), given)
-            except (RuntimeError, NotImplementedError):
-                if tensor.is_nested:
-                    return None
-                raise
+            raise
 
     def _hollow(self, tensor: Tensor, given: Given) -> Tensor:
         """Return a hollow tensor; those that share a storage share one."""
@@ -58,7 +57,7 @@ class HollowTensors:
         owner = ""
         if given.path is not None:
             owner = f"{self._root}.{given.path}" if given.path else self._root
-        made = self._interceptor.parts.conversion.enter_tensor(
+        made = self._conversion.enter_tensor(
             tensor, self._on, given.kind, given.name, owner, self._whole
         )
         self._storages[address] = made.untyped_storage()

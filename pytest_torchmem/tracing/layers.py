@@ -29,7 +29,7 @@ from pytest_torchmem.interception.python_api.checkpoints import sparse_files
 from pytest_torchmem.interception.python_api.copies import Copies, Pickling, Swaps
 from pytest_torchmem.interception.python_api.data import data_functions, subclasses_made
 from pytest_torchmem.interception.python_api.fake_tensors import FakeTensors
-from pytest_torchmem.interception.python_api.modules import modules_given_back
+from pytest_torchmem.interception.python_api.modules import changes_noted
 from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
 from pytest_torchmem.interception.python_api.storages import RealStorages, storages_booked
 from pytest_torchmem.interception.python_api.threads import Threads
@@ -107,7 +107,7 @@ def layers(
     with ExitStack() as stack:
         stack.enter_context(keeping_forward_draws(interceptor.parts.values.forward_draws))
         stack.enter_context(LASTING.following(context))
-        stack.enter_context(python_functions(context, gives_back=not interceptor.real_host))
+        stack.enter_context(python_functions(context))
         stack.enter_context(subclasses_made(context))
         stack.enter_context(split_modules(context))
         if gpu is not None:
@@ -124,12 +124,7 @@ def layers(
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))
         stack.enter_context(engine_asked(interceptor.enter_backward, on_thread))
         stack.enter_context(
-            optimizer_steps(
-                interceptor.enter_optimizer,
-                interceptor.leave_optimizer,
-                on_thread,
-                interceptor.parts.attribution.note_optimizer,
-            )
+            optimizer_steps(interceptor.enter_optimizer, interceptor.leave_optimizer, on_thread)
         )
         stack.enter_context(interceptor.running())
         try:
@@ -139,16 +134,13 @@ def layers(
 
 
 @contextmanager
-def python_functions(trace: TraceContext, *, gives_back: bool = True) -> Iterator[None]:
-    """Let tensors without memory be copied, pickled, printed and read on the trace's threads.
-
-    ``gives_back``: real modules have their own tensors again afterwards.
-    """
+def python_functions(trace: TraceContext) -> Iterator[None]:
+    """Let tensors without memory be copied, pickled, printed and read on the trace's threads."""
     with ExitStack() as stack:
         addresses = stack.enter_context(LASTING.layer("functions of Python", _functions))
         stack.enter_context(safetensors_files(trace, addresses))
-        if gives_back:
-            stack.enter_context(modules_given_back(trace))
+        if trace.own is not None:
+            stack.enter_context(changes_noted(trace))
         yield
 
 

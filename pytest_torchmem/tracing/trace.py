@@ -31,7 +31,7 @@ from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import run_alone, undisturbed
-from pytest_torchmem.journal.process import optimizers_kept, process_kept, settings_kept
+from pytest_torchmem.journal.process import process_kept, settings_kept
 from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.garbage import without_collections
@@ -185,7 +185,7 @@ def _in_passes(
         run = partial(run, InPlace(reached), letting_go, lowering=lowering)
         return run_passes(run, machine, passes, partial(ProgramState, reached), lowering)
     in_place = InPlace(reached, target, *inputs)
-    state = ProgramState(reached, in_place)
+    state = ProgramState(reached, in_place.references())
     run = partial(run, in_place, lambda _: state.restore, lowering=lowering)
     return run_passes(run, machine, passes, lambda: state, lowering)
 
@@ -259,6 +259,7 @@ def _trace(
     attribution = Attribution()
     interceptor = Interceptor(machine, ledger, attribution, gradient_held_by_engine_alone(), values)
     interceptor.parts.conversion.lender = lender_of_standing_gpus()
+    interceptor.parts.conversion.own = in_place
     interceptor.parts.values.mailbox = mailbox
     compiled = Compiled(interceptor, mode, lowering)
 
@@ -270,14 +271,12 @@ def _trace(
         if beside_others:
             stack.enter_context(own_generators(interceptor.threads.on_thread))
         stack.enter_context(world_entered(machine.world, interceptor.threads.on_thread, mailbox))
-        stack.enter_context(optimizers_kept(interceptor.threads.on_thread))
         stack.callback(give_survivors_data, ledger, interceptor.parts.values.contents)
         if machine.world is not None:
             stack.callback(forget_meshes)
         stack.callback(giving_back(ledger))
         stack.callback(in_place.restore)
         stack.callback(ledger.give_back_outgrown)
-        stack.callback(interceptor.parts.conversion.return_borrowed)
         stack.enter_context(settings_kept(entered_settings(), of_thread=True))
         stack.enter_context(ends_once(interceptor.threads.on_thread))
         stack.enter_context(layers(interceptor, TraceContext(interceptor), memories))
@@ -342,9 +341,9 @@ def _profile(
         for name, value in kwargs.items():
             facts.given(name, tensors_in(value))
         interceptor.parts.values.expect(in_place.own_bytes())
-        with undisturbed():
-            interceptor.parts.attribution.traced = in_place.modules
-            in_place.lay(HollowTensors(interceptor, machine.device, target))
+        interceptor.parts.attribution.traced = in_place.modules
+        with undisturbed(), interceptor.working():
+            in_place.lay(HollowTensors(interceptor.parts.conversion, machine.device, target))
         fingerprint = fingerprint_of_step(ledger, machine.device)
         compiled.take(target)
         ledger.enter(Phase.FORWARD)

@@ -185,7 +185,10 @@ class Swaps:
         if not self._trace.on_thread():
             self._original(t1, t2)
             return
-        stay, move = self._trace.noted_tensors, self._trace.noted_contents
+        stay, move = (
+            self._trace.own.by_tensor if self._trace.own else (),
+            self._trace.noted_contents,
+        )
         tables = [*stay, *move]
         notes = [(table.pop(t1, _NOTHING), table.pop(t2, _NOTHING)) for table in tables]
         swapped = False

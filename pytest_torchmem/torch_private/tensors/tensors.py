@@ -53,6 +53,7 @@ PARAMETERS = private_name("torch.nn.Module._parameters")
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter(PARAMETERS)
 BUFFERS = private_name("torch.nn.Module._buffers")
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter(BUFFERS)
+UNSAVED_BUFFERS = private_name("torch.nn.Module._non_persistent_buffers_set")
 CHILDREN = private_name("torch.nn.Module._modules")
 #: The dictionaries of what is called with a module.
 HOOK_TABLES = (
