@@ -35,16 +35,12 @@ from pytest_torchmem.torch_private.dispatch.autocast import (
 )
 from pytest_torchmem.torch_private.dispatch.dispatcher import overload_of
 from pytest_torchmem.torch_private.dispatch.operators import find_operator, schema
+from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patching.patches import replaced
 from pytest_torchmem.torch_private.state.settings import own_keys_are_no_autocast
 from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another
 
-
-def _listed(names: str) -> list[str]:
-    return names.split()
-
-
-LOWER_PRECISION = _listed("""
+LOWER_PRECISION = listed("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum
     mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
@@ -53,7 +49,7 @@ LOWER_PRECISION = _listed("""
     cudnn_convolution_transpose
 """)
 
-FLOAT32 = _listed("""
+FLOAT32 = listed("""
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm
     group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
@@ -66,12 +62,10 @@ FLOAT32 = _listed("""
     upsample_bicubic2d _upsample_bicubic2d_aa
 """)
 
-FLOAT32_BY_DTYPE_ARGUMENT = _listed(
-    """
+FLOAT32_BY_DTYPE_ARGUMENT = listed("""
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
     linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
-    """
-)
+""")
 
 #: Operators that go to an overload of theirs with a ``dtype`` at the end.
 FLOAT32_BY_OVERLOAD = {
@@ -79,10 +73,8 @@ FLOAT32_BY_OVERLOAD = {
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
 }
 
-WIDEST = _listed(
-    """
-    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-    """
+WIDEST = listed(
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 )
 
 BANNED = ("binary_cross_entropy",)

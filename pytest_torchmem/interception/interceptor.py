@@ -9,7 +9,6 @@ real tensors in.
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
@@ -217,14 +216,14 @@ class Interceptor:
         """Return what is to be known of an operator on this target."""
         spec, device = spec_of(overload), self.parts.target.device.type
         if spec.name == _WRAPS:
-            return replace(spec, kind=OperatorKind.NATIVE)
+            return spec.of_kind(OperatorKind.NATIVE)
         taught = spec.on(device).taught
         if taught is not None and taught.describes_kernel:
-            return replace(spec, kind=OperatorKind.LEAF, composite=False, opaque=True)
+            return spec.of_kind(OperatorKind.LEAF, opaque=True)
         if spec.name in self.paths:
-            return replace(spec, kind=OperatorKind.DECOMPOSED)
+            return spec.of_kind(OperatorKind.DECOMPOSED)
         if spec.kind is OperatorKind.DECOMPOSED and spec.one_kernel_on(device):
-            return replace(spec, kind=OperatorKind.LEAF)
+            return spec.of_kind(OperatorKind.LEAF)
         return spec
 
     def _run_specially(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -114,6 +114,18 @@ def _elements_for(name: str, tensors: list[Tensor]) -> str:
     )
 
 
+def _fits(number: complex, dtype: torch.dtype | None) -> None:
+    """Raise what ``fill_`` does for a number that the type of a tensor does not hold;
+    native/cpu/FillKernel.cpp, fill_kernel, and those like it.
+    """
+    torch.full((), number, dtype=dtype)
+
+
+def _bias_of_product(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
+    if mat1.dim() == mat2.dim() == 2:
+        torch.zeros((), dtype=input.dtype).expand(input.shape).expand(mat1.shape[0], mat2.shape[1])
+
+
 def _range(arguments: Mapping[str, Any]) -> str:
     least, most = arguments.get("from", 0.0), arguments.get("to", 1.0)
     if least <= most:
@@ -135,6 +147,8 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
         _types(input, batch2, "self and mat2 must have the same dtype, but got {} and {}")
         or _types(batch1, batch2, "mat1 and mat2 must have the same dtype, but got {} and {}")
     ),
+    # ``expand_size`` to the product; native/LinearAlgebra.cpp and native/cuda/Blas.cpp
+    ("addmm", EVERY): _bias_of_product,
     # native/cuda/DistanceKernel.cu, cdist_kernel_impl
     ("_cdist_forward", "cuda"): lambda x1, x2: _data_of(x1, x2),
     # native/Convolution.cpp, check_input_same_type_as_parameters
@@ -215,6 +229,16 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
     ("uniform_", EVERY): _range,
     # native/cpu/HistogramKernel.cpp, histogram_histc: also where the values would say both.
     ("histc", "cpu"): lambda min=0, max=0: min > max and "torch.histc: max must be larger than min",
+    # What fills a tensor; a pad begins with one that is filled (native/ConstantPadNd.cpp).
+    ("index_fill.int_Scalar index_fill_.int_Scalar fill.Scalar fill_.Scalar", EVERY): (
+        lambda input, value: _fits(value, input.dtype)
+    ),
+    ("constant_pad_nd", EVERY): lambda input, value=0: _fits(value, input.dtype),
+    ("full", EVERY): lambda fill_value, dtype=None: _fits(fill_value, dtype),
+    ("scalar_tensor", EVERY): lambda s, dtype=None: _fits(s, dtype),
+    ("full_like new_full", EVERY): lambda input, fill_value, dtype=None: _fits(
+        fill_value, dtype or input.dtype
+    ),
     # native/ReduceAllOps.cpp
     ("max", EVERY): lambda tensors: _elements_for("max", tensors),
     ("min", EVERY): lambda tensors: _elements_for("min", tensors),
@@ -238,13 +262,6 @@ def _raising(says: Callable[..., object]) -> Callable[..., None]:
 
 for (_names, _device), _says in _REFUSALS.items():
     operator(*aten(_names)).check(_device)(_raising(_says))
-
-
-@operator("aten::addmm").check()
-def bias_of_product(input: Tensor, mat1: Tensor, mat2: Tensor) -> None:
-    """``expand_size`` to the product; native/LinearAlgebra.cpp and native/cuda/Blas.cpp."""
-    if mat1.dim() == mat2.dim() == 2:
-        torch.zeros((), dtype=input.dtype).expand(input.shape).expand(mat1.shape[0], mat2.shape[1])
 
 
 @operator(*aten("index_put index_put_ _index_put_impl_")).check()
@@ -304,38 +321,6 @@ def destination(input: Tensor, src: Tensor | complex) -> None:
     source = (src.shape, src.stride()) if isinstance(src, Tensor) else ((), ())
     if input.numel() and (input.shape, input.stride()) != source:
         written_once(input)
-
-
-@operator(*aten("index_fill index_fill_", ".int_Scalar"), *aten("fill fill_", ".Scalar")).check()
-def number_that_fills(input: Tensor, value: complex) -> None:
-    """native/cpu/FillKernel.cpp, fill_kernel, and those like it: the tensor's type holds it."""
-    torch.full((), value, dtype=input.dtype)
-
-
-@operator("aten::constant_pad_nd").check()
-def number_around(input: Tensor, value: complex = 0) -> None:
-    """native/ConstantPadNd.cpp, which begins with a tensor that is filled."""
-    number_that_fills(input, value)
-
-
-@operator("aten::full").check()
-def number_of_factory(fill_value: complex, dtype: torch.dtype | None = None) -> None:
-    """native/TensorFactories.cpp, full, which fills."""
-    torch.full((), fill_value, dtype=dtype)
-
-
-@operator("aten::scalar_tensor").check()
-def number_in_tensor(s: complex, dtype: torch.dtype | None = None) -> None:
-    """native/TensorFactories.cpp, scalar_tensor, which fills."""
-    torch.full((), s, dtype=dtype)
-
-
-@operator("aten::full_like", "aten::new_full").check()
-def number_like_another(
-    input: Tensor, fill_value: complex, dtype: torch.dtype | None = None
-) -> None:
-    """native/TensorFactories.cpp, full_like and new_full, which fill."""
-    torch.full((), fill_value, dtype=dtype or input.dtype)
 
 
 @operator("aten::ormqr").check()

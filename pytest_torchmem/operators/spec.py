@@ -1,7 +1,8 @@
 """What a trace has to know of one overload: its schema and tags, and its record, read once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -117,91 +118,10 @@ class OnDevice:
         return getattr(record, aspect).get(self._device, ()) if record is not None else ()
 
 
-@dataclass(slots=True, eq=False)
 class OperatorSpec:
     """What a trace has to know of one overload."""
 
-    overload: OpOverload
-    name: str
-    kind: OperatorKind
-    record: OperatorRecord
-    shared: OperatorRecord
-    """What is known of all of the operator's overloads."""
-    cpu: OnDevice
-    cuda: OnDevice
-    composite: bool
-    """Whether its body is a sequence of other operators, to be run for what it allocates."""
-    opaque: bool
-    """Whether its kernel is not run for values: a user's own, described without it, or c10d's."""
-    dynamic: bool
-    """Whether the shape of its outputs depends on data."""
-    random: bool
-    masks: bool
-    tensors: tuple[int, ...]
-    """Positions of the arguments that are always tensors."""
-    argument_names: tuple[str, ...]
-    mutated: tuple[int, ...]
-    """Positions of the arguments it writes to."""
-    mutated_names: tuple[str, ...]
-    """Keyword-only arguments it writes to (``out=``)."""
-    functional: bool
-    """Whether it is a collective that returns its outputs (c10d/Functional.cpp)."""
-    broadcasts: bool
-    """Whether it is such a one that sends what one process has."""
-    takes_device: bool
-    """Whether it has a ``device`` argument."""
-    makes_work: bool
-    """Whether it returns what a collective is waited for by."""
-    leaves_work: bool
-    """Whether it is a collective that has begun when it returns, and makes what is waited for."""
-    holds: tuple[tuple[int, str, Kind], ...]
-    """Positions and names of arguments, and what their storages turn out to be by this call."""
-    keeps_geometry: bool
-    """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
-    ignores_values: bool
-    """Whether it is given tensors for their shape and type, and fills its output otherwise."""
-    needs_values: bool
-    """Whether nothing is to be known of its outputs unless its arguments' values are."""
-    changes_values: bool
-    """Whether something is to be noted of values also where they are not known."""
-    checks_values: bool
-    """Whether its kernel refuses positions, which may be known where other values are not."""
-    reads_conjugates: bool
-    """Whether its kernel is given conjugates as they are, and decides itself which it copies; for
-    others the dispatcher makes them before (ATen/ConjugateFallback.cpp)."""
-    makes_empty: bool = field(init=False)
-    """Whether nobody has written to what it makes."""
-    copies_whole: bool = field(init=False)
-    """Whether it makes a copy of a tensor, also of one that nobody has written to."""
-    is_plain: bool = field(init=False)
-    """Whether it makes new tensors, where its tensors are, and does nothing else."""
-    reads_in_place: bool = field(init=False)
-    """Whether the CPU's kernel may be given a trace's own tensors, where their storages show what
-    they hold: it computes with them as they are, and resizes none."""
-
-    def __post_init__(self) -> None:
-        self.reads_in_place = not (
-            self.random or self.functional or self.opaque or self.mutated_names or self.dynamic
-        )
-        self.makes_empty = self.name.startswith(_EMPTY)
-        self.copies_whole = self.name in _COPIES
-        self.is_plain = self.needs_values and not (
-            self.mutated
-            or self.mutated_names
-            or self.record.also_writes
-            or self.record.copies_across
-            or self.holds
-            or self.dynamic
-            or self.masks
-            or self.makes_work
-            or self.leaves_work
-            or self.takes_device
-            or self.record.asks_grad_mode
-        )
-
-    @classmethod
-    def read(cls, overload: OpOverload) -> "OperatorSpec":
-        """Return what is to be known of ``overload``, from its schema."""
+    def __init__(self, overload: OpOverload) -> None:
         describe_namespace(overload.namespace)
         name = str(overload.name())
         record = find_record(name) or OperatorRecord(name)
@@ -210,73 +130,105 @@ class OperatorSpec:
             if taught is not None:
                 record = replace(record, **taught.of_the_overload())
         family = name.partition(".")[0]
-        shared = find_record(family) or OperatorRecord(family)
-        arguments = schema(overload).arguments
+        self.overload, self.name, self.record = overload, name, record
+        self.shared = find_record(family) or OperatorRecord(family)
+        """What is known of all of the operator's overloads."""
+        self.kind = record.kind or _kind_of(overload, name)
+        self.cpu, self.cuda = OnDevice(overload, "cpu"), OnDevice(overload, "cuda")
         collective = overload.namespace in COLLECTIVES
-        functional = overload.namespace == FUNCTIONAL
-        broadcasts = functional and name.startswith(_BROADCASTS)
-        written = [
-            (position, argument)
-            for position, argument in enumerate(arguments)
+        # A collective is not run on known values either: other processes would have to be there.
+        self.opaque = collective or is_opaque(overload)
+        """Whether its kernel is not run for values: a user's, described without it, or c10d's."""
+        self.composite = (
+            composite_key(overload) is not None
+            and record.kind is not OperatorKind.LEAF
+            and (not self.opaque or is_triton_operator(overload))
+        )
+        """Whether its body is a sequence of other operators, to be run for what it allocates."""
+        self.masks = record.masks
+        self.dynamic = record.data_dependent or (not record.masks and _depends_on_data(overload))
+        """Whether the shape of its outputs depends on data."""
+        self.functional = overload.namespace == FUNCTIONAL
+        """Whether it is a collective that returns its outputs (c10d/Functional.cpp)."""
+        self.broadcasts = self.functional and name.startswith(_BROADCASTS)
+        """Whether it is such a one that sends what one process has."""
+        self.makes_work = collective and any(
+            str(one.type).endswith(".c10d.Work") for one in schema(overload).returns
+        )
+        """Whether it returns what a collective is waited for by."""
+        self.leaves_work = self.functional and record.kind is not OperatorKind.NATIVE
+        """Whether it is a collective that has begun when it returns, and makes what is awaited."""
+        self.reads_conjugates = bool(self.shared.workspace) and has_kernel(name, "Conjugate")
+        """Whether its kernel is given conjugates as they are, and decides itself which it copies;
+        for others the dispatcher makes them before (ATen/ConjugateFallback.cpp)."""
+        self.makes_empty = name.startswith(_EMPTY)
+        """Whether nobody has written to what it makes."""
+        self.copies_whole = name in _COPIES
+        """Whether it makes a copy of a tensor, also of one that nobody has written to."""
+        self._read_arguments(collective)
+
+    def _read_arguments(self, collective: bool) -> None:
+        overload, record, shared, name = self.overload, self.record, self.shared, self.name
+        arguments, tags = list(enumerate(schema(overload).arguments)), overload.tags
+        written = {
+            position: argument
+            for position, argument in arguments
             if (argument.alias_info is not None and argument.alias_info.is_write)
             or (collective and _is_received(name, str(argument.name)))
-        ]
-        tags = overload.tags
-        # A collective is not run on known values either: other processes would have to be there.
-        opaque = collective or is_opaque(overload)
-        ignores_values = shared.fills in (Fills.NUMBERS, Fills.ZEROS) and any(
-            str(argument.type) == "Tensor" and position not in dict(written)
-            for position, argument in enumerate(arguments)
+        }
+        of_tensors = [(at, one) for at, one in arguments if str(one.type) == "Tensor"]
+        self.argument_names = tuple(str(argument.name) for _, argument in arguments)
+        self.tensors = tuple(at for at, one in of_tensors if not one.kwarg_only)
+        """Positions of the arguments that are always tensors."""
+        self.mutated = tuple(at for at, one in written.items() if not one.kwarg_only)
+        """Positions of the arguments it writes to."""
+        self.mutated_names = tuple(one.name for one in written.values() if one.kwarg_only)
+        """Keyword-only arguments it writes to (``out=``)."""
+        self.holds = tuple(
+            (at, one.name, record.holds[one.name])
+            for at, one in arguments
+            if one.name in record.holds
         )
-        return cls(
-            overload=overload,
-            name=name,
-            kind=record.kind or _kind_of(overload, name),
-            record=record,
-            shared=shared,
-            cpu=OnDevice(overload, "cpu"),
-            cuda=OnDevice(overload, "cuda"),
-            composite=composite_key(overload) is not None
-            and record.kind is not OperatorKind.LEAF
-            and (not opaque or is_triton_operator(overload)),
-            opaque=opaque,
-            dynamic=record.data_dependent or (not record.masks and _depends_on_data(overload)),
-            random=torch.Tag.nondeterministic_seeded in tags,
-            masks=record.masks,
-            tensors=tuple(
-                position
-                for position, argument in enumerate(arguments)
-                if not argument.kwarg_only and str(argument.type) == "Tensor"
-            ),
-            argument_names=tuple(str(argument.name) for argument in arguments),
-            mutated=tuple(position for position, argument in written if not argument.kwarg_only),
-            mutated_names=tuple(argument.name for _, argument in written if argument.kwarg_only),
-            makes_work=collective
-            and any(str(one.type).endswith(".c10d.Work") for one in schema(overload).returns),
-            leaves_work=functional and record.kind is not OperatorKind.NATIVE,
-            holds=tuple(
-                (position, argument.name, record.holds[argument.name])
-                for position, argument in enumerate(arguments)
-                if argument.name in record.holds
-            ),
-            functional=functional,
-            broadcasts=broadcasts,
-            takes_device=any(argument.name == "device" for argument in arguments),
-            keeps_geometry=torch.Tag.pointwise in tags
+        """Positions and names of arguments, and what their storages turn out to be by this call."""
+        self.takes_device = "device" in self.argument_names
+        self.random = torch.Tag.nondeterministic_seeded in tags
+        self.ignores_values = shared.fills in (Fills.NUMBERS, Fills.ZEROS) and any(
+            at not in written for at, _ in of_tensors
+        )
+        """Whether it is given tensors for their shape and type, and fills its output otherwise."""
+        self.keeps_geometry = (
+            torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
-            and [str(output.type) for output in schema(overload).returns] == ["Tensor"],
-            needs_values=not (
-                overload.namespace == "c10d"
-                or broadcasts
-                or torch.Tag.nondeterministic_seeded in tags
-                or record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
-                or ignores_values
-            ),
-            ignores_values=ignores_values,
-            changes_values=bool(record.unknown_outputs or written or record.also_writes),
-            checks_values=bool(record.check_values or shared.check_values),
-            reads_conjugates=bool(shared.workspace) and has_kernel(name, "Conjugate"),
+            and [str(output.type) for output in schema(overload).returns] == ["Tensor"]
         )
+        """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
+        even = record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
+        of_others = overload.namespace == "c10d" or self.broadcasts
+        self.needs_values = not (of_others or self.random or even or self.ignores_values)
+        """Whether nothing is to be known of its outputs unless its arguments' values are."""
+        self.changes_values = bool(record.unknown_outputs or written or record.also_writes)
+        """Whether something is to be noted of values also where they are not known."""
+        self.checks_values = bool(record.check_values or shared.check_values)
+        """Whether its kernel refuses positions, which may be known where other values are not."""
+        changes = self.mutated or self.mutated_names or record.also_writes or self.holds
+        elsewhere = self.takes_device or record.copies_across or record.asks_grad_mode
+        waits = self.makes_work or self.leaves_work
+        self.is_plain = self.needs_values and not (
+            changes or elsewhere or waits or self.dynamic or self.masks
+        )
+        """Whether it makes new tensors, where its tensors are, and does nothing else."""
+        unlike = self.random or self.functional or self.opaque or self.dynamic
+        self.reads_in_place = not (unlike or self.mutated_names)
+        """Whether the CPU's kernel may be given a trace's own tensors, where their storages show
+        what they hold: it computes with them as they are, and resizes none."""
+
+    def of_kind(self, kind: OperatorKind, *, opaque: bool = False) -> "OperatorSpec":
+        """Return the same treated as another kind; of an ``opaque`` one no body is run."""
+        made = copy(self)
+        made.kind = kind
+        if opaque:
+            made.composite, made.opaque, made.reads_in_place = False, True, False
+        return made
 
     def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the device that a call names, or None; ``prims::device_put`` takes it in order."""
@@ -443,7 +395,7 @@ def _is_received(name: str, argument: str) -> bool:
 @cache
 def spec_of(overload: OpOverload) -> OperatorSpec:
     """Return what is to be known of ``overload``."""
-    return OperatorSpec.read(overload)
+    return OperatorSpec(overload)
 
 
 #: Operators on quantized tensors and on weights that they have packed for themselves.

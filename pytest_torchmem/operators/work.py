@@ -28,19 +28,10 @@ from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload
 
 _WRITTEN_ONLY = frozenset(
-    {
-        "aten::bernoulli_",
-        "aten::cauchy_",
-        "aten::copy_",
-        "aten::exponential_",
-        "aten::fill_",
-        "aten::geometric_",
-        "aten::log_normal_",
-        "aten::normal_",
-        "aten::random_",
-        "aten::uniform_",
-        "aten::zero_",
-    }
+    aten("""
+        bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
+        zero_
+    """)
 )
 """Operators that do not read what they write to."""
 _NOTHING_WRITTEN = ("aten::empty", "aten::new_empty", "aten::_efficientzerotensor")

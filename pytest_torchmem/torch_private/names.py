@@ -45,6 +45,11 @@ class MissingName:
         return ()
 
 
+def listed(names: str) -> tuple[str, ...]:
+    """Return the names that stand in a text."""
+    return tuple(names.split())
+
+
 def private(path: str) -> Any:
     """Return what a private name of torch stands for, or a ``MissingName``.
 

@@ -25,6 +25,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     device_constructors,
 )
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass, make
+from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements
 
 _CPU = torch.device("cpu")
@@ -38,20 +39,11 @@ _SPARSE = "sparse_"
 
 #: Functions with a ``device`` argument that the default device says nothing about
 #: (torch/utils/_device.py). A build with CUDA initialises it before it calls the operator.
-_BESIDE_DEFAULT_DEVICE = (
-    "_cudnn_init_dropout_state",
-    "_efficientzerotensor",
-    "_empty_affine_quantized",
-    "_empty_per_channel_affine_quantized",
-    "empty_like",
-    "full_like",
-    "normal",
-    "ones_like",
-    "rand_like",
-    "randint_like",
-    "randn_like",
-    "zeros_like",
-)
+_BESIDE_DEFAULT_DEVICE = listed("""
+    _cudnn_init_dropout_state _efficientzerotensor _empty_affine_quantized
+    _empty_per_channel_affine_quantized empty_like full_like normal ones_like rand_like
+    randint_like randn_like zeros_like
+""")
 
 
 def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:

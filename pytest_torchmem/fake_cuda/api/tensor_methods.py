@@ -18,6 +18,7 @@ from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.modes import FakeTensor, NoFunctionModes, dispatch_modes
+from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patching import patches
 from pytest_torchmem.torch_private.patching.patches import Replacements, make_wrapper
 from pytest_torchmem.torch_private.tensors.tensors import (
@@ -28,15 +29,7 @@ from pytest_torchmem.torch_private.tensors.tensors import (
 )
 
 _CPU = torch.device("cpu")
-_FACTORIES = (
-    "new",
-    "new_tensor",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-    "new_empty_strided",
-)
+_FACTORIES = listed("new new_tensor new_zeros new_ones new_full new_empty new_empty_strided")
 _OF_DATA = ("new", "new_tensor")
 """Those that C++ makes on the tensor's device, of numbers too."""
 

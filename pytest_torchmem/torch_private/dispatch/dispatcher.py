@@ -33,7 +33,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     find_operator,
     is_dispatched,
 )
-from pytest_torchmem.torch_private.names import TORCH_VERSION, dispatch_key, private
+from pytest_torchmem.torch_private.names import TORCH_VERSION, dispatch_key, listed, private
 
 _new_library: Callable[..., Any] = private("torch._C._dispatch_library")
 _has_fallback: Callable[[Any], bool] = private("torch._C._dispatch_has_backend_fallback")
@@ -276,27 +276,11 @@ def _keep(kernel: Callable[..., Any], but: Collection[str]) -> None:
 #: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a
 #: tensor that Python has not seen. Nor may those that C++ applies to a Python number wrapped in a
 #: tensor: the fallback is handed the number. The others are the most frequent.
-_USUAL_VIEWS = (
-    "_conj",
-    "_neg_view",
-    "_reshape_alias",
-    "alias",
-    "detach",
-    "expand",
-    "permute",
-    "select.int",
-    "set_",
-    "set_.source_Storage",
-    "set_.source_Storage_storage_offset",
-    "set_.source_Tensor",
-    "set_.source_Tensor_storage_offset",
-    "slice.Tensor",
-    "squeeze.dim",
-    "t",
-    "transpose.int",
-    "unsqueeze",
-    "view",
-)
+_USUAL_VIEWS = listed("""
+    _conj _neg_view _reshape_alias alias detach expand permute select.int set_
+    set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor
+    set_.source_Tensor_storage_offset slice.Tensor squeeze.dim t transpose.int unsqueeze view
+""")
 
 
 #: What a profiler is told of: on the way through Python, its records would lose their class of C++.

@@ -47,6 +47,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
 )
 from pytest_torchmem.torch_private.names import (
     dispatch_key,
+    listed,
     private,
     private_attribute,
     private_if_imported,
@@ -290,18 +291,10 @@ def _outputs_of(operator: OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in schema(operator).arguments if argument.is_out)
 
 
-LIKE_ANOTHER = (
-    "aten::empty_like",
-    "aten::full_like",
-    "aten::new_empty",
-    "aten::new_full",
-    "aten::new_ones",
-    "aten::new_zeros",
-    "aten::ones_like",
-    "aten::rand_like",
-    "aten::randn_like",
-    "aten::zeros_like",
-)
+LIKE_ANOTHER = listed("""
+    aten::empty_like aten::full_like aten::new_empty aten::new_full aten::new_ones
+    aten::new_zeros aten::ones_like aten::rand_like aten::randn_like aten::zeros_like
+""")
 """Factories of a tensor like another one, of which they need the geometry alone."""
 _FILLING = frozenset({"aten::fill_.Scalar", "aten::normal_", "aten::uniform_", "aten::zero_"})
 

@@ -14,7 +14,11 @@ from torch import Tensor
 from torch.futures import Future
 
 from pytest_torchmem.torch_private.dispatch.operators import schema
-from pytest_torchmem.torch_private.names import private_if_imported, private_name_if_imported
+from pytest_torchmem.torch_private.names import (
+    listed,
+    private_if_imported,
+    private_name_if_imported,
+)
 from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements
 
 Additions = dict[Any, dict[str, Any]]
@@ -59,13 +63,8 @@ _TIMEOUT = timedelta(minutes=10)
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout."""
 _TABLES = tuple(
     private_name_if_imported(f"{_C10D}.{name}")
-    for name in (
-        "_pg_map",
-        "_pg_names",
-        "_pg_group_ranks",
-        "_pg_backend_config",
-        "_tags_to_pg",
-        "_pg_to_tag",
+    for name in listed(
+        "_pg_map _pg_names _pg_group_ranks _pg_backend_config _tags_to_pg _pg_to_tag"
     )
 )
 """What ``torch.distributed`` has written down of groups; dictionaries."""

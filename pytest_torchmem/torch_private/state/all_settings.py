@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils.serialization import config
 
 from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes, global_device_context
-from pytest_torchmem.torch_private.names import optional, private, private_name
+from pytest_torchmem.torch_private.names import listed, optional, private, private_name
 from pytest_torchmem.torch_private.patching.module_calls import REGISTRATION_HOOKS, STEP_HOOKS
 from pytest_torchmem.torch_private.state import settings
 
@@ -30,36 +30,16 @@ class Setting(NamedTuple):
 
 
 # In this order: what sets one for all devices also sets those of each.
-_ASKED_FOR_AS_SET = [
-    "float32_matmul_precision",
-    "cublas_allow_tf32",
-    "cudnn_allow_tf32",
-    "onednn_allow_tf32",
-    "cudnn_enabled",
-    "cudnn_benchmark",
-    "cudnn_deterministic",
-    "cudnn_depthwise_kernel",
-    "mkldnn_enabled",
-    "mkldnn_deterministic",
-    "nnpack_enabled",
-    "qengine",
-    "math_sdp_allow_fp16_bf16_reduction",
-    "sdp_priority_order",
-    "cublas_allow_fp16_accumulation",
-    "cpu_allow_fp16_reduced_precision_reduction",
-    "linalg_preferred_backend",
-    "blas_preferred_backend",
-    "deterministic_fill_uninitialized_memory",
-    "warnAlways",
-    "backcompat_broadcast_warn",
-    "backcompat_keepdim_warn",
-    "graph_executor_optimize",
-    "dtensor_allow_implicit_replication",
-    "sm_carveout_experimental",
-    "miopen_immediate",
-    "cublas_allow_fp16_reduced_precision_reduction",
-    "cublas_allow_bf16_reduced_precision_reduction",
-]
+_ASKED_FOR_AS_SET = listed("""
+    float32_matmul_precision cublas_allow_tf32 cudnn_allow_tf32 onednn_allow_tf32 cudnn_enabled
+    cudnn_benchmark cudnn_deterministic cudnn_depthwise_kernel mkldnn_enabled
+    mkldnn_deterministic nnpack_enabled qengine math_sdp_allow_fp16_bf16_reduction
+    sdp_priority_order cublas_allow_fp16_accumulation cpu_allow_fp16_reduced_precision_reduction
+    linalg_preferred_backend blas_preferred_backend deterministic_fill_uninitialized_memory
+    warnAlways backcompat_broadcast_warn backcompat_keepdim_warn graph_executor_optimize
+    dtensor_allow_implicit_replication sm_carveout_experimental miopen_immediate
+    cublas_allow_fp16_reduced_precision_reduction cublas_allow_bf16_reduced_precision_reduction
+""")
 """Those of ``torch._C._get_`` and ``_set_``; what a version lacks cannot be set there."""
 _NAMED_OTHERWISE = {
     "get_flash_sdp_enabled": "set_sdp_use_flash",
@@ -110,18 +90,7 @@ _inference_mode: Callable[[bool], Any] = private("torch._C._InferenceMode")
 KEPT_GUARDS: list[Any] = []
 """Guards that end no more: the end of one brings back what was there when it began."""
 _LEVEL = private_name("torch.autograd.forward_ad._current_level")
-_AUTOCAST_DEVICES = [
-    "cpu",
-    "cuda",
-    "xpu",
-    "mps",
-    "hpu",
-    "ipu",
-    "mtia",
-    "maia",
-    "xla",
-    "privateuseone",
-]
+_AUTOCAST_DEVICES = listed("cpu cuda xpu mps hpu ipu mtia maia xla privateuseone")
 _SMALLEST = 5e-324
 """The smallest number above 0, which is taken for 0 where denormal ones are flushed."""
 _HOOKS = (
