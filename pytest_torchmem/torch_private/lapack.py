@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-_LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
+from pytest_torchmem.torch_private.names import torch_library
+
 _LETTERS = {
     torch.float32: "s",
     torch.float64: "d",
@@ -75,8 +75,7 @@ def lengths(
 def _asked(
     letter: str, routine: str, arguments: tuple[str | int | Argument, ...], threads: int
 ) -> Lengths | None:
-    library = _library()
-    function = getattr(library, f"{letter}{routine}_", None)
+    function = getattr(torch_library(), f"{letter}{routine}_", None)
     if function is None:
         return None
     number = _NUMBERS[letter]
@@ -114,22 +113,10 @@ def _threads_of_mkl(threads: int) -> Iterator[None]:
     """Let MKL take it that it runs on so many threads, on which its blocks depend: as
     ``torch.set_num_threads`` does for the calling thread (ATen/ParallelOpenMP.cpp).
     """
-    set_to = getattr(_library(), "MKL_Set_Num_Threads_Local", None)
+    set_to = getattr(torch_library(), "MKL_Set_Num_Threads_Local", None)
     before = set_to(threads) if set_to is not None else 0
     try:
         yield
     finally:
         if set_to is not None:
             set_to(before)
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    folder = Path(torch.__file__).parent / "lib"
-    for name in _LIBRARIES:
-        if (folder / name).exists():
-            try:
-                return ctypes.CDLL(str(folder / name))
-            except OSError:
-                return None
-    return None

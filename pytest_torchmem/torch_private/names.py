@@ -3,10 +3,13 @@
 What is missing is reported in one sentence.
 """
 
+import ctypes
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -166,6 +169,21 @@ def methods_name(kind: Any, attribute: str) -> bool:
     codes = (getattr(function, "__code__", None) for function in functions)
     named = ((*code.co_names, *code.co_varnames, *code.co_cellvars) for code in codes if code)
     return any(attribute in found for found in named)
+
+
+@cache
+def torch_library() -> ctypes.CDLL | None:
+    """Return torch's library for the CPU, in which functions of those that it is linked with are
+    found too (LAPACK, OpenMP); None where there is none by these names, as on Windows.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    for path in (folder / "libtorch_cpu.so", folder / "libtorch_cpu.dylib"):
+        if path.exists():
+            try:
+                return ctypes.CDLL(str(path))
+            except OSError:
+                return None
+    return None
 
 
 #: Major and minor version.

@@ -186,30 +186,13 @@ def cuda_refused() -> AbstractContextManager[None]:
 
 
 def _no_cuda_functions(trace: TraceContext) -> Layer[None]:
-    original: Any = patches.lazy_init.original
-    compiled: Any = patches.cuda_is_compiled.original
-    accelerator: Any = patches.accelerator.original
-    accelerator_or_none: Any = patches.accelerator_or_none.original
-
     def lazy_init() -> None:
-        if trace.off():
-            original()
-            return
         raise NoCudaError(asked_for_cuda(trace.user_line()))
 
-    def is_compiled() -> bool:
-        return trace.off() and bool(compiled())
-
-    def get_accelerator(*args: Any) -> Any:
-        return accelerator(*args) if trace.off() else _CPU
-
-    def get_accelerator_or_none() -> Any:
-        return accelerator_or_none() if trace.off() else None
-
-    replaced = (
-        patches.lazy_init.by(lazy_init),
-        patches.cuda_is_compiled.by(is_compiled),
-        patches.accelerator.by(get_accelerator),
-        patches.accelerator_or_none.by(get_accelerator_or_none),
-    )
-    return Layer([*replaced], None)
+    replaced = [
+        patches.lazy_init.unless(trace.off, lazy_init),
+        patches.cuda_is_compiled.unless(trace.off, lambda: False),
+        patches.accelerator.unless(trace.off, lambda *_: _CPU),
+        patches.accelerator_or_none.unless(trace.off, lambda: None),
+    ]
+    return Layer(replaced, None)

@@ -71,13 +71,11 @@ def _set_size(variable: str) -> NoReturn:
 def attention(trace: TraceContext) -> Replacements:
     """Let ``torch.backends.cuda.can_use_flash_attention`` and its like answer for the GPU."""
 
-    def can_use(original: Callable[..., bool], backend: int) -> Callable[..., bool]:
-        return lambda params, debug=False: (
-            original(params, debug) if trace.off() else may_use(trace.gpu, backend, params)
-        )
+    def taken_by(backend: int) -> Callable[..., bool]:
+        return lambda params, debug=False: may_use(trace.gpu, backend, params)
 
-    functions = [(can_use_attention[name], backend) for name, backend in BACKENDS.items()]
-    return [asked.by(can_use(asked.original, backend)) for asked, backend in functions]
+    asked = can_use_attention
+    return [asked[name].unless(trace.off, taken_by(one)) for name, one in BACKENDS.items()]
 
 
 def bindings() -> dict[str, Callable[..., Any]]:

@@ -36,19 +36,16 @@ def lazy_init(trace: TraceContext) -> Replacements:
     Every known way of making one is rewritten before it gets there. Where another does, a build
     with CUDA must not go on: it would take its context for initialised ever after.
     """
-    original: Any = patches.lazy_init.original
 
     def lazy_init() -> None:
-        if trace.off():
-            original()
-        elif _HAS_CUDA:
+        if _HAS_CUDA:
             raise UsageError(
                 f"{trace.user_line()}: this way of creating a CUDA tensor is not supported in a "
                 'trace. Use torch.empty(..., device="cuda"), or create the tensor on the CPU and '
                 "move it with .cuda()"
             )
 
-    return [patches.lazy_init.by(lazy_init)]
+    return [patches.lazy_init.unless(trace.off, lazy_init)]
 
 
 def device_functions(trace: TraceContext, gpu: Gpu, index: int) -> dict[str, Callable[..., Any]]:
@@ -161,7 +158,6 @@ def device_numbers() -> Iterator[None]:
 
 def _functions(trace: TraceContext) -> Layer[Callable[..., Any]]:
     """Return the layer, whose owner makes devices."""
-    accelerator: Any = patches.accelerator.original
 
     def device(*args: Any, **kwargs: Any) -> Any:
         number = args[0] if args else kwargs.get("device")
@@ -171,7 +167,4 @@ def _functions(trace: TraceContext) -> Layer[Callable[..., Any]]:
             return make(torch.device, "cuda", int(number))
         return make(torch.device, *args, **kwargs)
 
-    def get_accelerator(*args: Any) -> Any:
-        return accelerator(*args) if trace.off() else _CUDA
-
-    return Layer([patches.accelerator.by(get_accelerator)], device)
+    return Layer([patches.accelerator.unless(trace.off, lambda *_: _CUDA)], device)

@@ -62,13 +62,8 @@ def fake_tensors(trace: TraceContext) -> Replacements:
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         said = None
         if trace.on_thread():
-            named = [args[_DEVICE]] if len(args) > _DEVICE else map(kwargs.get, _NAMES)
-            said = next((device for device in named if _is_gpu(device)), None)
-            if len(args) > _DEVICE:
-                args = (*args[:_DEVICE], as_cpp_has_it(args[_DEVICE]), *args[_DEVICE + 1 :])
-            for name in _NAMES:
-                if name in kwargs:
-                    kwargs[name] = as_cpp_has_it(kwargs[name])
+            named, args, kwargs = _as_cpp_has_them(args, kwargs, _DEVICE)
+            said = next(filter(_is_gpu, named), None)
         made = original(cls, *args, **kwargs)
         if said is not None:
             setattr(made.fake_mode, STANDS_FOR_GPU, True)
@@ -126,6 +121,17 @@ def as_cpp_has_it(device: Any) -> Any:
     if isinstance(device, int) or torch.device(device).type == "cuda":
         return _CPU
     return device
+
+
+def _as_cpp_has_them(
+    args: tuple[Any, ...], kwargs: dict[str, Any], place: int
+) -> tuple[list[Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the devices that a constructor is given, and its arguments with those of C++."""
+    given = (*args[place : place + 1], *map(kwargs.get, _NAMES))
+    named = [one for one in given if one is not None]
+    placed = (*args[:place], *map(as_cpp_has_it, args[place : place + 1]), *args[place + 1 :])
+    options = {name: as_cpp_has_it(kwargs[name]) for name in _NAMES if name in kwargs}
+    return named, placed, {**kwargs, **options}
 
 
 def nested_tensors(trace: TraceContext) -> Replacements:
@@ -216,24 +222,13 @@ class WrapperSubclasses:
         original: Callable[..., Any] = make_wrapper.original
 
         def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
-            device = (
-                args[_DEVICE_OF_WRAPPER] if len(args) > _DEVICE_OF_WRAPPER else kwargs.get("device")
-            )
-            if device is None or self._trace.off():
+            if self._trace.off():
                 return original(*args, **kwargs)
-            device = torch.device(device)
-            if device.type == "cuda":
-                if len(args) > _DEVICE_OF_WRAPPER:
-                    args = (
-                        *args[:_DEVICE_OF_WRAPPER],
-                        torch.device("cpu"),
-                        *args[_DEVICE_OF_WRAPPER + 1 :],
-                    )
-                else:
-                    kwargs["device"] = torch.device("cpu")
+            named, args, kwargs = _as_cpp_has_them(args, kwargs, _DEVICE_OF_WRAPPER)
             made = original(*args, **kwargs)
-            if device.type == "cuda":
-                self._devices[made] = device
+            for device in map(torch.device, named):
+                if device.type == "cuda":
+                    self._devices[made] = device
             return made
 
         return staticmethod(make_wrapper_subclass)

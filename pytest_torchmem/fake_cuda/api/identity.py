@@ -110,21 +110,14 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
 
 def _private_functions(trace: TraceContext) -> Replacements:
     """Replace private functions by which torch's own Python asks for devices."""
-    flattens = patches.flatten_weights.original
-    group = patches.group_tensors.original
-
-    def group_tensors(lists: Any, with_indices: bool = False) -> Any:
-        return group(lists, with_indices) if trace.off() else _group(lists, with_indices)
-
     return [
-        # CUDA builds come with cuDNN.
-        patches.flatten_weights.by(lambda: flattens() if trace.off() else True),
-        patches.group_tensors.by(group_tensors),
+        patches.flatten_weights.unless(trace.off, lambda: True),  # CUDA builds come with cuDNN
+        patches.group_tensors.unless(trace.off, _group),
         patches.parse_to.by(parse_to),
     ]
 
 
-def _group(lists: Any, with_indices: bool) -> Any:
+def _group(lists: Any, with_indices: bool = False) -> Any:
     """Group lists of tensors by the device and dtype of the first list's.
 
     As aten/src/ATen/native/ForeachUtils.h, ``_group_tensors_by_first_tensors_device_and_dtype``,

@@ -43,7 +43,7 @@ from pytest_torchmem.fake_cuda.api.streams import (
 )
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements, unless
 
 _CUDA = (
     torch.cuda,
@@ -155,8 +155,7 @@ CUDA_PROFILER: dict[str, Callable[..., Any]] = {"start": lambda: None, "stop": l
 def profilers(trace: TraceContext) -> Replacements:
     """Let ``torch.profiler`` look at the host alone, and ``emit_nvtx`` do nothing."""
     original: Any = profiler.profile.__init__
-    enter: Any = profiler.emit_nvtx.__enter__
-    leave: Any = profiler.emit_nvtx.__exit__
+    nvtx: Any = profiler.emit_nvtx
 
     def init(self: Any, enabled: bool = True, **options: Any) -> None:
         if not trace.off() and (options.get("use_cuda") or options.get("use_device") == "cuda"):
@@ -164,14 +163,11 @@ def profilers(trace: TraceContext) -> Replacements:
             options |= {"use_device": None, "use_cpu": True}
         original(self, enabled, **options)
 
-    nvtx = {
-        "__enter__": lambda self: enter(self) if trace.off() else self,
-        "__exit__": lambda self, *exception: leave(self, *exception) if trace.off() else None,
+    silent = {
+        "__enter__": unless(trace.off, lambda self: self, nvtx.__enter__),
+        "__exit__": unless(trace.off, lambda *_: None, nvtx.__exit__),
     }
-    return [
-        (profiler.profile, {"__init__": init}),
-        (profiler.emit_nvtx, nvtx),
-    ]
+    return [(profiler.profile, {"__init__": init}), (nvtx, silent)]
 
 
 #: torch's own function goes through its own ``memory_stats``, which is replaced here.

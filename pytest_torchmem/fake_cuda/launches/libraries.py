@@ -14,12 +14,13 @@ Libraries = Mapping[str, Follow]
 """What is entered for a module, by its name, as soon as it is imported."""
 
 
-def _by(module: str, function: str) -> Follow:
+def _by(module: str, function: str, *given: str) -> Follow:
     """Return a function of a module of this folder, which is imported when it is called."""
 
     def follow(trace: TraceContext, library: Any) -> AbstractContextManager[None]:
-        found: Follow = getattr(import_module(f"{__package__}.{module}"), function)
-        return found(trace, library)
+        found: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), function)
+        entered: AbstractContextManager[None] = found(trace, library, *given)
+        return entered
 
     return follow
 
@@ -28,8 +29,8 @@ ON_GPU: Libraries = {
     "bitsandbytes": _by("bitsandbytes", "bitsandbytes_library"),
     MASKS: _by("flex_attention", "flex_attention"),
     "torch.utils.cpp_extension": _by("raw", "compiled_extensions"),
-    "triton.runtime.jit": _by("triton", "triton_launches"),
-    "triton.runtime.interpreter": _by("triton", "triton_interpreted"),
+    "triton.runtime.jit": _by("triton", "triton_launches", "JITFunction"),
+    "triton.runtime.interpreter": _by("triton", "triton_launches", "InterpretedFunction"),
     "triton.runtime.autotuner": _by("triton", "triton_autotuned"),
     "triton.runtime.driver": _by("triton", "triton_driver"),
 }

@@ -3,9 +3,9 @@
 Neither is a torch operator: what such a kernel allocates and returns is known to its author alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -37,22 +37,13 @@ def raw_kernels(trace: TraceContext) -> Replacements:
             )
         return interface.__get__(tensor)
 
-    jitted: Any = call_jitted.original
-
-    def call(function: Any, *tensors: Tensor, **kwargs: Any) -> Any:
-        return (
-            jitted(function, *tensors, **kwargs)
-            if trace.off()
-            else _jitted(trace, function, tensors)
-        )
-
     return [
         (Tensor, {"__cuda_array_interface__": property(cuda_array_interface)}),
-        call_jitted.by(call),
+        call_jitted.unless(trace.off, partial(_jitted, trace)),
     ]
 
 
-def _jitted(trace: TraceContext, function: Any, tensors: Sequence[Tensor]) -> Any:
+def _jitted(trace: TraceContext, function: Any, *tensors: Tensor, **_: Any) -> Any:
     """Make the outputs of ``torch.cuda.jiterator``'s pointwise kernels (cuda/jiterator.py)."""
     with trace.working():
         geometry = reduce(torch.add, map(on_meta, tensors)) if len(tensors) > 1 else None

@@ -24,13 +24,6 @@ _ABSENT: Any = object()
 
 
 @contextmanager
-def triton_launches(trace: TraceContext, module: Any) -> Iterator[None]:
-    """Stand in for ``kernel[grid](...)`` and ``kernel.warmup(...)``; triton/runtime/jit.py."""
-    with _launches_of(module.JITFunction, trace):
-        yield
-
-
-@contextmanager
 def triton_refused(trace: TraceContext, module: Any) -> Iterator[None]:
     """Raise an error that says where a kernel can be launched: the fake CPU is not the place."""
     original = module.JITFunction.run
@@ -48,13 +41,6 @@ def triton_refused(trace: TraceContext, module: Any) -> Iterator[None]:
 
 
 @contextmanager
-def triton_interpreted(trace: TraceContext, module: Any) -> Iterator[None]:
-    """The same for kernels that TRITON_INTERPRET=1 runs on the host, which has no values either."""
-    with _launches_of(module.InterpretedFunction, trace):
-        yield
-
-
-@contextmanager
 def triton_autotuned(trace: TraceContext, module: Any) -> Iterator[None]:
     """Let autotuned kernels run their first configuration; triton/runtime/autotuner.py."""
     tuned = _Autotuned(trace, module.Autotuner.run)
@@ -66,7 +52,12 @@ def triton_autotuned(trace: TraceContext, module: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _launches_of(kernels: Any, trace: TraceContext) -> Iterator[None]:
+def triton_launches(trace: TraceContext, module: Any, kind: str) -> Iterator[None]:
+    """Stand in for ``kernel[grid](...)`` and ``kernel.warmup(...)`` of a kind of kernels:
+    ``JITFunction`` of triton/runtime/jit.py, or ``InterpretedFunction``, which TRITON_INTERPRET=1
+    runs on the host, where it has no values either.
+    """
+    kernels = getattr(module, kind)
     original = kernels.run
 
     def run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> Any:

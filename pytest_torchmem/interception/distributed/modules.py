@@ -69,6 +69,7 @@ from pytest_torchmem.torch_private.patching.patches import (
     replaced_all,
     replicating,
     sharding_state,
+    unless,
 )
 
 _BEFORE = (
@@ -264,11 +265,7 @@ def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
 
 def _agreeing(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return what tells the stages before what the vote was."""
-
-    def result(stage: Any, received_result: Any = None) -> Any:
-        return original(stage, received_result) if trace.off() else received_result
-
-    return result
+    return unless(trace.off, lambda stage, received_result=None: received_result, original)
 
 
 def _of_processes(trace: TraceContext) -> Layer[None]:
@@ -285,15 +282,12 @@ def _comparing(trace: TraceContext) -> Replacements:
     original = getattr(torch.distributed, VERIFY_PARAMETERS, None)
     if original is None:
         return []
-
-    def verify(*args: Any) -> Any:
-        return original(*args) if trace.off() else None
-
     logger: Any = torch.distributed.Logger  # type: ignore[attr-defined]
     quiet = {name: _quiet(trace, getattr(logger, name)) for name in _LOGGING}
     reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
     places: Places = WeakKeyDictionary()
     buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS), places)}
+    verify = unless(trace.off, lambda *_: None, original)
     functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_reducer(trace, reducer, places)}
     return [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
 
@@ -363,11 +357,7 @@ def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return a logger's stand-in: torch's own asks gloo's and NCCL's groups for more than fake ones
     have.
     """
-
-    def log(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if trace.off() else None
-
-    return log
+    return unless(trace.off, lambda *_, **__: None, original)
 
 
 def _calling(take_over: Callable[[nn.Module], None], _: Any) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 from pytest_torchmem.torch_private.tensors.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")
-_eval_frame: Callable[[], Any] = private_if_imported("torch._dynamo.eval_frame")
+_eval_frame = private_if_imported("torch._dynamo.eval_frame")
 _CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_stance")
 _IN_GRAPH = private_name_if_imported(
     "torch._dynamo.variables.user_defined.UserDefinedClassVariable._in_graph_classes"
@@ -36,39 +36,31 @@ _IN_GRAPH = private_name_if_imported(
 _COUNT_FRAMES = "set_fullgraph_compiled_frame_count"
 _WRAP = private_name_if_imported("torch._dynamo.variables.builder.VariableBuilder._wrap")
 _CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clone_with_backend")
-_convert_frame: Callable[[], Any] = private_if_imported("torch._dynamo.convert_frame")
-_variable_builder: Callable[[], Any] = private_if_imported(
-    "torch._dynamo.variables.builder.VariableBuilder"
-)
-_tracer: Callable[[], Any] = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
+_convert_frame = private_if_imported("torch._dynamo.convert_frame")
+_variable_builder = private_if_imported("torch._dynamo.variables.builder.VariableBuilder")
+_tracer = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
 _CREATE = "create_proxy"
-_function_variable: Callable[[], Any] = private_if_imported(
+_function_variable = private_if_imported(
     "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
 )
-_exceptions: Callable[[], Any] = private_if_imported("torch._dynamo.exc")
-_optimizer_variable: Callable[[], Any] = private_if_imported(
-    "torch._dynamo.variables.optimizer.OptimizerVariable"
-)
-_user_defined_class: Callable[[], Any] = private_if_imported(
+_exceptions = private_if_imported("torch._dynamo.exc")
+_optimizer_variable = private_if_imported("torch._dynamo.variables.optimizer.OptimizerVariable")
+_user_defined_class = private_if_imported(
     "torch._dynamo.variables.user_defined.UserDefinedClassVariable"
 )
-_constant_types: Callable[[], Any] = private_if_imported(
-    "torch._dynamo.utils.common_constant_types"
-)
-_backward_compiler: Callable[[], Any] = private_if_imported(
-    "torch._dynamo.compiled_autograd.AutogradCompilerInstance"
-)
-_engine_operators: Callable[[], Any] = private_if_imported("torch._dynamo.compiled_autograd.Op")
+_constant_types = private_if_imported("torch._dynamo.utils.common_constant_types")
+_backward_compiler = private_if_imported("torch._dynamo.compiled_autograd.AutogradCompilerInstance")
+_engine_operators = private_if_imported("torch._dynamo.compiled_autograd.Op")
 _set_strategy = private("torch._C._dynamo.eval_frame.set_code_exec_strategy")
 _strategy = private("torch._C._dynamo.eval_frame._FrameExecStrategy")
 _action = private("torch._C._dynamo.eval_frame._FrameAction")
 _BEGIN_CAPTURE = "begin_capture"
 _MOVE_STEP = "move_step_if_cpu"
 _INIT_GROUP = "_init_group"
-_utilities: Callable[[], Any] = private_if_imported("torch._dynamo.utils")
-_run_node: Callable[[], Any] = private_if_imported("torch._dynamo.utils.run_node")
-_pgo: Callable[[], Any] = private_if_imported("torch._dynamo.pgo")
-_rules: Callable[[], Any] = private_if_imported("torch._dynamo.trace_rules")
+_utilities = private_if_imported("torch._dynamo.utils")
+_run_node = private_if_imported("torch._dynamo.utils.run_node")
+_pgo = private_if_imported("torch._dynamo.pgo")
+_rules = private_if_imported("torch._dynamo.trace_rules")
 _TABLES = [
     private_name_if_imported(f"torch._dynamo.trace_rules.{name}")
     for name in ("get_torch_obj_rule_map", "get_tensor_method")
@@ -84,8 +76,8 @@ _BACKEND = "_torchdynamo_orig_backend"
 """What leads from a callback to its backend, also for C++, which asks whether compiled code is of
 the backend that is to run (torch/csrc/dynamo/extra_state.cpp, ``get_backend``)."""
 
-_aot_autograd: Callable[[], Any] = private_if_imported("torch._dynamo.backends.common.aot_autograd")
-_partition: Callable[[], Any] = private_if_imported(
+_aot_autograd = private_if_imported("torch._dynamo.backends.common.aot_autograd")
+_partition = private_if_imported(
     "torch._functorch.partitioners.min_cut_rematerialization_partition"
 )
 _DATA_DECIDES: type[Exception] = private(

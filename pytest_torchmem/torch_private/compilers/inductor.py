@@ -28,28 +28,24 @@ from pytest_torchmem.torch_private.names import (
 )
 from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
 
-_graph_lowering: Callable[[], Any] = private_if_imported("torch._inductor.graph.GraphLowering")
+_graph_lowering = private_if_imported("torch._inductor.graph.GraphLowering")
 _TO_MODULE = private_name_if_imported(
     "torch._inductor.graph.GraphLowering._compile_to_module_lines"
 )
-_async_compile: Callable[[], Any] = private_if_imported("torch._inductor.async_compile")
-_vector_instructions: Callable[[], Any] = private_if_imported("torch._inductor.cpu_vec_isa")
-_config: Callable[[], Any] = private_if_imported("torch._inductor.config")
-_compile_fx: Callable[[], Any] = private_if_imported("torch._inductor.compile_fx")
-_joint_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.joint_graph")
-_post_passes: Callable[[], Any] = private_if_imported("torch._inductor.fx_passes.post_grad")
-_overrides: Callable[[], Any] = private_if_imported(
-    "torch._inductor.codegen.common.get_device_op_overrides"
-)
-_ahead_of_time: Callable[[], Any] = private_if_imported("torch._functorch.config")
-_device_interface: Callable[[], Any] = private_if_imported("torch._dynamo.device_interface")
-_cuda_interface: Callable[[], Any] = private_if_imported(
-    "torch._dynamo.device_interface.CudaInterface"
-)
+_async_compile = private_if_imported("torch._inductor.async_compile")
+_vector_instructions = private_if_imported("torch._inductor.cpu_vec_isa")
+_config = private_if_imported("torch._inductor.config")
+_compile_fx = private_if_imported("torch._inductor.compile_fx")
+_joint_passes = private_if_imported("torch._inductor.fx_passes.joint_graph")
+_post_passes = private_if_imported("torch._inductor.fx_passes.post_grad")
+_overrides = private_if_imported("torch._inductor.codegen.common.get_device_op_overrides")
+_ahead_of_time = private_if_imported("torch._functorch.config")
+_device_interface = private_if_imported("torch._dynamo.device_interface")
+_cuda_interface = private_if_imported("torch._dynamo.device_interface.CudaInterface")
 _REMEMBERED = ("caching_worker_current_devices", "caching_worker_device_properties")
-_utils: Callable[[], Any] = private_if_imported("torch._inductor.utils")
-_triton: Callable[[], Any] = private_if_imported("torch.utils._triton")
-_hints: Callable[[], Any] = private_if_imported("torch._inductor.runtime.hints")
+_utils = private_if_imported("torch._inductor.utils")
+_triton = private_if_imported("torch.utils._triton")
+_hints = private_if_imported("torch._inductor.runtime.hints")
 _MODULES = (
     "torch._inductor.compile_fx",
     "torch._inductor.graph",

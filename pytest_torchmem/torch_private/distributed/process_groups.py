@@ -19,7 +19,12 @@ from pytest_torchmem.torch_private.names import (
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements
+from pytest_torchmem.torch_private.patching.patches import (
+    ABSENT,
+    LookedAt,
+    Replacements,
+    unless,
+)
 
 Additions = dict[Any, dict[str, Any]]
 """What modules get that do not have it."""
@@ -252,21 +257,12 @@ def _without_splits(original: Callable[..., Any], off: Callable[[], bool]) -> Ca
     Since torch 2.15 it says that it would (FakeProcessGroup.hpp, ``supportsSplitting``), to groups
     with options of its own kind.
     """
-
-    def split_source(*args: Any) -> Any:
-        return original(*args) if off() else None
-
-    return split_source
+    return unless(off, lambda *_: None, original)
 
 
 def _senders(rank: int, off: Callable[[], bool]) -> dict[str, Any]:
     """Let what was received from anybody be the first other process's."""
-    original = getattr(_work(), _SOURCE)
-
-    def source_rank(work: Any) -> Any:
-        return original(work) if off() else int(rank == 0)
-
-    return {_SOURCE: source_rank}
+    return {_SOURCE: unless(off, lambda _: int(rank == 0), getattr(_work(), _SOURCE))}
 
 
 def symmetric_memory(instead: Callable[..., Any]) -> Replacements:

@@ -5,7 +5,7 @@ The private functions of torch that a trace, or a measured step, replaces stand 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
+from functools import cache, partial, wraps
 from operator import is_, itemgetter
 from types import MethodType, ModuleType
 from typing import Any, ClassVar, TypeAlias
@@ -64,6 +64,24 @@ class Replaceable:
     def by(self, replacement: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return one of ``Replacements``."""
         return self._owner, {self._name: replacement}
+
+    def unless(
+        self, off: Callable[[], bool], instead: Callable[..., Any]
+    ) -> tuple[Any, Mapping[str, Any]]:
+        """Return one that has ``instead`` called unless ``off()``."""
+        return self.by(unless(off, instead, self.original))
+
+
+def unless(
+    off: Callable[[], bool], instead: Callable[..., Any], original: Any
+) -> Callable[..., Any]:
+    """Return what calls ``instead``, and ``original`` where ``off()``."""
+
+    @wraps(original)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if off() else instead(*args, **kwargs)
+
+    return either
 
 
 def replaced(owner: Any, **replacements: Any) -> AbstractContextManager[None]:

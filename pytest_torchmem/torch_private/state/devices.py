@@ -8,13 +8,12 @@ Other packages ask for the raw CUDA stream as they are imported or launch kernel
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
 
 from pytest_torchmem.torch_private.names import private
-from pytest_torchmem.torch_private.patching.patches import added, replaced
+from pytest_torchmem.torch_private.patching.patches import added, replaced, unless
 
 #: Asks the driver; builds without CUDA have none.
 _count: Callable[[], int] = (
@@ -42,19 +41,9 @@ def bindings_known(
 ) -> Iterator[None]:
     """Let ``torch._C`` have functions by these names, unless ``off()``."""
     own = vars(torch._C)
-    either = {name: _unless(off, one, own[name]) for name, one in functions.items() if name in own}
+    either = {name: unless(off, one, own[name]) for name, one in functions.items() if name in own}
     with added({torch._C: functions}), replaced(torch._C, **either):
         yield
-
-
-def _unless(
-    off: Callable[[], bool], function: Callable[..., Any], original: Any
-) -> Callable[..., Any]:
-    @wraps(original)
-    def either(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if off() else function(*args, **kwargs)
-
-    return either
 
 
 @contextmanager

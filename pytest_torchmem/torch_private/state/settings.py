@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from pytest_torchmem.torch_private.names import optional, private, private_name
+from pytest_torchmem.torch_private.names import optional, private, private_name, torch_library
 from pytest_torchmem.torch_private.patching.patches import replaced
 
 _default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
@@ -132,11 +131,6 @@ def attention_priority() -> tuple[int, ...]:
     return tuple(int(backend) for backend in priority())
 
 
-_LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib")
-"""What depends on OpenMP's library, in which its functions are found too. On Windows they are not:
-there kernels run on as many threads as ever."""
-
-
 class OneThread:
     """A context that runs the kernels that the calling thread asks for on that thread alone.
 
@@ -167,17 +161,11 @@ class OneThread:
 
 @cache
 def _setter() -> Callable[[int], None] | None:
-    folder = Path(torch.__file__).parent / "lib"
-    for name in _LIBRARIES:
-        if not (folder / name).exists():
-            continue
-        try:
-            set_to = ctypes.CDLL(str(folder / name)).omp_set_num_threads
-        except (OSError, AttributeError):  # torch was built without OpenMP
-            return None
+    set_to = getattr(torch_library(), "omp_set_num_threads", None)
+    # None without OpenMP, and on Windows: there kernels run on as many threads as ever.
+    if set_to is not None:
         set_to.argtypes, set_to.restype = (ctypes.c_int,), None
-        return set_to
-    return None
+    return set_to
 
 
 _ANY_ENABLED = private_name("torch._C._is_any_autocast_enabled")
