@@ -5,7 +5,8 @@ Outputs of structured kernels: made before the kernel runs, with the geometry of
 A function for an operator takes the arguments of the schema that it uses, by name. ``self`` of a
 schema may be called ``input``, as torch's own documentation does. What several schemas have in
 common can be taken together: a parameter that is annotated with a named tuple gets that tuple, made
-of the arguments that its fields name; a field with a default may be missing in a schema.
+of what its fields name, of arguments and of what a trace hands over besides; a field with a default
+may be missing in a schema.
 """
 
 import inspect
@@ -265,7 +266,7 @@ class Binding:
         self._besides: list[str] = []
         self._wholes: list[str] = []
         self._positions: list[tuple[str, str, int, Any]] = []
-        self._groups: list[tuple[str, type[Any], list[tuple[str, str, int, Any]]]] = []
+        self._groups: list[tuple[str, type[Any], list[str], list[tuple[str, str, int, Any]]]] = []
         for parameter, annotation, its_default in _parameters(function):
             group = _group(function, annotation)
             if parameter in BESIDES:
@@ -273,9 +274,10 @@ class Binding:
             elif parameter in WHOLES and parameter not in position_of:
                 self._wholes.append(parameter)
             elif group is not None:
-                given = group._field_defaults
-                places = [place(name, given.get(name, _EMPTY)) for name in group._fields]
-                self._groups.append((parameter, group, places))
+                given, aside = group._field_defaults, [*BESIDES.intersection(group._fields)]
+                asked = [name for name in group._fields if name not in aside]
+                places = [place(name, given.get(name, _EMPTY)) for name in asked]
+                self._groups.append((parameter, group, aside, places))
             else:
                 self._positions.append(place(parameter, its_default))
 
@@ -286,13 +288,11 @@ class Binding:
             taken[name] = self._whole(name, args, kwargs)
         for name, schema_name, index, default in self._positions:
             taken[name] = _taken(args, kwargs, schema_name, index, default)
-        for name, group, places in self._groups:
-            taken[name] = group(
-                **{
-                    own: _taken(args, kwargs, schema_name, index, default)
-                    for own, schema_name, index, default in places
-                }
-            )
+        for name, group, aside, places in self._groups:
+            given = {one: besides[one] for one in aside}
+            for own, schema_name, index, default in places:
+                given[own] = _taken(args, kwargs, schema_name, index, default)
+            taken[name] = group(**given)
         return self._function(**taken)
 
     def _whole(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

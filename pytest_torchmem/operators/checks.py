@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import on_meta
+from pytest_torchmem.operators.geometry import on_meta, scalar_type
 from pytest_torchmem.operators.overlap import written_once
 from pytest_torchmem.operators.registry import EVERY, aten, operator
 
@@ -39,12 +39,7 @@ def dtype_in_cpp(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype))
 
 
-def _scalar_type(tensor: Tensor) -> str:
-    """Return what C++ calls a tensor's dtype: ``Half``; c10/core/ScalarType.h."""
-    return tensor.type().rpartition(".")[2].removesuffix("Tensor")
-
-
-def _types(first: Tensor, second: Tensor, says: str, name: Namer = _scalar_type) -> str:
+def _types(first: Tensor, second: Tensor, says: str, name: Namer = scalar_type) -> str:
     """Return what is said of two tensors of different types, "" for others."""
     differ = first.dtype is not second.dtype
     return says.format(name(first), name(second)) if differ else ""
@@ -69,9 +64,8 @@ def _in_batch_norm(input: Tensor, parameter: Tensor | None) -> str:
 
 def _on_cuda(tensor: Tensor) -> str:
     """Return what ``TensorBase::toString`` says: a legacy type has another name."""
-    scalar_type = _scalar_type(tensor)
-    legacy = hasattr(torch, f"{scalar_type}Tensor")
-    return f"torch.cuda.{scalar_type}Tensor" if legacy else f"CUDA{scalar_type}Type"
+    name = scalar_type(tensor)
+    return f"torch.cuda.{name}Tensor" if hasattr(torch, f"{name}Tensor") else f"CUDA{name}Type"
 
 
 def _in_cpp(tensor: Tensor) -> str:
@@ -192,7 +186,7 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
         index.dtype not in _INDICES
         and index.numel()
         and input.numel()
-        and f"\"index_select_out_cuda_impl\" not implemented for '{_scalar_type(index)}'"
+        and f"\"index_select_out_cuda_impl\" not implemented for '{scalar_type(index)}'"
     ),
     # native/TensorAdvancedIndexing.cpp, put_
     ("put_", EVERY): lambda input, source: _types(
@@ -210,7 +204,7 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
     ("masked_scatter masked_scatter_", EVERY): lambda mask: (
         mask.dtype is not torch.bool
         and "masked_scatter_ only supports boolean masks, but got mask with dtype "
-        + _scalar_type(mask)
+        + scalar_type(mask)
     ),
     # native/ReduceOps.cpp, std_var_out
     ("var.correction std.correction", EVERY): lambda input: (
@@ -274,7 +268,7 @@ def values_at_positions(
     if input.dtype is not values.dtype and not accumulate:
         raise RuntimeError(
             "Index put requires the source and destination dtypes match, got "
-            f"{_scalar_type(input)} for the destination and {_scalar_type(values)} for the source."
+            f"{scalar_type(input)} for the destination and {scalar_type(values)} for the source."
         )
     shape = torch.ops.aten.index(on_meta(input), [_meta_or_none(one) for one in indices]).shape
     try:

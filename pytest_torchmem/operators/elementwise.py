@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.geometry import dense_bytes, lying_alike, type_of_number
+from pytest_torchmem.operators.geometry import (
+    dense_bytes,
+    lying_alike,
+    scalar_type,
+    type_of_number,
+)
 from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, aten, operator
 from pytest_torchmem.torch_private.dispatch.kernels import run_on_meta
 from pytest_torchmem.torch_private.names import TORCH_VERSION
@@ -192,9 +197,9 @@ def selected(condition: Tensor, input: Any, other: Any) -> Tensor:
     imports the compiler.
     """
     if condition.dtype not in (torch.bool, torch.uint8):
-        found = condition.type().rpartition(".")[2].removesuffix("Tensor")
         raise RuntimeError(
-            f"where expected condition to be a boolean tensor, but got a tensor with dtype {found}"
+            "where expected condition to be a boolean tensor, but got a tensor with dtype "
+            + scalar_type(condition)
         )
     dtype = torch.result_type(input, other)
     operands = [torch.empty_strided(condition.shape, condition.stride(), device="meta")]

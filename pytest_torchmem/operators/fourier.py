@@ -7,15 +7,15 @@ Fourier transforms of half precision, which a GPU has and the CPU has not.
 be on the CPU, before any kernel is asked. What follows it there is done here.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.geometry import dense_bytes, on_meta
-from pytest_torchmem.operators.registry import Operators, aten, operator
+from pytest_torchmem.operators.geometry import dense_bytes, on_meta, scalar_type
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 
 _aten: Any = torch.ops.aten
@@ -173,56 +173,68 @@ _INVERSE = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
 """``fft_norm_mode`` by its name; ``norm_from_string``."""
 
 
-def _of(names: str) -> Operators:
-    return operator(*aten(names), *aten(names, ".out"))
+class Asked(NamedTuple):
+    """What is asked of a transform, by the names of the schemas' arguments."""
+
+    input: Tensor
+    n: int | None = None
+    s: Sequence[int] | None = None
+    dim: Any = None
+    norm: str | None = None
+    out: Tensor | None = None
+
+    def mode(self, modes: Mapping[str | None, int]) -> int:
+        """Return the number of the normalization."""
+        if self.norm not in modes:
+            raise RuntimeError(f'Invalid normalization mode: "{self.norm}"')
+        return modes[self.norm]
 
 
-@_of("fft_fftn fft_ifftn fft_fft2 fft_ifft2 fft_irfftn fft_irfft2 fft_hfftn fft_hfft2").path("cuda")
-def of_complex_numbers(call: CompositeCall, self: Tensor) -> Any:
+_Transform = Callable[[CompositeCall, Asked], Any]
+
+
+def _of_half(names: str) -> Callable[[_Transform], None]:
+    """Have a function be what transforms of half precision run on cuda, also with ``out``."""
+
+    def register(transform: _Transform) -> None:
+        def path(call: CompositeCall, asked: Asked) -> Any:
+            return transform(call, asked) if asked.input.dtype is torch.float16 else call()
+
+        path.__doc__ = transform.__doc__
+        operator(*aten(names), *aten(names, ".out")).path("cuda")(path)
+
+    return register
+
+
+@_of_half("fft_fftn fft_ifftn fft_fft2 fft_ifft2 fft_irfftn fft_irfft2 fft_hfftn fft_hfft2")
+def of_complex_numbers(call: CompositeCall, asked: Asked) -> Any:
     """Those that make complex numbers of their input first (``promote_tensor_fft``)."""
-    if self.dtype is not torch.float16:
-        return call()
-    return call.of(self.to(torch.complex32), *call.args[1:], **call.kwargs)
+    return call.of(asked.input.to(torch.complex32), *call.args[1:], **call.kwargs)
 
 
-@_of("fft_irfft fft_hfft").path("cuda")
-def to_real(call: CompositeCall, self: Tensor, n: int | None = None, dim: int = -1) -> Any:
+@_of_half("fft_irfft fft_hfft")
+def to_real(call: CompositeCall, asked: Asked) -> Any:
     """The same, of which ``fft_c2r`` keeps only what is resized."""
-    if self.dtype is not torch.float16:
-        return call()
-    self = self.to(torch.complex32)
+    input, n, dim = asked.input.to(torch.complex32), asked.n, asked.dim
     if n is not None and n >= 1:
-        self = _resized(self, [_of_wrapped(self, dim)], [n // 2 + 1])
-    return call.of(self, n, dim, *call.args[3:], **_others(call, "n", "dim"))
+        input = _resized(input, [_of_wrapped(input, dim)], [n // 2 + 1])
+    others = {name: one for name, one in call.kwargs.items() if name not in ("n", "dim")}
+    return call.of(input, n, dim, *call.args[3:], **others)
 
 
-def _of_one_dimension(name: str, norms: dict[str | None, int], onesided: bool) -> None:
-    forward = norms is _FORWARD
-
-    @_of(name).path("cuda")
-    def from_real(
-        call: CompositeCall,
-        self: Tensor,
-        n: int | None = None,
-        dim: int = -1,
-        norm: str | None = None,
-        out: Tensor | None = None,
-    ) -> Any:
+def _of_one_dimension(name: str, modes: Mapping[str | None, int], onesided: bool) -> None:
+    @_of_half(name)
+    def from_real(call: CompositeCall, asked: Asked) -> Any:
         """``fft_r2c``."""
-        if self.dtype is not torch.float16:
-            return call()
+        input, n, out = asked.input, asked.n, asked.out
         _complex_output(name, out)
-        dim = _of_wrapped(self, dim)
-        size = self.shape[dim] if n is None else n
-        _some_points([size])
-        input = self if n is None else _resized(self, [dim], [n])
-        mode = _normalization(norms, norm)
-        if out is None or not forward:
-            found = _aten._fft_r2c.default(input, [dim], mode, onesided)
-            if forward:
-                return found
-            return found.conj() if out is None else torch.conj_physical(found, out=out)
-        return _aten._fft_r2c.out(input, [dim], mode, onesided, out=out)
+        dim = _of_wrapped(input, asked.dim)
+        _some_points([input.shape[dim] if n is None else n])
+        input = input if n is None else _resized(input, [dim], [n])
+        given = (input, [dim], asked.mode(modes), onesided)
+        if modes is _FORWARD:
+            return _into(_aten._fft_r2c, out, *given)
+        return _conjugated(_aten._fft_r2c.default(*given), out)
 
 
 for _name in ("fft_fft", "fft_rfft"):
@@ -231,52 +243,36 @@ for _name in ("fft_ifft", "fft_ihfft"):
     _of_one_dimension(_name, _INVERSE, _name == "fft_ihfft")
 
 
-@_of("fft_rfftn fft_rfft2").path("cuda")
-def real_of_several_dimensions(
-    call: CompositeCall,
-    self: Tensor,
-    s: Sequence[int] | None = None,
-    dim: Sequence[int] | None = None,
-    norm: str | None = None,
-    out: Tensor | None = None,
-) -> Any:
+@_of_half("fft_rfftn fft_rfft2")
+def real_of_several_dimensions(call: CompositeCall, asked: Asked) -> Any:
     """fft_rfftn_impl."""
-    if self.dtype is not torch.float16:
-        return call()
-    shape, dims = _shape_and_dims("rfftn", self, s, dim)
-    input, mode = _resized(self, dims, shape), _normalization(_FORWARD, norm)
-    if out is None:
-        return _aten._fft_r2c.default(input, dims, mode, True)
-    _complex_output("rfftn", out)
-    return _aten._fft_r2c.out(input, dims, mode, True, out=out)
+    shape, dims = _shape_and_dims("rfftn", asked)
+    input, mode = _resized(asked.input, dims, shape), asked.mode(_FORWARD)
+    _complex_output("rfftn", asked.out)
+    return _into(_aten._fft_r2c, asked.out, input, dims, mode, True)
 
 
-@_of("fft_ihfftn fft_ihfft2").path("cuda")
-def hermitian_of_several_dimensions(
-    call: CompositeCall,
-    self: Tensor,
-    s: Sequence[int] | None = None,
-    dim: Sequence[int] | None = None,
-    norm: str | None = None,
-    out: Tensor | None = None,
-) -> Any:
+@_of_half("fft_ihfftn fft_ihfft2")
+def hermitian_of_several_dimensions(call: CompositeCall, asked: Asked) -> Any:
     """fft_ihfftn_impl."""
-    if self.dtype is not torch.float16:
-        return call()
-    shape, dims = _shape_and_dims("ihfftn", self, s, dim)
-    input, mode = _resized(self, dims, shape), _normalization(_INVERSE, norm)
+    shape, dims = _shape_and_dims("ihfftn", asked)
+    input, mode = _resized(asked.input, dims, shape), asked.mode(_INVERSE)
     found = _aten._fft_r2c.default(input, dims[-1:], mode, True)
     if len(dims) == 1:
-        return found.conj() if out is None else torch.conj_physical(found, out=out)
+        return _conjugated(found, asked.out)
     found = torch.conj_physical(found)
-    if out is None:
-        return _aten._fft_c2c.default(found, dims[:-1], mode, False)
-    _complex_output("ihfftn", out)
-    return _aten._fft_c2c.out(found, dims[:-1], mode, False, out=out)
+    _complex_output("ihfftn", asked.out)
+    return _into(_aten._fft_c2c, asked.out, found, dims[:-1], mode, False)
 
 
-def _others(call: CompositeCall, *names: str) -> dict[str, Any]:
-    return {name: value for name, value in call.kwargs.items() if name not in names}
+def _into(transform: Any, out: Tensor | None, *given: Any) -> Tensor:
+    """Return a transform, in ``out`` where there is one."""
+    made: Tensor = transform.default(*given) if out is None else transform.out(*given, out=out)
+    return made
+
+
+def _conjugated(found: Tensor, out: Tensor | None) -> Tensor:
+    return found.conj() if out is None else torch.conj_physical(found, out=out)
 
 
 def _of_wrapped(tensor: Tensor, dim: int) -> int:
@@ -294,33 +290,25 @@ def _some_points(sizes: Sequence[int]) -> None:
 def _complex_output(name: str, out: Tensor | None) -> None:
     if out is not None and not out.is_complex():
         name = name.removeprefix("fft_")
-        found = out.type().rpartition(".")[2].removesuffix("Tensor")
-        raise RuntimeError(f"{name} expects a complex output tensor, but got {found}")
+        raise RuntimeError(f"{name} expects a complex output tensor, but got {scalar_type(out)}")
 
 
-def _normalization(modes: dict[str | None, int], norm: str | None) -> int:
-    if norm not in modes:
-        raise RuntimeError(f'Invalid normalization mode: "{norm}"')
-    return modes[norm]
-
-
-def _shape_and_dims(
-    name: str, self: Tensor, s: Sequence[int] | None, dim: Sequence[int] | None
-) -> tuple[list[int], list[int]]:
+def _shape_and_dims(name: str, asked: Asked) -> tuple[list[int], list[int]]:
     """canonicalize_fft_shape_and_dim_args."""
-    first = 0 if s is None else self.dim() - len(s)
+    tensor, s, dim = asked.input, asked.s, asked.dim
+    first = 0 if s is None else tensor.dim() - len(s)
     if s is not None and dim is not None and len(s) != len(dim):
         raise RuntimeError("When given, dim and shape arguments must have the same length")
     if first < 0:
         raise RuntimeError(
-            f"Got shape with {self.dim() - first} values but input tensor only has {self.dim()} "
-            "dimensions."
+            f"Got shape with {tensor.dim() - first} values but input tensor only has "
+            f"{tensor.dim()} dimensions."
         )
-    dims = range(first, self.dim()) if dim is None else [_of_wrapped(self, one) for one in dim]
+    dims = range(first, tensor.dim()) if dim is None else [_of_wrapped(tensor, at) for at in dim]
     if len(set(dims)) != len(dims):
         raise RuntimeError("FFT dims must be unique")
     sizes = [-1] * len(dims) if s is None else s
-    shape = [self.shape[at] if size == -1 else size for at, size in zip(dims, sizes, strict=True)]
+    shape = [tensor.shape[at] if size == -1 else size for at, size in zip(dims, sizes, strict=True)]
     _some_points(shape)
     if not shape:
         raise RuntimeError(f"{name} must transform at least one axis")

@@ -29,6 +29,11 @@ def dense_bytes(tensor: Tensor | None, dtype: torch.dtype | None = None) -> int:
     return tensor.numel() * (dtype or tensor.dtype).itemsize
 
 
+def scalar_type(tensor: Tensor) -> str:
+    """Return what C++ calls a tensor's dtype: ``Half``; c10/core/ScalarType.h."""
+    return tensor.type().rpartition(".")[2].removesuffix("Tensor")
+
+
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether a tensor of 4 or 5 dimensions is contiguous with its channels last."""
     return tensor.dim() in _CHANNELS_LAST and tensor.is_contiguous(
@@ -132,6 +137,11 @@ def on_meta(tensor: Tensor) -> Tensor:
 def like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """Return an empty contiguous tensor of the type of ``tensor``, of its shape or another."""
     return tensor.new_empty(tuple(tensor.shape if shape is None else shape))
+
+
+def asked_for(outputs: Iterable[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return outputs, and None for those that an ``output_mask`` leaves out."""
+    return tuple(one if wanted else None for one, wanted in zip(outputs, mask, strict=True))
 
 
 def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:

@@ -1,21 +1,17 @@
-"""Interpolation, pooling and padding: tables of points, copies into a memory format.
+"""Interpolation, sampling, pooling, padding, and patches of images as columns: tables of points,
+copies into a memory format.
 
-native/cpu/UpSampleKernel.cpp, UpSampleMoreKernel.cpp and native/cuda/UpSample*.cu.
+Interpolation: native/cpu/UpSampleKernel.cpp, UpSampleMoreKernel.cpp and native/cuda/UpSample*.cu.
 
-Sampling at the points of a grid, and grids of affine transforms.
+Pooling: native/AveragePool2d.cpp, AveragePool3d.cpp, AdaptiveAveragePooling.cpp,
+DilatedMaxPool2d.cpp, DilatedMaxPool3d.cpp, AdaptiveMaxPooling2d.cpp and 3d, FractionalMaxPool2d.cpp
+and 3d, MaxUnpooling.cpp; the files of these names in native/cuda.
 
-CPU: native/AveragePool2d.cpp, AveragePool3d.cpp, AdaptiveAveragePooling.cpp, DilatedMaxPool2d.cpp,
-DilatedMaxPool3d.cpp, AdaptiveMaxPooling2d.cpp and 3d, FractionalMaxPool2d.cpp and 3d,
-MaxUnpooling.cpp; CUDA: the files of these names in native/cuda.
-
-native/ReflectionPad.cpp, ReplicationPadding.cpp and cpu/PaddingKernel.cpp keep the memory format of
-the input; native/cuda/ReflectionPad.cu and ReplicationPadding.cu make contiguous outputs.
-
-Patches of images as columns, and pixels as channels and back.
-
-native/Im2Col.cpp, native/Col2Im.cpp, and as well cuda/*.cu; native/PixelShuffle.cpp,
-ChanelShuffle.cpp: the CPU has kernels that keep the memory format of the input; CUDA reshapes and
-permutes (``math_pixel_shuffle``, ``math_channel_shuffle``), and the output is contiguous.
+Padding: native/ReflectionPad.cpp, ReplicationPadding.cpp and cpu/PaddingKernel.cpp keep the memory
+format of the input, as native/PixelShuffle.cpp and ChanelShuffle.cpp do; native/cuda/
+ReflectionPad.cu and ReplicationPadding.cu make contiguous outputs, and CUDA reshapes and permutes
+to shuffle (``math_pixel_shuffle``, ``math_channel_shuffle``). native/Im2Col.cpp and Col2Im.cpp are
+the same in cuda/*.cu.
 """
 
 import math
@@ -29,6 +25,7 @@ from pytest_torchmem.operators.calls import CompositeCall, GivenCall, meta_resul
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
     SUGGESTED,
+    Wanted,
     contiguous_copy,
     copied,
     dense_copy,
@@ -38,7 +35,7 @@ from pytest_torchmem.operators.geometry import (
     shaped_by,
     suggested_format,
 )
-from pytest_torchmem.operators.registry import OperatorKind, aten, operator
+from pytest_torchmem.operators.registry import DEVICES, OperatorKind, aten, operator
 from pytest_torchmem.operators.workspace import ALL, Request
 
 _INDEX = 8
@@ -46,40 +43,115 @@ _INDEX = 8
 _LEAST_CHANNELS = 4
 """Of which CUDA's kernels for channels last take notice; 16 in the forward of bilinear ones."""
 
-nearest1d = operator("aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d")
-nearest2d = operator("aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d")
-nearest3d = operator("aten::upsample_nearest3d", "aten::_upsample_nearest_exact3d")
-nearest1d_backward = operator(*aten("upsample_nearest1d _upsample_nearest_exact1d", "_backward"))
-nearest2d_backward = operator(*aten("upsample_nearest2d _upsample_nearest_exact2d", "_backward"))
-nearest3d_backward = operator(*aten("upsample_nearest3d _upsample_nearest_exact3d", "_backward"))
-linear1d_backward = operator("aten::upsample_linear1d_backward")
-bilinear2d = operator("aten::upsample_bilinear2d")
-bilinear2d_backward = operator("aten::upsample_bilinear2d_backward")
-bicubic2d = operator("aten::upsample_bicubic2d")
-bicubic2d_backward = operator("aten::upsample_bicubic2d_backward")
-trilinear3d_backward = operator("aten::upsample_trilinear3d_backward")
-bilinear2d_aa = operator("aten::_upsample_bilinear2d_aa")
-bicubic2d_aa = operator("aten::_upsample_bicubic2d_aa")
-aa_backward = operator(*aten("_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"))
+_NEAREST = "upsample_nearest{} _upsample_nearest_exact{}"
+_PADS = "reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"
 
-for _both in (nearest1d_backward, linear1d_backward, bicubic2d_backward):
-    _both.workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
-for _backward in (nearest2d_backward, bilinear2d_backward, trilinear3d_backward):
-    _backward.workspace("cpu")(copied(grad_output=SUGGESTED))
-nearest3d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
+
+def _copying(names: str, *devices: str, first: bool = False, **formats: Wanted) -> None:
+    """Have kernels, of both devices if none is named, bring arguments into formats."""
+    operator(*aten(names)).workspace(*devices or DEVICES)(copied(first=first, **formats))
+
+
+def _nearest(dimensions: str) -> str:
+    return _NEAREST.format(dimensions, dimensions)
+
+
+_copying("avg_pool2d max_pool2d_with_indices", self=SUGGESTED)
+_copying("_adaptive_avg_pool2d", first=True, self=SUGGESTED)
+_copying("avg_pool3d", self=CONTIGUOUS)
+_copying("max_unpool3d", self=CONTIGUOUS, indices=CONTIGUOUS)
+_copying(
+    _nearest("1d_backward") + " upsample_linear1d_backward upsample_bicubic2d_backward "
+    "avg_pool3d_backward adaptive_max_pool3d_backward _adaptive_avg_pool3d_backward",
+    grad_output=CONTIGUOUS,
+)
+_copying("fractional_max_pool2d_backward", first=True, grad_output=CONTIGUOUS)
+_copying(
+    "max_pool3d_with_indices adaptive_max_pool2d reflection_pad2d replication_pad2d "
+    "channel_shuffle pixel_shuffle pixel_unshuffle",
+    "cpu",
+    self=SUGGESTED,
+)
+_copying("max_unpool2d", "cpu", self=SUGGESTED, indices="self")
+_copying(
+    "fractional_max_pool2d fractional_max_pool3d reflection_pad1d replication_pad1d",
+    "cpu",
+    self=CONTIGUOUS,
+)
+_copying(
+    _nearest("2d_backward") + " upsample_bilinear2d_backward upsample_trilinear3d_backward",
+    "cpu",
+    grad_output=SUGGESTED,
+)
+_copying(
+    _nearest("3d_backward")
+    + " avg_pool2d_backward _adaptive_avg_pool2d_backward "
+    + " ".join(f"{name}_backward" for name in _PADS.split()),
+    "cpu",
+    grad_output=SUGGESTED,
+    outputs="grad_output",
+)
+_copying(
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
+    "cpu",
+    grad_output=SUGGESTED,
+    indices="grad_output",
+    outputs="grad_output",
+)
+_copying("adaptive_max_pool2d_backward", "cpu", grad_output="self", indices="self")
+_copying(  # native/GridSampler.cpp
+    "grid_sampler_2d_backward fractional_max_pool3d_backward reflection_pad1d_backward "
+    "replication_pad1d_backward",
+    "cpu",
+    grad_output=CONTIGUOUS,
+)
+_AA_BACKWARD = "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"
 # cpu_upsample_genNd_backward_aa
-aa_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, outputs=CONTIGUOUS))
-
-nearest1d.workspace("cuda")(copied(self=CONTIGUOUS))
-for _backward in (nearest3d_backward, aa_backward):
-    _backward.workspace("cuda")(copied(grad_output=CONTIGUOUS))
+_copying(_AA_BACKWARD, "cpu", grad_output=CONTIGUOUS, outputs=CONTIGUOUS)
+_copying(
+    _nearest("1d") + " reflection_pad1d reflection_pad2d reflection_pad3d", "cuda", self=CONTIGUOUS
+)
+_copying("max_unpool2d", "cuda", self=CONTIGUOUS, indices=CONTIGUOUS)
+_copying("cudnn_affine_grid_generator", "cuda", theta=CONTIGUOUS)
+_copying("cudnn_affine_grid_generator_backward", "cuda", grad=CONTIGUOUS)
+_copying(  # the gradient of padded volumes is read where it lies
+    f"{_nearest('3d_backward')} {_AA_BACKWARD} reflection_pad1d_backward reflection_pad2d_backward",
+    "cuda",
+    grad_output=CONTIGUOUS,
+)
+_copying("avg_pool2d_backward", "cuda", self=SUGGESTED, grad_output="self")
+_copying(
+    "max_pool2d_with_indices_backward", "cuda", self=SUGGESTED, grad_output="self", indices="self"
+)
 # A result beside the one that was given is copied to where it belongs: UpSampleNearest3d.cu,
 # upsample_nearest3d_out_cuda_template; UpSampleTrilinear3d.cu,
 # upsample_trilinear3d_backward_out_cuda_template; UpSampleBilinear2d.cu,
 # upsample_gen2d_aa_out_cuda_template.
-for _forward in (nearest3d, bilinear2d_aa, bicubic2d_aa):
-    _forward.workspace("cuda")(copied(outputs=CONTIGUOUS, self=CONTIGUOUS))
-trilinear3d_backward.workspace("cuda")(copied(outputs=CONTIGUOUS, grad_output=CONTIGUOUS))
+_copying(
+    _nearest("3d") + " _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+    "cuda",
+    outputs=CONTIGUOUS,
+    self=CONTIGUOUS,
+)
+_copying("upsample_trilinear3d_backward", "cuda", outputs=CONTIGUOUS, grad_output=CONTIGUOUS)
+_copying(
+    "adaptive_max_pool2d_backward",
+    "cuda",
+    grad_output=CONTIGUOUS,
+    indices=CONTIGUOUS,
+    outputs=CONTIGUOUS,
+)
+
+# The CPU keeps the memory format of the input, and CUDA's outputs are contiguous.
+for _name in f"max_unpool2d channel_shuffle pixel_shuffle pixel_unshuffle {_PADS}".split():
+    _overload = getattr(torch.ops.aten, _name).default
+    operator(f"aten::{_name}").meta("cpu")(shaped_by(_overload, SUGGESTED))
+    operator(f"aten::{_name}").meta("cuda")(shaped_by(_overload, CONTIGUOUS))
+# ``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …
+_pads_backward = operator(*aten(_PADS, "_backward"))
+_pads_backward.meta("cpu")(made_like(self=SUGGESTED))
+_pads_backward.meta("cuda")(made_like(self=CONTIGUOUS))
+operator("aten::fractional_max_pool3d_backward").meta()(made_like(self=CONTIGUOUS))
 
 
 def _tables(output: Tensor, points: int) -> int:
@@ -109,13 +181,14 @@ def _upsample(points: int) -> Callable[..., int]:
     return upsample
 
 
-for _nearest in (nearest1d, nearest2d, nearest3d):
-    _nearest.workspace("cpu")(_upsample(1))
-_linear = operator(*aten("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"))
-_linear.workspace("cpu")(_upsample(2))
+for _dimensions in ("1d", "2d", "3d"):
+    operator(*aten(_nearest(_dimensions))).workspace("cpu")(_upsample(1))
+operator(*aten("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")).workspace("cpu")(
+    _upsample(2)
+)
 
 
-@bicubic2d.workspace("cpu")
+@operator("aten::upsample_bicubic2d").workspace("cpu")
 def bicubic_tables(outputs: Tensor, input: Tensor) -> int:
     """Tables of four points a position, whatever the layout."""
     return _tables(outputs, 4) if input.numel() else 0
@@ -157,13 +230,13 @@ def _antialias(points: int) -> Callable[..., int]:
     return upsample
 
 
-bilinear2d_aa.workspace("cpu")(_antialias(2))
-bicubic2d_aa.workspace("cpu")(_antialias(4))
+operator("aten::_upsample_bilinear2d_aa").workspace("cpu")(_antialias(2))
+operator("aten::_upsample_bicubic2d_aa").workspace("cpu")(_antialias(4))
 
 
-@nearest2d.workspace("cuda")
-@nearest2d_backward.workspace("cuda")
-@bilinear2d_backward.workspace("cuda")
+@operator(
+    *aten(f"{_nearest('2d')} {_nearest('2d_backward')} upsample_bilinear2d_backward")
+).workspace("cuda")
 def copies_on_cuda(
     outputs: Tensor, input: Tensor | None = None, grad_output: Tensor | None = None
 ) -> tuple[int, ...]:
@@ -179,7 +252,7 @@ def copies_on_cuda(
     return (contiguous_copy(outputs), contiguous_copy(read))
 
 
-@bilinear2d.workspace("cuda")
+@operator("aten::upsample_bilinear2d").workspace("cuda")
 def bilinear_copy(outputs: Tensor, input: Tensor) -> int:
     """A copy where channels last are written; else the input is read as it lies.
 
@@ -203,9 +276,6 @@ _BILINEAR = _ZEROS = 0
 _MOST_CHANNELS = 1024
 _CUDNN_DTYPES = (torch.float16, torch.float32, torch.float64)
 
-operator("aten::grid_sampler_2d_backward").workspace("cpu")(  # native/GridSampler.cpp
-    copied(grad_output=CONTIGUOUS)
-)
 # Registered for every backend, and reading and writing data all the same.
 operator(
     *aten("_grid_sampler_2d_cpu_fallback _grid_sampler_2d_cpu_fallback_backward"),
@@ -268,8 +338,6 @@ affine_grid = operator(
 affine_grid_backward = operator(
     "aten::cudnn_affine_grid_generator_backward", source="native/cudnn/AffineGridGenerator.cpp"
 )
-affine_grid.workspace("cuda")(copied(theta=CONTIGUOUS))
-affine_grid_backward.workspace("cuda")(copied(grad=CONTIGUOUS))
 
 
 @affine_grid.meta()
@@ -310,38 +378,7 @@ def affine_gradient_values(grad: Tensor, N: int, C: int, H: int, W: int) -> Any:
     return torch.ops.aten.affine_grid_generator_backward.default(grad, [N, C, H, W], True)
 
 
-operator(*aten("avg_pool2d max_pool2d_with_indices")).workspace("cpu", "cuda")(
-    copied(self=SUGGESTED)
-)
-max3d = operator("aten::max_pool3d_with_indices")
-max3d.workspace("cpu")(copied(self=SUGGESTED))
-operator("aten::_adaptive_avg_pool2d").workspace("cpu", "cuda")(copied(first=True, self=SUGGESTED))
-operator("aten::avg_pool3d").workspace("cpu", "cuda")(copied(self=CONTIGUOUS))
-operator(*aten("fractional_max_pool2d fractional_max_pool3d")).workspace("cpu")(
-    copied(self=CONTIGUOUS)
-)
-operator(*aten("avg_pool3d_backward adaptive_max_pool3d_backward")).workspace("cpu", "cuda")(
-    copied(grad_output=CONTIGUOUS)
-)
-fractional2d_backward = operator("aten::fractional_max_pool2d_backward")
-fractional2d_backward.workspace("cpu", "cuda")(copied(first=True, grad_output=CONTIGUOUS))
-operator("aten::fractional_max_pool3d_backward").workspace("cpu")(copied(grad_output=CONTIGUOUS))
-
-average2d_backward = operator("aten::avg_pool2d_backward")
-average2d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
-average2d_backward.workspace("cuda")(copied(self=SUGGESTED, grad_output="self"))
-
-max2d_backward = operator("aten::max_pool2d_with_indices_backward")
-max3d_backward = operator("aten::max_pool3d_with_indices_backward")
-for _max_backward in (max2d_backward, max3d_backward):
-    _max_backward.workspace("cpu")(
-        copied(grad_output=SUGGESTED, indices="grad_output", outputs="grad_output")
-    )
-max2d_backward.workspace("cuda")(copied(self=SUGGESTED, grad_output="self", indices="self"))
-
-
-@max3d.workspace("cuda")
-@max3d_backward.workspace("cuda")
+@operator(*aten("max_pool3d_with_indices max_pool3d_with_indices_backward")).workspace("cuda")
 def max_copies(
     input: Tensor, grad_output: Tensor | None = None, indices: Tensor | None = None
 ) -> tuple[int, ...]:
@@ -366,24 +403,14 @@ def adaptive_max_copy(input: Tensor) -> int:
     return contiguous_copy(input) if input.dim() == 5 else 0
 
 
-adaptive_average2d_backward = operator("aten::_adaptive_avg_pool2d_backward")
-adaptive_average3d_backward = operator("aten::_adaptive_avg_pool3d_backward")
-adaptive_average2d_backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
-adaptive_average3d_backward.workspace("cpu", "cuda")(copied(grad_output=CONTIGUOUS))
-
-
-@adaptive_average2d_backward.workspace("cuda")
+@operator("aten::_adaptive_avg_pool2d_backward").workspace("cuda")
 def adaptive_average_backward(grad_output: Tensor, input: Tensor) -> int:
     """A dense gradient, but for images with channels last, of which it is read as it lies."""
     last = suggested_format(input) == torch.channels_last
     return 0 if last else contiguous_copy(grad_output)
 
 
-adaptive_max2d = operator("aten::adaptive_max_pool2d")
-adaptive_max2d.workspace("cpu")(copied(self=SUGGESTED))
-
-
-@adaptive_max2d.workspace("cuda")
+@operator("aten::adaptive_max_pool2d").workspace("cuda")
 def adaptive_max_copies(outputs: tuple[Tensor, Tensor], input: Tensor) -> tuple[int, ...]:
     """A dense input, and dense results before they are copied to where they belong.
 
@@ -393,58 +420,13 @@ def adaptive_max_copies(outputs: tuple[Tensor, Tensor], input: Tensor) -> tuple[
     return (copy, *map(contiguous_copy, outputs))
 
 
-adaptive_max2d_backward = operator("aten::adaptive_max_pool2d_backward")
-adaptive_max2d_backward.workspace("cpu")(copied(grad_output="self", indices="self"))
-adaptive_max2d_backward.workspace("cuda")(
-    copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS, outputs=CONTIGUOUS)
-)
-
-unpool2d = operator("aten::max_unpool2d")
-unpool2d.meta("cpu")(shaped_by(torch.ops.aten.max_unpool2d.default, SUGGESTED))
-unpool2d.meta("cuda")(shaped_by(torch.ops.aten.max_unpool2d.default, CONTIGUOUS))
-unpool2d.workspace("cpu")(copied(self=SUGGESTED, indices="self"))
-unpool2d.workspace("cuda")(copied(self=CONTIGUOUS, indices=CONTIGUOUS))
-operator("aten::max_unpool3d").workspace("cpu", "cuda")(copied(self=CONTIGUOUS, indices=CONTIGUOUS))
-
-
-operator("aten::fractional_max_pool3d_backward").meta()(made_like(self=CONTIGUOUS))
-
-
 @operator("aten::max_pool1d").path("cuda")
 def max_pool1d(call: CompositeCall) -> Any:
     """With indices, also where no gradient is needed; native/MaxPooling.cpp, max_pool1d."""
     return torch.ops.aten.max_pool1d_with_indices.default(*call.args, **call.kwargs)[0]
 
 
-_aten: Any = torch.ops.aten
-
-lines = operator("aten::reflection_pad1d", "aten::replication_pad1d")
-images = operator("aten::reflection_pad2d", "aten::replication_pad2d")
-volumes = operator("aten::reflection_pad3d", "aten::replication_pad3d")
-lines_backward = operator("aten::reflection_pad1d_backward", "aten::replication_pad1d_backward")
-_PADS = "reflection_pad2d reflection_pad3d replication_pad2d replication_pad3d"
-backward = operator(*aten(_PADS, "_backward"))
-
-for _name in _PADS.split():
-    _overload = getattr(_aten, _name).default
-    operator(f"aten::{_name}").meta("cpu")(shaped_by(_overload, SUGGESTED))
-    operator(f"aten::{_name}").meta("cuda")(shaped_by(_overload, CONTIGUOUS))
-
-lines.workspace("cpu")(copied(self=CONTIGUOUS))
-images.workspace("cpu")(copied(self=SUGGESTED))
-lines_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS))
-backward.workspace("cpu")(copied(grad_output=SUGGESTED, outputs="grad_output"))
-# ``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …
-backward.meta("cpu")(made_like(self=SUGGESTED))
-backward.meta("cuda")(made_like(self=CONTIGUOUS))
-for _dimensions in (1, 2, 3):
-    _reflection = f"aten::reflection_pad{_dimensions}d"
-    operator(_reflection).workspace("cuda")(copied(self=CONTIGUOUS))
-    if _dimensions < 3:  # the gradient of volumes is read where it lies
-        operator(f"{_reflection}_backward").workspace("cuda")(copied(grad_output=CONTIGUOUS))
-
-
-@volumes.workspace("cpu")
+@operator("aten::reflection_pad3d", "aten::replication_pad3d").workspace("cpu")
 def volume_copies(outputs: Tensor, input: Tensor) -> int:
     """Volumes in their own format, one alone contiguous; native/cpu/PaddingKernel.cpp."""
     if input.dim() == 5:
@@ -473,14 +455,3 @@ def unfold_backward(input_sizes: Sequence[int], dim: int, size: int, step: int) 
         return 0
     length = input_sizes[dim] if input_sizes else 1
     return torch.int64.itemsize * ((length - size) // step * step + size)
-
-
-for _overload in (
-    torch.ops.aten.channel_shuffle.default,
-    torch.ops.aten.pixel_shuffle.default,
-    torch.ops.aten.pixel_unshuffle.default,
-):
-    _shuffle = operator(_overload.name())
-    _shuffle.meta("cpu")(shaped_by(_overload, SUGGESTED))
-    _shuffle.meta("cuda")(shaped_by(_overload, CONTIGUOUS))
-    _shuffle.workspace("cpu")(copied(self=SUGGESTED))

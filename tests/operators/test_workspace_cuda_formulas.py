@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.attention.fused import efficient_backward_bytes, flash_splits
+from pytest_torchmem.operators.attention.fused import Shape, efficient_backward_bytes, flash_splits
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.cublas import blas_buffer
 from pytest_torchmem.operators.matmul.products import cublas_copy
@@ -196,11 +196,11 @@ def test_memory_efficient_backward() -> None:
     """kernel_backward.h, ``workspace_elements_gq``: 64 x 64 floats and 16 bytes for each block."""
     blocks = (1024 // 64) * 1
     delta, own = 4 * 8 * 12 * 1024, 8 * 12 * blocks * (4 + 64 * 64) * 4
-    half = efficient_backward_bytes(A100, BFLOAT, (8, 12, 1024, 1024), 64, 64)
+    half = efficient_backward_bytes(A100, BFLOAT, Shape(8, 12, 1024, 1024, 64, 64))
     assert half.confidence is EXACT
     assert bytes_of(half) == (delta, own)
     # In float the sum of rows is no part of the kernel, and its product is freed before the kernel.
-    full = efficient_backward_bytes(A100, FLOAT, (8, 12, 1024, 1024), 64, 64)
+    full = efficient_backward_bytes(A100, FLOAT, Shape(8, 12, 1024, 1024, 64, 64))
     assert bytes_of(full) == (delta * 64, delta, delta, -delta * 64, own)
 
 
@@ -211,14 +211,14 @@ def test_memory_efficient_backward_keeps_keys_in_memory_for_large_heads() -> Non
     keys = 2 * splits * 64 * 256
     queries = (256 // 128) * (256 // 64) * (4 + 128 * 64)
     expected = (4 * 4 * 256, 4 * (keys + queries) * 4)
-    assert bytes_of(efficient_backward_bytes(A100, HALF, shape, 256, 256)) == expected
+    assert bytes_of(efficient_backward_bytes(A100, HALF, Shape(*shape, 256, 256))) == expected
 
 
 def test_where_shared_memory_decides_the_larger_kernel_is_a_limit() -> None:
     """128 queries and keys in registers, or 64 of each and the keys' gradients in memory."""
     shape = (2, 8, 512, 512)
-    certain = efficient_backward_bytes(A100, HALF, shape, 128, 128)
-    limit = efficient_backward_bytes(find_gpu("rtx-5090"), HALF, shape, 128, 128)
+    certain = efficient_backward_bytes(A100, HALF, Shape(*shape, 128, 128))
+    limit = efficient_backward_bytes(find_gpu("rtx-5090"), HALF, Shape(*shape, 128, 128))
     assert (certain.confidence, limit.confidence) == (EXACT, BOUNDED)
     rows = 4 * 16 * 512
     assert bytes_of(certain) == (rows, 4 * 16 * (512 // 128) * (4 + 128 * 128))
@@ -238,9 +238,9 @@ def test_memory_efficient_backward_makes_the_gradient_dense() -> None:
 def test_volta_sums_the_rows_of_large_heads_before() -> None:
     """``kKernelComputesDelta``: two casts to float, their product, its sum, and that dense."""
     shape, sums = (8, 32, 1024, 1024), 4 * 8 * 32 * 1024
-    large = efficient_backward_bytes(find_gpu("v100"), HALF, shape, 256, 256)
+    large = efficient_backward_bytes(find_gpu("v100"), HALF, Shape(*shape, 256, 256))
     assert bytes_of(large)[:3] == (3 * sums * 256, sums, sums)
-    t4 = efficient_backward_bytes(find_gpu("t4"), HALF, shape, 256, 256)
+    t4 = efficient_backward_bytes(find_gpu("t4"), HALF, Shape(*shape, 256, 256))
     keys, queries = 2 * 64 * 256, (256 // 64) * (1024 // 64) * (4 + 64 * 64)
     assert bytes_of(t4) == (sums, 4 * 8 * 32 * (keys + queries))
 
@@ -286,7 +286,7 @@ def test_a_sum_of_everything_takes_what_a_gpu_took() -> None:
 
 def test_the_backward_of_efficient_attention_takes_what_a_gpu_took() -> None:
     """cranberrii/ftcourse: one sequence of 1,000, 32 heads of 64, in float."""
-    taken = efficient_backward_bytes(find_gpu("a100"), FLOAT, (1, 32, 1000, 1000), 64, 64)
+    taken = efficient_backward_bytes(find_gpu("a100"), FLOAT, Shape(1, 32, 1000, 1000, 64, 64))
     assert bytes_of(taken)[-1] == 8_396_800
 
 
@@ -485,8 +485,10 @@ def test_attention_takes_no_negative_bytes_and_more_for_more(
     splits = flash_splits(gpu, batch, queries, keys, heads, size)
     assert 1 <= splits <= min(128, 2 * gpu.multiprocessors)
     for dtype in (HALF, FLOAT):
-        one = efficient_backward_bytes(gpu, dtype, shape, size, size)
-        twice = efficient_backward_bytes(gpu, dtype, (batch, heads, 2 * queries, keys), size, size)
+        one = efficient_backward_bytes(gpu, dtype, Shape(*shape, size, size))
+        twice = efficient_backward_bytes(
+            gpu, dtype, Shape(batch, heads, 2 * queries, keys, size, size)
+        )
         assert 0 < one.nbytes <= twice.nbytes
 
 

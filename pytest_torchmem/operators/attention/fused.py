@@ -10,11 +10,12 @@ Flash attention is exact: native/transformers/cuda/flash_attn/flash_api.cpp (``m
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes, round_up
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import ALL, First, Made, Request, Workspace, bounded
@@ -26,8 +27,7 @@ _ANY = 65536
 _MUCH_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """An ``AttentionBackwardKernel``: queries and keys of a block, and the largest head."""
 
     queries: int
@@ -54,11 +54,9 @@ def _tiles(gpu: Gpu, dtype: torch.dtype, size: int, dropout: bool) -> tuple[Tile
     return (wide,) if gpu.capability in _MUCH_SHARED_MEMORY else (wide, narrow)
 
 
-def _tile_bytes(
-    tile: Tile, half: bool, shape: tuple[int, int, int, int], size: int, value_size: int
-) -> int:
+def _tile_bytes(tile: Tile, half: bool, shape: "Shape") -> int:
     """``Params::workspace_size``: gradients of query, key and value added up in float."""
-    batch, heads, queries, keys = shape
+    batch, heads, queries, keys, size, value_size = shape
     splits = ceil_div(keys, tile.keys)
     if batch * heads >= 256 and keys <= 2 * tile.keys:
         splits = 1
@@ -69,38 +67,42 @@ def _tile_bytes(
     if must_be_deterministic():
         splits = 1
     if keys_in_memory:
-        floats = (
-            splits * tile.keys * (round_up(size, tile.queries) + round_up(value_size, tile.queries))
-        )
+        floats = sum(round_up(one, tile.queries) for one in (size, value_size))
+        floats *= splits * tile.keys
     blocks = ceil_div(queries, tile.queries) * ceil_div(size, tile.keys)
     floats += blocks * (4 + tile.queries * tile.keys)
     return batch * heads * round_up(floats, 4) * _FLOAT
 
 
-def efficient_backward_bytes(
-    gpu: Gpu,
-    dtype: torch.dtype,
-    shape: tuple[int, int, int, int],
-    size: int,
-    value_size: int,
-    dropout: bool = False,
-    copy: int = 0,
-) -> Workspace:
-    """Return what the backward of (batch, heads, queries, keys) takes, for heads of ``size``.
+class Shape(NamedTuple):
+    """What decides the workspace of a memory-efficient backward."""
 
-    ``copy`` is what making the gradient dense takes, before the outputs are made. Where the kernel
-    does not compute the sums of rows, a product in float is summed before it, the factors are cast
-    to float for it, and the sums are turned.
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+    """Of a head of queries and keys."""
+    value_size: int
+
+
+def efficient_backward_bytes(
+    gpu: Gpu, dtype: torch.dtype, shape: Shape, dropout: bool = False, copy: int = 0
+) -> Workspace:
+    """Return what the backward takes, after a dense ``copy`` of the gradient, which comes before
+    the outputs.
+
+    Where the kernel does not compute the sums of rows, a product in float is summed before it, the
+    factors are cast to float for it, and the sums are turned.
     """
-    batch, heads, queries, _ = shape
     half = dtype != torch.float32
-    sums = _FLOAT * batch * heads * queries
-    turned = sums if min(heads, queries) > 1 else 0
+    sums = _FLOAT * shape.batch * shape.heads * shape.queries
+    turned = sums if min(shape.heads, shape.queries) > 1 else 0
     found: list[tuple[int, tuple[Request, ...]]] = []
-    for tile in _tiles(gpu, dtype, max(size, value_size), dropout):
-        own = _tile_bytes(tile, half, shape, size, value_size)
+    for tile in _tiles(gpu, dtype, max(shape.size, shape.value_size), dropout):
+        own = _tile_bytes(tile, half, shape)
         in_kernel = half and (tile.largest <= tile.queries or gpu.capability != (7, 0))
-        product = 0 if in_kernel else sums * value_size * (3 if half else 1)
+        product = 0 if in_kernel else sums * shape.value_size * (3 if half else 1)
         turn = 0 if in_kernel else turned
         turning = (turn, First(turn)) if turn else ()
         peak = max(product + sums + turn, sums + own)
@@ -114,40 +116,36 @@ def efficient_backward_bytes(
     not_in_key=("philox_seed", "philox_offset"),
 ).workspace("cuda")
 def sdpa_efficient_backward(
-    machine: Gpu,
-    grad_out_: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout_p: float,
+    machine: Gpu, grad_out_: Tensor | None, attention: AttentionArguments
 ) -> Workspace:
     """``_efficient_attention_backward``, with heads and length exchanged."""
+    query, key, value = attention[:3]
     batch, heads, queries, size = query.shape
-    sizes = (batch, heads, queries, key.shape[2]), size, value.shape[3]
+    shape = Shape(batch, heads, queries, key.shape[2], size, value.shape[3])
     copy = contiguous_copy(None if grad_out_ is None else grad_out_.transpose(1, 2))
-    return efficient_backward_bytes(machine, query.dtype, *sizes, dropout_p > 0, copy)
+    return efficient_backward_bytes(machine, query.dtype, shape, attention.dropout_p > 0, copy)
 
 
 @operator("aten::_efficient_attention_backward").workspace("cuda")
 def efficient_backward(
     machine: Gpu,
     grad_out_: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    attention: AttentionArguments,
     cu_seqlens_q: Tensor | None,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float,
 ) -> Workspace:
     """attention_backward.cu, ``_efficient_attention_backward``."""
+    query, key, value = attention[:3]
     batch, queries, heads, size = query.shape
     keys = key.shape[1]
     if cu_seqlens_q is not None:
         batch, queries, keys = cu_seqlens_q.numel() - 1, max_seqlen_q, max_seqlen_k
-    sizes = (batch, heads, queries, keys), size, value.shape[3]
-    copy = contiguous_copy(grad_out_)
-    return efficient_backward_bytes(machine, query.dtype, *sizes, dropout_p > 0, copy)
+    shape, copy = (
+        Shape(batch, heads, queries, keys, size, value.shape[3]),
+        contiguous_copy(grad_out_),
+    )
+    return efficient_backward_bytes(machine, query.dtype, shape, attention.dropout_p > 0, copy)
 
 
 # The seed and the offset of random numbers are on the host, outside of the capture of a graph.
@@ -216,14 +214,27 @@ def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tup
     return (partial, partial * _rounded_size(size))
 
 
-def _flash_backward(
-    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor, batch: int, padded: int
-) -> tuple[Request, ...]:
-    """Dense copies, sums of rows, the query's gradient in float, and those of repeated heads.
+class _Flash(NamedTuple):
+    """Tensors of a backward of flash attention."""
 
-    Query and key are (..., heads, size); ``padded`` is how many queries there are in whole blocks.
+    grad_out: Tensor
+    query: Tensor
+    key: Tensor
+    out: Tensor
+
+
+def _flash_backward(gpu: Gpu, of: _Flash, lengths: Tensor | None = None) -> tuple[Request, ...]:
+    """``mha_bwd``, of (batch, length, heads, size); of sequences of several ``lengths``, which are
+    (rows, heads, size), ``mha_varlen_bwd``, with 128 rows more each.
+
+    Dense copies, sums of rows, the query's gradient in float, and those of repeated heads.
     """
+    grad, query, key, out = of
     heads, size = query.shape[-2:]
+    batch, padded = query.shape[0], query.shape[0] * round_up(query.shape[1], _BLOCK)
+    if lengths is not None:
+        batch = lengths.numel() - 1
+        padded = query.shape[0] + _BLOCK * batch
     rows = padded * heads
     splits = ceil_div(gpu.multiprocessors, batch * heads) if must_be_deterministic() else 1
     repeated = 0
@@ -240,14 +251,6 @@ def _flash_backward(
     )
 
 
-def _flash_backward_of_batch(
-    gpu: Gpu, grad: Tensor, query: Tensor, key: Tensor, out: Tensor
-) -> tuple[Request, ...]:
-    """``mha_bwd``; query and key are (batch, length, heads, size)."""
-    batch, queries = query.shape[:2]
-    return _flash_backward(gpu, grad, query, key, out, batch, batch * round_up(queries, _BLOCK))
-
-
 @operator("aten::_scaled_dot_product_flash_attention").workspace("cuda")
 def sdpa_flash(machine: Gpu, query: Tensor, key: Tensor, dropout_p: float) -> tuple[Request, ...]:
     """As ``mha_fwd``, with heads and length exchanged."""
@@ -257,12 +260,9 @@ def sdpa_flash(machine: Gpu, query: Tensor, key: Tensor, dropout_p: float) -> tu
 
 
 @operator("aten::_scaled_dot_product_flash_attention_backward").workspace("cuda")
-def sdpa_flash_backward(
-    machine: Gpu, grad_out: Tensor, query: Tensor, key: Tensor, out: Tensor
-) -> tuple[Request, ...]:
+def sdpa_flash_backward(machine: Gpu, of: _Flash) -> tuple[Request, ...]:
     """As ``mha_bwd``, with heads and length exchanged."""
-    grad, queries, keys, result = (tensor.transpose(1, 2) for tensor in (grad_out, query, key, out))
-    return _flash_backward_of_batch(machine, grad, queries, keys, result)
+    return _flash_backward(machine, _Flash(*(tensor.transpose(1, 2) for tensor in of)))
 
 
 @operator("aten::_flash_attention_forward").workspace("cuda")
@@ -286,17 +286,6 @@ def flash_forward(
 
 
 @operator("aten::_flash_attention_backward").workspace("cuda")
-def flash_backward(
-    machine: Gpu,
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    out: Tensor,
-    cum_seq_q: Tensor | None,
-) -> tuple[Request, ...]:
-    """``mha_bwd``; of sequences of several lengths ``mha_varlen_bwd``, with 128 rows more each."""
-    if cum_seq_q is None:
-        return _flash_backward_of_batch(machine, grad_out, query, key, out)
-    batch = cum_seq_q.numel() - 1
-    padded = query.shape[0] + _BLOCK * batch
-    return _flash_backward(machine, grad_out, query, key, out, batch, padded)
+def flash_backward(machine: Gpu, of: _Flash, cum_seq_q: Tensor | None) -> tuple[Request, ...]:
+    """``_flash_attention_backward``; attention_backward.cu."""
+    return _flash_backward(machine, of, cum_seq_q)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
+from pytest_torchmem.operators.geometry import asked_for
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import current_generator, forward_draws
 
@@ -180,7 +181,6 @@ def backward(
 @operator("aten::_scaled_dot_product_efficient_attention_backward").values()
 def efficient_backward(
     grad_out_: Tensor, attention: FusedAttention, philox_seed: Tensor, grad_input_mask: list[bool]
-) -> list[Tensor | None]:
+) -> tuple[Tensor | None, ...]:
     """Gradients of query, key, value and the bias."""
-    found = gradients(attend, grad_out_, attention, philox_seed)
-    return [one if wanted else None for one, wanted in zip(found, grad_input_mask, strict=True)]
+    return asked_for(gradients(attend, grad_out_, attention, philox_seed), grad_input_mask)

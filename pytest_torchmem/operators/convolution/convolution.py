@@ -27,6 +27,7 @@ from pytest_torchmem.operators.convolution.choice import (
 )
 from pytest_torchmem.operators.convolution.cudnn import as_images
 from pytest_torchmem.operators.geometry import (
+    asked_for,
     beyond,
     contiguous_copy,
     dense_bytes,
@@ -194,11 +195,9 @@ def _gradients(
     grad_output, input, weight, output_mask, bias_sizes = asked
     # The output of an input without channels has none either, whatever the bias has.
     bias = tuple(bias_sizes or (grad_output.shape[1],))
-    return (
-        laid_out(like(grad_output, input.shape), memory_format) if output_mask[0] else None,
-        laid_out(like(grad_output, weight.shape), memory_format) if output_mask[1] else None,
-        like(grad_output, bias) if output_mask[2] else None,
-    )
+    operands = (like(grad_output, one.shape) for one in (input, weight))
+    made = *(laid_out(one, memory_format) for one in operands), like(grad_output, bias)
+    return asked_for(made, output_mask)
 
 
 @_forward.workspace("cpu")
@@ -240,9 +239,7 @@ def backward_workspace_on_cpu(
     input, line = _contiguous_line(input)
     call = Convolution.of(machine, input, weight, bool(output_mask[2]), settings)
     gradient = grad_output.unsqueeze(2) if grad_output.dim() == 3 else grad_output
-    returned = sum(
-        dense_bytes(output) for output, wanted in zip(outputs, output_mask, strict=True) if wanted
-    )
+    returned = sum(map(dense_bytes, asked_for(outputs, output_mask)))
     if not call.uses_onednn():
         taken = columns.backward(call, gradient, returned, output_mask)
         return _by_aten(machine, input.dtype, line + taken)
@@ -429,6 +426,4 @@ def slow_convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     """native/ConvolutionMM2d.cpp."""
     results = (like(input), like(weight), like(grad_output, (weight.shape[0],)))
-    return tuple(
-        result if wanted else None for result, wanted in zip(results, output_mask, strict=True)
-    )
+    return asked_for(results, output_mask)

@@ -3,7 +3,7 @@ native/LinearAlgebra.cpp.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,31 +19,49 @@ from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
-_Take = Callable[[Any], None]
 _aten: Any = torch.ops.aten
 
 # Whether a factorisation succeeded decides nothing here.
 operator("aten::_linalg_check_errors", kind=OperatorKind.PASS).decomposition()(any_error)
 
 
-def _lu_factor(machine: Host | Gpu, take: _Take, LU: Tensor, pivot: bool = True) -> None:
-    """``lu_factor_stub``; LAPACK works in place."""
-    if isinstance(machine, Gpu):
-        take(cusolver.lu_factor(machine, LU, pivot))
+class Solver(NamedTuple):
+    """LU factors, and systems solved by them: LAPACK's on the CPU, or what a GPU has."""
 
+    machine: Host | Gpu
+    take: Callable[[Any], None]
+    call: GivenCall
 
-def _lu_factor_out(
-    machine: Host | Gpu, take: _Take, LU: Tensor, A: Tensor, pivot: bool
-) -> tuple[Tensor, Tensor]:
-    """linalg_lu_factor_ex_out into ``LU``; pivots and infos come back."""
-    geometry = meta_result(_aten.linalg_lu_factor_ex.default, A)
-    written = proxy(LU, geometry[0])
-    pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
-    written.copy_(A)
-    _lu_factor(machine, take, written, pivot)
-    if written is not LU:
-        LU.copy_(written)
-    return pivots, infos
+    def factor(self, LU: Tensor, pivot: bool = True) -> None:
+        """``lu_factor_stub``; LAPACK works in place."""
+        if isinstance(self.machine, Gpu):
+            self.take(cusolver.lu_factor(self.machine, LU, pivot))
+
+    def factor_into(self, LU: Tensor, A: Tensor, pivot: bool) -> tuple[Tensor, Tensor]:
+        """linalg_lu_factor_ex_out into ``LU``; pivots and infos come back."""
+        geometry = meta_result(_aten.linalg_lu_factor_ex.default, A)
+        written = proxy(LU, geometry[0])
+        pivots, infos = empty_as(geometry[1]), empty_as(geometry[2])
+        written.copy_(A)
+        self.factor(written, pivot)
+        if written is not LU:
+            LU.copy_(written)
+        return pivots, infos
+
+    def solve(self, LU: Tensor, pivots: Tensor, B: Tensor, result: Tensor, left: bool) -> None:
+        """linalg_lu_solve_out and lu_solve_kernel, which on the CPU checks that pivots are rows."""
+        if result.numel() == 0:
+            return
+        geometry = meta_result(_aten.linalg_lu_solve.default, LU, pivots, B, left=left)
+        written = proxy(result, geometry)
+        if isinstance(self.machine, Gpu):
+            self.take(cusolver.lu_solve(self.machine, LU, pivots, B, left))
+            return
+        pivots_ = pivots.contiguous()
+        LU_ = LU if is_column_major(LU) else column_major_clone(LU)
+        torch.all(pivots_ > 0)
+        torch.all(pivots_ <= LU_.shape[-2])
+        del written
 
 
 def _permutation(pivots: Tensor, rows: int) -> None:
@@ -76,13 +94,11 @@ def lu_unpack(
 
 
 @operator("aten::linalg_lu").decomposition()
-def linalg_lu(
-    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor, *, pivot: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
+def linalg_lu(solver: Solver, A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_lu_out): factors into the larger of L and U, unpacked in place."""
-    P, L, U = outputs(call)
+    P, L, U = outputs(solver.call)
     LU = L if A.shape[-2] > A.shape[-1] else U
-    factored = _lu_factor_out(machine, take, LU, A, pivot)
+    factored = solver.factor_into(LU, A, pivot)
     if pivot:
         _permutation(factored[0], A.shape[-2])
     del factored
@@ -98,18 +114,12 @@ def _determinant_of_permutation(pivots: Tensor) -> Tensor:
     return result
 
 
-def infos_of_lu(A: Tensor) -> Tensor:
-    return torch.empty(A.shape[:-2], dtype=torch.int32)
-
-
 @operator("aten::_linalg_det").decomposition()
-def linalg_det(
-    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def linalg_det(solver: Solver, A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_det_out)."""
-    result, LU, pivots = outputs(call)
-    infos = infos_of_lu(A)
-    _lu_factor(machine, take, LU)
+    result, LU, pivots = outputs(solver.call)
+    infos = torch.empty(A.shape[:-2], dtype=torch.int32)
+    solver.factor(LU)
     product = torch.prod(LU.diagonal(0, -2, -1), -1)
     torch.mul(_determinant_of_permutation(pivots), product, out=result)
     del infos
@@ -117,13 +127,11 @@ def linalg_det(
 
 
 @operator("aten::_linalg_slogdet").decomposition()
-def linalg_slogdet(
-    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def linalg_slogdet(solver: Solver, A: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_slogdet_out)."""
-    sign, logarithm, LU, pivots = outputs(call)
-    infos = infos_of_lu(A)
-    _lu_factor(machine, take, LU)
+    sign, logarithm, LU, pivots = outputs(solver.call)
+    infos = torch.empty(A.shape[:-2], dtype=torch.int32)
+    solver.factor(LU)
     diagonal = LU.diagonal(0, -2, -1)
     permutation = _determinant_of_permutation(pivots)
     torch.mul(diagonal.sgn().prod(-1), permutation, out=sign)
@@ -133,82 +141,44 @@ def linalg_slogdet(
     return sign, logarithm, LU, pivots
 
 
-def _lu_solve(
-    machine: Host | Gpu,
-    take: _Take,
-    LU: Tensor,
-    pivots: Tensor,
-    B: Tensor,
-    result: Tensor,
-    left: bool,
-) -> None:
-    """linalg_lu_solve_out and lu_solve_kernel, which on the CPU checks that pivots are rows."""
-    if result.numel() == 0:
-        return
-    geometry = meta_result(_aten.linalg_lu_solve.default, LU, pivots, B, left=left)
-    written = proxy(result, geometry)
-    if isinstance(machine, Gpu):
-        take(cusolver.lu_solve(machine, LU, pivots, B, left))
-        return
-    pivots_ = pivots.contiguous()
-    LU_ = LU if is_column_major(LU) else column_major_clone(LU)
-    torch.all(pivots_ > 0)
-    torch.all(pivots_ <= LU_.shape[-2])
-    del written
-
-
 @operator("aten::linalg_lu_solve").decomposition("cpu")
 def linalg_lu_solve(
-    machine: Host,
-    take: _Take,
-    call: GivenCall,
-    LU: Tensor,
-    pivots: Tensor,
-    B: Tensor,
-    *,
-    left: bool = True,
+    solver: Solver, LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True
 ) -> Tensor:
     """TORCH_IMPL_FUNC(linalg_lu_solve_out)."""
-    result: Tensor = outputs(call)
-    _lu_solve(machine, take, LU, pivots, B, result, left)
+    result: Tensor = outputs(solver.call)
+    solver.solve(LU, pivots, B, result, left)
     return result
 
 
 @operator("aten::_linalg_solve_ex").decomposition()
 def linalg_solve_ex(
-    machine: Host | Gpu,
-    take: _Take,
-    call: GivenCall,
-    A: Tensor,
-    B: Tensor,
-    *,
-    left: bool = True,
-    check_errors: bool = False,
+    solver: Solver, A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """TORCH_IMPL_FUNC(_linalg_solve_ex_out)."""
-    result, LU, pivots, infos = outputs(call)
+    result, LU, pivots, infos = outputs(solver.call)
     LU.copy_(A.mT if A.is_contiguous() and not A.is_complex() else A)
     if A.numel():
-        _lu_factor(machine, take, LU)
+        solver.factor(LU)
     if check_errors:
         any_error(infos)
     vector = result.dim() == A.dim() - 1
     columns = result.unsqueeze(-1) if vector else result
     sides = B.unsqueeze(-1) if vector else B
-    _lu_solve(machine, take, LU, pivots, sides, columns, left)
+    solver.solve(LU, pivots, sides, columns, left)
     return result, LU, pivots, infos
 
 
 @operator("aten::linalg_inv_ex").decomposition()
 def linalg_inv_ex(
-    machine: Host | Gpu, take: _Take, call: GivenCall, A: Tensor, *, check_errors: bool = False
+    solver: Solver, A: Tensor, *, check_errors: bool = False
 ) -> tuple[Tensor, Tensor]:
     """TORCH_IMPL_FUNC(linalg_inv_ex_out): the identity solved for."""
-    result, infos = outputs(call)
+    result, infos = outputs(solver.call)
     _, LU, pivots, _ = meta_result(_aten._linalg_solve_ex.default, A, result)
     LU, pivots = empty_as(LU), empty_as(pivots)
-    _lu_factor(machine, take, LU)
-    _lu_solve(machine, take, LU, pivots, result, result, True)
+    solver.factor(LU)
+    solver.solve(LU, pivots, result, result, True)
     del pivots, LU
     if check_errors:
         any_error(infos)

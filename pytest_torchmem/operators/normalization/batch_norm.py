@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
+    asked_for,
     ceil_div,
     contiguous_copy,
     dense_bytes,
@@ -164,12 +165,10 @@ def backward_on_cuda(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
 def _gradients(
     norm: BatchNormBackward, memory_format: torch.memory_format
 ) -> tuple[Tensor | None, ...]:
-    input, mask = norm.input, norm.output_mask
+    input = norm.input
     parameter = input.new_empty((input.shape[1],)) if norm.weight is None else norm.weight
-    return (
-        laid_out(input, memory_format) if mask[0] else None,
-        *(like(parameter) if wanted else None for wanted in mask[1:]),
-    )
+    made = laid_out(input, memory_format), like(parameter), like(parameter)
+    return asked_for(made, norm.output_mask)
 
 
 @_forward.values("cuda")

@@ -11,6 +11,7 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import (
     accumulation_type,
+    asked_for,
     contiguous_copy,
     laid_out,
     like,
@@ -84,10 +85,8 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """In the types of input and parameters; native_group_norm_backward."""
     of = weight if weight is not None else input
-    return (
-        laid_out(input, suggested_format(input)) if output_mask[0] else None,
-        *(like(of, (C,)) if wanted else None for wanted in output_mask[1:]),
-    )
+    made = laid_out(input, suggested_format(input)), like(of, (C,)), like(of, (C,))
+    return asked_for(made, output_mask)
 
 
 @_forward.workspace("cpu")

@@ -18,6 +18,7 @@ from pytest_torchmem.operators.calls import CompositeCall, GivenCall, outputs
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
     accumulation_type,
+    asked_for,
     ceil_div,
     contiguous_copy,
     copied,
@@ -52,6 +53,32 @@ class LayerNorm(NamedTuple):
     weight: Tensor | None
     bias: Tensor | None
     eps: float
+
+
+class RmsNorm(NamedTuple):
+    """The same of an RMS norm."""
+
+    input: Tensor
+    normalized_shape: Sequence[int]
+    weight: Tensor | None = None
+    eps: float | None = None
+
+
+class NormBackward(NamedTuple):
+    """What is asked of the backwards of both."""
+
+    grad_out: Tensor
+    input: Tensor
+    normalized_shape: Sequence[int]
+    rstd: Tensor
+    weight: Tensor | None
+    output_mask: Sequence[bool]
+    bias: Tensor | None = None
+
+    @property
+    def columns(self) -> int:
+        """Elements that are normalised together."""
+        return math.prod(self.normalized_shape)
 
 
 @layer_norm.meta("cpu")
@@ -93,86 +120,53 @@ def copies_on_cpu(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> 
 
 
 @layer_norm_backward.meta()
-def gradients(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, output_mask: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
+def gradients(norm: NormBackward) -> tuple[Tensor | None, ...]:
     """Contiguous whatever the layout of the input; layer_norm_backward_cpu and _cuda."""
-    return tuple(
-        like(tensor) if wanted and tensor is not None else None
-        for tensor, wanted in zip((input, weight, bias), output_mask, strict=True)
-    )
+    given = (norm.input, norm.weight, norm.bias)
+    made = (None if one is None else like(one) for one in given)
+    return asked_for(made, norm.output_mask)
 
 
 @layer_norm_backward.values("cuda")
-def gradients_as_on_cuda(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
+def gradients_as_on_cuda(norm: NormBackward, mean: Tensor) -> tuple[Tensor | None, ...]:
     """In the type of the statistics, which CUDA accumulates in; the CPU's kernel wants them in the
     type of the parameters.
     """
-    given = (grad_out, input, mean, rstd, weight, bias)
+    given = (norm.grad_out, norm.input, mean, norm.rstd, norm.weight, norm.bias)
     wide = [one if one is None else one.to(mean.dtype) for one in given]
     made = torch.ops.aten.native_layer_norm_backward.default(
-        *wide[:2], normalized_shape, *wide[2:], output_mask
+        *wide[:2], norm.normalized_shape, *wide[2:], norm.output_mask
     )
     return tuple(
         one if one is None or of is None else one.to(of.dtype)
-        for one, of in zip(made, (input, weight, bias), strict=True)
+        for one, of in zip(made, (norm.input, norm.weight, norm.bias), strict=True)
     )
 
 
 @layer_norm_backward.workspace("cpu")
-def backward_on_cpu(
-    machine: Host,
-    outputs: Sequence[Tensor | None],
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-) -> int:
+def backward_on_cpu(machine: Host, outputs: Sequence[Tensor | None], norm: NormBackward) -> int:
     """Contiguous copies, and sums of gamma and beta per thread; LayerNormBackwardKernelImplInternal
     of the CPU.
     """
-    copies = contiguous_copy(input) + contiguous_copy(weight)
-    if input.numel() == 0:
+    copies = contiguous_copy(norm.input) + contiguous_copy(norm.weight)
+    if norm.input.numel() == 0:
         return copies
-    copies += contiguous_copy(grad_out)
+    copies += contiguous_copy(norm.grad_out)
     if outputs[1] is None and outputs[2] is None:
         return copies
-    columns = math.prod(normalized_shape)
-    return copies + 2 * machine.threads * columns * input.element_size()
+    return copies + 2 * machine.threads * norm.columns * norm.input.element_size()
 
 
 @layer_norm_backward.workspace("cuda")
 @rms_norm_backward.workspace("cuda")
-def backward_on_cuda(
-    machine: Gpu,
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    output_mask: Sequence[bool],
-    bias: Tensor | None = None,
-) -> tuple[Request, ...]:
+def backward_on_cuda(machine: Gpu, norm: NormBackward) -> tuple[Request, ...]:
     """Dense copies, the gradient's when the outputs are made, and partial gradients, of RMS norm's
     without beta;
     ``LayerNormBackwardKernelImplInternal``, ``_fused_rms_norm_backward_cuda``.
     """
-    beta = bias is not None and output_mask[2]
-    return (
-        contiguous_copy(input),
-        contiguous_copy(weight),
-        ALL,
-        contiguous_copy(grad_out),
-        *_partial_gradients(machine, input, normalized_shape, weight, output_mask[1] + beta),
-    )
+    copies = contiguous_copy(norm.input), contiguous_copy(norm.weight)
+    partial = _partial_gradients(machine, norm)
+    return (*copies, ALL, contiguous_copy(norm.grad_out), *partial)
 
 
 @layer_norm.nested()
@@ -184,16 +178,15 @@ def of_nested(nested: NestedTensors, norm: LayerNorm) -> tuple[Tensor, Tensor, T
     return nested.wrap(output.view(-1), sizes), mean.view(-1), rstd.view(-1)
 
 
-def _partial_gradients(
-    gpu: Gpu, input: Tensor, shape: Sequence[int], weight: Tensor | None, number: int
-) -> tuple[int, ...]:
+def _partial_gradients(gpu: Gpu, norm: NormBackward) -> tuple[int, ...]:
     """Of many short rows, a partial sum for every 32 of them, each summed by a reduction into a
     tensor that takes the place of the one made before.
 
     ``LaunchGammaBetaBackwardCUDAKernel``.
     """
-    columns = math.prod(shape)
-    rows = input.numel() // columns if columns else 0
+    columns, weight = norm.columns, norm.weight
+    number = norm.output_mask[1] + (norm.bias is not None and norm.output_mask[2])
+    rows = norm.input.numel() // columns if columns else 0
     few = rows <= 64 * 1024 or columns // 32 >= gpu.multiprocessors // 2
     if weight is None or not number or few:
         return ()
@@ -205,42 +198,29 @@ def _partial_gradients(
 
 
 @operator("aten::rms_norm").path("cuda")
-def choose_rms_norm(
-    call: CompositeCall,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Any:
+def choose_rms_norm(call: CompositeCall, norm: RmsNorm) -> Any:
     """The fused kernel, but for channels-last and complex input, or a weight of another dtype;
     ``rms_norm_symint``.
     """
+    input, weight = norm.input, norm.weight
     plain = suggested_format(input) is torch.contiguous_format and not input.is_complex()
     if not plain or (weight is not None and weight.dtype != input.dtype):
         return call()
-    return torch.ops.aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
+    return torch.ops.aten._fused_rms_norm.default(*norm)[0]
 
 
 @rms_norm.meta("cuda")
-def output_and_reciprocal_root(
-    input: Tensor, normalized_shape: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+def output_and_reciprocal_root(norm: RmsNorm) -> tuple[Tensor, Tensor]:
     """Contiguous, the root in float or double; ``_fused_rms_norm_cuda``."""
-    kept = input.shape[: input.dim() - len(normalized_shape)]
-    shape = (*kept, *[1] * len(normalized_shape))
+    input, ones = norm.input, [1] * len(norm.normalized_shape)
+    shape = (*input.shape[: input.dim() - len(ones)], *ones)
     return like(input), input.new_empty(shape, dtype=_accumulated(input))
 
 
 @rms_norm_backward.values()
-def rms_gradients(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    rstd: Tensor,
-    weight: Tensor | None,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None]:
+def rms_gradients(norm: NormBackward) -> tuple[Tensor | None, Tensor | None]:
     """With the root that the forward kept, in its precision."""
+    grad_out, input, normalized_shape, rstd, weight, output_mask, _ = norm
     dimensions = list(range(input.dim() - len(normalized_shape), input.dim()))
     normalized, grad = input.to(rstd.dtype) * rstd, grad_out.to(rstd.dtype)
     of_weight = None
@@ -255,30 +235,21 @@ def rms_gradients(
 
 
 @rms_norm.path("cuda")
-def differentiable_rms_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
-) -> Any:
+def differentiable_rms_norm(norm: RmsNorm) -> Any:
     """``_fused_rms_norm_cuda``, with its gradient."""
-    return cast(Any, _FusedRmsNorm).apply(input, normalized_shape, weight, eps)
+    return cast(Any, _FusedRmsNorm).apply(*norm)
 
 
 class _FusedRmsNorm(torch.autograd.Function):
     """The gradient that derivatives.yaml gives ``_fused_rms_norm`` on CUDA only."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None,
-        eps: float | None,
-    ) -> Any:
+    def forward(ctx: Any, *given: Any) -> Any:
+        norm = RmsNorm(*given)
         with below_autograd():
-            output, rstd = torch.ops.aten._fused_rms_norm.default(
-                input, normalized_shape, weight, eps
-            )
-        ctx.normalized_shape = normalized_shape
-        ctx.save_for_backward(input, weight, rstd)
+            output, rstd = torch.ops.aten._fused_rms_norm.default(*norm)
+        ctx.normalized_shape = norm.normalized_shape
+        ctx.save_for_backward(norm.input, norm.weight, rstd)
         ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)
         return output, rstd
