@@ -270,7 +270,8 @@ def values_at_positions(
             "Index put requires the source and destination dtypes match, got "
             f"{scalar_type(input)} for the destination and {scalar_type(values)} for the source."
         )
-    shape = torch.ops.aten.index(on_meta(input), [_meta_or_none(one) for one in indices]).shape
+    hollow = [None if one is None else on_meta(one) for one in indices]
+    shape = torch.ops.aten.index(on_meta(input), hollow).shape
     try:
         torch.empty((), device="meta").expand(values.shape).expand(shape)
     except RuntimeError:
@@ -278,10 +279,6 @@ def values_at_positions(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
             f"indexing result of shape {list(shape)}"
         ) from None
-
-
-def _meta_or_none(index: Tensor | None) -> Tensor | None:
-    return None if index is None else on_meta(index)
 
 
 @operator("aten::_fused_rms_norm").check()

@@ -118,7 +118,7 @@ def register_operator(model: OperatorModel) -> Callable[[], None]:
     # An overload may call another one, as those with names of dimensions do; and an operator made
     # of others may have a kernel for an output that is given.
     kernels = [one for one in overloads if taught.speaks_of(composite=is_composite_implicit(one))]
-    if all(_is_given_outputs(overload) for overload in kernels):
+    if all(any(one.is_out for one in schema(overload).arguments) for overload in kernels):
         if "path" not in taught.aspects:
             why = "is a composite of other operators, which a trace follows: describe those instead"
         else:
@@ -165,10 +165,6 @@ def registered_operators(*models: OperatorModel) -> Iterator[None]:
         for model in models:
             stack.callback(register_operator(model))
         yield
-
-
-def _is_given_outputs(overload: OpOverload) -> bool:
-    return any(argument.is_out for argument in schema(overload).arguments)
 
 
 def _overloads(operator: Any) -> list[OpOverload]:

@@ -1,17 +1,13 @@
-"""Factories: what makes tensors of numbers alone, or of the type and shape of another; and copies:
-within a device, to another one, and into storages that are there.
+"""Factories of tensors, of numbers alone or of the type and shape of another; copies within a
+device, to another one, and into storages that are there; what is asked of tensors: values, checks,
+answers from geometry and settings.
 
-Windows of signals (``torch.hann_window``); native/TensorFactories.cpp.
+Windows of signals (``torch.hann_window``; native/TensorFactories.cpp) are made of positions by
+operators in place, or by one kernel. A periodic one is made with one element more, which its
+storage keeps.
 
-All are made of positions by operators in place, or by one kernel. A periodic window is made with
-one element more, which its storage keeps.
-
-Composite operators that make numbers before they call anything with a tensor.
-
-C++ makes them beside their first tensor, which it takes to be on the CPU: a path that changes
-nothing tells the trace which device that is.
-
-What a program or C++ asks of tensors: values, checks, and answers from geometry and settings.
+C++ makes the numbers of composite operators beside their first tensor, which it takes to be on the
+CPU: a path that changes nothing tells the trace which device that is.
 """
 
 from typing import Any

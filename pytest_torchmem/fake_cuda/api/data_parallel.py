@@ -121,7 +121,8 @@ def communication(trace: TraceContext) -> dict[str, Callable[..., Any]]:
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        onto = _CPU if destination in (-1, "cpu", _CPU) else device(_number(destination))
+        named = "cuda" if destination is None else destination
+        onto = _CPU if named in (-1, "cpu", _CPU) else device(named)
         return _gathered(tensors, dim, onto, out)
 
     def add(inputs: Any, destination: Any = None) -> Any:
@@ -158,10 +159,6 @@ def _gathered(
     for part, tensor in zip(parts, tensors, strict=True):
         part.copy_(tensor)
     return out
-
-
-def _number(destination: Any) -> Any:
-    return "cuda" if destination is None else destination
 
 
 def _chunks(tensors: Sequence[Tensor], buffer_size: int) -> Iterator[list[Tensor]]:

@@ -266,7 +266,7 @@ class DefaultType:
 
 def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
     """Have types of the host and of the GPU that make fake tensors."""
-    gpu = torch.device("cuda", 0)
+    gpu, sparse = torch.device("cuda", 0), torch.cuda.sparse
     set_type = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any) -> None:
@@ -284,7 +284,7 @@ def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
             (module, {name: _legacy_type(module, name, device) for name in _DTYPES})
             for module, device in ((torch, _HOST), (torch.cuda, gpu))
         ],
-        (torch.cuda.sparse, {name: _sparse_type(name, gpu) for name in _sparse_names()}),
+        (sparse, {name: _sparse_type(name, gpu) for name in _DTYPES if hasattr(sparse, name)}),
         (torch, {"set_default_tensor_type": set_default_tensor_type}),
     ]
 
@@ -306,10 +306,6 @@ def _legacy_type(module: Any, name: str, device: torch.device) -> LegacyType:
     made.original, made.on_host = original, getattr(torch, name)
     made.device, made.dtype = device, _DTYPES[name]
     return made
-
-
-def _sparse_names() -> list[str]:
-    return [name for name in _DTYPES if hasattr(torch.cuda.sparse, name)]
 
 
 @cache

@@ -219,7 +219,9 @@ _LARGEST_HEAD = 256
 
 def why_not_fused(call: AttentionArguments, device: str) -> str:
     """Return the first constraint of a fused kernel that a call does not keep, "" for none."""
-    query, key, value = call.query, call.key, call.value
+    query, key, value, mask = call[:4]
+    shape = [] if mask is None else list(mask.shape)
+    dtype = str(query.dtype).removeprefix("torch.")
     for holds, reason in (
         (_disabled(device), "fused kernels are switched off"),
         (device == "cpu" and call.dropout_p > 0, f"dropout_p is {call.dropout_p}"),
@@ -237,10 +239,10 @@ def why_not_fused(call: AttentionArguments, device: str) -> str:
         (device == "cuda" and query.size(-1) > _LARGEST_HEAD, f"heads have size {query.size(-1)}"),
         *((tensor.stride(-1) != 1, f"{name} is not contiguous in its last dimension, of stride "
            f"{tensor.stride(-1)}") for name, tensor in _named(call)),
-        (_has_gradient(call.attn_mask), "attn_mask requires grad"),
-        (device == "cpu" and not mask_fits(call), f"attn_mask has shape {_shape(call.attn_mask)}"),
-        (device == "cuda" and call.attn_mask is not None, "attn_mask is given"),
-        (device == "cuda" and query.dtype not in _HALF, f"the dtype is {_name(query.dtype)}"),
+        (mask is not None and mask.requires_grad, "attn_mask requires grad"),
+        (device == "cpu" and not mask_fits(call), f"attn_mask has shape {shape}"),
+        (device == "cuda" and mask is not None, "attn_mask is given"),
+        (device == "cuda" and query.dtype not in _HALF, f"the dtype is {dtype}"),
     ):  # fmt: skip
         if holds:
             return reason
@@ -252,25 +254,13 @@ def _named(call: AttentionArguments) -> list[tuple[str, Tensor]]:
     return named + ([("attn_mask", call.attn_mask)] if call.attn_mask is not None else [])
 
 
-def _shape(tensor: Tensor | None) -> list[int]:
-    return [] if tensor is None else list(tensor.shape)
-
-
 def _heads_differ(call: AttentionArguments) -> bool:
     if call.enable_gqa or call.query.dim() != 4 or call.key.dim() != 4:
         return False
     return call.query.size(1) != call.key.size(1)
 
 
-def _has_gradient(mask: Tensor | None) -> bool:
-    return mask is not None and mask.requires_grad
-
-
 def _disabled(device: str) -> bool:
     backends = torch.backends.cuda  # the same switches hold on the CPU
     fused = backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()
     return not fused[0] if device == "cpu" else not any(fused)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -4,7 +4,6 @@ native/TensorAdvancedIndexing.cpp; native/cuda/Nonzero.cu, IndexKernel.cpp.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,9 +39,8 @@ def counted_mask(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) ->
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     elements = int(math.prod(shape))
     whole = elements * _LONG
-    serial = outputs.numel() == 0 or (
-        selects_serially(machine, input) and all(_dense(side, shape) for side in (input, mask))
-    )
+    dense = all(side.shape == shape and side.is_contiguous() for side in (input, mask))
+    serial = outputs.numel() == 0 or (selects_serially(machine, input) and dense)
     added_up = sum_workspace(machine, mask.expand(shape), torch.int64, 1)
     counted = _LONG + added_up - dense_bytes(outputs)
     return max(counted, 0 if serial else 2 * whole, 0)
@@ -51,10 +49,6 @@ def counted_mask(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) ->
 def selects_serially(machine: Host, input: Tensor) -> bool:
     """Return whether one thread selects elements of a dense tensor by a mask."""
     return input.is_contiguous() and (input.numel() < GRAIN or machine.threads == 1)
-
-
-def _dense(tensor: Tensor, shape: Sequence[int]) -> bool:
-    return tensor.shape == shape and tensor.is_contiguous()
 
 
 def positions_of(gpu: Gpu, mask: Tensor, number: int) -> tuple[int, ...]:

@@ -256,7 +256,8 @@ def coalesced(machine: Host | Gpu, known: Known, input: Tensor) -> Tensor:
 
 def _coalesced_on_host(input: Tensor, count: int) -> tuple[Tensor, Tensor]:
     indices, values = sparse_indices(input), sparse_values(input).contiguous()
-    flat = _flattened(indices)
+    # one number for each index; SparseTensorUtils.cpp, flatten_indices
+    flat = indices.squeeze(0) if len(indices) == 1 else torch.empty_like(indices).sum(0)
     made = torch.empty_like(indices), torch.empty_like(values)
     flat.sort(0)
     return made
@@ -277,11 +278,6 @@ def _coalesced_on_gpu(gpu: Gpu, input: Tensor, count: int) -> tuple[Tensor, Tens
         return flat.unsqueeze(0), made
     del origins
     return indices.new_empty((indices.shape[0], count)), made
-
-
-def _flattened(indices: Tensor) -> Tensor:
-    """Return one number for each index; SparseTensorUtils.cpp, flatten_indices."""
-    return indices.squeeze(0) if indices.shape[0] == 1 else torch.empty_like(indices).sum(0)
 
 
 @operator("aten::sparse_mask").sparse()

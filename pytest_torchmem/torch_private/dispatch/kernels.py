@@ -163,17 +163,14 @@ def _key_for(
     operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any
 ) -> Any:
     """Return the key of the kernel for the layouts of these arguments, dense ones the last."""
-    layouts = {tensor.layout for tensor in _tree_leaves((args, kwargs)) if _is_tensor(tensor)}
+    given = _tree_leaves((args, kwargs))
+    layouts = {one.layout for one in given if isinstance(one, Tensor)}
     first = otherwise
     if layouts == {torch.strided}:
         first = CPU
     elif torch.sparse_coo in layouts:
         first = SPARSE_CPU
     return _key(operator, first, otherwise)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 @cache

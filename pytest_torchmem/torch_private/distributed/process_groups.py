@@ -188,7 +188,10 @@ def nccl_groups(
             {
                 "_NCCL_AVAILABLE": True,
                 "default_pg_nccl_timeout": _TIMEOUT,
-                _SPLIT: _without_splits(getattr(c10d, _SPLIT), off),
+                # Groups are made anew, as a fake one gives no part of itself to others. Since torch
+                # 2.15 it says that it would (FakeProcessGroup.hpp, ``supportsSplitting``), to
+                # groups with options of its own kind.
+                _SPLIT: unless(off, lambda *_: None, getattr(c10d, _SPLIT)),
             },
         ),
         _sequence_numbers(),
@@ -222,13 +225,15 @@ def groups_of_world(
     built = c10d.is_mpi_available()
     public = (sys.modules["torch.distributed"], {"is_mpi_available": lambda: built})
     values |= _without_details(c10d, off)
+    # What was received from anybody is the first other process's.
+    source = unless(off, lambda _: int(rank == 0), getattr(_work(), _SOURCE))
     patched = [
         *gloo,
         *mpi,
         (c10d, values),
         public,
         _sequence_numbers(),
-        (_work(), _senders(rank, off) | _held_work(off)),
+        (_work(), {_SOURCE: source, **_held_work(off)}),
     ]
     return patched, added
 
@@ -249,20 +254,6 @@ def _without_details(c10d: Any, off: Callable[[], bool]) -> dict[str, Any]:
 
 def _sequence_numbers() -> tuple[Any, dict[str, Any]]:
     return _fake_group(), {"_set_sequence_number_for_group": lambda group: None}
-
-
-def _without_splits(original: Callable[..., Any], off: Callable[[], bool]) -> Callable[..., Any]:
-    """Let groups be made anew, as a fake one gives no part of itself to others.
-
-    Since torch 2.15 it says that it would (FakeProcessGroup.hpp, ``supportsSplitting``), to groups
-    with options of its own kind.
-    """
-    return unless(off, lambda *_: None, original)
-
-
-def _senders(rank: int, off: Callable[[], bool]) -> dict[str, Any]:
-    """Let what was received from anybody be the first other process's."""
-    return {_SOURCE: unless(off, lambda _: int(rank == 0), getattr(_work(), _SOURCE))}
 
 
 def symmetric_memory(instead: Callable[..., Any]) -> Replacements:

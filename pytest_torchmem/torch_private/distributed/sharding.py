@@ -154,7 +154,11 @@ def sharding_kept(module: nn.Module) -> Callable[[], None]:
     A first step makes streams, and finds out which module is the root; each makes buffers and
     events, and changes which parameters a module has.
     """
-    kept = [(own, {name: _copied(one) for name, one in own.items()}) for own in _states(module)]
+    tables = (list, set, dict)
+    kept = [
+        (own, {name: type(one)(one) if type(one) in tables else one for name, one in own.items()})
+        for own in _states(module)
+    ]
 
     def give_back() -> None:
         for own, before in kept:
@@ -182,7 +186,3 @@ def _keeps_of_a_step(one: Any) -> bool:
     of_others = isinstance(one, (type, Enum, nn.Module))
     of_torch = str(type(one).__module__).startswith(_FULLY_SHARD)
     return of_torch and not of_others and hasattr(one, "__dict__")
-
-
-def _copied(one: Any) -> Any:
-    return type(one)(one) if type(one) in (list, set, dict) else one

@@ -432,13 +432,10 @@ def _check(replacements: Replacements) -> None:
     """Raise ``UnsupportedTorchError`` for attributes that are not there, or of another kind."""
     unknown: list[str] = []
     for owner, attributes in replacements:
-        unknown += _unknown(owner, (*attributes,), (*map(_is_called, attributes.values()),))
+        called = (callable(one) or isinstance(one, classmethod) for one in attributes.values())
+        unknown += _unknown(owner, (*attributes,), (*called,))
     if unknown:
         raise unsupported(f"it has no {', '.join(unknown)} that can be replaced")
-
-
-def _is_called(value: Any) -> bool:
-    return callable(value) or isinstance(value, classmethod)
 
 
 @cache
