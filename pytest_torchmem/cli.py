@@ -14,7 +14,6 @@ from pytest_torchmem import __version__
 from pytest_torchmem.commands import explained, files, history, stand_in, traced
 from pytest_torchmem.commands.arguments import is_profile, load_function, print_profile
 from pytest_torchmem.commands.console import elapsed, prepare_streams, status_of
-from pytest_torchmem.diagnosis.causes import Cause
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable, printable_lines
@@ -28,7 +27,7 @@ from pytest_torchmem.reports.difference import (
     in_order,
 )
 from pytest_torchmem.reports.json_report import plain_cause, plain_changes
-from pytest_torchmem.reports.layout import coloured, columns, wrapped
+from pytest_torchmem.reports.layout import coloured, columns, tabulated, wrapped
 from pytest_torchmem.reports.markdown import render, verdict
 from pytest_torchmem.reports.sources import Source, load_sources
 from pytest_torchmem.snapshots.calibration import (
@@ -187,22 +186,15 @@ def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[D
 
 
 def _text(groups: dict[DifferenceKind, list[Difference]], base: Source, head: Source) -> str:
-    from tabulate import tabulate
-
     lines = [printable(f"{base.name} -> {head.name}: {verdict(groups)}")]
     for group, members in groups.items():
         if group is DifferenceKind.SAME:
             continue
         rows = [tuple(map(printable, _row(difference))) for difference in members]
-        table = tabulate(
-            rows,
-            headers=("test", "device", "figure", "base", "head", "change", ""),
-            colalign=("left", "left", "left", "right", "right", "right", "left"),
-            disable_numparse=True,
-        )
-        if max(len(line.rstrip()) for line in table.splitlines()) > columns():
-            table = "\n".join(_in_two_lines(rows))
-        lines += ["", group.value, *(line.rstrip() for line in table.splitlines())]
+        table = tabulated(rows, ("test", "device", "figure", "base", "head", "change", ""))
+        if max(map(len, table)) > columns():
+            table = [*_in_two_lines(rows)]
+        lines += ["", group.value, *table]
         lines += _causes(members)
     return printable_lines("\n".join(lines) + "\n")
 
@@ -235,8 +227,7 @@ def _causes(members: Iterable[Difference]) -> Iterator[str]:
 
 
 def _row(difference: Difference) -> tuple[str, ...]:
-    name = difference.test + (f" · {difference.name}" if difference.name else "")
-    change = difference.main
+    name, change = difference.title, difference.main
     if change is None:
         size = format_size((difference.figures or {}).get("peak"))
         sides = (size, "-") if difference.group is DifferenceKind.GONE else ("-", size)
@@ -263,15 +254,14 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
                 "changes": plain_changes(difference.changes),
                 "figures": dict(difference.figures or {}),
                 "note": difference.note,
-                "causes": [plain_cause(one) for one in _found(difference)],
+                "causes": [
+                    plain_cause(one)
+                    for one in (difference.diagnosis.causes if difference.diagnosis else ())
+                ],
             }
             for difference in found
         ],
     }
-
-
-def _found(difference: Difference) -> tuple[Cause, ...]:
-    return difference.diagnosis.causes if difference.diagnosis is not None else ()
 
 
 def _show(options: argparse.Namespace) -> int:

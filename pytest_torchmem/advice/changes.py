@@ -24,7 +24,10 @@ from pytest_torchmem.advice.observed import (
     PASSING,
     WIDENING,
     WITH_INPLACE,
+    Args,
     Call,
+    Function,
+    Kwargs,
     every_call,
 )
 from pytest_torchmem.interception.attribution import Attribution
@@ -86,12 +89,7 @@ def checkpointed(paths: Collection[str]) -> Iterator[None]:
         finally:
             recomputed.now.pop()
 
-    def call(
-        original: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         if any(one is module for one in recomputed.now) or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         return checkpoint(partial(again, module), *args, use_reentrant=False, **kwargs)
@@ -105,12 +103,7 @@ def checkpointed(paths: Collection[str]) -> Iterator[None]:
 def under_autocast(device: str, pattern: str | None = None) -> Iterator[None]:
     """Have the outermost modules, or those of one pattern, run in bfloat16 by autocast."""
 
-    def call(
-        original: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16):
             return original(module, *args, **kwargs)
 
@@ -162,12 +155,7 @@ def buffers_narrowed(pattern: str) -> Iterator[None]:
     """Have modules keep buffers of one pattern in bfloat16, from their first call on."""
     parent, _, name = pattern.rpartition(".")
 
-    def call(
-        original: Callable[..., Any],
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         buffer = dict(module.named_buffers(recurse=False)).get(name)
         if buffer is not None and buffer.dtype in (torch.float32, torch.float64):
             setattr(module, name, buffer.to(torch.bfloat16))

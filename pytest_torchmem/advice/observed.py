@@ -23,7 +23,10 @@ from pytest_torchmem.torch_private.tensors.tensors import current_graph_task, vi
 Layers: TypeAlias = tuple[str, str]
 """Modules of one kind: their path with ``*`` for numbers, and the name of their class."""
 
-Call: TypeAlias = Callable[[Callable[..., Any], nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+Function: TypeAlias = Callable[..., Any]
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+Call: TypeAlias = Callable[[Function, nn.Module, Args, Kwargs], Any]
 """Called with torch's own ``Module.__call__``, a module, and what that is called with."""
 
 
@@ -159,12 +162,7 @@ class _Modules:
         self._seen: WeakSet[nn.Module] = WeakSet()
 
     def how(self, path: str, depth: int) -> Call | None:
-        def call(
-            original: Callable[..., Any],
-            module: nn.Module,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-        ) -> Any:
+        def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
             if module not in self._seen:
                 self._seen.add(module)
                 self._note(path, module)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_torchmem.checks.defaults import ARGUMENTS, LIMITS, MARKER, SIGNATURE
 from pytest_torchmem.checks.settings import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.targets.gpus import Gpu
 
 
+T = TypeVar("T")
 POWERS = {"constant": 0, "linear": 1, "quadratic": 2, "cubic": 3}
 _BOUND = re.compile(r"\s*(\w+)\s+in\s+([A-Za-z_]\w*)\s*")
 
@@ -336,20 +338,25 @@ def read_budget(
             f'{MARKER}("2 GiB") or {MARKER}(backward="1.5 GiB"), or a GPU that the test must fit '
             f'on: {MARKER}(gpu="t4")'
         )
-    source = f"{MARKER}({{}}=)".format
+    read = partial(_read, given)
     return Budget(
         limits=limits,
-        devices=parse_devices(given["device"], source("device")) if "device" in given else None,
+        devices=read("device", parse_devices),
         gpu=find_gpu(given["gpu"]).name if "gpu" in given else None,
-        gpus=parse_gpus(given["gpus"], source("gpus")) if "gpus" in given else None,
-        tolerance=parse_rules(given.get("tolerance"), f"the marker {source('tolerance')}"),
-        measure=parse_measure(given["measure"], source("measure")) if "measure" in given else None,
-        values=parse_values(given["values"], source("values")) if "values" in given else None,
-        name=_name(given["name"]) if "name" in given else None,
-        growth=parse_growth(given.get("growth"), source("growth")),
-        bounds=parse_bounds(given["scaling"], source("scaling")) if "scaling" in given else (),
+        gpus=read("gpus", parse_gpus),
+        tolerance=parse_rules(given.get("tolerance"), f"the marker {MARKER}(tolerance=)"),
+        measure=read("measure", parse_measure),
+        values=read("values", parse_values),
+        name=read("name", _name),
+        growth=read("growth", parse_growth),
+        bounds=read("scaling", parse_bounds) or (),
         **_world(given),
     )
+
+
+def _read(given: Mapping[str, Any], name: str, parse: Callable[[Any, str], T]) -> T | None:
+    """Return an argument of the marker that is given, as it is read; ``None`` for another."""
+    return parse(given[name], f"{MARKER}({name}=)") if name in given else None
 
 
 def _at_one_place(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
@@ -388,9 +395,9 @@ def parse_growth(value: object, source: str) -> Tolerance | None:
         raise UsageError(f"{source}: {error}") from None
 
 
-def _name(value: object) -> str:
+def _name(value: object, source: str) -> str:
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{MARKER}(name={value!r}): expected a non-empty string")
+        raise UsageError(f"{source.removesuffix(')')}{value!r}): expected a non-empty string")
     return value
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.processes import OtherProcesses
     from pytest_torchmem.plugin.run import Run
     from pytest_torchmem.plugin.standing import StandingGpus
+    from pytest_torchmem.tracing.standing import StandingGpu
 
 _NAME = "torchmem-run"
 _CHECKER: pytest.StashKey[Checker] = pytest.StashKey()
@@ -151,13 +152,13 @@ class _RunHooks:
             self._settings = read_settings(self.config)
         return self._settings
 
-    def standing(self) -> StandingGpus:
-        """The fake GPUs that fixtures see."""
+    def standing(self, suite: StandingGpu | None = None) -> StandingGpus:
+        """The fake GPUs that fixtures see: that of the whole ``suite``, if it has one."""
         if self._standing is None:
             from pytest_torchmem.plugin.ranks import RankHooks
             from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
 
-            self._standing = StandingGpus(self.settings())
+            self._standing = StandingGpus(self.settings(), suite)
             self.config.pluginmanager.register(StandingHooks(self._standing))
             self.config.pluginmanager.register(RankHooks(self._standing, self.checker))
         return self._standing
@@ -165,18 +166,14 @@ class _RunHooks:
     def _stand_for_suite(self) -> None:
         """Let every test see the GPU of ``--torchmem-fake-cuda``."""
         from pytest_torchmem.errors import UsageError
-        from pytest_torchmem.plugin.ranks import RankHooks
-        from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
         from pytest_torchmem.plugin.suite import SuiteHooks, gpu_of
 
         try:
             gpu = gpu_of(self.config, self.settings().fake_cuda)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from None
-        self._standing = StandingGpus(self.settings(), gpu)
         self.config.pluginmanager.register(SuiteHooks(gpu))
-        self.config.pluginmanager.register(StandingHooks(self._standing))
-        self.config.pluginmanager.register(RankHooks(self._standing, self.checker))
+        self.standing(gpu)
 
     def _find_confirmations(self) -> None:
         """Let checks find what was measured with the stand-in, or be measured in this process."""

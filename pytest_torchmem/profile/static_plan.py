@@ -207,10 +207,7 @@ class StaticPlan(Tabular):
             "reserved_peak": self.reserved_peak,
             "storages": [
                 {
-                    "offset": one.offset,
-                    "nbytes": one.nbytes,
-                    "start": one.start,
-                    "stop": one.stop,
+                    **dict(zip(Placed._fields[:4], one[:4], strict=True)),
                     "kind": one.allocation.kind.value,
                     "module": one.allocation.origin.module,
                     "operator": one.allocation.origin.operator,

@@ -46,6 +46,11 @@ class Difference:
     """What grew and why, where both sides say what was alive."""
 
     @property
+    def title(self) -> str:
+        """The test, and the name of the check if it has one."""
+        return f"{self.test} · {self.name}" if self.name else self.test
+
+    @property
     def main(self) -> Change | None:
         """The change that stands for all: one that broke its tolerance, or the largest."""
         broken = {

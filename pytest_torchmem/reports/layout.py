@@ -95,7 +95,10 @@ def joined(*parts: str, separator: str = ", ") -> str:
 
 
 _LARGEST = 5
-_SIZES = ("snapshot", "before", "now", "change", "traced", "measured", "difference")
+_SIZES = frozenset(
+    {"snapshot", "before", "now", "change", "traced", "measured", "difference"}
+    | {"forward", "backward", "base", "head"}
+)
 """The headers of columns that stand on the right."""
 _MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verdict.NEW: "+"}
 """What stands before a figure that grew or shrank beyond its tolerance, or has no other side."""
@@ -162,6 +165,15 @@ def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
         disable_numparse=True,
     )
     return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+def tabulated(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[str]:
+    """Return the lines of a table with a rule below its headers; sizes stand on the right."""
+    from tabulate import tabulate
+
+    sides = ["right" if header in _SIZES else "left" for header in headers]
+    text = tabulate(rows, headers=headers, colalign=sides, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
 
 
 _SIZE = re.compile(

@@ -110,8 +110,8 @@ def _what_changed(members: Sequence[Difference]) -> list[str]:
         told.add(cause)
         with lines_of(PLAIN):
             rows = printable_lines(growth.section(found).text())
-        name = f"{difference.test} · {difference.name}" if difference.name else difference.test
-        title = f"What changed: {escape(printable(f'{name}, {difference.device}'))}"
+        title = escape(printable(f"{difference.title}, {difference.device}"))
+        title = f"What changed: {title}"
         block = fenced(rows)
         lines += [f"<details><summary>{title}</summary>", "", block, "", "</details>"]
         lines.append("")

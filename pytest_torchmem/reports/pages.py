@@ -47,7 +47,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
         said = message(check.result, verbose=True)
     text = page(
         Content(
-            f"{check.nodeid}{_of_name(check)}",
+            check.name,
             profile.timeline,
             profile.figures(),
             lines=[f"{profile.name}, torch {profile.torch_version}", check.result.told],
@@ -84,7 +84,7 @@ def write_index(directory: Path, summary: Summary) -> None:
 
 def _row(directory: Path, check: Check) -> str:
     result = check.result
-    name = escape(printable(f"{check.nodeid}{_of_name(check)}"))
+    name = escape(printable(check.name))
     if result.failed and (directory / page_name(check)).is_file():
         name = f'<a href="{escape(page_name(check), quote=True)}">{name}</a>'
     sizes = format_step(_peak_before(check), result.figures.get("peak"))
@@ -108,7 +108,3 @@ def _cells(check: Check, sizes: Sequence[str]) -> Iterator[str]:
     yield f"<td>{escape(check.device)}</td>"
     for size in sizes:
         yield f'<td class="number">{escape(size)}</td>'
-
-
-def _of_name(check: Check) -> str:
-    return f" · {check.result.key.name}" if check.result.key.name else ""

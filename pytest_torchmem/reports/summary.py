@@ -40,6 +40,12 @@ class Check:
         return self.result.key.where or "-"
 
     @property
+    def name(self) -> str:
+        """The test, and the name of the check if it has one."""
+        name = self.result.key.name
+        return f"{self.nodeid} · {name}" if name else self.nodeid
+
+    @property
     def is_left_out(self) -> bool:
         """Whether nothing was judged, and nothing failed for it."""
         is_idle = self.result.outcome is Outcome.NOT_CHECKED and not self.result.failed

@@ -2,17 +2,17 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.gpu import Measurement
-from pytest_torchmem.checks.result import AT_MOST, CheckResult
+from pytest_torchmem.checks.result import AT_MOST, CheckResult, TraceResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.files import apply_command, left_out_lines, marked_lines
-from pytest_torchmem.reports.layout import columns, joined, lines_of, wrapped
+from pytest_torchmem.reports.layout import columns, joined, lines_of, tabulated, wrapped
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration import place_name
 from pytest_torchmem.snapshots.changes import FilePlan
@@ -116,12 +116,12 @@ def _table(checks: Sequence[Check], *, every: bool) -> Iterator[Line]:
 
 def _laid_out(rows: Sequence[tuple[dict[str, bool], tuple[str, ...]]]) -> Iterator[Line]:
     """Yield a table of rows; where that is too wide, each test has a line of its own above them."""
-    lines = _tabulated(_HEADERS, [row for _, row in rows])
+    lines = tabulated([row for _, row in rows], _HEADERS)
     if max(map(len, lines)) <= columns():
         marks = ({}, {}, *(mark for mark, _ in rows))
         yield from zip(lines, marks, strict=True)
         return
-    header, rule, *others = _tabulated(_HEADERS[1:], [row[1:] for _, row in rows])
+    header, rule, *others = tabulated([row[1:] for _, row in rows], _HEADERS[1:])
     yield f"  {header}", {}
     yield f"  {rule}", {}
     before = ""
@@ -130,19 +130,6 @@ def _laid_out(rows: Sequence[tuple[dict[str, bool], tuple[str, ...]]]) -> Iterat
             before = row[0]
             yield before, mark
         yield f"  {line}", mark
-
-
-def _tabulated(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    from tabulate import tabulate
-
-    sides = {"forward": "right", "backward": "right", "change": "right"}
-    text = tabulate(
-        rows,
-        headers=headers,
-        colalign=[sides.get(header, "left") for header in headers],
-        disable_numparse=True,
-    )
-    return [line.rstrip() for line in text.splitlines()]
 
 
 def _colour(check: Check) -> dict[str, bool]:
@@ -154,16 +141,15 @@ def _colour(check: Check) -> dict[str, bool]:
 def _rows(check: Check) -> Iterable[tuple[str, ...]]:
     """Yield the table's line of a check, and one for its run on a real GPU."""
     result, measured = check.result, check.result.measurement
-    name = f"{check.nodeid} · {result.key.name}" if result.key.name else check.nodeid
     peaks = ("forward_peak", "backward_peak")
     sizes = (format_size(result.figures.get(peak)) for peak in peaks)
     at_most = AT_MOST if result.trace.guessed else ""
-    yield (name, check.device, *sizes, _change(result), f"{_result(check)}{at_most}")
+    yield (check.name, check.device, *sizes, _change(result), f"{_result(check)}{at_most}")
     if measured is not None and measured.figures:
         sizes = (format_size(measured.figures.get(peak)) for peak in peaks)
         came_to = "not judged" if measured.untold else "measured"
         came_to = "confirmed" if measured.confirmed else came_to
-        yield (name, f"{measured.place}, measured", *sizes, _estimate(measured), came_to)
+        yield (check.name, f"{measured.place}, measured", *sizes, _estimate(measured), came_to)
 
 
 def _estimate(found: Measurement) -> str:
@@ -233,54 +219,60 @@ def _not_checked(summary: Summary, *, every: bool) -> Iterable[str]:
 
 def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
     """Yield what profiles warn of: ``every`` warning with its tests, or one line for all."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    unknown: dict[str, tuple[str, ...]] = {}
-    others: set[str] = set()
-    guessed: set[str] = set()
-    for check in checks:
-        trace = check.result.trace
-        if not trace.warnings:
-            continue
-        found.setdefault(trace.warnings, []).append(check.nodeid)
-        if trace.unknown_workspaces:
-            unknown[check.nodeid] = (*unknown.get(check.nodeid, ()), *trace.unknown_workspaces)
-        # Workspaces are one warning, whatever their number.
-        if trace.guessed:
-            guessed.add(check.nodeid)
-        elif len(trace.warnings) > bool(trace.unknown_workspaces):
-            others.add(check.nodeid)
+    checks = [check for check in checks if check.result.trace.warnings]
     if every:
-        for warnings, nodeids in found.items():
-            yield f"warning: {_first_of(nodeids)}: {'; '.join(warnings)}"
+        for warnings, tests in _tests_by(checks, lambda trace: [trace.warnings]).items():
+            yield f"warning: {_first_of(tests)}: {'; '.join(warnings)}"
         return
     parts = []
-    if unknown:
-        names = [*dict.fromkeys(name for operators in unknown.values() for name in operators)]
-        more = ", …" if len(names) > MOST_OPERATORS else ""
-        tests = _plural(len(unknown), "test")
+    if guessed := _tests_by(checks, lambda trace: [True] * trace.guessed):
+        parts.append(f"{_tests(guessed)}{AT_MOST} (values='real' computes them)")
+    if unknown := _tests_by(checks, lambda trace: trace.unknown_workspaces):
+        names, more = [*unknown], ", …" if len(unknown) > MOST_OPERATORS else ""
         operators = f"({', '.join(names[:MOST_OPERATORS])}{more})"
-        parts.append(f"{tests} with unknown workspace {operators}, figures are lower bounds")
-    if others:
-        parts.append(f"{_plural(len(others), 'test')} with other warnings")
-    if guessed:
-        parts.insert(0, f"{_plural(len(guessed), 'test')}{AT_MOST} (values='real' computes them)")
+        parts.append(
+            f"{_tests(unknown)} with unknown workspace {operators}, figures are lower bounds"
+        )
+    if others := _tests_by(checks, _has_other_warnings):
+        parts.append(f"{_tests(others)} with other warnings")
     if parts:
         yield f"warnings: {'; '.join(parts)}; -v lists them"
 
 
 def _not_counted(checks: Iterable[Check]) -> Iterable[str]:
     """Yield what is in no figure, and of how many tests."""
-    found: dict[str, dict[str, None]] = {}
-    for check in checks:
-        for one in check.result.trace.not_counted:
-            found.setdefault(one, {})[check.nodeid] = None
-    for one, tests in found.items():
+    for one, tests in _tests_by(checks, lambda trace: trace.not_counted).items():
         yield f"{_plural(len(tests), 'test')} without {one}"
+
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+def _tests_by(
+    checks: Iterable[Check], said: Callable[[TraceResult], Iterable[_T]]
+) -> dict[_T, dict[str, None]]:
+    """Return what traces say, each with the tests whose traces do, in order."""
+    found: dict[_T, dict[str, None]] = {}
+    for check in checks:
+        for one in said(check.result.trace):
+            found.setdefault(one, {})[check.nodeid] = None
+    return found
+
+
+def _has_other_warnings(trace: TraceResult) -> list[bool]:
+    # Workspaces are one warning, whatever their number.
+    others = len(trace.warnings) > bool(trace.unknown_workspaces)
+    return [True] * (others and not trace.guessed)
+
+
+def _tests(found: Mapping[Any, Iterable[str]]) -> str:
+    """Return in words how many tests there are."""
+    return _plural(len({test for tests in found.values() for test in tests}), "test")
 
 
 def _first_of(nodeids: Iterable[str]) -> str:
     """Return the first of some tests, and how many others there are."""
-    first, *others = dict.fromkeys(nodeids)
+    first, *others = nodeids
     return f"{first} and {len(others)} more" if others else first
 
 
@@ -333,23 +325,19 @@ def _improved(checks: Iterable[Check]) -> Iterable[str]:
 
 def _calibrated(checks: Iterable[Check]) -> Iterable[str]:
     """Yield the operators whose workspace comes from a calibration."""
-    found: dict[str, list[str]] = {}
-    for check in checks:
-        for operator in check.result.trace.calibrated_workspaces:
-            found.setdefault(operator, []).append(check.nodeid)
-    for operator, nodeids in sorted(found.items()):
-        yield f"calibrated workspace: {operator}: {_first_of(nodeids)}"
+    found = _tests_by(checks, lambda trace: trace.calibrated_workspaces)
+    for operator in sorted(found):
+        yield f"calibrated workspace: {operator}: {_first_of(found[operator])}"
 
 
 def _told(checks: Iterable[Check]) -> Iterable[str]:
     """Yield the operators whose workspace cuDNN told, and which cuDNN."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for check in checks:
-        trace = check.result.trace
-        for operator in trace.library_workspaces:
-            found.setdefault((operator, trace.cudnn), []).append(check.nodeid)
-    for (operator, version), nodeids in sorted(found.items()):
-        yield f"workspace told by cuDNN {version}: {operator}: {_first_of(nodeids)}"
+    found = _tests_by(
+        checks, lambda trace: [(one, trace.cudnn) for one in trace.library_workspaces]
+    )
+    for operator, version in sorted(found):
+        tests = _first_of(found[operator, version])
+        yield f"workspace told by cuDNN {version}: {operator}: {tests}"
 
 
 def _not_measured(checks: Iterable[Check]) -> Iterable[str]:

@@ -239,29 +239,15 @@ def _refusal(stored: StoredSnapshot, accepted: set[Key]) -> SnapshotPlan | None:
     """Return why an update with ``accepted`` entries cannot settle the file's merge conflict."""
     contested = stored.contested
     left = sorted(set(contested) - accepted)
-    if left:
-        return refused(
-            stored,
-            "the sides of its merge conflict differ, and the tests did not run, for",
-            left,
-            "Run pytest --torchmem-update on the whole test module, or resolve it by hand",
-        )
-    if stored.contested_extra:
-        return refused(
-            stored,
-            "the sides of its merge conflict differ at their top, in",
-            stored.contested_extra,
-            "Resolve it by hand",
-        )
     apart = sorted(key for key, sides in contested.items() if _notes(*sides) is None)
-    if apart:
-        return refused(
-            stored,
-            "both sides of its merge conflict have notes, which differ, on",
-            apart,
-            "Resolve it by hand",
-        )
-    return None
+    sides, by_hand = "the sides of its merge conflict differ", "Resolve it by hand"
+    run = "Run pytest --torchmem-update on the whole test module, or resolve it by hand"
+    refusals: tuple[tuple[str, Sequence[object], str], ...] = (
+        (f"{sides}, and the tests did not run, for", left, run),
+        (f"{sides} at their top, in", stored.contested_extra, by_hand),
+        ("both sides of its merge conflict have notes, which differ, on", apart, by_hand),
+    )
+    return next((refused(stored, why, keys, how) for why, keys, how in refusals if keys), None)
 
 
 def _unversioned(key: Key, entries: Mapping[Key, Entry]) -> Entry | None:

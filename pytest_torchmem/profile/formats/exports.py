@@ -74,7 +74,6 @@ def _columns(found: Allocation) -> str:
     return text.getvalue()
 
 
-_PROCESS = 1
 _PHASES, _PEAK = 1, 2
 MOST_COUNTERS = 200_000
 """Viewers take minutes for more: those of a longer timeline tell the most of several events."""
@@ -86,41 +85,27 @@ def trace_events(name: str, timeline: Timeline) -> str:
     There is no time in a trace: an event of the timeline is a microsecond. Of a timeline with more
     than ``MOST_COUNTERS`` events a counter is the most of several, and every peak is among them.
     """
-    first = [
-        {"ph": "M", "pid": _PROCESS, "name": "process_name", "args": {"name": name}},
-        _thread(_PHASES, "phases"),
-        *_slices(timeline),
-    ]
-    parts = [*map(json.dumps, first), *_counters(timeline), *map(json.dumps, _peak(timeline))]
+    slices = (
+        _event("X", phase.value, tid=_PHASES, ts=start, dur=stop - start)
+        for start, stop, phase in timeline.spans()
+    )
+    named = _event("M", "process_name", args={"name": name})
+    parts = [named, _thread(_PHASES, "phases"), *slices, *_counters(timeline), *_peak(timeline)]
     end = json.dumps({"displayTimeUnit": "ns", "otherData": {"unit": "bytes"}})
     return f'{{"traceEvents": [{", ".join(parts)}], {end[1:]}'
 
 
-def _thread(number: int, name: str) -> dict[str, Any]:
-    return {
-        "ph": "M",
-        "pid": _PROCESS,
-        "tid": number,
-        "name": "thread_name",
-        "args": {"name": name},
-    }
+def _event(kind: str, name: str, **others: Any) -> str:
+    """Return an event of a kind, as the format calls them: metadata, a slice, a counter, …"""
+    return json.dumps({"ph": kind, "pid": 1, "name": name, **others})
 
 
-def _slices(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    for start, stop, phase in timeline.spans():
-        yield {
-            "ph": "X",
-            "pid": _PROCESS,
-            "tid": _PHASES,
-            "name": phase.value,
-            "ts": start,
-            "dur": stop - start,
-        }
+def _thread(number: int, name: str) -> str:
+    return _event("M", "thread_name", tid=number, args={"name": name})
 
 
 def _counters(timeline: Timeline) -> Iterator[str]:
     """Yield all kinds together: viewers stack the values of one counter."""
-    counter = {"ph": "C", "pid": _PROCESS, "name": "bytes alive"}
     positions, alike = samples(timeline, MOST_COUNTERS), Alike(timeline)
     names, groups = alike.grouped(by_kind)
     unused = {kind.value: 0 for kind in Kind}
@@ -128,20 +113,13 @@ def _counters(timeline: Timeline) -> Iterator[str]:
     for position, live in zip(positions, alive, strict=True):
         if position:
             args = unused | dict(zip(names, live, strict=True))
-            yield json.dumps({**counter, "ts": position, "args": args})
+            yield _event("C", "bytes alive", ts=position, args=args)
 
 
-def _peak(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _peak(timeline: Timeline) -> Iterator[str]:
     peaks = timeline.peaks()
     if not peaks:
         return
     nbytes, position = max(peaks.values(), key=lambda found: found[0])
     yield _thread(_PEAK, "peak")
-    yield {
-        "ph": "i",
-        "s": "p",
-        "pid": _PROCESS,
-        "tid": _PEAK,
-        "name": f"peak: {nbytes:,} bytes",
-        "ts": position,
-    }
+    yield _event("i", f"peak: {nbytes:,} bytes", s="p", tid=_PEAK, ts=position)

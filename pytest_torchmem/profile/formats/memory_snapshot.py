@@ -254,9 +254,8 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     """Yield names and values; ``Rows`` are to be taken before the next one."""
     replayed = CachingAllocator(parse_options(allocator))
     replayed.statistics = NoStatistics()
-    recorder = _Recorder(replayed)
     blocks: _Blocks = {}
-    yield "device_traces", Rows(_FIELDS, "time_us", _written, _entries(timeline, recorder, blocks))
+    yield "device_traces", Rows(_FIELDS, "time_us", _written, _entries(timeline, replayed, blocks))
     frames = {block.address: told[0] for block, told in blocks.values()}
     reserved = segments(replayed)
     for segment in reserved:
@@ -267,10 +266,15 @@ def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     yield "allocator_settings", {"PYTORCH_ALLOC_CONF": allocator}
 
 
-def _entries(timeline: Timeline, recorder: "_Recorder", blocks: _Blocks) -> Iterator[_Entries]:
-    """Yield what is written down of each event; ``blocks`` has those that are in use."""
-    allocations, about = timeline.allocations, recorder.about
-    allocator = recorder.allocator
+def _entries(
+    timeline: Timeline, allocator: CachingAllocator, blocks: _Blocks
+) -> Iterator[_Entries]:
+    """Yield what is written down of each event; ``blocks`` has those that are in use.
+
+    Entries share the stacks of allocations, as those of torch do: by the ids of origins, which the
+    timeline holds.
+    """
+    allocations, shared = timeline.allocations, dict[tuple[int, str, Kind], _About]()
     allocate, free, take = allocator.allocate, allocator.free, blocks.pop
     reserved = noted = 0
     for event in timeline.events:
@@ -288,7 +292,10 @@ def _entries(timeline: Timeline, recorder: "_Recorder", blocks: _Blocks) -> Iter
         served = allocate(found.nbytes)
         if served is None:  # it asks for no bytes
             continue
-        block, told = blocks[event] = served, about(found)
+        key = id(found.origin), found.label, found.kind
+        if key not in shared:
+            shared[key] = frames_of(found), found.kind.value.replace(" ", "_")
+        block, told = blocks[event] = served, shared[key]
         if allocator.reserved != reserved:
             grown, reserved = allocator.reserved - reserved, allocator.reserved
             if grown > 0:
@@ -307,24 +314,6 @@ def _written(change: _Change) -> tuple[tuple[str, int, int, int], ...]:
     if nbytes > 0:
         return (("alloc", address, nbytes, 0),)
     return ("free_requested", address, -nbytes, 0), ("free_completed", address, -nbytes, 0)
-
-
-class _Recorder:
-    """Serves requests, and knows what torch's allocator would record of them."""
-
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self.allocator = allocator
-        self._told: dict[tuple[int, str, Kind], _About] = {}
-        """By the ids of origins, which the timeline holds; entries share them, as those of torch
-        do."""
-
-    def about(self, found: Allocation) -> _About:
-        """Return the stack and the category of an allocation."""
-        key = id(found.origin), found.label, found.kind
-        told = self._told.get(key)
-        if told is None:
-            told = self._told[key] = frames_of(found), found.kind.value.replace(" ", "_")
-        return told
 
 
 def frames_of(found: Allocation) -> list[dict[str, Any]]:

@@ -3,11 +3,19 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pytest_torchmem.profile.pictures.svg import COLORS, STYLE, escaped
+from pytest_torchmem.profile.pictures.svg import (
+    COLORS,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    escaped,
+    grid,
+    picture,
+)
 from pytest_torchmem.units import format_size
 
-_WIDTH, _HEIGHT = 800, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 60, 40
+_TOP, _BOTTOM = 60, 40
 _MOST_LABELS = 8
 
 
@@ -37,45 +45,26 @@ def history_svg(title: str, lines: Sequence[Line]) -> str:
     moments = sorted({(one.place, one.date) for line in lines for one in line.points})
     places = {moment[0]: place for place, moment in enumerate(moments)}
     most = max((one.nbytes for line in lines for one in line.points), default=1) or 1
-    step = (_WIDTH - _LEFT - _RIGHT) / len(moments)
-    label = escaped(title)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">',
-        f"<style>{STYLE}</style>",
-        f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        f'<text class="title" x="{_LEFT}" y="20">{escaped(title)}</text>',
-        *_axis(most),
-        *_dates([date for _, date in moments], step),
-    ]
+    step = (WIDTH - LEFT - RIGHT) / len(moments)
+    parts = [*grid(most, lambda nbytes: _y(nbytes, most), 8)]
+    parts += _dates([date for _, date in moments], step)
     for index, line in enumerate(lines):
         colour = COLORS[index % len(COLORS)]
         parts += _steps(line, places, step, most, len(moments), colour)
         parts += _legend(index, line, colour)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return picture(title, parts)
 
 
 def _y(nbytes: int, most: int) -> float:
-    return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * nbytes / most
-
-
-def _axis(most: int) -> Iterator[str]:
-    for part in range(5):
-        nbytes = most * part // 4
-        y = _y(nbytes, most)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield (
-            f'<text class="muted" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{format_size(nbytes)}</text>"
-        )
+    return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * nbytes / most
 
 
 def _dates(dates: Sequence[str], step: float) -> Iterator[str]:
     every = -(-len(dates) // _MOST_LABELS)
     for place in range(0, len(dates), every):
-        x = _LEFT + step * place
+        x = LEFT + step * place
         yield (
-            f'<text class="muted" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}">'
+            f'<text class="muted" x="{x:.1f}" y="{HEIGHT - _BOTTOM + 18}">'
             f"{escaped(dates[place])}</text>"
         )
 
@@ -94,11 +83,11 @@ def _steps(
         end = places[following[0].place] if following else count
         y = _y(point.nbytes, most)
         for place in (places[point.place], end):
-            corners.append(f"{_LEFT + step * place:.1f},{y:.1f}")
+            corners.append(f"{LEFT + step * place:.1f},{y:.1f}")
         text = escaped(
             " ".join(filter(None, (point.date, point.commit, format_size(point.nbytes))))
         )
-        x = _LEFT + step * places[point.place]
+        x = LEFT + step * places[point.place]
         yield (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{text}</title>'
             "</circle>"
@@ -107,6 +96,6 @@ def _steps(
 
 
 def _legend(index: int, line: Line, colour: str) -> Iterator[str]:
-    x = _LEFT + index * 350
+    x = LEFT + index * 350
     yield f'<rect x="{x}" y="32" width="10" height="10" rx="2" fill="{colour}"/>'
     yield f'<text x="{x + 15}" y="41">{escaped(line.name)}</text>'

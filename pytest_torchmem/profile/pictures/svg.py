@@ -1,6 +1,7 @@
 """The memory of a step as an SVG: bytes alive by kind, phases, and the peak."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from xml.sax.saxutils import escape
 
 from pytest_torchmem.printable import printable
@@ -22,10 +23,10 @@ COLORS = (
 )
 """The colours of groups, the largest first: Observable's categorical palette."""
 
-_WIDTH, _HEIGHT = 800, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 44, 44
+WIDTH, HEIGHT = 800, 280
+LEFT, RIGHT, _TOP, _BOTTOM = 80, 16, 44, 44
 _SAMPLES = 400
-STYLE = (
+_STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}"
     ".muted{fill:#656d76}.grid{stroke:#d0d7de}.peak{stroke:#24292f;stroke-dasharray:4 3}"
     ".back{fill:#ffffff}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.muted{fill:#8d96a0}"
@@ -40,20 +41,38 @@ def svg(title: str, timeline: Timeline) -> str:
     live = timeline.live()
     peak = max(live)
     scale = _Scale(len(timeline.events), peak)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
-        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{escaped(title)}">',
-        f"<style>{STYLE}</style>",
-        f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        f'<text class="title" x="{_LEFT}" y="20">{escaped(title)}</text>',
-        *_grid(scale),
-        *_areas(scale, positions, stack),
-        *_phase_labels(scale, timeline),
-        *_peak(scale, live.index(peak), peak),
-        *_legend(stack),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    parts = (
+        grid(scale.peak, scale.y, 6),
+        _areas(scale, positions, stack),
+        _phase_labels(scale, timeline),
+        _peak(scale, live.index(peak), peak),
+        _legend(stack),
+    )
+    return picture(title, chain.from_iterable(parts))
+
+
+def picture(title: str, parts: Iterable[str]) -> str:
+    """Return an SVG of a size with a title and what is drawn below it."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escaped(title)}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
+        f'<text class="title" x="{LEFT}" y="20">{escaped(title)}</text>',
+    )
+    return "\n".join((*head, *parts, "</svg>")) + "\n"
+
+
+def grid(most: int, y_of: Callable[[int], float], gap: int) -> Iterator[str]:
+    """Yield lines across a picture at quarters of the most bytes, named beside it."""
+    for part in range(5):
+        nbytes = most * part // 4
+        y = y_of(nbytes)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield (
+            f'<text class="muted" x="{LEFT - gap}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{format_size(nbytes)}</text>"
+        )
 
 
 class _Scale:
@@ -63,24 +82,13 @@ class _Scale:
         self.events, self.peak = max(1, events), max(1, peak)
 
     def x(self, position: int) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * position / self.events
+        return LEFT + (WIDTH - LEFT - RIGHT) * position / self.events
 
     def y(self, nbytes: int) -> float:
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * nbytes / self.peak
+        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * nbytes / self.peak
 
     def point(self, position: int, nbytes: int) -> str:
         return f"{self.x(position):.1f},{self.y(nbytes):.1f}"
-
-
-def _grid(scale: _Scale) -> Iterator[str]:
-    for part in range(5):
-        nbytes = scale.peak * part // 4
-        y = scale.y(nbytes)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield (
-            f'<text class="muted" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{format_size(nbytes)}</text>"
-        )
 
 
 def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[str]:
@@ -97,7 +105,7 @@ def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[st
 def _phase_labels(scale: _Scale, timeline: Timeline) -> Iterator[str]:
     for start, stop, phase in phases(timeline):
         left, right = scale.x(start), scale.x(stop)
-        y = _HEIGHT - _BOTTOM
+        y = HEIGHT - _BOTTOM
         yield f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{y + 6}"/>'
         if right - left > 7 * len(phase.value):
             yield (
@@ -108,8 +116,8 @@ def _phase_labels(scale: _Scale, timeline: Timeline) -> Iterator[str]:
 
 def _peak(scale: _Scale, position: int, nbytes: int) -> Iterator[str]:
     x = scale.x(position)
-    side, shift = ("start", 5) if x < _WIDTH / 2 else ("end", -5)
-    yield f'<line class="peak" x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{_HEIGHT - _BOTTOM}"/>'
+    side, shift = ("start", 5) if x < WIDTH / 2 else ("end", -5)
+    yield f'<line class="peak" x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{HEIGHT - _BOTTOM}"/>'
     yield (
         f'<text x="{x + shift:.1f}" y="38" text-anchor="{side}">'
         f"peak {format_size(nbytes)} ({nbytes:,} bytes)</text>"
@@ -117,10 +125,10 @@ def _peak(scale: _Scale, position: int, nbytes: int) -> Iterator[str]:
 
 
 def _legend(stack: Stack) -> Iterator[str]:
-    x = float(_LEFT)
+    x = float(LEFT)
     for name, color in zip(stack.names, COLORS, strict=False):
-        yield f'<rect x="{x:.0f}" y="{_HEIGHT - 18}" width="10" height="10" fill="{color}"/>'
-        yield f'<text class="muted" x="{x + 14:.0f}" y="{_HEIGHT - 9}">{escaped(name)}</text>'
+        yield f'<rect x="{x:.0f}" y="{HEIGHT - 18}" width="10" height="10" fill="{color}"/>'
+        yield f'<text class="muted" x="{x + 14:.0f}" y="{HEIGHT - 9}">{escaped(name)}</text>'
         x += 28 + 6.5 * len(name)
 
 
