@@ -33,8 +33,8 @@ from pytest_torchmem.advice.observed import (
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.torch_private.dispatch.modes import FunctionMode
-from pytest_torchmem.torch_private.patching.module_calls import optimizer_steps_seen
-from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patching.module_calls import step_tables
+from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
 from pytest_torchmem.torch_private.tensors.tensors import current_graph_task
 
 Entered = Callable[[], AbstractContextManager[object]]
@@ -127,7 +127,7 @@ def stepping(option: str, value: bool) -> Iterator[None]:
                 group[option] = value
 
     try:
-        with optimizer_steps_seen(choose):
+        with replaced_all([step_tables(choose)]):
             yield
     finally:
         for group, found in reversed(before):

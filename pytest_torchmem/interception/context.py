@@ -50,6 +50,9 @@ class TraceContext:
         self.expect_made = interceptor.expect_made
         self.keep = interceptor.keep
         self.computed_aside = interceptor.computed_aside
+        self.enter_backward = interceptor.enter_backward
+        self.enter_optimizer = interceptor.enter_optimizer
+        self.leave_optimizer = interceptor.leave_optimizer
         self.note_fused = interceptor.parts.attribution.note_fused
         self.mapped = interceptor.parts.conversion.mapped
         self.handed = interceptor.parts.conversion.handed

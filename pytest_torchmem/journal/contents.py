@@ -115,14 +115,13 @@ class ProgramState:
         def referred(one: Any) -> Any:
             return references.get(id(one), one)
 
-        def noted(contents: Any) -> Any:
+        def noted(place: Any) -> Any:
+            contents = contents_of(place)
             alone = references.keys().isdisjoint(map(id, _values(contents)))
             return contents if alone else mapped(referred, contents)
 
         self._held = elsewhere is not None
-        self._noted = [
-            (place, scope, noted(contents_of(place))) for place, scope in reached.holders
-        ]
+        self._noted = [(place, scope, noted(place)) for place, scope in reached.holders]
         # Of parameters no more than weak references, or it would not be seen that they are gone.
         self._parameters = [
             (table, mapped(referred if self._held else weakly, table))
@@ -306,6 +305,8 @@ def _parts(container: Any) -> list[Any]:
 
 def _is_as(place: Any, noted: Any) -> bool:
     """Return whether a place has the contents that it had; most are compared without a copy."""
+    if not noted and type(place) in CONTAINERS:
+        return not place
     plain = type(place) is dict or type(place) is list
     return is_same(place if plain else contents_of(place), noted)
 

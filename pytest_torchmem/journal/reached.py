@@ -159,7 +159,8 @@ _WITHOUT_STATE = (
 PLAIN = (type, *(kind for kind in _WITHOUT_STATE if kind is not Tensor), type(None))
 _QUICK = frozenset({bool, *PLAIN}) - {type}
 """The same for most objects, told by their own type."""
-_CODE = frozenset({type, ABCMeta, types.ModuleType, *FUNCTIONS})
+_ALL_CODE = (type, types.ModuleType, *FUNCTIONS)
+_CODE = frozenset({ABCMeta, *_ALL_CODE})
 """Types of most of what a file defines."""
 _CALLED = frozenset({types.FunctionType, types.MethodType, partial})
 _STAYS = frozenset(vars(nn.Module())) - {BUFFERS, CHILDREN, UNSAVED_BUFFERS}
@@ -205,6 +206,8 @@ class Reached:
         self._kinds: set[type] = set()
         self._called: list[tuple[Any, Scope]] | None = []
         """Functions, which are followed when all is found that the arguments hold."""
+        self._at_classes = False
+        """Whether no more is looked at than what stands there."""
         self._waiting: dict[Scope, list[Any]] = {scope: [] for scope in Scope}
         roots = [target, *arguments]
         held = (one for one in roots if isinstance(one, nn.Module) or not callable(one))
@@ -252,18 +255,21 @@ class Reached:
     def _inside(self, one: Any, scope: Scope) -> Iterable[Any]:
         """Note what can be changed of an object, and return where to look next."""
         kind = type(one)
-        container = container_of(kind)
-        if container is not None:
-            if container in CHANGEABLE:
+        if kind in CONTAINERS:
+            if kind in CHANGEABLE:
                 self.holders.append(Holder(one, scope))
-            inside = list(container.values(one)) if container in MAPPINGS else items_of(one)
-            return inside if container is kind else [*inside, *self._of_object(one, scope)]
+            return [*(one.values() if kind in MAPPINGS else one)] if one else ()
         if kind in _CALLED:
             if self._called is None:
                 return self._of_callable(one, scope)
             self._called.append((one, scope))
         elif isinstance(one, type):
             self._kinds.add(one)
+        elif (container := container_of(kind)) is not None:
+            if container in CHANGEABLE:
+                self.holders.append(Holder(one, scope))
+            values = container.values if container in MAPPINGS else container.__iter__
+            return [*values(one), *self._of_object(one, scope)]
         elif is_of_program(kind):
             return self._of_object(one, scope)
         return ()
@@ -286,7 +292,7 @@ class Reached:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield wrapped
-        if is_of_others(function):
+        if is_of_others(function) or self._at_classes:
             return
         variables = function.__globals__
         for code in codes_of(function.__code__):
@@ -316,17 +322,18 @@ class Reached:
 
     def _look_at_classes(self) -> None:
         """Note what can be changed of classes, and of the files that define those of modules."""
+        self._at_classes = True
         kinds = {base for kind in self._kinds for base in kind.__mro__}
         kinds = {kind for kind in kinds if str(kind.__module__).partition(".")[0] not in _OTHERS}
         places = [names_of_class(kind) for kind in kinds]
         files = {kind.__module__ for kind in kinds if issubclass(kind, nn.Module)}
         for file in files & sys.modules.keys():
             variables = vars(sys.modules[file])
-            states = {
-                name: value
-                for name, value in variables.items()
-                if type(value) not in _CODE and not name.startswith("__") and not is_code(value)
-            }
+            states = [
+                name
+                for name, kind in zip(variables, map(type, variables.values()), strict=True)
+                if kind not in _CODE and name[:2] != "__" and not issubclass(kind, _ALL_CODE)
+            ]
             places.append(names_of_globals(variables, states))
         for names in places:
             self.holders.append(Holder(names, Scope.GLOBAL))
@@ -361,7 +368,7 @@ def is_of_program(kind: type) -> bool:
 
 def is_code(one: Any) -> bool:
     """Return whether something is a function, a class or a module."""
-    return isinstance(one, (type, types.ModuleType, *FUNCTIONS))
+    return isinstance(one, _ALL_CODE)
 
 
 def is_of_others(function: types.FunctionType) -> bool:

@@ -1,7 +1,7 @@
 """What a phase of a step is; a trace and a measurement both go by it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from pytest_torchmem.torch_private.compilers.compiler import (
     own_module_calls_followed,
     run_uncompiled,
 )
-from pytest_torchmem.torch_private.patching.module_calls import optimizer_steps_seen
+from pytest_torchmem.torch_private.patching.module_calls import step_tables
 from pytest_torchmem.torch_private.patching.patches import engine, replaced, replaced_all
 
 _Within = Callable[[], AbstractContextManager[object]]
@@ -70,17 +70,14 @@ class _Engine:
         return self._around(found) if name == "run_backward" and self._is_here() else found
 
 
-def engine_asked(
-    around: _Around, on_thread: Callable[[], bool] | None = None
-) -> AbstractContextManager[None]:
-    """Call ``around(run)`` before each run of the autograd engine that is started on this thread,
-    or where ``on_thread()`` is true; the engine is run by what it returns.
+def asked_engine(around: _Around, is_here: Callable[[], bool]) -> tuple[Any, Mapping[str, Any]]:
+    """Return what calls ``around(run)`` before each run of the autograd engine where ``is_here()``
+    is true, one of ``Replacements``; the engine is run by what it returns.
 
     Every run that Python starts goes through ``Variable._execution_engine`` (autograd/graph.py,
     ``_engine_run_backward``).
     """
-    is_here = on_thread or _on_this_thread()
-    return replaced_all([engine.by(_Engine(engine.original, around, is_here))])
+    return engine.by(_Engine(engine.original, around, is_here))
 
 
 def engine_runs(within: _Within) -> AbstractContextManager[None]:
@@ -93,7 +90,7 @@ def engine_runs(within: _Within) -> AbstractContextManager[None]:
 
         return run_within
 
-    return engine_asked(around)
+    return replaced_all([asked_engine(around, _on_this_thread())])
 
 
 def _on_this_thread() -> Callable[[], bool]:
@@ -131,15 +128,14 @@ def outermost_module_calls(within: _Within) -> Iterator[None]:
             yield
 
 
-def optimizer_steps(
+def steps_seen(
     begin: Callable[[Optimizer], object],
     end: Callable[[Optimizer], object],
-    on_thread: Callable[[], bool] | None = None,
-) -> AbstractContextManager[None]:
-    """Call ``begin`` and ``end`` with each optimizer around its steps on this thread, or where
-    ``on_thread()`` is true.
+    is_here: Callable[[], bool],
+) -> tuple[Any, Mapping[str, Any]]:
+    """Return what calls ``begin`` and ``end`` with each optimizer around its steps, where
+    ``is_here()`` is true: one of ``Replacements``.
     """
-    is_here = on_thread or _on_this_thread()
 
     def before(optimizer: Optimizer, *_: Any) -> None:
         if is_here():
@@ -149,4 +145,11 @@ def optimizer_steps(
         if is_here():
             end(optimizer)
 
-    return optimizer_steps_seen(before, after)
+    return step_tables(before, after)
+
+
+def optimizer_steps(
+    begin: Callable[[Optimizer], object], end: Callable[[Optimizer], object]
+) -> AbstractContextManager[None]:
+    """Call ``begin`` and ``end`` with each optimizer around its steps on this thread."""
+    return replaced_all([steps_seen(begin, end, _on_this_thread())])

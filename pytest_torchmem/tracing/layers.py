@@ -5,6 +5,7 @@ A program that asks for cuda in a trace on the CPU is told so, on every machine 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -29,14 +30,14 @@ from pytest_torchmem.interception.python_api.checkpoints import sparse_files
 from pytest_torchmem.interception.python_api.copies import Copies, Pickling, Swaps
 from pytest_torchmem.interception.python_api.data import data_functions, subclasses_made
 from pytest_torchmem.interception.python_api.fake_tensors import FakeTensors
-from pytest_torchmem.interception.python_api.modules import changes_noted
+from pytest_torchmem.interception.python_api.modules import Changes
 from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
 from pytest_torchmem.interception.python_api.storages import RealStorages, storages_booked
 from pytest_torchmem.interception.python_api.threads import Threads
 from pytest_torchmem.interception.python_api.value_methods import ValueMethods
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.generators import keeping_forward_draws
-from pytest_torchmem.step.phases import engine_asked, optimizer_steps
+from pytest_torchmem.step.phases import asked_engine, steps_seen
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
@@ -44,7 +45,13 @@ from pytest_torchmem.torch_private.dispatch.kernels import below_interception
 from pytest_torchmem.torch_private.dispatch.modes import device_constructors
 from pytest_torchmem.torch_private.dispatch.operators import HigherOrderOperator
 from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import Replacements, find_builtin, original_of
+from pytest_torchmem.torch_private.patching.patches import (
+    ABSENT,
+    CONTRACT,
+    Replacements,
+    find_builtin,
+    original_of,
+)
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -122,10 +129,6 @@ def layers(
             stack.enter_context(cuda_refused())
         stack.enter_context(data_functions("cpu" if gpu is None else "cuda"))
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))
-        stack.enter_context(engine_asked(interceptor.enter_backward, on_thread))
-        stack.enter_context(
-            optimizer_steps(interceptor.enter_optimizer, interceptor.leave_optimizer, on_thread)
-        )
         stack.enter_context(interceptor.running())
         try:
             yield
@@ -133,28 +136,52 @@ def layers(
             interceptor.paths = {}  # which refer back to it
 
 
+class _Python(NamedTuple):
+    addresses: Addresses
+    changes: Changes
+
+
 @contextmanager
 def python_functions(trace: TraceContext) -> Iterator[None]:
-    """Let tensors without memory be copied, pickled, printed and read on the trace's threads."""
-    with ExitStack() as stack:
-        addresses = stack.enter_context(LASTING.layer("functions of Python", _functions))
-        stack.enter_context(safetensors_files(trace, addresses))
-        if trace.own is not None:
-            stack.enter_context(changes_noted(trace))
+    """Let tensors without memory be copied, pickled, printed and read on the trace's threads, and
+    phases and changes of the program's own modules be seen.
+    """
+    with (
+        LASTING.layer("functions of Python", _functions) as owners,
+        safetensors_files(trace, owners.addresses),
+        owners.changes.noted(),
+    ):
         yield
 
 
-def _functions(trace: TraceContext) -> Layer[Addresses]:
+def _functions(trace: TraceContext) -> Layer[_Python]:
     pickling, addresses, fake_tensors = Pickling(trace), Addresses(trace), FakeTensors(trace)
+    changes = Changes(trace)
     others = (ValueMethods, Copies, RealStorages, Threads, Swaps)
-    owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses)
+    owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses, changes)
     replacements = [entry for owner in owners for entry in owner.replacements()]
     replacements += sparse_files(trace, pickling)
     dispatch = below_interception(HigherOrderOperator.dispatch)
     replacements += _found_by_scripts()
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
-    begin = (pickling.begin, addresses.begin, fake_tensors.begin)
-    return Layer(replacements, addresses, begin)
+    asked, (optimizers, steps) = _phases(trace)
+    replacements += [asked, (optimizers, steps)]
+    begin = (pickling.begin, addresses.begin, fake_tensors.begin, changes.begin)
+    begin = (*begin, *(hooks.clear for hooks in steps.values()))
+    contract = sys.modules, CONTRACT, sys.modules.get(CONTRACT, ABSENT)
+    return Layer(replacements, _Python(addresses, changes), begin, (contract,))
+
+
+def _phases(trace: TraceContext) -> Replacements:
+    """Let the trace know when the autograd engine runs and optimizers step."""
+    return [
+        asked_engine(lambda run: trace.enter_backward(run), lambda: trace.on_thread()),
+        steps_seen(
+            lambda optimizer: trace.enter_optimizer(optimizer),
+            lambda optimizer: trace.leave_optimizer(optimizer),
+            lambda: trace.on_thread(),
+        ),
+    ]
 
 
 def _found_by_scripts() -> Replacements:

@@ -5,7 +5,6 @@ hooks, wrappers around parts) is noted before. So each trace of a function, for 
 several ranks, begins with the same model.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -17,16 +16,14 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.torch_private.patching.module_calls import (
     APPLIES,
+    Hooks,
     ModuleMethods,
-    registrations_seen,
+    registration_tables,
 )
 from pytest_torchmem.torch_private.patching.patches import (
-    ABSENT,
-    CONTRACT,
     Replacements,
     applied_item,
     name_table,
@@ -47,31 +44,12 @@ _HOOKING = (
 )
 
 
-@contextmanager
-def changes_noted(trace: TraceContext) -> Iterator[None]:
-    """Take note of what the program is about to change of its own modules and optimizers."""
-    with LASTING.layer("modules", _functions) as changes:
-        trace.note_module = changes.whole
-        seen = registrations_seen(changes.parameter_registered, changes.child_registered)
-        try:
-            with seen, changes.methods:
-                yield
-        finally:
-            trace.note_module = lambda module: None
-
-
-def _functions(trace: TraceContext) -> "Layer[_Changes]":
-    changes = _Changes(trace)
-    looked_at = ((sys.modules, CONTRACT, sys.modules.get(CONTRACT, ABSENT)),)
-    return Layer(changes.replacements(), changes, (changes.begin,), looked_at)
-
-
-class _Changes:
+class Changes:
     """What is about to be changed of what the program came with."""
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
-        self.methods = ModuleMethods(
+        self._methods = ModuleMethods(
             {
                 **dict.fromkeys(_HOOKING, self._hooking),
                 **dict.fromkeys(_MAKING, self._making),
@@ -86,20 +64,41 @@ class _Changes:
         """The trace's own modules, by their ids; some are gone."""
         self._applied: dict[int, ReferenceType[Any]] = {}
         """What stands in the tables of modules to which composable functions were applied."""
+        self._tables: dict[str, Hooks] = {}
         self._makes_optimizer: Any = Optimizer.__init__
         self._restores_optimizer: Any = Optimizer.__setstate__
 
     def begin(self) -> None:
         """Forget what the trace before has made."""
         self._made, self._applied = {}, {}
+        for hooks in self._tables.values():
+            hooks.clear()
 
     def replacements(self) -> Replacements:
-        """Return how it is seen that optimizers are made and composable functions applied."""
+        """Return what sees that optimizers are made, composable functions applied, and parameters
+        and modules registered.
+        """
         applied = applied_item()
         self._all_applied = applied is None
         made = {"__init__": self.make_optimizer, "__setstate__": self.restore_optimizer}
         found = [] if applied is None else [(applied, {"__init__": self._applying})]
-        return [(Optimizer, made), *found]
+        owner, self._tables = registration_tables(
+            self._parameter_registered, self._child_registered
+        )
+        return [(Optimizer, made), *found, (owner, self._tables)]
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Take note of changes, in a trace that gives back what the program came with."""
+        if self._trace.own is None:
+            yield
+            return
+        self._trace.note_module = self._whole
+        try:
+            with self._methods:
+                yield
+        finally:
+            self._trace.note_module = lambda module: None
 
     @property
     def _own(self) -> InPlace:
@@ -110,15 +109,18 @@ class _Changes:
 
     def make_optimizer(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """Make an optimizer, which is the trace's own."""
-        if self._trace.on_thread():
-            self._own.note_optimizer(optimizer, is_new=True)
+        self._note_new(optimizer)
         self._makes_optimizer(optimizer, *args, **kwargs)
 
     def restore_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Make one of a copy or a pickle, or load into one that is there."""
-        if self._trace.on_thread() and not vars(optimizer):
-            self._own.note_optimizer(optimizer, is_new=True)
+        if not vars(optimizer):
+            self._note_new(optimizer)
         self._restores_optimizer(optimizer, state)
+
+    def _note_new(self, optimizer: Optimizer) -> None:
+        if self._trace.own is not None and self._trace.on_thread():
+            self._trace.own.note_optimizer(optimizer, is_new=True)
 
     def _applying(self, item: Any) -> None:
         """Note that a composable function is applied, such as ``fully_shard``."""
@@ -131,7 +133,7 @@ class _Changes:
         @wraps(original)
         def delete(module: nn.Module, name: str) -> Any:
             if name in own_parameters(module) and self._is_brought(module):
-                self.parameter_registered(module, name, None)
+                self._parameter_registered(module, name, None)
             return original(module, name)
 
         return delete
@@ -156,7 +158,7 @@ class _Changes:
     def _hooking(self, original: Any) -> Callable[..., Any]:
         @wraps(original)
         def register(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self.child_registered(module)
+            self._child_registered(module)
             return original(module, *args, **kwargs)
 
         return register
@@ -167,31 +169,31 @@ class _Changes:
         Dynamo follows the hooks of a module that is made in compiled code, such as a slice of a
         ``ModuleList``; its graph would break at what they ask for.
         """
-        if is_dynamo_compiling() or self._trace.off():
+        if self._trace.own is None or is_dynamo_compiling() or self._trace.off():
             return False
         made = self._made.get(id(module))
         return made is None or made() is not module
 
     # -- what is noted -----------------------------------------------------------------------------
 
-    def parameter_registered(self, module: Any, name: str, _: Any) -> None:
+    def _parameter_registered(self, module: Any, name: str, _: Any) -> None:
         """Note a module that is about to get a parameter in the place of another."""
         if self._is_brought(module):
             self._note_tensors(module)
             self._note(module)
             self._own.keep(module, name, self._trace.strike_unless_used)
 
-    def child_registered(self, module: Any, *_: Any) -> None:
+    def _child_registered(self, module: Any, *_: Any) -> None:
         """Note a module that is about to get a child, or a hook."""
         if self._is_brought(module):
             self._note(module)
 
-    def whole(self, module: nn.Module) -> None:
+    def _whole(self, module: nn.Module) -> None:
         """Note a module and all inside it, whose parameters are about to be replaced."""
         for one in module.modules():
-            self.child_registered(one)
+            self._child_registered(one)
             for name in own_parameters(one):
-                self.parameter_registered(one, name, None)
+                self._parameter_registered(one, name, None)
 
     def _note(self, module: nn.Module) -> None:
         if not self._own.knows(module):

@@ -21,7 +21,6 @@ from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
 
 from pytest_torchmem.torch_private.names import private_name
-from pytest_torchmem.torch_private.patching.patches import replaced
 
 #: What moves and converts the parameters of a module.
 APPLIES = private_name("torch.nn.Module._apply")
@@ -156,7 +155,7 @@ STEP_HOOKS = _tables(_optimizer, _BEFORE_STEP, _AFTER_STEP)
 """The tables that torch has, as they were when this was imported."""
 
 
-class _Hooks(OrderedDict[int, _Hook]):
+class Hooks(OrderedDict[int, _Hook]):
     """The hooks of another table, one more, and those that are registered meanwhile."""
 
     def __init__(self, before: Mapping[int, _Hook], own: _Hook) -> None:
@@ -169,33 +168,31 @@ class _Hooks(OrderedDict[int, _Hook]):
 
     def own(self) -> Iterator[_Hook]:
         """Yield those that stand here beside what the program registers."""
-        if isinstance(self._before, _Hooks):
+        if isinstance(self._before, Hooks):
             yield from self._before.own()
         yield self._own
 
 
-@contextmanager
-def registrations_seen(parameter: _Hook, child: _Hook) -> Iterator[None]:
-    """Call ``parameter`` and ``child`` with each that is registered, the module and its name."""
+def registration_tables(parameter: _Hook, child: _Hook) -> tuple[Any, dict[str, Hooks]]:
+    """Return what calls ``parameter`` and ``child`` with each that is registered, the module and
+    its name: one of ``Replacements``.
+    """
     hooks = {_PARAMETERS: parameter, _CHILDREN: child}
-    tables = {name: _Hooks(getattr(_module, name), own) for name, own in hooks.items()}
-    with replaced(_module, **tables):
-        yield
+    return _module, {name: Hooks(getattr(_module, name), own) for name, own in hooks.items()}
 
 
-@contextmanager
-def optimizer_steps_seen(before: _Hook, after: _Hook | None = None) -> Iterator[None]:
-    """Call ``before`` and ``after`` with each optimizer that steps, and what it is given."""
+def step_tables(before: _Hook, after: _Hook | None = None) -> tuple[Any, dict[str, Hooks]]:
+    """Return what calls ``before`` and ``after`` with each optimizer that steps, and what it is
+    given: one of ``Replacements``.
+    """
     hooks = {_BEFORE_STEP: before} | ({_AFTER_STEP: after} if after is not None else {})
-    tables = {name: _Hooks(getattr(_optimizer, name), own) for name, own in hooks.items()}
-    with replaced(_optimizer, **tables):
-        yield
+    return _optimizer, {name: Hooks(getattr(_optimizer, name), own) for name, own in hooks.items()}
 
 
 def own_step_hooks() -> list[_Hook]:
-    """Return the functions that ``optimizer_steps_seen`` now calls at each step."""
+    """Return the functions of ``step_tables`` that are called now at each step."""
     tables = (getattr(_optimizer, name) for name in (_BEFORE_STEP, _AFTER_STEP))
-    return [hook for table in tables if isinstance(table, _Hooks) for hook in table.own()]
+    return [hook for table in tables if isinstance(table, Hooks) for hook in table.own()]
 
 
 def step_wrapper() -> CodeType:
