@@ -323,7 +323,7 @@ class Interceptor:
         threads = self.threads
         with (
             interception(self) as self._let_pass,
-            imports_within(self._importing_a_module, self._imported, threads.on_thread),
+            imports_within(self._importing_a_module, self._imported),
         ):
             threads.begin()
             try:

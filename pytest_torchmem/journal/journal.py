@@ -82,9 +82,9 @@ class Journal(ExitStack):
 
     def end(self) -> None:
         """Undo what was noted, and give the place back; twice is once."""
+        if self._lock is None:
+            return
         with _switching():
-            if self._lock is None:
-                return
             try:
                 self.close()
             finally:

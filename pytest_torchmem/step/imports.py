@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,8 @@ _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""
 _listening: list[Callable[[str], None]] = []
 """What is told of modules that were imported, also on another thread."""
+_followed: list[Callable[[str], AbstractContextManager[None]]] = []
+"""What a trace's threads import modules in."""
 _OWN = f"{__name__.partition('.')[0]}."
 _PATIENCE = 15.0
 """Seconds after which an import that has not moved is taken to wait for this thread."""
@@ -50,49 +53,55 @@ def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[Non
     original: Callable[[str, Any], Any] = bootstrap._find_and_load
     thread = threading.get_ident()
 
-    def apart(name: str, import_: Any) -> Any:
-        new = name.startswith("torch.") and name not in sys.modules and not _asks_for_gpus(name)
-        here = new and (threading.get_ident() == thread or on_thread())
-        if here and not _is_importing(sys._getframe(1)) and not _is_compiling(sys._getframe(1)):
-            _on_another_thread(lambda missing: apart(missing, import_), name)
-            for then in tuple(_listening):
-                then(name)
-        with _as_torch_is(name):
+    def find_and_load(name: str, import_: Any) -> Any:
+        if name in sys.modules:
             return original(name, import_)
+        followed = _followed[-1] if _followed and on_thread() else None
+        here = followed is not None or threading.get_ident() == thread or on_thread()
+        with nullcontext() if followed is None else followed(name):
+            if here and _is_apart(name, followed is not None, sys._getframe(1)):
+                _on_another_thread(partial(_import, original, import_), name)
+                _tell(name)
+            module = _import(original, import_, name)
+        if followed is not None and not name.startswith(_OWN):  # imported by what is called then
+            _tell(name)
+        return module
 
-    try:
-        with compiler_not_needed(on_thread), replaced(bootstrap, _find_and_load=apart):
-            yield
-    finally:
-        on_thread = bool  # ``apart`` refers to itself, and would keep the trace to be looked for
+    with compiler_not_needed(on_thread), replaced(bootstrap, _find_and_load=find_and_load):
+        yield
+
+
+def _is_apart(name: str, followed: bool, frame: FrameType) -> bool:
+    """Return whether a module is imported on another thread first."""
+    of_torch = name.startswith("torch.") and not _asks_for_gpus(name)
+    if not of_torch and not (followed and name in _KEEPS_EXCEPTIONS):
+        return False
+    return not _is_importing(frame) and not (of_torch and _is_compiling(frame))
+
+
+def _import(original: Callable[[str, Any], Any], import_: Any, name: str) -> Any:
+    with _as_torch_is(name):
+        return original(name, import_)
+
+
+def _tell(name: str) -> None:
+    for then in tuple(_listening):
+        then(name)
 
 
 @contextmanager
 def imports_within(
-    context: Callable[[str], AbstractContextManager[None]],
-    then: Callable[[str], None],
-    on_thread: Callable[[], bool],
+    context: Callable[[str], AbstractContextManager[None]], then: Callable[[str], None]
 ) -> Iterator[None]:
-    """Run the modules that threads import for the first time within ``context(name)``, and then
-    ``then(name)`` with the name of each, where ``on_thread()`` is true.
+    """Run the modules that threads of ``imports_apart`` import for the first time within
+    ``context(name)``, and then ``then(name)`` with the name of each.
     """
-    bootstrap: Any = _frozen_importlib
-    original: Callable[[str, Any], Any] = bootstrap._find_and_load
-
-    def find_and_load(name: str, import_: Any) -> Any:
-        if name in sys.modules or not on_thread():
-            return original(name, import_)
-        if name in _KEEPS_EXCEPTIONS and not _is_importing(sys._getframe(1)):
-            _on_another_thread(lambda missing: original(missing, import_), name)
-        with _as_torch_is(name), context(name):
-            module = original(name, import_)
-        if not name.startswith(_OWN):  # imported by what is called then, perhaps
-            for tell in tuple(_listening):
-                tell(name)
-        return module
-
-    with told_of_imports(then), replaced(bootstrap, _find_and_load=find_and_load):
-        yield
+    _followed.append(context)
+    try:
+        with told_of_imports(then):
+            yield
+    finally:
+        _followed.remove(context)
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def _of_python() -> Iterator[Setting]:
 
 
 def _attribute(owner: Any, name: str) -> Setting:
-    return Setting(lambda: getattr(owner, name), partial(setattr, owner, name))
+    return Setting(partial(getattr, owner, name), partial(setattr, owner, name))
 
 
 def _of_hooks() -> Iterator[Setting]:
@@ -190,7 +190,7 @@ def _of_hooks() -> Iterator[Setting]:
     yield _attribute(torch.nn.modules.module, _FULL_HOOKS)
     for hooks in _HOOKS:
         if hooks is not None:
-            yield Setting(lambda hooks=hooks: [*hooks.items()], partial(_replace, hooks))  # type: ignore[misc]
+            yield Setting(partial(list, hooks.items()), partial(_replace, hooks))
 
 
 def _replace(hooks: Any, items: list[tuple[Any, Any]]) -> None:
