@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.checks.calibrations import CalibrationResult, told_figures
-from pytest_torchmem.checks.findings import DoesNotFit
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
 from pytest_torchmem.checks.limits import PeakContents, contents
 from pytest_torchmem.checks.request import CheckTarget, Request
-from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.checks.result import CheckResult, DoesNotFit
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import END, PEAK, RESERVED
-from pytest_torchmem.profile.lifetimes import Lifetimes, Role
+from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.snapshots.alive import What, positions_of, what_of
 from pytest_torchmem.snapshots.calibration import merged
 from pytest_torchmem.snapshots.format import Key

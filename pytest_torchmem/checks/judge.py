@@ -9,17 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
-from pytest_torchmem.checks.findings import (
-    AboveCap,
-    Changed,
-    EstimateOff,
-    Finding,
-    GrowsFaster,
-    Leaks,
-    Missing,
-    Outcome,
-    OverBudget,
-)
 from pytest_torchmem.checks.gpu import Measurement, RealRun
 from pytest_torchmem.checks.limits import (
     Overrun,
@@ -33,7 +22,16 @@ from pytest_torchmem.checks.limits import (
 from pytest_torchmem.checks.request import Limit, Request
 from pytest_torchmem.checks.result import (
     ACCEPTED,
+    AboveCap,
+    Changed,
     CheckResult,
+    EstimateOff,
+    Finding,
+    GrowsFaster,
+    Leaks,
+    Missing,
+    Outcome,
+    OverBudget,
     SnapshotResult,
     TraceResult,
 )

@@ -10,7 +10,7 @@ from pytest_torchmem.commands.console import Progress
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable
-from pytest_torchmem.profile.pictures.history import Line, Point, history_svg
+from pytest_torchmem.profile.pictures.svg import Line, Point, history_svg
 from pytest_torchmem.reports.layout import columns
 from pytest_torchmem.reports.sources import git
 from pytest_torchmem.snapshots.files import write

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import OF_BACKWARD, Cause, Evidence, Watched, find_causes
-from pytest_torchmem.diagnosis.difference import MomentDifference, Row, difference
+from pytest_torchmem.diagnosis.difference import MomentDifference, Row, difference, with_names_of
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
-from pytest_torchmem.diagnosis.renamed import with_names_of
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import PEAK
 from pytest_torchmem.profile.module_paths import fold

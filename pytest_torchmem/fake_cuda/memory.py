@@ -20,7 +20,7 @@ from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT, CachingAlloc
 from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.allocator.recorded import Peaks, RunningPeaks
 from pytest_torchmem.interception.ledger import DeviceLedger
-from pytest_torchmem.profile.garbage import without_collections
+from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS
 from pytest_torchmem.profile.tables import alike, allocations_table
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase

@@ -20,9 +20,13 @@ from torch import Tensor, nn
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.graphs.build import Build, trace_built
-from pytest_torchmem.graphs.comparable import Comparable, comparable
 from pytest_torchmem.graphs.fitting import Grid, Polynomial, total
-from pytest_torchmem.graphs.operators_at import OperatorsAt, OperatorsAtSizes
+from pytest_torchmem.graphs.operators_at import (
+    Comparable,
+    OperatorsAt,
+    OperatorsAtSizes,
+    comparable,
+)
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.profile.garbage import without_collections
+from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.torch_private.state.all_settings import (

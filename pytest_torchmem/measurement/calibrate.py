@@ -23,7 +23,7 @@ from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace_of import key_of
-from pytest_torchmem.profile.garbage import without_collections
+from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.step.compiling import eager
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize

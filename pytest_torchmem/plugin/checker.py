@@ -16,7 +16,6 @@ import pytest
 
 from pytest_torchmem.checks.check import DeviceCheck
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.judge import Context, stored_for
 from pytest_torchmem.checks.request import (
     Budget,
@@ -27,17 +26,16 @@ from pytest_torchmem.checks.request import (
     make_request,
     worlds_of,
 )
-from pytest_torchmem.checks.result import CheckResult
+from pytest_torchmem.checks.result import CheckResult, Outcome
 from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.expected import expecting_blocks, failure_is_expected
 from pytest_torchmem.plugin.failure import MemoryCheckFailed, update_command
 from pytest_torchmem.plugin.markers import budget_of
-from pytest_torchmem.plugin.processes import NOT_HERE, OtherProcesses
 from pytest_torchmem.plugin.seen import node_id
-from pytest_torchmem.reports.junit import properties
+from pytest_torchmem.plugin.skipped import NOT_HERE, OtherProcesses
 from pytest_torchmem.reports.pages import write_page
-from pytest_torchmem.reports.summary import Check
+from pytest_torchmem.reports.summary import Check, properties
 from pytest_torchmem.reports.text import MOST_LINES, advice, headlines, plain_message, together
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.plugin.checker import Checker
     from pytest_torchmem.plugin.collection import Collection
-    from pytest_torchmem.plugin.extensions import PluginRegistrations
     from pytest_torchmem.plugin.fixture import Torchmem
-    from pytest_torchmem.plugin.processes import OtherProcesses
+    from pytest_torchmem.plugin.hookspec import PluginRegistrations
     from pytest_torchmem.plugin.run import Run
+    from pytest_torchmem.plugin.skipped import OtherProcesses
     from pytest_torchmem.plugin.standing import StandingGpus
     from pytest_torchmem.tracing.standing import StandingGpu
 
@@ -155,8 +155,8 @@ class _RunHooks:
     def standing(self, suite: StandingGpu | None = None) -> StandingGpus:
         """The fake GPUs that fixtures see: that of the whole ``suite``, if it has one."""
         if self._standing is None:
-            from pytest_torchmem.plugin.ranks import RankHooks
             from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
+            from pytest_torchmem.plugin.worlds import RankHooks
 
             self._standing = StandingGpus(self.settings(), suite)
             self.config.pluginmanager.register(StandingHooks(self._standing))
@@ -206,7 +206,7 @@ class _RunHooks:
     def registrations(self) -> PluginRegistrations:
         """What plugins add to the profiler for this run."""
         if self._registrations is None:
-            from pytest_torchmem.plugin.extensions import PluginRegistrations
+            from pytest_torchmem.plugin.hookspec import PluginRegistrations
 
             self._registrations = PluginRegistrations(self.config)
         return self._registrations
@@ -232,7 +232,7 @@ class _RunHooks:
             from pytest_torchmem.checks.calibrations import Calibrations
             from pytest_torchmem.checks.judge import Context
             from pytest_torchmem.plugin.checker import Checker
-            from pytest_torchmem.plugin.processes import OtherProcesses
+            from pytest_torchmem.plugin.skipped import OtherProcesses
 
             if self._context is None:
                 self._context = Context(
@@ -320,7 +320,7 @@ class _RunHooks:
             why = f"the marker {SELECTED_BY} takes no arguments: limits are those of {SIGNATURE}"
             pytest.fail(why, pytrace=False)
         if _CHECKER in item.stash:
-            from pytest_torchmem.reports.junit import without_ours
+            from pytest_torchmem.reports.summary import without_ours
 
             del item.stash[_CHECKER]
             item.user_properties[:] = without_ours(item.user_properties)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.checks.calibrations import update_calibrations
-from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.broken import let_fail

@@ -1,10 +1,14 @@
-"""Which process of a distributed program the fixtures of a test are set up in."""
+"""Which process of a distributed program a test is: its fixtures, and itself.
+
+A test of several ranks whose fixtures go by the process is run once as each of its processes, with
+fixtures of its own.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from traceback import walk_stack
@@ -13,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.request import worlds_of
-from pytest_torchmem.errors import UsageError
+from pytest_torchmem.errors import UsageError, add_note
+from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.seen import checks_memory
 from pytest_torchmem.printable import shown
@@ -22,6 +27,8 @@ from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.interception.distributed.world import StandingWorld
+    from pytest_torchmem.plugin.checker import Checker
+    from pytest_torchmem.plugin.standing import StandingGpus
 
 _BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
 _ALL: pytest.StashKey[tuple[World, ...]] = pytest.StashKey()
@@ -165,3 +172,49 @@ def _line_that_asks() -> str:
     if not names or names[0] == "_pytest.monkeypatch" or "importlib._bootstrap" in names:
         return ""
     return f"{shown(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"
+
+
+class RankHooks:
+    """Runs a test once as each of its processes, as launchers do, if its fixtures ask for that.
+
+    Between two of them fixtures that go by the process are torn down and set up again.
+    """
+
+    def __init__(self, gpus: StandingGpus, checker: Callable[[pytest.Item], Checker]) -> None:
+        self._gpus = gpus
+        self._checker = checker
+        self._running: pytest.Function | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
+        """Run a test as its first process, and then as the others."""
+        if self._running is pyfuncitem:
+            return (yield)
+        first, *others = self._gpus.processes(pyfuncitem) or (None,)
+        if first is None:
+            return (yield)
+        failed: list[MemoryCheckFailed] = []
+        result, self._running = None, pyfuncitem
+        try:
+            with self._gpus.one_by_one(pyfuncitem):
+                try:
+                    result = yield
+                except MemoryCheckFailed as error:
+                    failed.append(error)
+                except Exception as error:
+                    add_note(error, f"(the test ran as {first})")
+                    raise
+                for world in others:
+                    try:
+                        with self._gpus.as_process(pyfuncitem, world):
+                            pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem)
+                    except MemoryCheckFailed as error:
+                        failed.append(error)
+                    except Exception as error:
+                        add_note(error, f"(the test ran as {world})")
+                        raise
+        finally:
+            self._running = None
+        if failed:
+            raise self._checker(pyfuncitem).one_failure(failed)
+        return result

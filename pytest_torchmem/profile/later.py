@@ -1,8 +1,13 @@
-"""Fields of frozen dataclasses that are computed when they are first read."""
+"""Fields of frozen dataclasses that are computed when they are first read.
+
+And Python's garbage collector, for what makes many objects that are not in cycles.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 
@@ -39,3 +44,19 @@ class ComputedLater:
             if type(found := getattr(self, name)) is Later:
                 self._later[name] = found
                 object.__delattr__(self, name)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Have no garbage collected in between.
+
+    While millions of objects are made, and kept, the collector goes through all of them again and
+    again (Modules/gcmodule.c, ``gc_collect_generations``): most of the time of a large report.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

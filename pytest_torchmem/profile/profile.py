@@ -311,7 +311,7 @@ class MemoryProfile(ComputedLater, Tabular):
 
         ``MemoryProfile.load`` reads it. Left out are ``calls`` and what libraries were asked.
         """
-        from pytest_torchmem.profile.garbage import without_collections
+        from pytest_torchmem.profile.later import without_collections
 
         with without_collections():
             text = json.dumps({"kind": SAVED, "schema": SCHEMA, **self._plain()})
@@ -325,8 +325,8 @@ class MemoryProfile(ComputedLater, Tabular):
         """Return the profile that ``save`` wrote, or that of a recording of a GPU
         (``torch.cuda.memory._dump_snapshot``). Raises ``UsageError`` for any other file.
         """
-        from pytest_torchmem.profile.formats.recorded import PICKLE, read_recording
-        from pytest_torchmem.profile.garbage import without_collections
+        from pytest_torchmem.profile.formats.saved import PICKLE, read_recording
+        from pytest_torchmem.profile.later import without_collections
 
         content = Path(path).read_bytes()
         try:
@@ -449,7 +449,7 @@ class MemoryProfile(ComputedLater, Tabular):
         ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
         """
         from pytest_torchmem.profile.formats.memory_snapshot import write_memory_snapshot
-        from pytest_torchmem.profile.garbage import without_collections
+        from pytest_torchmem.profile.later import without_collections
 
         with without_collections(), Path(path).open("wb") as file:
             write_memory_snapshot(self.timeline, file, allocator)

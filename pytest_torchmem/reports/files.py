@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.checks.findings import Outcome
-from pytest_torchmem.checks.result import AT_MOST, CheckResult
+from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports.difference import (
     Difference,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.reports import growth
 from pytest_torchmem.snapshots.format import alive_to_plain
 

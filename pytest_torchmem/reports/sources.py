@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pytest_torchmem.checks.findings import Outcome
+from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.diagnosis.diagnose import Told
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA

@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pytest_torchmem.checks.findings import Outcome
 from pytest_torchmem.checks.gpu import Measurement
-from pytest_torchmem.checks.result import AT_MOST, CheckResult, TraceResult
+from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome, TraceResult
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
 from pytest_torchmem.reports import growth

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchmem.checks.findings import (
+from pytest_torchmem.checks.gpu import RealRun
+from pytest_torchmem.checks.limits import Overrun, PeakContents
+from pytest_torchmem.checks.request import word_of
+from pytest_torchmem.checks.result import (
     AboveCap,
     Changed,
     DoesNotFit,
@@ -18,9 +21,6 @@ from pytest_torchmem.checks.findings import (
     Outcome,
     OverBudget,
 )
-from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.checks.limits import Overrun, PeakContents
-from pytest_torchmem.checks.request import word_of
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.reports import growth

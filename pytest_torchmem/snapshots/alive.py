@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.figures import END, HOST, PEAKS, RETAINED
-from pytest_torchmem.profile.lifetimes import Lifetimes, Role
 from pytest_torchmem.profile.module_paths import Numbers, fold, write_numbers
-from pytest_torchmem.profile.timeline import Phase, Timeline
+from pytest_torchmem.profile.timeline import Lifetimes, Phase, Role, Timeline
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile

@@ -20,7 +20,7 @@ from pytest_torchmem.printable import printable
 from pytest_torchmem.profile import facts
 from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch
 from pytest_torchmem.profile.later import ComputedLater, Later
-from pytest_torchmem.profile.lifetimes import Role
+from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.plain import (
     FileContents,

@@ -34,8 +34,7 @@ from pytest_torchmem.journal.journal import run_alone, undisturbed
 from pytest_torchmem.journal.process import process_kept, settings_kept
 from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.facts import Facts
-from pytest_torchmem.profile.garbage import without_collections
-from pytest_torchmem.profile.later import Later
+from pytest_torchmem.profile.later import Later, without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.step.generators import is_alone, own_generators

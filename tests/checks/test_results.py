@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.checks.findings import (
+from pytest_torchmem.checks.limits import overruns
+from pytest_torchmem.checks.request import Limit
+from pytest_torchmem.checks.result import (
     Changed,
+    CheckResult,
     Finding,
     Missing,
     Outcome,
     OverBudget,
+    SnapshotResult,
 )
-from pytest_torchmem.checks.limits import overruns
-from pytest_torchmem.checks.request import Limit
-from pytest_torchmem.checks.result import CheckResult, SnapshotResult
 from pytest_torchmem.figures import (
     ALLOCATOR_PEAKS,
     FIGURES,

@@ -18,8 +18,7 @@ from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.checks.check import DeviceCheck
-from pytest_torchmem.checks.findings import Changed, Outcome
-from pytest_torchmem.checks.result import CheckResult, SnapshotResult
+from pytest_torchmem.checks.result import Changed, CheckResult, Outcome, SnapshotResult
 from pytest_torchmem.diagnosis.causes import RULES
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose
 from pytest_torchmem.profile.profile import MemoryProfile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.diagnosis.renamed import with_names_of
+from pytest_torchmem.diagnosis.difference import with_names_of
 from pytest_torchmem.profile.facts import Calls, Geometry, Layer, Topic
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry, Key

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.profile.lifetimes import Lifetimes, Role
+from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.tracing.holders import HeldNames
 from pytest_torchmem.tracing.watch import watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids

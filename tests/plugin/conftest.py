@@ -18,7 +18,7 @@ import pytest_torchmem.measurement.calibrate
 import pytest_torchmem.plugin.fixture
 import pytest_torchmem.plugin.settings
 import pytest_torchmem.reports.files
-import pytest_torchmem.reports.junit
+import pytest_torchmem.reports.summary
 import pytest_torchmem.reports.terminal  # noqa: F401
 from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.measurement import device as devices

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.profile.formats.recorded import plain_recording
+from pytest_torchmem.profile.formats.saved import plain_recording
 
 
 class SnapshotError(ValueError):

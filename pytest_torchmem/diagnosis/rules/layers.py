@@ -19,7 +19,6 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import Layer, Scalar, Sized, Topic, exchanged, new_in, parts_of
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import (
     are_among,
     fold,
@@ -29,7 +28,7 @@ from pytest_torchmem.profile.module_paths import (
     read_numbers,
     unfold,
 )
-from pytest_torchmem.profile.timeline import Kind, Origin
+from pytest_torchmem.profile.timeline import Kind, Origin, Role
 
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""

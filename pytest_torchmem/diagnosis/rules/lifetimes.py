@@ -16,9 +16,8 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END
 from pytest_torchmem.profile.facts import Calls, Topic
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Kind, Origin, Phase
+from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 
 _FORWARD = ("forward_peak", "retained")
 

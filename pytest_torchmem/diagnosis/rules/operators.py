@@ -19,9 +19,8 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.types import wider_type
 from pytest_torchmem.profile.facts import Topic
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Allocation, Kind
+from pytest_torchmem.profile.timeline import Allocation, Kind, Role
 from pytest_torchmem.snapshots.alive import What
 
 _KERNELS = {

@@ -31,9 +31,8 @@ from pytest_torchmem.diagnosis.rules.setup import (
     thawed,
 )
 from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
-from pytest_torchmem.profile.timeline import Origin
+from pytest_torchmem.profile.timeline import Origin, Role
 from pytest_torchmem.snapshots.alive import What
 
 _MOST_LINES = 3

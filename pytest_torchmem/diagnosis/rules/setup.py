@@ -37,8 +37,8 @@ from pytest_torchmem.profile.facts import (
     new_in,
     parts_of,
 )
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import ALL, fold, prefixes, read_numbers
+from pytest_torchmem.profile.timeline import Role
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {

@@ -19,9 +19,8 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.lifetimes import is_kept
 from pytest_torchmem.profile.facts import AUTOCAST, Topic
-from pytest_torchmem.profile.lifetimes import Role
 from pytest_torchmem.profile.module_paths import fold, prefixes
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.units import format_size
 

@@ -1,7 +1,11 @@
-"""The memory of a step as an SVG: bytes alive by kind, phases, and the peak."""
+"""Pictures as SVG: the memory of a step, and a figure over the commits of its snapshot.
+
+Of a step the bytes alive by kind, phases and the peak; of a figure a line of steps by device.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from pytest_torchmem.printable import printable
@@ -9,7 +13,7 @@ from pytest_torchmem.profile.sampled import Alike, Stack, by_kind, phases, sampl
 from pytest_torchmem.profile.timeline import Timeline
 from pytest_torchmem.units import format_size
 
-COLORS = (
+_COLORS = (
     "#4269d0",
     "#efb118",
     "#ff725c",
@@ -23,8 +27,8 @@ COLORS = (
 )
 """The colours of groups, the largest first: Observable's categorical palette."""
 
-WIDTH, HEIGHT = 800, 280
-LEFT, RIGHT, _TOP, _BOTTOM = 80, 16, 44, 44
+_WIDTH, _HEIGHT = 800, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 16, 44, 44
 _SAMPLES = 400
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#24292f}.title{font-weight:600;font-size:14px}"
@@ -37,7 +41,7 @@ _STYLE = (
 def svg(title: str, timeline: Timeline) -> str:
     """Return the picture, 800 pixels wide and 280 high, for light and dark pages."""
     positions = samples(timeline, _SAMPLES)
-    stack = stacked(Alike(timeline), positions, by_kind, len(COLORS))
+    stack = stacked(Alike(timeline), positions, by_kind, len(_COLORS))
     live = timeline.live()
     peak = max(live)
     scale = _Scale(len(timeline.events), peak)
@@ -54,11 +58,11 @@ def svg(title: str, timeline: Timeline) -> str:
 def picture(title: str, parts: Iterable[str]) -> str:
     """Return an SVG of a size with a title and what is drawn below it."""
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escaped(title)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{escaped(title)}">',
         f"<style>{_STYLE}</style>",
-        f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
-        f'<text class="title" x="{LEFT}" y="20">{escaped(title)}</text>',
+        f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
+        f'<text class="title" x="{_LEFT}" y="20">{escaped(title)}</text>',
     )
     return "\n".join((*head, *parts, "</svg>")) + "\n"
 
@@ -68,9 +72,9 @@ def grid(most: int, y_of: Callable[[int], float], gap: int) -> Iterator[str]:
     for part in range(5):
         nbytes = most * part // 4
         y = y_of(nbytes)
-        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield (
-            f'<text class="muted" x="{LEFT - gap}" y="{y + 4:.1f}" text-anchor="end">'
+            f'<text class="muted" x="{_LEFT - gap}" y="{y + 4:.1f}" text-anchor="end">'
             f"{format_size(nbytes)}</text>"
         )
 
@@ -82,10 +86,10 @@ class _Scale:
         self.events, self.peak = max(1, events), max(1, peak)
 
     def x(self, position: int) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * position / self.events
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * position / self.events
 
     def y(self, nbytes: int) -> float:
-        return HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * nbytes / self.peak
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * nbytes / self.peak
 
     def point(self, position: int, nbytes: int) -> str:
         return f"{self.x(position):.1f},{self.y(nbytes):.1f}"
@@ -93,7 +97,7 @@ class _Scale:
 
 def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[str]:
     below = [0] * len(positions)
-    for name, series, color in zip(stack.names, stack.series, COLORS, strict=False):
+    for name, series, color in zip(stack.names, stack.series, _COLORS, strict=False):
         above = [low + own for low, own in zip(below, series, strict=True)]
         top = list(map(scale.point, positions, above))
         bottom = list(map(scale.point, positions, below))
@@ -105,7 +109,7 @@ def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[st
 def _phase_labels(scale: _Scale, timeline: Timeline) -> Iterator[str]:
     for start, stop, phase in phases(timeline):
         left, right = scale.x(start), scale.x(stop)
-        y = HEIGHT - _BOTTOM
+        y = _HEIGHT - _BOTTOM
         yield f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{y + 6}"/>'
         if right - left > 7 * len(phase.value):
             yield (
@@ -116,8 +120,8 @@ def _phase_labels(scale: _Scale, timeline: Timeline) -> Iterator[str]:
 
 def _peak(scale: _Scale, position: int, nbytes: int) -> Iterator[str]:
     x = scale.x(position)
-    side, shift = ("start", 5) if x < WIDTH / 2 else ("end", -5)
-    yield f'<line class="peak" x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{HEIGHT - _BOTTOM}"/>'
+    side, shift = ("start", 5) if x < _WIDTH / 2 else ("end", -5)
+    yield f'<line class="peak" x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{_HEIGHT - _BOTTOM}"/>'
     yield (
         f'<text x="{x + shift:.1f}" y="38" text-anchor="{side}">'
         f"peak {format_size(nbytes)} ({nbytes:,} bytes)</text>"
@@ -125,13 +129,99 @@ def _peak(scale: _Scale, position: int, nbytes: int) -> Iterator[str]:
 
 
 def _legend(stack: Stack) -> Iterator[str]:
-    x = float(LEFT)
-    for name, color in zip(stack.names, COLORS, strict=False):
-        yield f'<rect x="{x:.0f}" y="{HEIGHT - 18}" width="10" height="10" fill="{color}"/>'
-        yield f'<text class="muted" x="{x + 14:.0f}" y="{HEIGHT - 9}">{escaped(name)}</text>'
+    x = float(_LEFT)
+    for name, color in zip(stack.names, _COLORS, strict=False):
+        yield f'<rect x="{x:.0f}" y="{_HEIGHT - 18}" width="10" height="10" fill="{color}"/>'
+        yield f'<text class="muted" x="{x + 14:.0f}" y="{_HEIGHT - 9}">{escaped(name)}</text>'
         x += 28 + 6.5 * len(name)
 
 
 def escaped(text: str) -> str:
     """Return text as XML and its attributes have it, which know no control characters."""
     return escape(printable(text), {'"': "&quot;"})
+
+
+_ABOVE, _BELOW = 60, 40
+_MOST_LABELS = 8
+
+
+class Point(NamedTuple):
+    """What a figure was from a commit on."""
+
+    place: int
+    """The commit's, among all that are shown."""
+    date: str
+    commit: str
+    """Shortened; "" for the working tree."""
+    nbytes: int
+
+
+class Line(NamedTuple):
+    """A figure of one device, the earliest first."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+def history_svg(title: str, lines: Sequence[Line]) -> str:
+    """Return the picture, 800 pixels wide and 280 high, for light and dark pages.
+
+    Commits stand beside each other in order, however long one was the latest.
+    """
+    moments = sorted({(one.place, one.date) for line in lines for one in line.points})
+    places = {moment[0]: place for place, moment in enumerate(moments)}
+    most = max((one.nbytes for line in lines for one in line.points), default=1) or 1
+    step = (_WIDTH - _LEFT - _RIGHT) / len(moments)
+    parts = [*grid(most, lambda nbytes: _y(nbytes, most), 8)]
+    parts += _dates([date for _, date in moments], step)
+    for index, line in enumerate(lines):
+        colour = _COLORS[index % len(_COLORS)]
+        parts += _steps(line, places, step, most, len(moments), colour)
+        parts += _name_of_line(index, line, colour)
+    return picture(title, parts)
+
+
+def _y(nbytes: int, most: int) -> float:
+    return _HEIGHT - _BELOW - (_HEIGHT - _ABOVE - _BELOW) * nbytes / most
+
+
+def _dates(dates: Sequence[str], step: float) -> Iterator[str]:
+    every = -(-len(dates) // _MOST_LABELS)
+    for place in range(0, len(dates), every):
+        x = _LEFT + step * place
+        yield (
+            f'<text class="muted" x="{x:.1f}" y="{_HEIGHT - _BELOW + 18}">'
+            f"{escaped(dates[place])}</text>"
+        )
+
+
+def _steps(
+    line: Line,
+    places: dict[int, int],
+    step: float,
+    most: int,
+    count: int,
+    colour: str,
+) -> Iterator[str]:
+    corners: list[str] = []
+    for index, point in enumerate(line.points):
+        following = line.points[index + 1 : index + 2]
+        end = places[following[0].place] if following else count
+        y = _y(point.nbytes, most)
+        for place in (places[point.place], end):
+            corners.append(f"{_LEFT + step * place:.1f},{y:.1f}")
+        text = escaped(
+            " ".join(filter(None, (point.date, point.commit, format_size(point.nbytes))))
+        )
+        x = _LEFT + step * places[point.place]
+        yield (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{text}</title>'
+            "</circle>"
+        )
+    yield f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(corners)}"/>'
+
+
+def _name_of_line(index: int, line: Line, colour: str) -> Iterator[str]:
+    x = _LEFT + index * 350
+    yield f'<rect x="{x}" y="32" width="10" height="10" rx="2" fill="{colour}"/>'
+    yield f'<text x="{x + 15}" y="41">{escaped(line.name)}</text>'
