@@ -25,10 +25,11 @@ from pytest_torchmem.reports.difference import (
     failing,
     grouped,
     in_order,
+    render,
+    verdict,
 )
 from pytest_torchmem.reports.json_report import plain_cause, plain_changes
 from pytest_torchmem.reports.layout import coloured, columns, tabulated, wrapped
-from pytest_torchmem.reports.markdown import render, verdict
 from pytest_torchmem.reports.sources import Source, load_sources
 from pytest_torchmem.snapshots.calibration import (
     StoredCalibration,
@@ -211,11 +212,7 @@ def _in_two_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def _causes(members: Iterable[Difference]) -> Iterator[str]:
     """Yield each cause once, with its place, what changed, and the tests that share it."""
-    found: dict[tuple[str, str], list[Difference]] = {}
-    for difference in members:
-        if difference.diagnosis is not None:
-            cause = growth.why(difference.diagnosis), growth.place(difference.diagnosis)
-            found.setdefault(cause, []).append(difference)
+    found = growth.by_cause((difference, difference.diagnosis) for difference in members)
     for (why, place), sharing in found.items():
         first, diagnosis = sharing[0], sharing[0].diagnosis
         more = f" and {len(sharing) - 1} more" if len(sharing) > 1 else ""

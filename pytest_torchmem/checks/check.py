@@ -25,8 +25,7 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.diagnosis.causes import Watched
-    from pytest_torchmem.diagnosis.diagnose import Diagnosis
-    from pytest_torchmem.diagnosis.steps import StepGrowth
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis, StepGrowth
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile

@@ -47,8 +47,7 @@ from pytest_torchmem.snapshots.store import StoredSnapshot, read
 if TYPE_CHECKING:
     from pytest_torchmem.checks.confirmations import Confirmations
     from pytest_torchmem.diagnosis.causes import Watched
-    from pytest_torchmem.diagnosis.diagnose import Diagnosis
-    from pytest_torchmem.diagnosis.steps import StepGrowth
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis, StepGrowth
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.tolerance import Level
@@ -260,7 +259,7 @@ class Judge:
         allowed = self.request.growth
         if allowed is None:
             return []
-        from pytest_torchmem.diagnosis.steps import FEWEST, step_growth
+        from pytest_torchmem.diagnosis.diagnose import FEWEST, step_growth
 
         found = own = step_growth(self.profile.timeline)
         if self.profile.host_peak is not None:

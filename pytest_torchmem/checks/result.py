@@ -18,8 +18,7 @@ from pytest_torchmem.snapshots.compare import Change, Comparison
 from pytest_torchmem.snapshots.format import Entry, Key
 
 if TYPE_CHECKING:
-    from pytest_torchmem.diagnosis.diagnose import Diagnosis
-    from pytest_torchmem.diagnosis.steps import StepGrowth
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis, StepGrowth
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.profile.timeline import Allocation
@@ -254,6 +253,11 @@ class CheckResult:
     def comparison(self) -> Comparison | None:
         """The comparison with the snapshot, ``None`` where there was none."""
         return self.snapshot.comparison if self.snapshot is not None else None
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """What grew and why, where a figure grew beyond its tolerance."""
+        return self.snapshot.diagnosis if self.snapshot is not None else None
 
     @property
     def changes(self) -> tuple[Change, ...]:

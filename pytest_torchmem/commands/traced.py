@@ -140,7 +140,7 @@ def _trace(options: argparse.Namespace) -> int:
     if options.device == "cpu" and (options.gpu or options.memory):
         raise UsageError("--gpu and --memory are for --device cuda")
     function, where = _options(options)
-    from pytest_torchmem.graphs.build import trace_built
+    from pytest_torchmem.graphs.fitting import trace_built
     from pytest_torchmem.tracing.trace import trace
 
     where |= {"allocator": options.allocator, "values": options.values, "memory": options.memory}
@@ -190,7 +190,7 @@ def _written(options: argparse.Namespace, profile: MemoryProfile) -> Iterator[Pa
 def _advise(options: argparse.Namespace) -> int:
     from tabulate import tabulate
 
-    from pytest_torchmem.graphs.build import trace_built
+    from pytest_torchmem.graphs.fitting import trace_built
 
     budget = None if options.budget is None else parse_size(options.budget)
     function, where = _options(options)

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
-from pytest_torchmem.graphs.build import Build, trace_built
-from pytest_torchmem.graphs.fitting import Grid, Polynomial, total
+from pytest_torchmem.graphs.fitting import Build, Grid, Polynomial, total, trace_built
 from pytest_torchmem.graphs.operators_at import (
     Comparable,
     OperatorsAt,

@@ -29,12 +29,17 @@ from pytest_torchmem.checks.request import (
 from pytest_torchmem.checks.result import CheckResult, Outcome
 from pytest_torchmem.errors import NoCudaError, UsageError
 from pytest_torchmem.plugin.collection import Collection, test_id
-from pytest_torchmem.plugin.expected import expecting_blocks, failure_is_expected
-from pytest_torchmem.plugin.failure import MemoryCheckFailed, update_command
+from pytest_torchmem.plugin.failure import (
+    NOT_HERE,
+    MemoryCheckFailed,
+    OtherProcesses,
+    expecting_blocks,
+    failure_is_expected,
+    update_command,
+)
 from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.seen import node_id
-from pytest_torchmem.plugin.skipped import NOT_HERE, OtherProcesses
-from pytest_torchmem.reports.pages import write_page
+from pytest_torchmem.reports.files import write_page
 from pytest_torchmem.reports.summary import Check, properties
 from pytest_torchmem.reports.text import MOST_LINES, advice, headlines, plain_message, together
 from pytest_torchmem.snapshots.format import Key

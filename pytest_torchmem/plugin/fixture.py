@@ -106,7 +106,7 @@ class Torchmem:
             _refuse_arguments(sizes, kwargs)
             refuse_misspelt(self.check, target, kwargs)
             if _is_module(target) and (growth is not None or checker.budget.growth is not None):
-                from pytest_torchmem.diagnosis.steps import FEWEST
+                from pytest_torchmem.diagnosis.diagnose import FEWEST
 
                 options = {"steps": FEWEST, **options}
             if sizes and not _is_module(target):
@@ -338,7 +338,7 @@ def _target_of_sizes(
     sizes: Mapping[str, Sequence[int]],
 ) -> CheckTarget:
     """Return what is checked of a function of ``sizes``: what it returns for the first of each."""
-    from pytest_torchmem.graphs.build import built_at
+    from pytest_torchmem.graphs.fitting import built_at
 
     first = {name: values[0] for name, values in sizes.items()}
     target, own, named = built_at(functools.partial(build, *args), first)

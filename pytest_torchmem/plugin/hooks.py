@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.plugin.checker import Checker
     from pytest_torchmem.plugin.collection import Collection
+    from pytest_torchmem.plugin.failure import OtherProcesses
     from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.plugin.hookspec import PluginRegistrations
     from pytest_torchmem.plugin.run import Run
-    from pytest_torchmem.plugin.skipped import OtherProcesses
     from pytest_torchmem.plugin.standing import StandingGpus
     from pytest_torchmem.tracing.standing import StandingGpu
 
@@ -155,8 +155,8 @@ class _RunHooks:
     def standing(self, suite: StandingGpu | None = None) -> StandingGpus:
         """The fake GPUs that fixtures see: that of the whole ``suite``, if it has one."""
         if self._standing is None:
+            from pytest_torchmem.plugin.ranks import RankHooks
             from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
-            from pytest_torchmem.plugin.worlds import RankHooks
 
             self._standing = StandingGpus(self.settings(), suite)
             self.config.pluginmanager.register(StandingHooks(self._standing))
@@ -232,7 +232,7 @@ class _RunHooks:
             from pytest_torchmem.checks.calibrations import Calibrations
             from pytest_torchmem.checks.judge import Context
             from pytest_torchmem.plugin.checker import Checker
-            from pytest_torchmem.plugin.skipped import OtherProcesses
+            from pytest_torchmem.plugin.failure import OtherProcesses
 
             if self._context is None:
                 self._context = Context(

@@ -1,20 +1,14 @@
-"""Memory tests that check nothing: skipped, often for want of a GPU, which no trace needs.
-
-And checks in processes that a test forks: nothing of them comes to the report.
-"""
+"""Memory tests that check nothing: skipped, often for want of a GPU, which no trace needs."""
 
 from __future__ import annotations
 
 import inspect
-import mmap
-import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.seen import checks_memory
 
 if TYPE_CHECKING:
@@ -87,31 +81,3 @@ def _asks_for_gpu(text: str) -> bool:
     # "not torch.cuda.is_available()" of a mark, its name, or "needs a GPU"
     without_marker = re.sub(r"memory_budget\(.*?\)", "", text, flags=re.DOTALL)
     return _OF_A_GPU.search(without_marker) is not None
-
-
-NOT_HERE = (
-    "not checked: torchmem.check was called in a process that the test forked, whose results are "
-    "lost. Call it in the process of the test, with what the other one would run"
-)
-
-
-class OtherProcesses:
-    """Tells a test of the checks that were called in processes forked from its own.
-
-    They share a byte of memory with it, and nothing else that both could count on.
-    """
-
-    def __init__(self) -> None:
-        self._byte = mmap.mmap(-1, 1)
-
-    def refuse(self, process: int) -> None:
-        """Raise ``UsageError``, and let the other process know, unless ``process`` is this one."""
-        if os.getpid() != process:
-            self._byte[0] = 1
-            raise UsageError(NOT_HERE)
-
-    def called(self) -> bool:
-        """Tell whether any did since this was last asked."""
-        told = bool(self._byte[0])
-        self._byte[0] = 0
-        return told

@@ -11,7 +11,7 @@ With ``--torchmem-fake-cuda`` every test sees the GPU, and so does what is impor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -173,12 +173,10 @@ class StandingGpus:
             )
         return self._gpus[seen]
 
-    @contextmanager
-    def seen(self, item: pytest.Item) -> Iterator[None]:
+    def seen(self, item: pytest.Item) -> AbstractContextManager[object]:
         """Let a test see its GPU, if it has one."""
         gpu = self.seen_by(item)
-        with self.standing(gpu).on() if gpu is not None else ExitStack():
-            yield
+        return self.standing(gpu).on() if gpu is not None else nullcontext()
 
     def explain(self, item: pytest.Item, error: BaseException) -> None:
         """Say on an error of a fixture why it sees no GPU, where other memory tests have one."""
@@ -186,13 +184,10 @@ class StandingGpus:
         if self._is_for_cpu(item) and str(error).startswith(_NO_CUDA) and not told:
             add_note(error, _NAMES_CPU)
 
-    @contextmanager
-    def still_seen(self, item: pytest.Item) -> Iterator[None]:
+    def still_seen(self, item: pytest.Item) -> AbstractContextManager[object]:
         """Let a report of a test see its GPU, where there is anything on it."""
-        gpu = self.seen_by(item)
-        there = gpu is not None and (self._suite is not None or gpu in self._gpus)
-        with self.standing(gpu).on() if there and gpu is not None else ExitStack():
-            yield
+        there = self._suite is not None or self.seen_by(item) in self._gpus
+        return self.seen(item) if there else nullcontext()
 
     def _fixtures_are_real(self) -> bool:
         """Whether checks run on a real GPU, or not at all, as where there is no torch."""
@@ -296,7 +291,7 @@ class StandingGpus:
     @contextmanager
     def running(self, item: pytest.Item) -> Iterator[None]:
         """Let a test see the GPU that its fixtures put anything on; traces have their own."""
-        with self.seen(item) if self.in_call(item) else ExitStack(), self.in_world(item):
+        with self.seen(item) if self.in_call(item) else nullcontext(), self.in_world(item):
             yield
 
     def renew(self, item: pytest.Item) -> bool:
@@ -314,12 +309,11 @@ class StandingGpus:
             found.traced = True
         return renewed
 
-    @contextmanager
-    def presented(self, item: pytest.Item) -> Iterator[None]:
+    def presented(self, item: pytest.Item) -> AbstractContextManager[object]:
         """Let a trace of the test's body count what is on the GPU before it."""
-        gpu = self.seen_by(item)
-        with self.standing(gpu).presenting(self.present(item)) if gpu is not None else ExitStack():
-            yield
+        if (gpu := self.seen_by(item)) is None:
+            return nullcontext()
+        return self.standing(gpu).presenting(self.present(item))
 
     def present(self, item: pytest.Item) -> list[StorageRecord]:
         """Return what the fixtures of a test put on the GPU, and what it did before its body."""
@@ -345,12 +339,10 @@ class StandingGpus:
         """Whether the test itself sees the GPU, outside of traces as well."""
         return self._suite is not None or is_of_unittest(item) or bool(self.on_cuda(item))
 
-    @contextmanager
-    def in_world(self, item: pytest.Item) -> Iterator[None]:
+    def in_world(self, item: pytest.Item) -> AbstractContextManager[object]:
         """Let a test be in the world in which its fixtures have made a process group."""
         world = self._world_of(item)
-        with self._worlds.on(world if self._worlds.group(world) else None):
-            yield
+        return self._worlds.on(world if self._worlds.group(world) else None)
 
     def _world_of(self, item: pytest.Item) -> World | None:
         if self._suite is not None and self._worlds.of(item) is not None:

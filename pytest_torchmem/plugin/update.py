@@ -68,11 +68,7 @@ class Update:
             ]
             if self._plan(file, obsolete, inherited.get(file, {}), moved, heirs.get(file)):
                 written.add(file)
-        for file, stored in sorted(left.items()):
-            going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
-            if going:
-                self._apply(stored.path, partial(plan_moved, moved=going, module_is_gone=False))
-        for file, stored in sorted(orphans.items()):
+        for file, stored in (*sorted(left.items()), *sorted(orphans.items())):
             going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
             # What has a new place that could not be written stays in the old one.
             goes = removes and self.clean and file not in self.gone.held
@@ -84,7 +80,7 @@ class Update:
                     plan_moved,
                     moved=going,
                     removed=rest,
-                    module_is_gone=True,
+                    module_is_gone=file in orphans,
                     extra_lives_on=any(heir is stored for heir in heirs.values()),
                 )
                 self._apply(stored.path, plan)

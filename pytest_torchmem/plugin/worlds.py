@@ -1,15 +1,11 @@
-"""Which process of a distributed program a test is: its fixtures, and itself.
-
-A test of several ranks whose fixtures go by the process is run once as each of its processes, with
-fixtures of its own.
-"""
+"""Which process of a distributed program the fixtures of a test are set up in."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
@@ -17,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.request import worlds_of
-from pytest_torchmem.errors import UsageError, add_note
-from pytest_torchmem.plugin.failure import MemoryCheckFailed
+from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.seen import checks_memory
 from pytest_torchmem.printable import shown
@@ -27,8 +22,6 @@ from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.interception.distributed.world import StandingWorld
-    from pytest_torchmem.plugin.checker import Checker
-    from pytest_torchmem.plugin.standing import StandingGpus
 
 _BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
 _ALL: pytest.StashKey[tuple[World, ...]] = pytest.StashKey()
@@ -74,11 +67,9 @@ class StandingWorlds:
         """Let another process of a test be the one that its fixtures are set up in."""
         item.stash[_NOW] = world
 
-    @contextmanager
-    def on(self, world: World | None) -> Iterator[None]:
+    def on(self, world: World | None) -> AbstractContextManager[object]:
         """Be that process."""
-        with self._standing(world).on() if world is not None else ExitStack():
-            yield
+        return self._standing(world).on() if world is not None else nullcontext()
 
     def begin(self, item: pytest.Item) -> None:
         """Note the variables that are set before a test, which begins as its first process."""
@@ -172,49 +163,3 @@ def _line_that_asks() -> str:
     if not names or names[0] == "_pytest.monkeypatch" or "importlib._bootstrap" in names:
         return ""
     return f"{shown(frames[0].f_code.co_filename)}:{frames[0].f_lineno}"
-
-
-class RankHooks:
-    """Runs a test once as each of its processes, as launchers do, if its fixtures ask for that.
-
-    Between two of them fixtures that go by the process are torn down and set up again.
-    """
-
-    def __init__(self, gpus: StandingGpus, checker: Callable[[pytest.Item], Checker]) -> None:
-        self._gpus = gpus
-        self._checker = checker
-        self._running: pytest.Function | None = None
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
-        """Run a test as its first process, and then as the others."""
-        if self._running is pyfuncitem:
-            return (yield)
-        first, *others = self._gpus.processes(pyfuncitem) or (None,)
-        if first is None:
-            return (yield)
-        failed: list[MemoryCheckFailed] = []
-        result, self._running = None, pyfuncitem
-        try:
-            with self._gpus.one_by_one(pyfuncitem):
-                try:
-                    result = yield
-                except MemoryCheckFailed as error:
-                    failed.append(error)
-                except Exception as error:
-                    add_note(error, f"(the test ran as {first})")
-                    raise
-                for world in others:
-                    try:
-                        with self._gpus.as_process(pyfuncitem, world):
-                            pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem)
-                    except MemoryCheckFailed as error:
-                        failed.append(error)
-                    except Exception as error:
-                        add_note(error, f"(the test ran as {world})")
-                        raise
-        finally:
-            self._running = None
-        if failed:
-            raise self._checker(pyfuncitem).one_failure(failed)
-        return result

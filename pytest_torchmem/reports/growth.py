@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RETAINED, label
 from pytest_torchmem.profile.module_paths import fold, prefixes
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.diagnosis.difference import Row
 
+T = TypeVar("T")
 MOST_ROWS = 10
 _MOMENTS = {RETAINED: "after the forward pass", END: "at the end of the step"}
 _WORTH = 100
@@ -109,6 +110,15 @@ def place(diagnosis: Diagnosis) -> str:
     source, module, line = _allocated_by(diagnosis)
     caller = _caller(diagnosis, module, line)
     return joined(_inside(source, module), line, f"called in {caller}" if caller else "")
+
+
+def by_cause(found: Iterable[tuple[T, Diagnosis | None]]) -> dict[tuple[str, str], list[T]]:
+    """Return what grew by why and where it did; without what is not known to have grown."""
+    shared: dict[tuple[str, str], list[T]] = {}
+    for one, diagnosis in found:
+        if diagnosis is not None:
+            shared.setdefault((why(diagnosis), place(diagnosis)), []).append(one)
+    return shared
 
 
 def line_of(diagnosis: Diagnosis) -> str:

@@ -86,7 +86,7 @@ def _check(check: Check) -> dict[str, Any]:
 
 def _growth(result: CheckResult) -> dict[str, Any] | None:
     """Return what grew and why, ``None`` where nothing did."""
-    diagnosis = result.snapshot.diagnosis if result.snapshot is not None else None
+    diagnosis = result.diagnosis
     if diagnosis is None or result.outcome is not Outcome.GREW:
         return None
     found = diagnosis.difference

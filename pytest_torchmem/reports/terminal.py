@@ -67,16 +67,12 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
 
 def _shared_causes(checks: Iterable[Check]) -> Iterator[Line]:
     """Yield each cause that several tests share, with the first of them."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    for check in checks:
-        snapshot = check.result.snapshot
-        diagnosis = snapshot.diagnosis if snapshot is not None else None
-        if check.result.failed and diagnosis is not None:
-            cause = growth.why(diagnosis), growth.place(diagnosis)
-            found.setdefault(cause, {})[check.nodeid] = None
-    for (why, place), tests in found.items():
+    failed = (check for check in checks if check.result.failed)
+    found = growth.by_cause((check.nodeid, check.result.diagnosis) for check in failed)
+    for (why, place), nodeids in found.items():
+        tests = [*dict.fromkeys(nodeids)]
         if len(tests) > 1 and why:
-            shown = [*tests][:MOST_NOTICED]
+            shown = tests[:MOST_NOTICED]
             more = f" and {len(tests) - len(shown)} more" if len(shown) < len(tests) else ""
             text = joined(f"{len(tests)} tests: {why}", place, separator=": ")
             with lines_of(columns()):
@@ -165,8 +161,7 @@ def _change(result: CheckResult) -> str:
     verdicts = (Verdict.GREW, Verdict.NOT_RUN)
     broken = [change for change in result.changes if change.verdict in verdicts]
     new = result.comparison.unjudged if result.comparison is not None and not broken else ()
-    snapshot = result.snapshot
-    change = growth.leading_change(broken, snapshot.diagnosis if snapshot is not None else None)
+    change = growth.leading_change(broken, result.diagnosis)
     change = change or main_change(new or result.changes)
     if change is not None:
         if change.verdict is Verdict.NEW:

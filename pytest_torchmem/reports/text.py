@@ -452,8 +452,7 @@ def _only_on_one_side(run: RealRun) -> Iterable[str]:
 
 
 def _leaks(found: Leaks, result: CheckResult) -> Told:
-    from pytest_torchmem.diagnosis.diagnose import Diagnosis
-    from pytest_torchmem.diagnosis.steps import FEWEST
+    from pytest_torchmem.diagnosis.diagnose import FEWEST, Diagnosis
 
     steps, where = found.growth, where_of(result.key)
     if steps.difference is None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pytest_torchmem as torchmem
-from pytest_torchmem.diagnosis.steps import StepGrowth, step_growth
+from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 
 
 def growth_of(program: Callable[[], Any]) -> StepGrowth:

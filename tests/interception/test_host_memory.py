@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pytest_torchmem as torchmem
-from pytest_torchmem.diagnosis.steps import step_growth
+from pytest_torchmem.diagnosis.diagnose import step_growth
 
 ROWS = 1000
 BYTES = ROWS * 100 * 4

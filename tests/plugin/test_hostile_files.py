@@ -11,8 +11,8 @@ import pytest
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.reports.difference import code, plain
 from pytest_torchmem.reports.layout import wrapped
-from pytest_torchmem.reports.markdown import code, plain
 from pytest_torchmem.snapshots.format import dump, load
 from pytest_torchmem.snapshots.tolerance import parse_rules, parse_tolerance
 from pytest_torchmem.units import parse_size
