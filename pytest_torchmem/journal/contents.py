@@ -83,6 +83,16 @@ def resolved(one: Any) -> Any:
     return one.found() if isinstance(one, Reference) else one
 
 
+def all_resolved(contents: Any) -> Any:
+    """Return contents with what was noted in the place of what stands for it."""
+    if isinstance(contents, dict):
+        return {
+            name: one.found() if isinstance(one, Reference) else one
+            for name, one in contents.items()
+        }
+    return [*map(resolved, contents)]
+
+
 def weakly(one: Any) -> Any:
     """Return what stands for something without keeping it alive, or a tensor in it.
 
@@ -110,21 +120,22 @@ class ProgramState:
     """
 
     def __init__(self, reached: Reached, elsewhere: Mapping[int, Reference] | None = None) -> None:
+        self._held = elsewhere is not None
         references = elsewhere or {}
-
-        def referred(one: Any) -> Any:
-            return references.get(id(one), one)
+        instead, numbers = references.get, references.keys()
 
         def noted(place: Any) -> Any:
-            contents = contents_of(place)
-            alone = references.keys().isdisjoint(map(id, _values(contents)))
-            return contents if alone else mapped(referred, contents)
+            contents = place.copy() if type(place) is dict else contents_of(place)
+            if isinstance(contents, dict):
+                if numbers.isdisjoint(map(id, contents.values())):
+                    return contents
+                return {name: instead(id(one), one) for name, one in contents.items()}
+            return [instead(id(one), one) for one in contents]
 
-        self._held = elsewhere is not None
         self._noted = [(place, scope, noted(place)) for place, scope in reached.holders]
         # Of parameters no more than weak references, or it would not be seen that they are gone.
         self._parameters = [
-            (table, mapped(referred if self._held else weakly, table))
+            (table, noted(table) if self._held else mapped(weakly, table))
             for table in reached.parameters
         ]
 
@@ -136,9 +147,9 @@ class ProgramState:
         if self._held:
             return False
         for place, _, contents in self._noted:
-            if _is_as(place, contents):
-                continue
             now = contents_of(place)
+            if is_same(now, contents):
+                continue
             there = set(map(id, _parts(now)))
             gone = (one for one in _parts(contents) if id(one) not in there)
             if any(isinstance(one, Tensor) or not isinstance(one, PLAIN) for one in gone):
@@ -148,17 +159,19 @@ class ProgramState:
     def restore(self) -> None:
         """Give everything its contents back."""
         for place, scope, noted in self._noted:
-            if _is_as(place, noted):  # as most are
+            if not noted and type(place) in CONTAINERS and not place:
                 continue
-            now = contents_of(place)
-            contents = mapped(resolved, noted)
+            now = place if type(place) is dict else contents_of(place)
+            if is_same(now, noted):  # as most are
+                continue
+            contents = all_resolved(noted)
             if scope is Scope.GLOBAL and isinstance(place, dict):
                 # What a library registers as it is imported is registered once in a process.
                 new = {key: one for key, one in now.items() if key not in contents}
                 contents |= {key: one for key, one in new.items() if is_code(one)}
             fill(place, contents, now)
         for table, noted in self._parameters:
-            found = mapped(resolved, noted)
+            found = all_resolved(noted)
             there = (found[name] for name, one in noted.items() if one is not None)
             if not any(one is GONE or one is None for one in there):
                 fill(table, found)
@@ -207,7 +220,7 @@ class SharedState:
                         elif contents[name] is GONE:
                             del contents[name]
             else:
-                contents = [*map(resolved, noted)]
+                contents = all_resolved(noted)
                 there = {id(one): then for one, then in zip(contents, noted, strict=True)}
                 kept = [one for one in now if not is_over(one, there.get(id(one), GONE))]
                 if len(kept) == len(now) or any(one is GONE for one in contents):
@@ -229,7 +242,7 @@ def _values(contents: Any) -> Collection[Any]:
 
 def mapped(function: Callable[[Any], Any], contents: Any) -> Any:
     """Return contents with what a function returns for each in its place."""
-    if isinstance(contents, Mapping):
+    if isinstance(contents, dict):
         return {name: function(one) for name, one in contents.items()}
     return [*map(function, contents)]
 
@@ -301,14 +314,6 @@ def _parts(container: Any) -> list[Any]:
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
     return list(container)
-
-
-def _is_as(place: Any, noted: Any) -> bool:
-    """Return whether a place has the contents that it had; most are compared without a copy."""
-    if not noted and type(place) in CONTAINERS:
-        return not place
-    plain = type(place) is dict or type(place) is list
-    return is_same(place if plain else contents_of(place), noted)
 
 
 def is_same(now: Any, before: Any) -> bool:

@@ -20,10 +20,18 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pytest_torchmem.journal.contents import GONE, Reference, Weak, fill, mapped, resolved, weakly
+from pytest_torchmem.journal.contents import (
+    GONE,
+    Reference,
+    Weak,
+    all_resolved,
+    fill,
+    mapped,
+    weakly,
+)
 from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.step.trees import modules_by_path, table_of, tensors_in
+from pytest_torchmem.step.trees import modules_by_path, tensors_in
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import (
@@ -115,8 +123,10 @@ class _Tensor(Reference):
         self._restore_attributes(tensor)
 
     def _restore_attributes(self, tensor: Tensor) -> None:
-        tensor.__class__ = self._kind
-        fill(tensor.__dict__, self._attributes)
+        if type(tensor) is not self._kind:
+            tensor.__class__ = self._kind
+        if self._attributes or tensor.__dict__:
+            fill(tensor.__dict__, self._attributes)
         for name, (own, before) in zip(_HOOKS, self._hooks, strict=True):
             if getattr(tensor, name) is not own:
                 setattr(tensor, name, own)
@@ -164,7 +174,7 @@ class _Module(Reference):
             now, before = own.get(name), self.tables.get(name)
             if now or before:
                 table = own.setdefault(name, {})  # the same dictionary: others may hold it
-                found = mapped(resolved, before or {}).items()
+                found = all_resolved(before or {}).items()
                 kept = ((key, table.get(key, GONE) if one is GONE else one) for key, one in found)
                 fill(table, {key: one for key, one in kept if one is not GONE})
 
@@ -278,7 +288,7 @@ class InPlace:
             scripted = module if isinstance(module, torch.jit.ScriptModule) else None
             begin, place = f"{prefix}{path}." if path else prefix, None if prefix else path
             for kind, table in _TABLES:
-                for name, tensor in table_of(module, table):
+                for name, tensor in (getattr(module, table) or {}).items():
                     if tensor is not None and id(tensor) not in self.given:
                         given = Given(tensor, kind, begin + name, place, scripted=scripted)
                         self.given[id(tensor)] = given

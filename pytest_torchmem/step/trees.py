@@ -134,7 +134,7 @@ def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[st
             around.append(id(module))
             prefixes.append(f"{path}." if path else "")
         found.append(one)
-        children = table_of(module, CHILDREN)
+        children = _table(module, CHILDREN)
         if children:
             prefix = f"{path}." if path else ""
             waiting += [
@@ -159,14 +159,13 @@ def tensors_in_tables(
     """Yield the same of modules that are known with their paths."""
     seen: set[int] = set()
     for path, module in modules:
-        for name, tensor in table_of(module, table):
+        for name, tensor in _table(module, table):
             if tensor is None or (each_once and id(tensor) in seen):
                 continue
             seen.add(id(tensor))
             yield path, name, tensor
 
 
-def table_of(module: nn.Module, name: str) -> tuple[tuple[str, Any], ...]:
-    """Return the names and values in a table of a module's own."""
+def _table(module: nn.Module, name: str) -> tuple[tuple[str, Any], ...]:
     table = getattr(module, name)
     return tuple(table.items()) if table else ()
