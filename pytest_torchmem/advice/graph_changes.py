@@ -208,11 +208,7 @@ def _rows(hidden: Tensor, number: int) -> Tensor:
 
 
 def _loss_of(
-    rows: Tensor,
-    target: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    **options: Any,
+    rows: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any
 ) -> Tensor:
     return F.cross_entropy(F.linear(rows, weight, bias), target, **{**options, "reduction": "sum"})
 

@@ -8,17 +8,8 @@ SELECTED_BY = "torchmem"
 LIMITS = ("peak", "forward", "backward", "optimizer", "retained", "allocated", "reserved", "host")
 _OTHERS = (
     *LIMITS[1:],
-    "device",
-    "gpu",
-    "gpus",
-    "tolerance",
-    "measure",
-    "values",
-    "world_size",
-    "ranks",
-    "scaling",
-    "growth",
-    "name",
+    *("device", "gpu", "gpus", "tolerance", "measure", "values"),
+    *("world_size", "ranks", "scaling", "growth", "name"),
 )
 ARGUMENTS = Signature(
     [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -202,54 +201,38 @@ class Request:
 
 
 def make_request(
-    test: CheckedTest,
-    settings: Settings,
-    budget: Budget,
-    name: str | None = None,
-    device: object = None,
-    gpu: str | None = None,
-    tolerance: object = None,
-    measure: str | None = None,
-    gpus: object = None,
-    world_size: object = None,
-    ranks: object = None,
-    scaling: object = None,
-    growth: object = None,
+    test: CheckedTest, settings: Settings, budget: Budget, **arguments: Any
 ) -> Request:
-    """Return what a check asks for; raises ``UsageError`` for arguments that cannot be read."""
-    if name is not None and (not isinstance(name, str) or not name):
-        raise UsageError(f"check(name={name!r}): expected a non-empty string")
-    if name is not None and not name.isprintable():
-        raise UsageError(f"check(name={name!r}): expected one line without control characters")
-    if device is not None:
-        devices: tuple[str, ...] | None = parse_devices(device, "check(device=)")
-    elif budget.devices is None and (gpu is not None or budget.of_cuda):
+    """Return what a check asks for by its ``arguments``, the markers of its test, and the settings.
+
+    Raises ``UsageError`` for arguments that cannot be read.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    own = _read_arguments(given, "check")
+    devices = own.devices or budget.devices
+    if devices is None and (own.gpu or budget.of_cuda):
         devices = ("cuda",)
-    else:
-        devices = budget.devices
-    _refuse_contradictions(budget, devices, gpu, {"gpus": gpus, "world_size": world_size})
-    own = (budget.tolerance, parse_rules(tolerance, "check(tolerance=)"))
-    if measure is not None:
-        measure = parse_measure(measure, "check(measure=)")
-    several = (budget.gpus if gpus is None else parse_gpus(gpus, "check(gpus=)")) not in (None, 1)
+    _refuse_contradictions(budget, devices, given)
+    worlds = worlds_of(settings, budget, given.get("world_size"), given.get("ranks"))
+    several = (own.gpus or budget.gpus) not in (None, 1)
     # A machine may have fewer; only who asks for it knows that this one has as many.
-    worlds = worlds_of(settings, budget, world_size, ranks)
     default = "never" if several or worlds != (None,) else settings.measure
+    tolerances = (budget.tolerance, own.tolerance)
     return Request(
         test=test,
-        name=name or budget.name or "",
+        name=own.name or budget.name or "",
         devices=devices or settings.devices,
         devices_named=devices is not None,
-        gpu=gpu_name(settings, budget, gpu),
-        gpu_named=gpu is not None or bool(budget.gpu or settings.gpu_named),
+        gpu=own.gpu or gpu_name(settings, budget, None),
+        gpu_named=bool(own.gpu or budget.gpu or settings.gpu_named),
         budget=budget,
-        tolerances=(*own, *settings.tolerances(test.relative(test.module))),
+        tolerances=(*tolerances, *settings.tolerances(test.relative(test.module))),
         # A budget replaces the snapshot, unless a tolerance, which only a snapshot has, is named.
-        uses_snapshot=not budget.judges or any(own),
-        measure=measure or budget.measure or default,
+        uses_snapshot=not budget.judges or any(tolerances),
+        measure=own.measure or budget.measure or default,
         worlds=worlds,
-        growth=budget.growth if growth is None else parse_growth(growth, "check(growth=)"),
-        bounds=budget.bounds if scaling is None else parse_bounds(scaling, "check(scaling=)"),
+        growth=own.growth or budget.growth,
+        bounds=own.bounds or budget.bounds,
     )
 
 
@@ -274,13 +257,13 @@ def worlds_of(
 
 
 def _refuse_contradictions(
-    budget: Budget, devices: tuple[str, ...] | None, gpu: str | None, numbers: Mapping[str, object]
+    budget: Budget, devices: tuple[str, ...] | None, given: Mapping[str, Any]
 ) -> None:
     """Raise ``UsageError`` where a marker and a check, or a device and a GPU, do not go together.
 
     One of them would silently not be checked.
     """
-    here = "name it in one place"
+    here, gpu = "name it in one place", given.get("gpu")
     others = [d for d in devices or () if budget.devices is not None and d not in budget.devices]
     if others:
         named = ", ".join(budget.devices or ())
@@ -289,8 +272,8 @@ def _refuse_contradictions(
         )
     if gpu is not None and budget.gpu and find_gpu(gpu).name != budget.gpu:
         raise UsageError(f"check(gpu={gpu!r}): the marker {MARKER} says gpu={budget.gpu!r}: {here}")
-    for name, asked_for in numbers.items():
-        written = getattr(budget, name)
+    for name in ("gpus", "world_size"):
+        asked_for, written = given.get(name), getattr(budget, name)
         if None not in (asked_for, written) and asked_for != written:
             said = f"the marker {MARKER} says {name}={written}"
             raise UsageError(f"check({name}={asked_for!r}): {said}: {here}")
@@ -312,9 +295,7 @@ def gpu_name(settings: Settings, budget: Budget, name: str | None) -> str:
     return find_gpu(budget.gpu or settings.gpu if name is None else name).name
 
 
-def read_budget(
-    levels: Iterable[Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]],
-) -> Budget:
+def read_budget(levels: Iterable[Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]]) -> Budget:
     """Return what markers say together: for each argument the closest wins, which comes first.
 
     ``levels`` are the positional and named arguments of those at each place. Raises ``UsageError``
@@ -338,25 +319,27 @@ def read_budget(
             f'{MARKER}("2 GiB") or {MARKER}(backward="1.5 GiB"), or a GPU that the test must fit '
             f'on: {MARKER}(gpu="t4")'
         )
-    read = partial(_read, given)
+    return replace(_read_arguments(given, MARKER), limits=limits, **_world(given))
+
+
+def _read_arguments(given: Mapping[str, Any], where: str) -> Budget:
+    """Return arguments of a check or its marker as they are read, without limits and worlds."""
+
+    def read(name: str, parse: Callable[[Any, str], T]) -> T | None:
+        return parse(given[name], f"{where}({name}=)") if name in given else None
+
+    named = f"the marker {where}" if where == MARKER else where
     return Budget(
-        limits=limits,
         devices=read("device", parse_devices),
         gpu=find_gpu(given["gpu"]).name if "gpu" in given else None,
         gpus=read("gpus", parse_gpus),
-        tolerance=parse_rules(given.get("tolerance"), f"the marker {MARKER}(tolerance=)"),
+        tolerance=parse_rules(given.get("tolerance"), f"{named}(tolerance=)"),
         measure=read("measure", parse_measure),
         values=read("values", parse_values),
         name=read("name", _name),
         growth=read("growth", parse_growth),
         bounds=read("scaling", parse_bounds) or (),
-        **_world(given),
     )
-
-
-def _read(given: Mapping[str, Any], name: str, parse: Callable[[Any, str], T]) -> T | None:
-    """Return an argument of the marker that is given, as it is read; ``None`` for another."""
-    return parse(given[name], f"{MARKER}({name}=)") if name in given else None
 
 
 def _at_one_place(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
@@ -385,10 +368,8 @@ def _world(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"world_size": size, "ranks": several}
 
 
-def parse_growth(value: object, source: str) -> Tolerance | None:
+def parse_growth(value: object, source: str) -> Tolerance:
     """Return by how much memory may grow between steps; ``"0"`` is not at all."""
-    if value is None:
-        return None
     try:
         return parse_tolerance(0 if str(value).strip() == "0" else value)
     except UsageError as error:
@@ -398,6 +379,9 @@ def parse_growth(value: object, source: str) -> Tolerance | None:
 def _name(value: object, source: str) -> str:
     if not isinstance(value, str) or not value:
         raise UsageError(f"{source.removesuffix(')')}{value!r}): expected a non-empty string")
+    if not value.isprintable():
+        why = "expected one line without control characters"
+        raise UsageError(f"{source.removesuffix(')')}{value!r}): {why}")
     return value
 
 

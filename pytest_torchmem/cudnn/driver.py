@@ -69,40 +69,21 @@ def device_properties(capability: tuple[int, int], multiprocessors: int) -> dict
 
 SONAME = "libcuda.so.1"
 LOADING = (
-    "cuLibraryGetKernel",
-    "cuLibraryLoadData",
-    "cuLibraryLoadFromFile",
-    "cuModuleGetFunction",
-    "cuModuleLoadData",
+    *("cuLibraryGetKernel", "cuLibraryLoadData", "cuLibraryLoadFromFile"),
+    *("cuModuleGetFunction", "cuModuleLoadData"),
 )
 """What gives a handle: kernels are loaded while a plan is built, and none of them is launched."""
 SETTING = (
-    "cuKernelGetAttribute",
-    "cuKernelSetAttribute",
-    "cuLibraryUnload",
-    "cuModuleUnload",
+    *("cuKernelGetAttribute", "cuKernelSetAttribute"),
+    *("cuLibraryUnload", "cuModuleUnload"),
 )
 """What is done with such handles, and succeeds."""
 OTHERS = (
-    "cuCtxGetCurrent",
-    "cuCtxGetLimit",
-    "cuCtxPopCurrent",
-    "cuCtxPushCurrent",
-    "cuDeviceGet",
-    "cuDeviceGetCount",
-    "cuDriverGetVersion",
-    "cuGetErrorName",
-    "cuGetErrorString",
-    "cuLaunchCooperativeKernel",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuLinkAddData",
-    "cuLinkComplete",
-    "cuLinkCreate",
-    "cuLinkDestroy",
-    "cuOccupancyMaxPotentialClusterSize",
-    "cuStreamGetCtx",
-    "cuTensorMapEncodeIm2col",
+    *("cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent"),
+    *("cuDeviceGet", "cuDeviceGetCount", "cuDriverGetVersion", "cuGetErrorName"),
+    *("cuGetErrorString", "cuLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchKernelEx"),
+    *("cuLinkAddData", "cuLinkComplete", "cuLinkCreate", "cuLinkDestroy"),
+    *("cuOccupancyMaxPotentialClusterSize", "cuStreamGetCtx", "cuTensorMapEncodeIm2col"),
     "cuTensorMapEncodeTiled",
 )
 """What else ``libcudnn_engines_runtime_compiled.so.9`` wants defined, from 9.8 to 9.28."""

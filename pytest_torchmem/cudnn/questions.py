@@ -83,23 +83,9 @@ class ConvolutionQuestion(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """Return the question as the process that asks reads it."""
-        return {
-            "kind": "convolution",
-            "alpha": self.alpha,
-            "direction": self.direction,
-            "dtype": self.x.dtype,
-            "operands": [
-                [list(one.shape), list(one.strides), one.alignment]
-                for one in (self.x, self.w, self.y, *(self.added or ()))
-            ],
-            "padding": list(self.padding),
-            "stride": list(self.stride),
-            "dilation": list(self.dilation),
-            "deterministic": self.deterministic,
-            "allow_tf32": self.allow_tf32,
-            "benchmark": self.benchmark,
-            "mode_b": self.mode_b,
-        }
+        operands = [one[1:] for one in (self.x, self.w, self.y, *(self.added or ()))]
+        own = {"kind": "convolution", "dtype": self.x.dtype, "operands": operands}
+        return self._asdict() | own
 
 
 class AttentionQuestion(NamedTuple):
@@ -130,15 +116,8 @@ class AttentionQuestion(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """Return the question as the process that asks reads it."""
-        return {
-            "kind": "attention",
-            "direction": self.direction,
-            "operands": {
-                name: [one.dtype, list(one.shape), list(one.strides)] for name, one in self.operands
-            },
-            "causal": self.causal,
-            "dropout": self.dropout,
-        }
+        operands = {name: one[:3] for name, one in self.operands}
+        return self._asdict() | {"kind": "attention", "operands": operands}
 
 
 Question = ConvolutionQuestion | AttentionQuestion

@@ -7,7 +7,7 @@ is sure comes from facts of the step (``profile/facts.py``); what is likely, fro
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_torchmem.diagnosis.difference import MomentDifference, Row, moved_lines
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
@@ -23,11 +23,7 @@ WEIGHTY = 0.1
 """The part of a growth that a cause has to explain in order to be told."""
 _MAIN = 1 / 3
 """The part that a likely cause has to explain for others not to be looked for."""
-_OF_A_MOMENT = (
-    Role.GRADIENT_TEMPORARY,
-    Role.OPTIMIZER_TEMPORARY,
-    Role.WORKSPACE,
-)
+_OF_A_MOMENT = (Role.GRADIENT_TEMPORARY, Role.OPTIMIZER_TEMPORARY, Role.WORKSPACE)
 MADE = (Role.SAVED, Role.ACTIVATION, Role.HELD, Role.RECOMPUTED)
 """What the forward of a step makes."""
 KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
@@ -162,15 +158,15 @@ class Evidence:
 
     def counted(self, operator: str) -> Counted | None:
         """Return how often an operator was called; ``None`` where the snapshot does not say."""
-        before, now = (entry.facts.get(Topic.OPERATORS, {}) for entry in (self.before, self.now))
-        sides = (side.get(operator, Counts()).called for side in (before, now))
-        return Counted(*sides) if before else None
+        sides = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
+        called = (side.get(operator, Counts()).called for side in sides)
+        return Counted(*called) if sides[0] else None
 
     def counts(self, which: str = "called") -> dict[str, Counted]:
         """Return every operator that was called more or less often than it was, or more or less
         often ``which`` of ``Counts``; nothing where the snapshot does not say.
         """
-        before, now = (entry.facts.get(Topic.OPERATORS, {}) for entry in (self.before, self.now))
+        before, now = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
         found = {
             name: Counted(*(getattr(side.get(name, Counts()), which) for side in (before, now)))
             for name in ({**before, **now} if before else ())
@@ -207,6 +203,14 @@ class Evidence:
             for one in self.known()
             if (one.module, one.source) == (module, source) and one[1:5] not in now
         )
+
+    def then(self, topic: str) -> Mapping[str, Any]:
+        """Return the facts of a topic in the snapshot."""
+        return self.before.facts.get(topic, {})
+
+    def present(self, topic: str) -> Mapping[str, Any]:
+        """Return the present facts of a topic."""
+        return self.now.facts.get(topic, {})
 
     def about(self, topic: str) -> list[FactChange]:
         """Return the changed facts of a topic."""
@@ -373,7 +377,7 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     first, and after it those alone that are sure, and of something that it does not explain.
     """
     found = _in_order(evidence)
-    growth = _growth(evidence)
+    growth = evidence.growth or evidence.difference.change
     explained = {id(row) for one in found[:1] for row in one.rows}
     kept = [*found[:1]]
     for one in found[1:]:
@@ -384,12 +388,8 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     return tuple(kept)
 
 
-def _growth(evidence: Evidence) -> int:
-    return evidence.growth or evidence.difference.change
-
-
 def _in_order(evidence: Evidence) -> list[Cause]:
-    growth = _growth(evidence)
+    growth = evidence.growth or evidence.difference.change
     found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
     weighty = [one for one in found if one.nbytes >= WEIGHTY * growth]
     main = int(_MAIN * min(growth, max(evidence.difference.change, 0) or growth))

@@ -204,10 +204,7 @@ def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:
     """
     starts = starts_of_steps(timeline)
     found = [(len(starts), "forwards", starts[1:])]
-    for phase, name in (
-        (Phase.OPTIMIZER, "steps of an optimizer"),
-        (Phase.BACKWARD, "backwards"),
-    ):
+    for phase, name in ((Phase.OPTIMIZER, "steps of an optimizer"), (Phase.BACKWARD, "backwards")):
         stops = [stop for _, stop, one in timeline.spans() if one is phase]
         # What is last goes on to the end of the program, where everything is freed.
         found.append((len(stops), name, [stop for stop in stops if stop < len(timeline.events)]))

@@ -170,6 +170,11 @@ class Row:
         return bool(before and now and before.dtype and now.dtype and before.shape != now.shape)
 
     @property
+    def place(self) -> tuple[str, str]:
+        """The pattern of the module, and the line."""
+        return self.what.module, self.what.line
+
+    @property
     def module(self) -> str:
         """The module's path, with the numbers of those that it is about."""
         return unfold(self.what.module, self.numbers)
@@ -228,7 +233,7 @@ def difference_between(
         for was, one, number in _pairs(left, left_now, key):
             left.take(was, number)
             left_now.take(one, number)
-            if not _same_place(was.what, one.what):
+            if (was.what.role, was.what.source) != (one.what.role, one.what.source):
                 moved.append(Row(was.what, one.what, number, number, one.numbers))
     for key in _ALIKE:
         pairs = [pair for pair in _replaced(left, left_now, key) if _are_alike(*pair)]
@@ -251,8 +256,8 @@ def difference_between(
     every = EveryNumber()
     for group in (*known.groups, *now.groups):
         every.add(group.what.module, group.numbers)
-    rows = [_marked(row, every) for row in rows]
-    moved = [_marked(row, every) for row in moved]
+    rows = [replace(row, numbers=every.marked(row.what.module, row.numbers)) for row in rows]
+    moved = [replace(row, numbers=every.marked(row.what.module, row.numbers)) for row in moved]
     rest = total - old - sum(row.change for row in rows)
     changed = sorted(
         (row for row in rows if row.change), key=lambda row: (-abs(row.change), row.what)
@@ -304,13 +309,9 @@ class _Hashed:
         self.what, self.counts, self.numbers = group.what, group.counts, group.numbers
 
 
-def _file(line: str) -> str:
-    return line.rpartition(":")[0]
-
-
 _SAME: tuple[_Key, ...] = (
     lambda w: tuple(w),
-    lambda w: (*w[:5], w.nbytes, _file(w.line)),  # the line has moved
+    lambda w: (*w[:5], w.nbytes, w.line.rpartition(":")[0]),  # the line has moved
     lambda w: (*w[:5], w.nbytes),
     lambda w: (w.role, w.source, w.dtype, w.shape, w.nbytes, w.line),  # a module was renamed
     lambda w: (w.role, w.source, w.dtype, w.shape, w.nbytes),
@@ -373,16 +374,8 @@ def _are_alike(was: _Hashed, now: _Hashed) -> bool:
     return len(before) == len(after) and (len(before) < 2 or any(map(eq, before, after)))
 
 
-def _same_place(was: What, now: What) -> bool:
-    return was.role == now.role and was.source == now.source
-
-
 def _new_numbers(now: _Hashed, was: _Hashed) -> str:
     return only_in(now.numbers, was.numbers) if was.what.module == now.what.module else now.numbers
-
-
-def _marked(row: Row, every: EveryNumber) -> Row:
-    return replace(row, numbers=every.marked(row.what.module, row.numbers))
 
 
 def _only(numbers: str, other: str | None) -> str:

@@ -237,6 +237,11 @@ class Provenance:
         kinds = ((call, {self._allocations[one].kind for one in _read(call)}) for call in zero)
         return next((call.origin for call, read in kinds if Kind.GRADIENT in read), None)
 
+    def places_of(self, operators: Iterable[str]) -> set[tuple[str, str]]:
+        """Return where operators were called, by the patterns of modules, and lines."""
+        origins = (one for name in operators for one in self.places(name) if one.line)
+        return {(fold(one.module)[0], one.line) for one in origins}
+
     def places(self, operator: str) -> Iterator[Origin]:
         """Yield where an operator was called."""
         return (call.origin for call in self._calls if call.origin.operator == operator)

@@ -235,7 +235,22 @@ class Collection:
             for file in orphans_in(path)
             if file not in ours  # a module may go while its tests run
         ]
-        modules = self._plain_modules()
+        modules = [
+            {
+                "nodeid": module.nodeid,
+                "file": self._relative(snapshot_path(module.path)),
+                "tests": module.tests,
+                "whole": module.whole,
+                "selective": self._selective,
+                "members": None if module.members is None else list(module.members),
+                "memory_tests": module.all_memory_tests(),
+                "hidden": module.hidden() if module.whole else [],
+                "path": self._relative(module.path),
+                "states": module.states,
+            }
+            for module in self._modules.values()
+            if _has_file(module.path)
+        ]
         return {
             "modules": modules,
             "orphans": orphans,
@@ -294,24 +309,6 @@ class Collection:
 
     def _relative(self, path: Path) -> str:
         return relative(path, self._config.rootpath)
-
-    def _plain_modules(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "nodeid": module.nodeid,
-                "file": self._relative(snapshot_path(module.path)),
-                "tests": module.tests,
-                "whole": module.whole,
-                "selective": self._selective,
-                "members": None if module.members is None else list(module.members),
-                "memory_tests": module.all_memory_tests(),
-                "hidden": module.hidden() if module.whole else [],
-                "path": self._relative(module.path),
-                "states": module.states,
-            }
-            for module in self._modules.values()
-            if _has_file(module.path)
-        ]
 
     def _named_parts(self) -> tuple[set[str], bool]:
         """Return the files of which the command line names single tests, and whether it is unclear.

@@ -36,15 +36,8 @@ if TYPE_CHECKING:
 
 _DISABLED = "not checked: --torchmem-disable"
 _OF_TRACES = (
-    "host",
-    "allocator",
-    "memory",
-    "calibration",
-    "cudnn",
-    "gpus",
-    "values",
-    "world_size",
-    "rank",
+    *("host", "allocator", "memory", "calibration", "cudnn", "gpus"),
+    *("values", "world_size", "rank"),
 )
 """Options of ``check`` that are meant for its traces alone."""
 

@@ -17,12 +17,7 @@ from pytest_torchmem.checks.defaults import (
     UPDATE_MODES,
     VALUES_MODES,
 )
-from pytest_torchmem.checks.settings import (
-    Settings,
-    parse_choice,
-    parse_devices,
-    parse_values,
-)
+from pytest_torchmem.checks.settings import Settings, parse_choice, parse_devices, parse_values
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.location import PROPOSAL
 from pytest_torchmem.snapshots.tolerance import (

@@ -26,9 +26,7 @@ UNUSED = "passed without a check: nothing in them called torchmem.check"
 
 
 def note_skip(
-    item: pytest.Item,
-    call: pytest.CallInfo[None],
-    checker: Callable[[pytest.Item], Checker],
+    item: pytest.Item, call: pytest.CallInfo[None], checker: Callable[[pytest.Item], Checker]
 ) -> None:
     """Record a memory test as never checked that was skipped, before its first check or whole."""
     excinfo = call.excinfo

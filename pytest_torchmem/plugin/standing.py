@@ -31,11 +31,7 @@ from pytest_torchmem.plugin.items import (
 )
 from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.seen import checks_memory
-from pytest_torchmem.plugin.worlds import (
-    StandingWorlds,
-    VariablesRead,
-    variables_noted,
-)
+from pytest_torchmem.plugin.worlds import StandingWorlds, VariablesRead, variables_noted
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:

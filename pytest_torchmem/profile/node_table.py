@@ -219,16 +219,8 @@ class NodeTable(Tabular):
 
 _PHASES_SHOWN = frozenset(phase.value for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
 _SHOWN = (
-    "fwd_in",
-    "fwd_saved",
-    "fwd_tmp",
-    "fwd_out",
-    "fwd_peak",
-    "bwd_tmp",
-    "bwd_out",
-    "bwd_peak",
-    "fwd_flops",
-    "bwd_flops",
+    *("fwd_in", "fwd_saved", "fwd_tmp", "fwd_out", "fwd_peak"),
+    *("bwd_tmp", "bwd_out", "bwd_peak", "fwd_flops", "bwd_flops"),
 )
 
 

@@ -240,13 +240,13 @@ def _plan_of(
 ) -> StaticPlan:
     lives, events = _lives(timeline, alignment, outputs), timeline.events
     changes, sizes = lives.changes(), lives.sizes
-    live_peak = _live_peak(events, changes)
+    live_peak = max(accumulate(map(changes.__getitem__, events)), default=0)
     offsets = {
         "by size": _by_size(lives, events),
         "over time": _over_time(events, changes),
-        "no reuse": _no_reuse(sizes),
+        "no reuse": array("q", islice(accumulate(sizes, initial=0), len(sizes))),
     }
-    arenas = {name: _arena(found, sizes) for name, found in offsets.items()}
+    arenas = {name: max(map(add, found, sizes), default=0) for name, found in offsets.items()}
     strategy = min(arenas, key=arenas.__getitem__)
     storages = _Storages(lives, offsets[strategy], timeline)
     return StaticPlan(
@@ -291,19 +291,6 @@ def _lives(timeline: Timeline, alignment: int, outputs: bool) -> _Lives:
                 sizes[event] = -(-nbytes // alignment) * alignment
                 numbers.append(event)
     return _Lives(numbers, sizes, starts, stops, outside)
-
-
-def _arena(offsets: Sequence[int], sizes: Sequence[int]) -> int:
-    return max(map(add, offsets, sizes), default=0)
-
-
-def _live_peak(events: Iterable[int], changes: Sequence[int]) -> int:
-    return max(accumulate(map(changes.__getitem__, events)), default=0)
-
-
-def _no_reuse(sizes: Sequence[int]) -> Sequence[int]:
-    """Give each storage bytes of its own."""
-    return array("q", islice(accumulate(sizes, initial=0), len(sizes)))
 
 
 def _over_time(events: Iterable[int], changes: Sequence[int]) -> array[int]:

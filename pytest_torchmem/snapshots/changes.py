@@ -134,7 +134,7 @@ def plan_file(
         key, taken = entry.key, inherited.get(entry.key)
         before = _notes(*stored.contested[key]) if key in stored.contested else old.get(key)
         if before is None:
-            other = _unversioned(key, old)
+            other = old.get(replace(key, torch_series="")) if key.torch_series else None
             entries[key] = taken_over(entry, taken) if taken is not None else merged(entry, other)
             added.append(key)
         elif key in stored.contested or not before.same_measurement(entry):
@@ -248,11 +248,6 @@ def _refusal(stored: StoredSnapshot, accepted: set[Key]) -> SnapshotPlan | None:
         ("both sides of its merge conflict have notes, which differ, on", apart, by_hand),
     )
     return next((refused(stored, why, keys, how) for why, keys, how in refusals if keys), None)
-
-
-def _unversioned(key: Key, entries: Mapping[Key, Entry]) -> Entry | None:
-    """Return the entry of the same check for all versions of torch, where ``key`` is for one."""
-    return entries.get(replace(key, torch_series="")) if key.torch_series else None
 
 
 def _notes(ours: Entry, theirs: Entry) -> Entry | None:

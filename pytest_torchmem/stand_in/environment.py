@@ -108,10 +108,7 @@ def _cudnn(
         *("env", "-u", "LD_PRELOAD", f"LD_LIBRARY_PATH={installed.library_path(beside)}"),
         *(str(place / CUDNN_PROCESS), str(installed.library), json.dumps(properties)),
     )
-    return {
-        "CUDNN": _cudnn_number(installed.version),
-        "CUDNN_PROCESS": shlex.join(command),
-    }
+    return {"CUDNN": _cudnn_number(installed.version), "CUDNN_PROCESS": shlex.join(command)}
 
 
 def _cudnn_number(version: Version) -> str:

@@ -134,7 +134,7 @@ def changes_between(before: tuple[Layer, ...], now: tuple[Layer, ...]) -> list[L
 
 def is_switched(evidence: Evidence, patterns: Collection[str]) -> bool:
     """Tell whether one of these layers is a module of the program's own."""
-    layers = evidence.now.facts.get(Topic.LAYERS, {})
+    layers = evidence.present(Topic.LAYERS)
     rows = (row for one in patterns for row in layers.get(one, ()))
     return any(row.settings and not row.is_of_torch for row in rows)
 
@@ -154,7 +154,7 @@ def set_otherwise(evidence: Evidence) -> set[str]:
 
 def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
-    known = evidence.before.facts.get(Topic.LAYERS, {})
+    known = evidence.then(Topic.LAYERS)
     parents = {path for name in known for path in prefixes(name)}
     for name, (before, now) in changed_values(evidence, Topic.LAYERS, also_new=True):
         if not before and known.get(name.rpartition(".")[0]) == now:
@@ -210,11 +210,7 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
 
 
 def _of_change(
-    evidence: Evidence,
-    name: str,
-    pattern: str,
-    change: LayerChange,
-    larger: "Mapping[str, _Given]",
+    evidence: Evidence, name: str, pattern: str, change: LayerChange, larger: "Mapping[str, _Given]"
 ) -> Cause | None:
     """Return what layers of a pattern that changed alike explain."""
     numbers = change.numbers
@@ -253,7 +249,7 @@ def _is_before(
     evidence: Evidence, pattern: str, numbers: str, larger: "Mapping[str, _Given]"
 ) -> bool:
     """Tell whether a layer is called before all that are given more, and may be why they are."""
-    order = [*evidence.now.facts.get(Topic.GIVEN, {})]
+    order = [*evidence.present(Topic.GIVEN)]
     first = next(iter(larger), None)
     if first is None or pattern not in order:
         return first is not None
@@ -289,8 +285,8 @@ def new_module(evidence: Evidence) -> Cause | None:
     for pattern, numbers in new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]
         places = _places_of_more(evidence, pattern)
-        places -= {_place(row) for row in evidence.came(*KEPT)}
-        rows += [row for row in evidence.came() if _place(row) in places and row not in rows]
+        places -= {row.place for row in evidence.came(*KEPT)}
+        rows += [row for row in evidence.came() if row.place in places and row not in rows]
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         path = evidence.short(unfold(pattern, numbers))
         found = cause("new module", rows, module=path, instead=instead)
@@ -315,14 +311,10 @@ def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
     return found
 
 
-def _place(row: Row) -> tuple[str, str]:
-    return row.what.module, row.what.line
-
-
 def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
     """Return in words which modules are gone where a new one is, "" if none."""
     around = pattern.rpartition(".")[0]
-    left = {path for name in evidence.now.facts.get(Topic.LAYERS, {}) for path in prefixes(name)}
+    left = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
     gone = dict.fromkeys(
         path
         for change in evidence.about(Topic.LAYERS)

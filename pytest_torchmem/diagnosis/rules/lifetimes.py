@@ -16,7 +16,6 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END
 from pytest_torchmem.profile.facts import Calls, Topic
-from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 
 _FORWARD = ("forward_peak", "retained")
@@ -32,7 +31,7 @@ _OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 @rule("graph kept", "backward({option}=True) at {line} {news} its graph{holder}", sure=True)
 def graph_kept(evidence: Evidence) -> Cause | None:
     """A backward is asked to leave its graph what it has saved, or to make another graph."""
-    before, now = (one.facts.get(Topic.BACKWARD, {}) for one in (evidence.before, evidence.now))
+    before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
     for option in ("create_graph", "retain_graph"):
         if not before or _calls(now, option) <= _calls(before, option):
             continue
@@ -52,7 +51,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
 @rule("per sample", "gradients are taken of each sample: torch.vmap at {line}", sure=True)
 def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
     """``torch.func.grad`` runs within ``torch.vmap``: each parameter has a gradient per sample."""
-    before, now = (one.facts.get(Topic.BACKWARD, {}) for one in (evidence.before, evidence.now))
+    before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
     if not before or _calls(now, "vmap") <= _calls(before, "vmap"):
         return None
     line = next(iter(now["vmap"].lines), "some line")
@@ -62,8 +61,7 @@ def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
 @rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
 def fewer_backwards(evidence: Evidence) -> Cause | None:
     """Losses are added up, and one backward goes through the graphs of all of them."""
-    counts = (one.facts.get(Topic.BACKWARD, {}) for one in (evidence.before, evidence.now))
-    before, now = (_calls(facts, "calls") for facts in counts)
+    before, now = (_calls(of(Topic.BACKWARD), "calls") for of in (evidence.then, evidence.present))
     rows = [*evidence.came(Role.SAVED, Role.ACTIVATION, Role.HELD)]
     called = [evidence.counted(row.what.source) for row in rows]
     if not 0 < now < before or any(one and one.fell for one in called):
@@ -125,11 +123,7 @@ def _in_forward(evidence: Evidence, row: Row) -> bool:
     )
 
 
-@rule(
-    "new gradient",
-    "a gradient {tensor} is new: what {operator} is given had none",
-    last=True,
-)
+@rule("new gradient", "a gradient {tensor} is new: what {operator} is given had none", last=True)
 def new_gradient(evidence: Evidence) -> Cause | None:
     """An input, or what the program itself has made, requires a gradient."""
     rows = [row for row in evidence.came(Role.GRADIENT) if _is_new_gradient(evidence, row)]
@@ -260,14 +254,14 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
 @rule("lives longer", "{what}", last=True)
 def lives_longer(evidence: Evidence) -> Cause | None:
     """The forward called the same operators as often, and what they made is freed later."""
-    anew = _written_anew(evidence)
+    anew = evidence.ran.places_of(n for n, one in evidence.counts().items() if not one.before)
     rows = [
         row
         for row in evidence.came(Role.SAVED, Role.ACTIVATION)
         if _same(evidence.counted(row.what.source))
         and _is_more(row)
         and not is_resized(evidence, row)
-        and (row.what.module, row.what.line) not in anew
+        and row.place not in anew
     ]
     if not rows or evidence.about(Topic.INPUTS):
         return None
@@ -275,10 +269,11 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     first = max(held or rows, key=lambda row: row.change * _age(evidence, row))
     count = first.count_now - first.count_before
     holder = _holder(evidence, [first])
+    is_known = any(one[1:5] == first.what[1:5] for one in evidence.known())  # at another moment
     what = f"{tensors(count, first.what)} of {first.what.source}"
     if _is_of_graph(rows, first, holder):
         what = f"{holder.removeprefix(': ')} is kept, and was not, with {what}"
-    elif _is_known(evidence, first) or holder.startswith(_LASTING):
+    elif is_known or holder.startswith(_LASTING):
         what = f"{what} {'live' if count > 1 else 'lives'} longer than before{holder}"
     else:  # what is freed at once is in no snapshot
         verb = "are" if count > 1 else "is"
@@ -292,14 +287,8 @@ def is_kept(evidence: Evidence, row: Row) -> bool:
     return bool(holder) and not holder.startswith("the variable ")
 
 
-_LASTING = (
-    ": the list ",
-    ": the dict ",
-    ": the set ",
-    ": the tuple ",
-    ": the closure ",
-    ": the defaults ",
-)
+_OUTLIVING = ("list", "dict", "set", "tuple", "closure", "defaults")
+_LASTING = tuple(f": the {kind} " for kind in _OUTLIVING)
 """How the names of what outlives a function's variables begin; those of attributes have a dot."""
 _MANY = 3
 
@@ -311,18 +300,6 @@ def _is_of_graph(rows: list[Row], first: Row, holder: str) -> bool:
 
 
 _GRAPH = "the graph of "
-
-
-def _written_anew(evidence: Evidence) -> set[tuple[str, str]]:
-    """Return the modules and lines that call operators, too, that nothing called before."""
-    new = (name for name, one in evidence.counts().items() if not one.before)
-    places = (origin for name in new for origin in evidence.ran.places(name) if origin.line)
-    return {(fold(one.module)[0], one.line) for one in places}
-
-
-def _is_known(evidence: Evidence, row: Row) -> bool:
-    """Tell whether the snapshot has such a tensor, at another moment."""
-    return any(one[1:5] == row.what[1:5] for one in evidence.known())
 
 
 def _age(evidence: Evidence, row: Row) -> int:

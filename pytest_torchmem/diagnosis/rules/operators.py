@@ -1,6 +1,6 @@
 """Causes in which operators the forward calls: another attention, a cache, or what else is new."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
@@ -43,13 +43,10 @@ def attention_fell(evidence: Evidence) -> Cause | None:
     alive = evidence.before.alive
     if alive is None:
         return None
-    kernels = {_KERNELS[g.what.source] for g in alive.groups if g.what.source in _KERNELS}
-    if evidence.before.facts.get(
-        Topic.OPERATORS
-    ):  # what is called as often: the softmax is another one
-        counts = evidence.counts()
-        kernels = {_KERNELS[name] for name, one in counts.items() if name in _KERNELS and one.fell}
-    before = next((name for name in _ORDER if name in kernels), "")
+    sources = [group.what.source for group in alive.groups]
+    if evidence.then(Topic.OPERATORS):  # what is called as often: the softmax is another one
+        sources = [name for name, one in evidence.counts().items() if one.fell]
+    before = _fastest(sources)
     if not before:
         return None
     for row in evidence.came():
@@ -58,11 +55,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         now = "math" if is_math else _KERNELS.get(source, "")
         if not now or now == before:
             continue
-        at_line = [
-            one
-            for one in evidence.came()
-            if one.what.line == row.what.line and one.what.module == row.what.module
-        ]
+        at_line = [one for one in evidence.came() if one.place == row.place]
         if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
             now = "eager, a softmax of its own"
         reason = _reason(evidence, row.what.line)
@@ -75,8 +68,7 @@ def attention_fell(evidence: Evidence) -> Cause | None:
 def _by_calls(evidence: Evidence) -> Cause | None:
     """Return that another kernel is called, where it grew what is beside it, such as a mask."""
     counts = evidence.counts()
-    fewer = {_KERNELS[name] for name, one in counts.items() if name in _KERNELS and one.fell}
-    before = next((name for name in _ORDER if name in fewer), "")
+    before = _fastest(name for name, one in counts.items() if one.fell)
     operators = [name for name, one in counts.items() if name in _KERNELS and one.rose]
     operators += [name for name in _SOFTMAX[:1] if name in counts and counts[name].rose]
     if not before or not operators:
@@ -87,6 +79,12 @@ def _by_calls(evidence: Evidence) -> Cause | None:
     reason = next((found for line in sorted(lines) if (found := _reason(evidence, line))), "")
     now = _KERNELS.get(operators[0], "math")
     return cause("attention", rows, before=before, now=now, reason=reason)
+
+
+def _fastest(operators: Iterable[str]) -> str:
+    """Return what the fastest kernel of attention among operators is called, "" without one."""
+    kernels = {_KERNELS.get(name) for name in operators}
+    return next((name for name in _ORDER if name in kernels), "")
 
 
 def is_of_mask(evidence: Evidence, one: Allocation) -> bool:
@@ -313,8 +311,7 @@ def _names_of(
     ]
     kept = {row.what.source for row in rows}  # what is alive says more than what is as large
     names = sorted(
-        dict.fromkeys(found or more),
-        key=lambda name: (name not in kept, -_made_by(evidence, name)),
+        dict.fromkeys(found or more), key=lambda name: (name not in kept, -_made_by(evidence, name))
     )
     return [*dict.fromkeys([own, *names])] if own in more else names
 

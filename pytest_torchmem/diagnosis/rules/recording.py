@@ -31,7 +31,7 @@ from pytest_torchmem.diagnosis.rules.setup import (
     thawed,
 )
 from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
-from pytest_torchmem.profile.module_paths import fold, prefixes, unfold
+from pytest_torchmem.profile.module_paths import prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Role
 from pytest_torchmem.snapshots.alive import What
 
@@ -41,7 +41,7 @@ _RECOMPUTED = ("recomputed", "recomputed in part")
 
 def _called_at(evidence: Evidence, module: str) -> str:
     """Return in words the lines that call an outermost module, "" where it is one: it is told."""
-    lines = evidence.now.facts.get(Topic.CALLS, {}).get(module, Calls()).lines
+    lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
     return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else ""
 
 
@@ -87,7 +87,7 @@ def _another_forward(
 @rule("trained", "{modules} trained, and {were} frozen", sure=True)
 def no_longer_frozen(evidence: Evidence) -> Cause | None:
     """Parameters that were frozen require gradients."""
-    there = {path for name in evidence.now.facts.get(Topic.LAYERS, {}) for path in prefixes(name)}
+    there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
     lost = [
         one
         for one in thawed(evidence)
@@ -108,7 +108,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
 
 def _trained_parts(evidence: Evidence, module: str) -> list[str]:
     """Return a module, or what of it has gradients where others of its parts are still frozen."""
-    if not any(name.startswith(f"{module}.") for name in evidence.now.facts.get(Topic.FROZEN, {})):
+    if not any(name.startswith(f"{module}.") for name in evidence.present(Topic.FROZEN)):
         return [module]
     depth = module.count(".") + 1
     found = []
@@ -179,13 +179,12 @@ def _is_said(evidence: Evidence) -> bool:
 
 def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:
     """Return what operators made, and what the backward takes of the lines that called them."""
-    origins = (origin for name in operators for origin in evidence.ran.places(name) if origin.line)
-    places = {(fold(origin.module)[0], origin.line) for origin in origins}
+    places = evidence.ran.places_of(operators)
     return [
         row
         for row in evidence.came(*MADE, *OF_BACKWARD)
         if (row.what.role in MADE and row.what.source in operators)
-        or (row.what.role in OF_BACKWARD and (row.what.module, row.what.line) in places)
+        or (row.what.role in OF_BACKWARD and row.place in places)
     ]
 
 

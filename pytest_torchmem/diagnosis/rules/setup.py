@@ -18,11 +18,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.layers import (
-    is_switched,
-    new_modules,
-    set_otherwise,
-)
+from pytest_torchmem.diagnosis.rules.layers import is_switched, new_modules, set_otherwise
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
@@ -252,7 +248,7 @@ fact_rule(
 
 def thawed(evidence: Evidence) -> list[FactChange]:
     """Return what was frozen and is no more."""
-    now = evidence.now.facts.get(Topic.FROZEN, {})
+    now = evidence.present(Topic.FROZEN)
     return [change for change in evidence.about(Topic.FROZEN) if change.name not in now]
 
 
@@ -387,7 +383,7 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
 
 def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
     """Return in words what of a module is checkpointed still, or the mode that ended it."""
-    modes = evidence.now.facts.get(Topic.MODES, {})
+    modes = evidence.present(Topic.MODES)
     inside = [name for name in modes if within(place, name) and name != place]
     kept = [name for name in inside if _is_in("recomputed", modes[name])]
     if kept:
@@ -401,14 +397,14 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
 
 def _has_others(evidence: Evidence, place: str, modules: Iterable[str]) -> bool:
     """Tell whether there are modules in one that are none of these, and in none of them."""
-    layers = (path for path in evidence.before.facts.get(Topic.LAYERS, {}) if path != place)
+    layers = (path for path in evidence.then(Topic.LAYERS) if path != place)
     inside = (path for path in layers if within(place, path))
     return any(not any(within(one, path) for one in modules) for path in inside)
 
 
 def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
     """Tell whether a module around this one is recomputed as a whole now."""
-    modes = evidence.now.facts.get(Topic.MODES, {})
+    modes = evidence.present(Topic.MODES)
     around = prefixes(name)[:-1]
     return any(_is_in("recomputed", modes[path]) for path in around if path in modes)
 
@@ -451,7 +447,7 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     rows = evidence.came(*_OF_OPTIMIZER)
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
-    others = [*evidence.before.facts.get(Topic.OPTIMIZERS, {})]
+    others = [*evidence.then(Topic.OPTIMIZERS)]
     if others and not before:
         change = f"{now} is another optimizer beside {', '.join(others)}"
     else:
@@ -543,7 +539,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
         for c in evidence.about(t)
         if c.name in facts.get(t, ())
     }
-    layers = evidence.before.facts.get(Topic.LAYERS, {})
+    layers = evidence.then(Topic.LAYERS)
     known = {module for module, _ in named} | set(layers)
     rows = [
         row

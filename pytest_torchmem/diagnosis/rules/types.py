@@ -26,17 +26,8 @@ from pytest_torchmem.units import format_size
 
 _DOUBLE = ("float64", "complex128")
 _NARROW = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "bfloat16",
-    "float16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float32",
-    "complex64",
+    *("bool", "uint8", "int8", "int16", "int32"),
+    *("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "complex64"),
 )
 _STANDING = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
 
@@ -51,7 +42,7 @@ def broadcast(evidence: Evidence) -> Cause | None:
         places.setdefault((fold(origin.module)[0], origin.line), []).append((origin, shapes))
     for row in (one for one in evidence.came() if not is_kept(evidence, one)):
         what = row.what
-        for origin, shapes in places.get((what.module, what.line), ()):
+        for origin, shapes in places.get(row.place, ()):
             made = shapes.rpartition(" made ")[2]
             if not _is_made(what, made) or _was_broadcast(evidence, what, made):
                 continue
@@ -86,7 +77,7 @@ def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
 
 
 def _sizes_before(evidence: Evidence, known: Iterable[What]) -> set[int]:
-    inputs = evidence.before.facts.get(Topic.INPUTS, {}).values()
+    inputs = evidence.then(Topic.INPUTS).values()
     given = (one.shape for geometries in inputs for one in geometries)
     return {size for shape in (*given, *(one.shape for one in known)) for size in shape}
 
@@ -137,7 +128,7 @@ def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
     known = [one for one in evidence.known() if within(module, one.module) and one.dtype]
     if any(one.dtype == what.dtype and prod(one.shape) >= size for one in known):
         return None
-    modes = evidence.now.facts.get(Topic.MODES, {})
+    modes = evidence.present(Topic.MODES)
     is_cast = any(one.name == AUTOCAST for path in prefixes(module) for one in modes.get(path, ()))
     if not module or is_cast or _narrower_in(known, what) is None:
         return None
@@ -161,7 +152,7 @@ def _width(what: What) -> float:
 @rule("autocast cache", "autocast keeps {copies} in its cache", sure=True)
 def autocast_cache(evidence: Evidence) -> Cause | None:
     """A region of autocast ends later: until then it keeps copies of parameters that it cast."""
-    modes = evidence.now.facts.get(Topic.MODES, {}).values()
+    modes = evidence.present(Topic.MODES).values()
     if not any(one.name == AUTOCAST for own in modes for one in own):
         return None
     rows = [row for row in evidence.came(*KEPT) if _is_cast_parameter(evidence, row)]

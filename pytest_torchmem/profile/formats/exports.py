@@ -14,19 +14,8 @@ from pytest_torchmem.profile.sampled import Alike, by_kind, samples
 from pytest_torchmem.profile.timeline import Allocation, Kind, Timeline
 
 COLUMNS = (
-    "index",
-    "nbytes",
-    "kind",
-    "phase",
-    "module",
-    "operator",
-    "line",
-    "dtype",
-    "shape",
-    "label",
-    "confidence",
-    "made",
-    "freed",
+    *("index", "nbytes", "kind", "phase", "module", "operator", "line"),
+    *("dtype", "shape", "label", "confidence", "made", "freed"),
 )
 
 

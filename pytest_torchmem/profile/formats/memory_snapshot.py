@@ -134,14 +134,10 @@ class PickleWriter:
             return _number(value)
         if type(value) is str:
             return self._text(value)
-        return self._places.get(id(value)) or self._once(value)
+        return self._places.get(id(value)) or self._memoized(id(value), _whole(value))
 
     def _text(self, text: str) -> bytes:
         return self._places.get(text) or self._memoized(text, _whole(text))
-
-    def _once(self, value: Any) -> bytes:
-        """Return an object that lives until the end, and may come again."""
-        return self._memoized(id(value), _whole(value))
 
     def _memoized(self, key: Any, written: bytes) -> bytes:
         place = len(self._places)

@@ -16,14 +16,7 @@ from typing import Any, TypeVar
 
 from pytest_torchmem.figures import FIGURES
 from pytest_torchmem.printable import printable_lines
-from pytest_torchmem.profile.timeline import (
-    Allocation,
-    Confidence,
-    Kind,
-    Origin,
-    Phase,
-    Timeline,
-)
+from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 
 _Value = TypeVar("_Value")
 

@@ -14,16 +14,8 @@ from pytest_torchmem.profile.timeline import Timeline
 from pytest_torchmem.units import format_size
 
 _COLORS = (
-    "#4269d0",
-    "#efb118",
-    "#ff725c",
-    "#6cc5b0",
-    "#3ca951",
-    "#ff8ab7",
-    "#a463f2",
-    "#97bbf5",
-    "#9c6b4e",
-    "#9498a0",
+    *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951"),
+    *("#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0"),
 )
 """The colours of groups, the largest first: Observable's categorical palette."""
 
@@ -196,12 +188,7 @@ def _dates(dates: Sequence[str], step: float) -> Iterator[str]:
 
 
 def _steps(
-    line: Line,
-    places: dict[int, int],
-    step: float,
-    most: int,
-    count: int,
-    colour: str,
+    line: Line, places: dict[int, int], step: float, most: int, count: int, colour: str
 ) -> Iterator[str]:
     corners: list[str] = []
     for index, point in enumerate(line.points):
