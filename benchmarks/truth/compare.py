@@ -6,7 +6,8 @@ python -m benchmarks.truth.compare DIR --replay            the allocator's repla
 
 Each case runs in a trace as ``benchmarks.truth.record`` runs it on the GPU, and is asked for the
 same counters. An error is traced minus recorded, of what was recorded. The recorded requests also
-go through the replay of the caching allocator, which has to give the recorded peaks to the byte.
+go through the replay of the caching allocator, which has to give the recorded peaks to the byte
+where its segments lie at the recorded addresses; where they lie as a trace takes them to lie, most.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from benchmarks.truth.recording import (
     Recording,
     RecordingError,
     Requests,
+    Segment,
     load,
 )
 from benchmarks.truth.settings import Case, cases
 from pytest_torchmem import Gpu
 from pytest_torchmem.allocator.caching import CachingAllocator
+from pytest_torchmem.allocator.device_memory import Addresses
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.measurement.device import known_gpu, name_of
 from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
@@ -76,10 +79,6 @@ class TracedMeter:
     def reset_peaks(self) -> None:
         """Begin the peaks anew."""
         torch.cuda.reset_peak_memory_stats()
-
-    def empty_cache(self) -> None:
-        """Give back what is not used."""
-        torch.cuda.empty_cache()
 
     def start_history(self) -> None:
         """Do nothing: the trace has its timeline."""
@@ -142,9 +141,25 @@ def errors_of(case: Case, traced: Mapping[str, Any], recorded: Mapping[str, Any]
     ]
 
 
-def replayed(requests: Requests, options: str) -> dict[tuple[str, str], tuple[int, int]]:
+class RecordedAddresses(Addresses):
+    """Segments lie where they were recorded."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        super().__init__()
+        self._recorded = (address for _, address, nbytes in segments if nbytes > 0)
+
+    def take(self, size: int) -> int:
+        """Return the next recorded address."""
+        return next(self._recorded, None) or super().take(size)
+
+    def give_back(self, address: int, size: int) -> None:
+        """Do nothing."""
+
+
+def replayed(
+    requests: Requests, allocator: CachingAllocator
+) -> dict[tuple[str, str], tuple[int, int]]:
     """Return the peaks of allocated and reserved bytes that the replay has in every phase."""
-    allocator = CachingAllocator(parse_options(options))
     statistics = allocator.statistics
     blocks: list[Any] = [None]
     peaks: dict[tuple[str, str], tuple[int, int]] = {}
@@ -163,11 +178,11 @@ def replayed(requests: Requests, options: str) -> dict[tuple[str, str], tuple[in
 
 
 def replay_differences(
-    key: str, requests: Requests, recorded: Mapping[str, Any], options: str
+    key: str, requests: Requests, recorded: Mapping[str, Any], allocator: CachingAllocator
 ) -> list[tuple[str, str, int, int]]:
     """Return the figures of a case that the replay does not give to the byte."""
     different = []
-    for (step, phase), peaks in replayed(requests, options).items():
+    for (step, phase), peaks in replayed(requests, allocator).items():
         figures = recorded.get(step, {}).get(phase)
         if figures is None:
             continue
@@ -263,8 +278,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recording = load(options.recording)
         wanted = [case for case in cases() if re.search(options.only, case.key)]
         print(", ".join(f"{name} {value}" for name, value in recording.machine.items()))
-        different, count = _replay(recording, options.only)
-        print(f"\n{count} recorded sequences of requests replayed, {len(different)} figures differ")
+        different, figures, elsewhere = _replay(recording, options.only)
+        print(
+            f"\n{figures} figures of recorded requests replayed: with the recorded addresses "
+            f"{len(different)} figures differ, with a trace's {elsewhere}"
+        )
         if different:
             print(tabulate(different, headers=("step", "counter", "replayed", "recorded")))
         if options.replay:
@@ -281,17 +299,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(different or beyond or failed or not errors))
 
 
-def _replay(recording: Recording, only: str) -> tuple[list[tuple[str, str, int, int]], int]:
+def _replay(recording: Recording, only: str) -> tuple[list[tuple[str, str, int, int]], int, int]:
+    """Return what differs with the recorded addresses, of how many figures, and how many with a
+    trace's.
+    """
     different: list[tuple[str, str, int, int]] = []
-    count = 0
+    count = elsewhere = 0
     options = recording.machine.get("alloc_conf") or ""
     for key, requests in recording.requests():
         figures = recording.figures(key)
         if figures is None or not re.search(only, key):
             continue
-        count += 1
-        different += replay_differences(key, requests, figures, options)
-    return different, count
+        count += 2 * sum(phase in figures.get(step, ()) for step, phase, _ in requests.bounds)
+        own = CachingAllocator(parse_options(options))
+        elsewhere += len(replay_differences(key, requests, figures, own))
+        there = CachingAllocator(parse_options(options))
+        there.addresses = RecordedAddresses(requests.segments)
+        different += replay_differences(key, requests, figures, there)
+    return different, count, elsewhere
 
 
 if __name__ == "__main__":

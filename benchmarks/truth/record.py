@@ -6,21 +6,24 @@ python -m benchmarks.truth.record OUT --only 'cnn/.*/float32$'
 python -m benchmarks.truth.record --list
 python -m benchmarks.truth.record OUT --device cpu --tiny  runs everything and counts nothing
 
-It needs torch alone. Each case runs once on a twin first, so that libraries have made their
-choices; then its model is made anew and two steps are counted. ``benchmarks/truth/recording.py``
-describes what is written, and reads it.
+It needs torch alone. Each case has a process of its own, which makes the model and counts two
+steps. ``benchmarks/truth/recording.py`` describes what is written, and reads it.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +31,7 @@ import torch
 
 from benchmarks.truth.recording import (
     COUNTERS,
+    STEPS,
     Bound,
     Recording,
     RecordingError,
@@ -45,7 +49,6 @@ from benchmarks.truth.settings import (
 )
 
 _HISTORY = 4_000_000
-_RUNNING = "running.txt"
 
 
 class Meter(Protocol):
@@ -58,9 +61,6 @@ class Meter(Protocol):
 
     def reset_peaks(self) -> None:
         """Begin the peaks anew."""
-
-    def empty_cache(self) -> None:
-        """Give back what is not used."""
 
     def start_history(self) -> None:
         """Write down requests from now on."""
@@ -86,12 +86,6 @@ class CudaMeter:
     def reset_peaks(self) -> None:
         """Begin the peaks anew."""
         torch.cuda.reset_peak_memory_stats()
-
-    def empty_cache(self) -> None:
-        """Give back what is not used, cuBLAS's workspaces among it."""
-        torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
 
     def start_history(self) -> None:
         """Write down requests from now on, without stacks."""
@@ -121,9 +115,6 @@ class NoMeter:
     def reset_peaks(self) -> None:
         """Do nothing."""
 
-    def empty_cache(self) -> None:
-        """Do nothing."""
-
     def start_history(self) -> None:
         """Do nothing."""
 
@@ -135,26 +126,16 @@ class NoMeter:
         """Do nothing."""
 
 
-def record_case(case: Case, meter: Meter, tiny: bool) -> tuple[dict[str, Any], Requests | None]:
-    """Run a case and return its figures, and the requests behind them."""
-    _run(case, meter, tiny, 1, lambda step, phase: None)
-    gc.collect()
-    meter.empty_cache()
-    return counted_steps(case, meter, tiny)
-
-
 def counted_steps(case: Case, meter: Meter, tiny: bool) -> tuple[dict[str, Any], Requests | None]:
-    """Make a case's model and count two steps of it, from what there was before."""
-    first = meter.statistics()
-    base = _counted(first, "current", dict.fromkeys(COUNTERS, 0)) if first is not None else {}
-    found: dict[str, Any] = {"before": base} if base else {"ran": True}
+    """Make a case's model and count two steps of it."""
+    found: dict[str, Any] = {}
     marks: list[Bound] = []
 
     def mark(step: str, phase: str) -> None:
         now = meter.statistics()
         if now is None:
             return
-        peaks, ends = _counted(now, "peak", base), _counted(now, "current", base)
+        peaks, ends = _counted(now, "peak"), _counted(now, "current")
         if phase == "baseline":
             found[phase] = ends
         else:
@@ -165,23 +146,21 @@ def counted_steps(case: Case, meter: Meter, tiny: bool) -> tuple[dict[str, Any],
     meter.reset_peaks()
     meter.start_history()
     try:
-        found["parameters"] = _run(case, meter, tiny, 2, mark)
+        found["parameters"] = _run(case, meter, tiny, mark)
         history = meter.history()
     finally:
         meter.stop_history()
-        gc.collect()
-        meter.empty_cache()
     return found, numbered(history, marks) if marks else None
 
 
-def _run(case: Case, meter: Meter, tiny: bool, steps: int, mark: Any) -> int:
+def _run(case: Case, meter: Meter, tiny: bool, mark: Any) -> int:
     torch.manual_seed(0)
     with torch.device(meter.device):
         model, inputs = build_model(case, tiny), build_inputs(case, tiny)
     optimizer = optimizer_of(model.parameters()) if case.setting.train else None
     gc.collect()
     mark("first", "baseline")
-    for step in ("first", "second")[:steps]:
+    for step in STEPS:
         if step == "second" and optimizer is not None:
             optimizer.zero_grad()
             mark("first", "zero_grad")
@@ -189,8 +168,8 @@ def _run(case: Case, meter: Meter, tiny: bool, steps: int, mark: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _counted(statistics: Mapping[str, int], part: str, base: Mapping[str, int]) -> dict[str, int]:
-    return {name: statistics.get(f"{name}.all.{part}", 0) - base[name] for name in COUNTERS}
+def _counted(statistics: Mapping[str, int], part: str) -> dict[str, int]:
+    return {name: statistics.get(f"{name}.all.{part}", 0) for name in COUNTERS}
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -217,39 +196,53 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def record(
-    recording: Recording, wanted: Sequence[Case], meter: Meter, tiny: bool, seconds: float
+    recording: Recording, wanted: Sequence[Case], processes: int, device: str, seconds: float
 ) -> int:
     """Record the cases that are missing, and return how many are left when the time is up."""
-    marker = recording.path / _RUNNING
-    recording.path.mkdir(parents=True, exist_ok=True)
-    if marker.exists():
-        recording.truth.setdefault(marker.read_text(), {"error": "the process died"})
-        marker.unlink()
-    recording.truth["machine"] = {**machine(meter.device), "tiny": tiny}
-    recording.save()
     missing = [case for case in wanted if case.key not in recording.truth]
-    started = time.monotonic()
-    for index, case in enumerate(missing):
-        if time.monotonic() - started > seconds:
-            return len(missing) - index
-        marker.write_text(case.key)
-        try:
-            found, requests = record_case(case, meter, tiny)
-        except Exception as error:
-            found, requests = {"error": f"{type(error).__name__}: {error}"[:300]}, None
-        gc.collect()
-        if requests is not None:
-            recording.append(case.key, requests)
-        recording.truth[case.key] = found
-        recording.save()
-        marker.unlink()
-        print(f"{case.key:58s} {_line(found)}", flush=True)
-        try:
-            meter.empty_cache()
-        except Exception as error:  # the context is broken: every further case would fail
-            print(f"the device is lost, start again: {error}", flush=True)
-            return len(missing) - index - 1
-    return 0
+    begun = time.monotonic()
+    left = 0
+    with ThreadPoolExecutor(processes) as pool:
+
+        def run(case: Case) -> dict[str, Any] | None:
+            if time.monotonic() - begun > seconds:
+                return None
+            return _in_a_process(case, device, recording.machine["tiny"])
+
+        for case, found in zip(missing, pool.map(run, missing), strict=True):
+            if found is None:
+                left += 1
+                continue
+            requests = found.pop("requests", None)
+            recording.truth["machine"] |= found.pop("machine", {})
+            if requests is not None:
+                recording.append(case.key, requests)
+            recording.truth[case.key] = found
+            recording.save()
+            print(f"{case.key:58s} {_line(found)}", flush=True)
+    return left
+
+
+def _in_a_process(case: Case, device: str, tiny: bool) -> dict[str, Any]:
+    """Return the figures of a case, the machine's and the requests; or why there are none."""
+    command = [sys.executable, "-m", "benchmarks.truth.record", "--case", case.key]
+    command += ["--device", device, *(["--tiny"] if tiny else [])]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        last = ended.stderr.strip().splitlines()[-1:]
+        return {"error": (last or [f"the process ended with {ended.returncode}"])[0][:300]}
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def print_case(case: Case, device: str, tiny: bool) -> None:
+    """Record a case in this process and print what came of it as JSON."""
+    meter: Meter = CudaMeter() if device == "cuda" else NoMeter()
+    found, requests = counted_steps(case, meter, tiny)
+    found["machine"] = machine(meter.device)
+    if requests is not None:
+        found["requests"] = asdict(requests)
+    print(json.dumps(found))
 
 
 def _line(found: Mapping[str, Any]) -> str:
@@ -274,9 +267,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=450.0, help="begin no case after these")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models that a test can afford")
+    parser.add_argument("--processes", type=int, default=4, help="cases at a time")
     parser.add_argument("--list", action="store_true", help="print the cases")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     wanted = [case for case in cases() if re.search(options.only, case.key)]
+    if options.case:
+        print_case(next(c for c in wanted if c.key == options.case), options.device, options.tiny)
+        return 0
     if options.list:
         print("\n".join(case.key for case in wanted))
         return 0
@@ -292,8 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"begun anew: {error}")
     if recording.machine.get("tiny", options.tiny) != options.tiny:
         parser.error(f"{options.out} has models of another size: name another directory")
-    meter: Meter = CudaMeter() if options.device == "cuda" else NoMeter()
-    left = record(recording, wanted, meter, options.tiny, options.seconds)
+    recording.truth.setdefault("machine", {})["tiny"] = options.tiny
+    left = record(recording, wanted, options.processes, options.device, options.seconds)
     if left:
         print(f"{left} cases are left: run it again with the same directory")
     return 3 if left else 0

@@ -3,13 +3,13 @@
 A recording is a directory. ``truth.json`` has the ``machine`` and, by case, ``baseline`` and, for
 the steps ``first`` (optimizer state is made in it) and ``second``, what each phase had at its peak
 and what was alive when it ended (``forward``, ``forward_end``, …): ``requested_bytes``,
-``allocated_bytes`` and ``reserved_bytes`` above what was there before the model was made. A case
-that failed has an ``error``.
+``allocated_bytes`` and ``reserved_bytes``. A case that failed has an ``error``.
 
 ``requests.jsonl.gz`` has a line per case: ``key``, ``events`` and ``bounds``. An event is the bytes
 of a request (requests are counted from 1 on) or minus the number of the one that is given back; a
-bound is ``[step, phase, events before its end]``. It is one gzip member per case, so that a
-recording can be taken up again.
+bound is ``[step, phase, events before its end]``. ``segments`` has ``[events before it, address,
+bytes]`` for each segment of the device, minus its bytes where it is given back. It is one gzip
+member per case, so that a recording can be taken up again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,11 @@ PHASES = ("forward", "backward", "optimizer")
 STEPS = ("first", "second")
 COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
 
+#: What a history says of the device's segments, and the sign of their bytes.
+_SEGMENTS = {"segment_alloc": 1, "segment_free": -1, "segment_map": 1, "segment_unmap": -1}
+
 Bound = tuple[str, str, int]
+Segment = tuple[int, int, int]
 
 
 class RecordingError(ValueError):
@@ -40,6 +44,7 @@ class Requests:
 
     events: tuple[int, ...]
     bounds: tuple[Bound, ...]
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(slots=True)
@@ -71,9 +76,10 @@ class Recording:
         new.write_text(json.dumps(self.truth, indent=1) + "\n")
         os.replace(new, self.path / TRUTH)
 
-    def append(self, key: str, requests: Requests) -> None:
-        """Add the requests of a case."""
-        line = {"key": key, "events": requests.events, "bounds": requests.bounds}
+    def append(self, key: str, requests: Mapping[str, Any]) -> None:
+        """Add the requests of a case, as ``asdict`` gives them."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        line = {"key": key, **requests}
         with gzip.open(self.path / REQUESTS, "at") as file:
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
@@ -107,6 +113,7 @@ def numbered(history: Sequence[Any], marks: Sequence[Bound]) -> Requests:
     events: list[int] = []
     live: dict[int, int] = {}
     bounds: list[Bound] = []
+    segments: list[Segment] = []
     made = 0
     waiting = list(marks)
     for position, entry in enumerate(history):
@@ -119,14 +126,18 @@ def numbered(history: Sequence[Any], marks: Sequence[Bound]) -> Requests:
             events.append(entry["size"])
         elif entry["action"] == "free_completed" and entry["addr"] in live:
             events.append(-live.pop(entry["addr"]))
+        elif entry["action"] in _SEGMENTS:
+            nbytes = _SEGMENTS[entry["action"]] * entry["size"]
+            segments.append((len(events), entry["addr"], nbytes))
     bounds.extend((step, phase, len(events)) for step, phase, _ in waiting)
-    return Requests(tuple(events), tuple(bounds))
+    return Requests(tuple(events), tuple(bounds), tuple(segments))
 
 
 def _requests(path: Path, number: int, line: str) -> tuple[str, Requests]:
     try:
         found = json.loads(line)
         bounds = tuple((step, phase, end) for step, phase, end in found["bounds"])
-        return found["key"], Requests(tuple(found["events"]), bounds)
+        segments = tuple((before, address, size) for before, address, size in found["segments"])
+        return found["key"], Requests(tuple(found["events"]), bounds, segments)
     except (ValueError, KeyError, TypeError) as error:
         raise RecordingError(f"{path}, line {number}: {error!r}") from None

@@ -1,8 +1,8 @@
 """The algorithm of torch's CUDA caching allocator, on addresses that stand for no memory.
 
 c10/cuda/CUDACachingAllocator.cpp, ``DeviceCachingAllocator``; each method names the function that
-it follows. Two things are the driver's and not torch's, and are taken to be simple here: a new
-segment lies behind all earlier ones, and memory handed out in whole segments never fragments.
+it follows. Two things are the driver's and not torch's: where segments lie (device_memory.py), and
+memory handed out in whole segments, which is taken to be never fragmented.
 
 With ``expandable_segments:True`` segments grow page by page (``ExpandableSegment``,
 ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_block``, ``unmap_block``).
@@ -13,8 +13,9 @@ from collections.abc import Collection
 from typing import Any
 
 from pytest_torchmem.allocator.blocks import Block, Expandable, Pool, PoolId, PrivatePools
+from pytest_torchmem.allocator.device_memory import ReservedMemory
 from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions
-from pytest_torchmem.allocator.statistics import ROUND_LARGE, PoolStatistics, ReservedMemory
+from pytest_torchmem.allocator.statistics import PoolStatistics
 
 MIN_BLOCK = 512
 _NO_DIVISIONS = DEFAULTS.roundup_power2_divisions
@@ -23,6 +24,7 @@ SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 MIN_LARGE = 10 * MIB
 """Requests from this size on have segments of their own, in multiples of ``ROUND_LARGE``."""
+ROUND_LARGE = 2 * MIB
 
 
 class OutOfMemory(Exception):
@@ -204,7 +206,7 @@ class CachingAllocator(ReservedMemory):
             return self._expandable.allocate(pool, size, stream)
         if not self.has_room(segment):
             return None
-        block = Block(self.new_addresses(segment), segment, stream, pool)
+        block = Block(self.addresses.take(segment), segment, stream, pool)
         self.add_reserved(segment, pool.is_small)
         for statistics in self.statistics.of[pool.is_small]:
             statistics.segment.increase(1)
@@ -285,6 +287,7 @@ class CachingAllocator(ReservedMemory):
         """Give a segment back to the device (``release_block``)."""
         small = block.pool.is_small
         self.remove_reserved(block.size, small)
+        self.addresses.give_back(block.address, block.size)
         for statistics in self.statistics.of[small]:
             statistics.segment.decrease(1)
         limit = self.options.max_split_size
@@ -446,7 +449,7 @@ class ExpandableSegments:
         total = memory.total if memory.total is not None else _UNLIMITED
         # 1 1/8 of the device's memory, in whole pages.
         nbytes = -(-(total + total // 8) // page) * page
-        segment = Expandable(memory.new_addresses(nbytes), nbytes, page)
+        segment = Expandable(memory.addresses.reserve(nbytes), nbytes, page)
         block = Block(segment.address, nbytes, stream, pool, segment, mapped=False)
         pool.insert_unmapped(block)
         return block

@@ -6,6 +6,7 @@ Kernels compute nothing there: what is compared is what was requested, allocated
 """
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import pytest_torchmem as torchmem
+from pytest_torchmem.allocator.device_memory import Addresses
 from pytest_torchmem.checks.gpu import find_parting
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
@@ -23,6 +25,31 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("STAND_IN_NAME") != find_gpu("a100-80gb").product,
     reason="runs by: torchmem stand-in --gpu a100-80gb -- pytest tests/stand_in",
 )
+
+
+def test_segments_lie_where_a_trace_takes_them_to_lie() -> None:
+    """Of free blocks of one size torch takes that of the lowest address.
+
+    It comes first: what is there before it has addresses, too.
+    """
+    chance, held, addresses = random.Random(0), list[torch.Tensor](), Addresses()
+    assert not torch.cuda.memory_snapshot()
+    expected: dict[int, tuple[int, int]] = {}
+    distances = set()
+    for _ in range(200):
+        if chance.random() < 0.6 or not held:
+            mib = chance.choice((1, 2, 20, 26, 32, 34, 64, 100, 130, 600))
+            held.append(torch.empty(mib << 20, dtype=torch.uint8, device="cuda"))
+        else:
+            del held[chance.randrange(len(held))]
+            torch.cuda.empty_cache()
+        now = {one["address"]: one["total_size"] for one in torch.cuda.memory_snapshot()}
+        for address in expected.keys() - now.keys():
+            addresses.give_back(*expected.pop(address))
+        for address in now.keys() - expected.keys():
+            expected[address] = addresses.take(now[address]), now[address]
+            distances.add(address - expected[address][0])
+    assert len(distances) == 1
 
 
 def test_no_library_of_nvidia_is_loaded() -> None:

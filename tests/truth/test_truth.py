@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from benchmarks.truth import record as recorder
 from benchmarks.truth.networks import NETWORKS
-from benchmarks.truth.record import main, record, record_case
+from benchmarks.truth.record import counted_steps, main, record
 from benchmarks.truth.recording import Recording, RecordingError, load
 from benchmarks.truth.settings import Case, cases
 from tests.measurement.stand_in import StandIn
@@ -29,9 +30,6 @@ class StandInMeter:
 
     def reset_peaks(self) -> None:
         self.gpu.reset_peaks()
-
-    def empty_cache(self) -> None:
-        self.gpu.empty_cache()
 
     def start_history(self) -> None:
         self.gpu.start_history()
@@ -65,7 +63,7 @@ def test_there_are_models_of_every_family() -> None:
 def test_the_requests_add_up_to_the_figures(key: str) -> None:
     meter = StandInMeter()
     with meter.gpu.current():
-        found, requests = record_case(case(key), meter, tiny=True)
+        found, requests = counted_steps(case(key), meter, tiny=True)
     assert requests is not None
     live = start = 0
     for step, phase, end in requests.bounds:
@@ -89,7 +87,6 @@ def test_the_requests_add_up_to_the_figures(key: str) -> None:
         ("second", "backward"),
         ("second", "optimizer"),
     ]
-    assert meter.gpu.statistics()["requested_bytes.all.current"] == 0
 
 
 def sizes_of(events: Sequence[int]) -> list[int]:
@@ -99,43 +96,42 @@ def sizes_of(events: Sequence[int]) -> list[int]:
 def test_inference_has_a_forward_alone() -> None:
     meter = StandInMeter()
     with meter.gpu.current():
-        found, _ = record_case(case("cnn/resnet18/float32-eval"), meter, tiny=True)
+        found, _ = counted_steps(case("cnn/resnet18/float32-eval"), meter, tiny=True)
     assert set(found["second"]) == {"forward", "forward_end"}
 
 
 def test_a_recording_is_taken_up_again_and_survives_a_model_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meter = StandInMeter()
     keys = ("dense/autoencoder/float32", "dense/recommender/float32", "dense/batch-norm/float32")
     wanted = [case(key) for key in keys]
-    broken = recorder.build_model
 
-    def build(found: Case, tiny: bool) -> torch.nn.Module:
+    def run(found: Case, device: str, tiny: bool) -> dict[str, Any]:
         if found.key == keys[1]:
-            raise RuntimeError("no such kernel")
-        return broken(found, tiny)
+            return {"error": "RuntimeError: no such kernel"}
+        meter = StandInMeter()
+        with meter.gpu.current():
+            figures, requests = counted_steps(found, meter, tiny)
+        assert requests is not None
+        return {**figures, "requests": asdict(requests), "machine": {"gpu": "one"}}
 
-    monkeypatch.setattr(recorder, "build_model", build)
-    with meter.gpu.current():
-        assert record(Recording(tmp_path), wanted[:1], meter, True, 60.0) == 0
-        # As if the process had ended in the middle of the second.
-        assert record(load(tmp_path), wanted, meter, True, -1.0) == 2
-        assert record(load(tmp_path), wanted, meter, True, 60.0) == 0
+    monkeypatch.setattr(recorder, "_in_a_process", run)
+    machine = {"machine": {"tiny": True}}
+    assert record(Recording(tmp_path, machine), wanted[:1], 1, "cuda", 60.0) == 0
+    assert record(load(tmp_path), wanted, 1, "cuda", -1.0) == 2
+    assert record(load(tmp_path), wanted, 1, "cuda", 60.0) == 0
     found = load(tmp_path)
     assert sorted(found.keys()) == sorted(keys)
     assert found.truth[keys[1]] == {"error": "RuntimeError: no such kernel"}
     assert found.figures(keys[1]) is None
     assert [key for key, _ in found.requests()] == [keys[0], keys[2]]
-    assert not (tmp_path / "running.txt").exists()
+    assert found.machine == {"tiny": True, "gpu": "one"}
 
 
-def test_a_case_that_ended_the_process_is_not_tried_again(tmp_path: Path) -> None:
-    key = "dense/autoencoder/float32"
-    (tmp_path / "running.txt").write_text(key)
-    meter = StandInMeter()
-    assert record(Recording(tmp_path), [case(key)], meter, True, 60.0) == 0
-    assert load(tmp_path).truth[key] == {"error": "the process died"}
+def test_a_case_that_ends_its_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder.sys, "executable", "false")
+    found = recorder._in_a_process(case("dense/autoencoder/float32"), "cpu", True)
+    assert found == {"error": "the process ended with 1"}
 
 
 def test_what_is_no_recording_says_so(tmp_path: Path) -> None:
@@ -155,8 +151,7 @@ def test_the_command_lists_and_runs_on_the_cpu(
     assert main([str(tmp_path), *only]) == 0
     found = load(tmp_path)
     assert len(found.keys()) == 2
-    assert all(
-        found.truth[key]["ran"] and found.figures(key) is None for key in list(found.truth)[1:]
-    )
+    kept = found.keys()
+    assert all(found.figures(key) is None and "error" not in found.truth[key] for key in kept)
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--device", "cpu"])  # of another size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.truth.compare import main, recorded_gpu, replayed, traced_figures
 from benchmarks.truth.recording import Recording, RecordingError, Requests
 from benchmarks.truth.settings import Case, cases
+from pytest_torchmem.allocator.caching import CachingAllocator
 from pytest_torchmem.targets.gpus import find_gpu
 
 KEYS = ("dense/gelu-layer-norm/float32", "recurrent/gru-cell/autocast")
@@ -76,21 +78,21 @@ def test_requests_are_replayed(recording: Recording, capsys: pytest.CaptureFixtu
     mib = 2**20
     events = (3 * mib, 700, -1, 2 * mib, -2, -3)
     requests = Requests(events, (("first", "forward", 3), ("first", "backward", 6)))
-    assert replayed(requests, "") == {
+    assert replayed(requests, CachingAllocator()) == {
         ("first", "forward"): (3 * mib + 1024, 22 * mib),
         ("first", "backward"): (2 * mib + 1024, 22 * mib),
     }
-    for phase, (allocated, reserved) in replayed(requests, "").items():
+    for phase, (allocated, reserved) in replayed(requests, CachingAllocator()).items():
         recording.truth[key][phase[0]][phase[1]].update(
             allocated_bytes=allocated, reserved_bytes=reserved
         )
     recording.save()
-    recording.append(key, requests)
+    recording.append(key, asdict(requests))
     assert main([str(recording.path), "--replay"]) == 0
     recording.truth[key]["first"]["backward"]["reserved_bytes"] += 512
     recording.save()
     assert main([str(recording.path), "--replay"]) == 1
-    assert "1 figures differ" in capsys.readouterr().out
+    assert "1 figures differ, with a trace's 1\n" in capsys.readouterr().out
 
 
 def test_a_recording_without_a_gpu(recording: Recording) -> None:

@@ -33,6 +33,7 @@ from benchmarks.truth.published.vision_transformer import Setting, fine_tuning
 from pytest_torchmem import MemoryProfile
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator
+from pytest_torchmem.allocator.device_memory import Addresses
 
 _LIST = Path(__file__).with_name("figures.json")
 _UNITS = {"GB": 10**9, "GiB": 2**30}
@@ -129,20 +130,23 @@ FORMER: Mapping[str, Callable[[], Program]] = {
 """The same with what the torch of the recording did otherwise written into the program."""
 
 
-class _Scattered(CachingAllocator):
-    """An allocator whose segments lie in a random order."""
+class _Scattered(Addresses):
+    """Segments lie in a random order."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._chance, self._places = random.Random(seed), set[int]()
 
-    def new_addresses(self, size: int) -> int:
+    def take(self, size: int) -> int:
         """Return an address with room for any segment behind it."""
         place = 0
         while not place or place in self._places:
             place = self._chance.randrange(1 << 40)
         self._places.add(place)
         return place << 46
+
+    def give_back(self, address: int, size: int) -> None:
+        """Do nothing."""
 
 
 def traced(program: Program, gpu: str) -> MemoryProfile:
@@ -157,7 +161,8 @@ def peak(profile: MemoryProfile, quantity: str) -> int:
 
 def scattered(profile: MemoryProfile, seed: int) -> int:
     """Return the reserved peak of a trace's requests with segments in a random order, in bytes."""
-    allocator, blocks, highest = _Scattered(seed), dict[int, Block | None](), 0
+    allocator, blocks, highest = CachingAllocator(), dict[int, Block | None](), 0
+    allocator.addresses = _Scattered(seed)
     for event in profile.timeline.events:
         if event > 0:
             nbytes = profile.timeline.allocations[event - 1].nbytes

@@ -9,6 +9,7 @@ from benchmarks.truth.published.beginning import beginning, seed
 from benchmarks.truth.published.snapshots import Event, History
 from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator
+from pytest_torchmem.allocator.device_memory import Addresses
 from pytest_torchmem.allocator.options import parse_options
 
 _NEW = ("segment_alloc", "segment_map")
@@ -70,21 +71,35 @@ class _Device:
     released: list[int] = field(default_factory=list)
 
 
+class _RecordedAddresses(Addresses):
+    """Segments lie where they were recorded, and others beyond them."""
+
+    def __init__(self, device: _Device) -> None:
+        super().__init__()
+        self._device = device
+
+    def take(self, size: int) -> int:
+        """Return the address of the recorded segment, if there was one."""
+        given, position = self._device.given, len(self._device.made)
+        if position < len(given):
+            return given[position].address
+        return super().reserve(size) + (1 << 60)
+
+    reserve = take
+
+    def give_back(self, address: int, size: int) -> None:
+        """Do nothing."""
+
+
 class RecordedAllocator(CachingAllocator):
     """A caching allocator whose device gives the recorded addresses, or its own."""
 
     def __init__(self, options: str, recorded_addresses: bool) -> None:
         super().__init__(parse_options(options))
-        self.recorded_addresses = recorded_addresses
         self.device = _Device()
-
-    def new_addresses(self, size: int) -> int:
-        """Return the address of the recorded segment, if there was one."""
-        given = self.device.given
-        position = len(self.device.made)
-        if self.recorded_addresses and position < len(given):
-            return given[position].address
-        return super().new_addresses(size) + (1 << 60) * self.recorded_addresses
+        self.recorded_addresses = recorded_addresses
+        if recorded_addresses:
+            self.addresses = _RecordedAddresses(self.device)
 
     def add_reserved(self, size: int, small: bool) -> None:
         """Count memory that the device gave."""
@@ -101,7 +116,7 @@ def replay(history: History, recorded_addresses: bool = True) -> Outcome:
     """Return how the replay of a history differs from it.
 
     Where the cache was emptied, the recording says so by what was given back. Without
-    ``recorded_addresses`` every segment lies behind all earlier ones, as in a trace.
+    ``recorded_addresses`` segments lie where a trace takes them to lie.
     Raises ``SnapshotError`` for a history that cannot be followed.
     """
     allocator = RecordedAllocator(history.options, recorded_addresses)

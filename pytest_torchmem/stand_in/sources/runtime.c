@@ -15,6 +15,8 @@
 #define PAGE ((size_t)4096)
 #define GRAIN (2 * MIB)
 #define DEVICES 16
+#define CHUNK (32 * MIB)
+#define OF_CONTEXT (13 * CHUNK)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current;
@@ -26,8 +28,10 @@ static struct {
 } gpu;
 
 typedef struct block { char *at; size_t size; struct block *next; } block;
+/* addresses that the driver takes at once, and what is in use of them; in order of address */
+typedef struct chunk { char *begin, *end; block *used; struct chunk *next; } chunk;
 static char *region[DEVICES];
-static block *used[DEVICES];
+static chunk *chunks[DEVICES];
 static size_t taken[DEVICES];
 static block *pinned;
 
@@ -65,15 +69,24 @@ static void describe(void) {
 
 __attribute__((constructor)) static void start(void) { describe(); }
 
-static char *base(int d) {
-    if (!region[d]) {
-        region[d] = mmap(NULL, gpu.memory, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (region[d] == MAP_FAILED) { perror("stand-in: mmap"); abort(); }
-        region[d] = (char *)(((uintptr_t)region[d] + GRAIN - 1) & ~(GRAIN - 1));
-        taken[d] = 0;
-    }
-    return region[d];
+/* Addresses for a device: twice its memory, as chunks leave some of theirs free. */
+static size_t reach(void) { return (2 * gpu.memory + OF_CONTEXT) / CHUNK * CHUNK; }
+
+static chunk *new_chunk(char *begin, char *end, chunk *next) {
+    chunk *c = malloc(sizeof *c);
+    *c = (chunk){begin, end, NULL, next};
+    return c;
+}
+
+static void begin(int d) {
+    if (region[d]) return;
+    region[d] = mmap(NULL, reach() + CHUNK, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (region[d] == MAP_FAILED) { perror("stand-in: mmap"); abort(); }
+    region[d] = (char *)(((uintptr_t)region[d] + CHUNK - 1) & ~(CHUNK - 1));
+    char *end = region[d] + reach();
+    chunks[d] = new_chunk(end - OF_CONTEXT, end, NULL);
+    taken[d] = 0;
 }
 
 /* -- memory -------------------------------------------------------------------------------- */
@@ -87,6 +100,30 @@ int stand_in_account(int d, long bytes) {
     return ok;
 }
 
+/* The addresses of a GPU's driver, as pytest_torchmem/allocator/device_memory.py describes them. */
+static char *place(int d, size_t n) {
+    begin(d);
+    for (chunk *c = chunks[d]; c; c = c->next) {
+        char *at = c->begin;
+        block **p = &c->used;
+        for (; *p && (size_t)((*p)->at - at) < n; p = &(*p)->next) at = (*p)->at + (*p)->size;
+        if ((size_t)((*p ? (*p)->at : c->end) - at) < n) continue;
+        block *b = malloc(sizeof *b);
+        *b = (block){at, n, *p};
+        *p = b;
+        return at;
+    }
+    /* as high as there is room: below the last chunk whose lower neighbour is far enough away */
+    size_t size = (n + CHUNK - 1) / CHUNK * CHUNK;
+    char *below = region[d];
+    chunk **found = NULL;
+    for (chunk **p = &chunks[d]; *p; below = (*p)->end, p = &(*p)->next)
+        if ((size_t)((*p)->begin - below) >= size) found = p;
+    if (!found) return NULL;
+    *found = new_chunk((*found)->begin - size, (*found)->begin, *found);
+    return place(d, n);
+}
+
 cudaError_t cudaMalloc(void **out, size_t size) {
     int d = current;
     size_t n = (size + GRAIN - 1) & ~(GRAIN - 1);
@@ -94,26 +131,10 @@ cudaError_t cudaMalloc(void **out, size_t size) {
     touch();
     if (!size) return cudaSuccess;
     pthread_mutex_lock(&lock);
-    char *at = base(d);
-    size_t end = gpu.memory - GRAIN;
-    block **p = &used[d];
-    cudaError_t e = cudaErrorMemoryAllocation;
-    if (n <= stand_in_free_memory(d)) {
-        for (; *p; p = &(*p)->next) {
-            if ((size_t)((*p)->at - at) >= n) break;
-            at = (*p)->at + (*p)->size;
-        }
-        if (*p || (size_t)(at - region[d]) + n <= end) {
-            block *b = malloc(sizeof *b);
-            *b = (block){at, n, *p};
-            *p = b;
-            taken[d] += n;
-            *out = at;
-            e = cudaSuccess;
-        }
-    }
+    if (n <= stand_in_free_memory(d)) *out = place(d, n);
+    if (*out) taken[d] += n;
     pthread_mutex_unlock(&lock);
-    return e ? fail(e) : e;
+    return *out ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFree(void *ptr) {
@@ -122,16 +143,22 @@ cudaError_t cudaFree(void *ptr) {
     pthread_mutex_lock(&lock);
     cudaError_t e = cudaErrorInvalidValue;
     for (int d = 0; d < gpu.devices && e; d++)
-        for (block **p = &used[d]; *p; p = &(*p)->next)
-            if ((*p)->at == ptr) {
-                block *b = *p;
-                *p = b->next;
-                madvise(b->at, b->size, MADV_DONTNEED);
-                taken[d] -= b->size;
-                free(b);
-                e = cudaSuccess;
-                break;
-            }
+        for (chunk **c = &chunks[d]; *c && e; c = e ? &(*c)->next : c)
+            for (block **p = &(*c)->used; *p; p = &(*p)->next)
+                if ((*p)->at == ptr) {
+                    block *b = *p;
+                    *p = b->next;
+                    madvise(b->at, b->size, MADV_DONTNEED);
+                    taken[d] -= b->size;
+                    free(b);
+                    if (!(*c)->used && (*c)->next) { /* the last one is the context's */
+                        chunk *empty = *c;
+                        *c = empty->next;
+                        free(empty);
+                    }
+                    e = cudaSuccess;
+                    break;
+                }
     pthread_mutex_unlock(&lock);
     return e ? fail(e) : e;
 }
@@ -147,7 +174,7 @@ cudaError_t cudaMemGetInfo(size_t *f, size_t *t) {
 
 static int device_of(const void *p) {
     for (int d = 0; d < gpu.devices; d++)
-        if (region[d] && (char *)p >= region[d] && (char *)p < region[d] + gpu.memory) return d;
+        if (region[d] && (char *)p >= region[d] && (char *)p < region[d] + reach()) return d;
     return stand_in_mapped_device(p);
 }
 
