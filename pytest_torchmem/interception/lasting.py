@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pytest_torchmem.interception.attribution import Attribution
@@ -17,10 +18,56 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.patching.patches import LookedAt, Patch, Replacements
+from pytest_torchmem.torch_private.patching.patches import (
+    LookedAt,
+    Patch,
+    Replaceable,
+    Replacements,
+)
 from pytest_torchmem.torch_private.patching.program_functions import program_functions_aside
 
 _Owner = TypeVar("_Owner")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_PLACES = "instead_of"
+
+
+def instead_of(owner: Any, *names: str) -> Callable[[_Method], _Method]:
+    """Let a method of ``Functions`` stand in the place of a ``Replaceable``, or of attributes of a
+    class or module, its own name if there are none.
+    """
+
+    def mark(method: _Method) -> _Method:
+        places: list[Any] = vars(method).setdefault(_PLACES, [])
+        if isinstance(owner, Replaceable):
+            places.append(owner)
+        else:
+            places += [Replaceable.of(owner, name) for name in names or (method.__name__,)]
+        return method
+
+    return mark
+
+
+class Functions:
+    """Methods in the place of functions of torch or Python, in one trace after another.
+
+    ``originals`` has what they stand for, by the methods' names.
+    """
+
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        first = {name: places[0].original for name, places in self._marked()}
+        self.originals: Any = SimpleNamespace(**first)
+
+    def _marked(self) -> Iterator[tuple[str, list[Replaceable]]]:
+        for name, one in vars(type(self)).items():
+            if places := getattr(one, _PLACES, None):
+                yield name, places
+
+    def replacements(self) -> Replacements:
+        """Return the methods and their places."""
+        return [
+            place.by(getattr(self, name)) for name, places in self._marked() for place in places
+        ]
 
 
 @dataclass(frozen=True)

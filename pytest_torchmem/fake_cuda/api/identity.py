@@ -32,7 +32,7 @@ from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libra
 from pytest_torchmem.fake_cuda.launches.raw import raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.interception.lasting import LASTING, Functions, Layer, instead_of
 from pytest_torchmem.step.generators import gpu_generators
 from pytest_torchmem.torch_private.dispatch.overrides import made_by
 from pytest_torchmem.torch_private.patching import patches
@@ -138,35 +138,32 @@ def _group(lists: Any, with_indices: bool = False) -> Any:
     return groups
 
 
-class DataLoaders:
+class DataLoaders(Functions):
     """Loaders that are iterated in the trace have no thread of their own to pin on."""
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._init, self._next = begin_loading.original, next_batch.original
+        super().__init__(trace)
         self._pinning: WeakSet[Any] = WeakSet()
 
     def begin(self) -> None:
         """Forget the loaders of the trace before."""
         self._pinning.clear()
 
-    def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
-        return [begin_loading.by(self.begin_loading), next_batch.by(self.next_data)]
-
+    @instead_of(begin_loading)
     def begin_loading(self, iterator: Any, loader: Any) -> None:
         """Begin to load."""
         if self._trace.off() or not loader.pin_memory:
-            self._init(iterator, loader)
+            self.originals.begin_loading(iterator, loader)
             return
         loader.pin_memory = False
         try:
-            self._init(iterator, loader)
+            self.originals.begin_loading(iterator, loader)
         finally:
             loader.pin_memory = True
         self._pinning.add(iterator)
 
+    @instead_of(next_batch)
     def next_data(self, iterator: Any) -> Any:
         """Return the next batch."""
-        data = self._next(iterator)
+        data = self.originals.next_data(iterator)
         return pin_memory(data) if iterator in self._pinning and not self._trace.off() else data

@@ -14,6 +14,7 @@ import torch
 import torch.serialization
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.overrides import make
 from pytest_torchmem.torch_private.patching.patches import Replacements
@@ -30,13 +31,8 @@ def _on_host(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "cuda" else device
 
 
-class Storages:
+class Storages(Functions):
     """``torch.UntypedStorage`` on fake cuda; ``TypedStorage`` asks the one it wraps."""
-
-    def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._clone: Any = torch.UntypedStorage.clone
-        self._restore: Any = torch.serialization.default_restore_location
 
     def replacements(self) -> Replacements:
         """Return what takes the place of torch's own."""
@@ -44,13 +40,9 @@ class Storages:
             "device": property(self.device),
             "is_cuda": property(lambda storage: self.device(storage).type == "cuda"),
             "get_device": lambda storage: _index(self.device(storage)),
-            "clone": self.clone,
             **{name: self._copying(name) for name in ("cuda", "cpu", "to")},
         }
-        return [
-            (torch.UntypedStorage, storage),
-            (torch.serialization, {"default_restore_location": self.restore}),
-        ]
+        return [*super().replacements(), (torch.UntypedStorage, storage)]
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """Make a storage, on the GPU if that is asked for; C++ would ask the build for it."""
@@ -72,16 +64,18 @@ class Storages:
             torch.device, _Base.device.__get__(storage) if record is None else record.ledger.device
         )
 
+    @instead_of(torch.UntypedStorage)
     def clone(self, storage: torch.UntypedStorage) -> Any:
         """Copy a storage on its device."""
         if self._trace.record_of(storage) is None:
-            return self._clone(storage)
+            return self.originals.clone(storage)
         return self._as_bytes(storage).clone().untyped_storage()
 
+    @instead_of(torch.serialization, "default_restore_location")
     def restore(self, storage: Any, location: str) -> Any:
         """Book a storage that a file holds, or ``map_location`` asks to have, on the GPU."""
         if self._trace.off() or not str(location).startswith("cuda"):
-            return self._restore(storage, location)
+            return self.originals.restore(storage, location)
         device = torch.device(location)
         if (device.index or 0) >= self._trace.gpus:  # as torch/serialization.py, _validate_device
             raise RuntimeError(

@@ -9,14 +9,14 @@ beginning of pages that the operating system gives when they are first touched.
 import ctypes
 import mmap
 import sys
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.torch_private.patching.patches import Replacements
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -38,43 +38,36 @@ _APART = 1 << 40
 """The distance of addresses that cannot be read, where there are no such pages."""
 
 
-class Addresses:
+class Addresses(Functions):
     """The addresses given to the storages of one trace, by their devices and numbers."""
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._of_tensor: Any = Tensor.data_ptr
-        self._of_storage: Any = torch.UntypedStorage.data_ptr
+        super().__init__(trace)
         self._unknown: dict[int, int] = {}
         """How many bytes are not known from an address on, by the addresses that were told."""
         self._pages: dict[tuple[torch.device, int], tuple[mmap.mmap, int]] = {}
-
-    def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
-        return [
-            (Tensor, {"data_ptr": self.of_tensor}),
-            (torch.UntypedStorage, {"data_ptr": self.of_storage}),
-        ]
 
     def begin(self) -> None:
         """Forget the addresses of the trace before."""
         self._unknown.clear()
         self._pages.clear()
 
+    @instead_of(Tensor, "data_ptr")
     def of_tensor(self, tensor: Tensor) -> int:
         """Return an address that differs where memory would."""
         if self._trace.without_memory(tensor) is None or not tensor.numel() or is_wrapper(tensor):
-            return cast(int, self._of_tensor(tensor))
+            return cast(int, self.originals.of_tensor(tensor))
         start = self.of_storage(tensor.untyped_storage())
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
+    @instead_of(torch.UntypedStorage, "data_ptr")
     def of_storage(self, storage: torch.UntypedStorage) -> int:
         """Return where a storage begins; one of no bytes lies nowhere on any device."""
         if not storage.nbytes():
             return 0
         record = self._trace.record_of(storage)
         if record is None or not record.hollow:
-            return cast(int, self._of_storage(storage))
+            return cast(int, self.originals.of_storage(storage))
         self._trace.values.contents.begin_writing(record)
         known = self._trace.values.contents.known(record)
         memory = record.memory if known is None else known

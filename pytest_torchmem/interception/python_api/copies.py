@@ -14,35 +14,26 @@ import torch.utils
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.addresses import untouched_pages
 from pytest_torchmem.interception.values.policy import zeros
-from pytest_torchmem.torch_private.patching.patches import Replacements, legacy_save
+from pytest_torchmem.torch_private.patching.patches import legacy_save
 from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
 
 _COPIED = "pytest_torchmem: copied storages"
 """Where the memory of a deep copy has them."""
 
 
-class Copies:
+class Copies(Functions):
     """Copies by operators; torch copies a storage's memory."""
 
-    def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._original: Any = Tensor.__deepcopy__
-
-    def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
-        return [
-            (Tensor, {"__deepcopy__": self.of_tensor}),
-            (nn.Parameter, {"__deepcopy__": self.of_parameter}),
-        ]
-
+    @instead_of(Tensor, "__deepcopy__")
     def of_tensor(self, tensor: Tensor, memo: dict[int, Any]) -> Any:
         """Copy a tensor with its gradient and attributes; torch/_tensor.py, ``__deepcopy__``."""
         if self._trace.record(tensor) is None:
-            return self._original(tensor, memo)
+            return self.originals.of_tensor(tensor, memo)
         if id(tensor) in memo:
             return memo[id(tensor)]
         if not tensor.is_leaf:
@@ -61,6 +52,7 @@ class Copies:
         copy.__dict__.update(deepcopy(tensor.__dict__, memo))
         return copy
 
+    @instead_of(nn.Parameter, "__deepcopy__")
     def of_parameter(self, parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
         """Copy a parameter without its gradient; torch/nn/parameter.py, ``__deepcopy__``."""
         if id(parameter) not in memo:
@@ -86,29 +78,18 @@ def _with_its_storage(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
     )
 
 
-class Pickling:
+class Pickling(Functions):
     """Pickles known values, and for those not known zeros, of pages that nobody has touched."""
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
+        super().__init__(trace)
         self.unknown: set[int] = set()
         """The addresses of storages that were pickled as zeros."""
         self.older = False
         """Whether the archive that is written stands for a file of the older format."""
         self._zeros_of: dict[tuple[torch.device, int], Tensor] = {}
-        self._reduce: Any = Tensor.__reduce_ex__
-        self._location_tag: Any = torch.serialization.location_tag
-        self._older: Any = legacy_save.original
         self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
         """Storages that were pickled, and the devices they belong to in the trace, by address."""
-
-    def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
-        return [
-            (Tensor, {"__reduce_ex__": self.reduce}),
-            (torch.serialization, {"location_tag": self.location_tag}),
-            legacy_save.by(self.save),
-        ]
 
     def begin(self) -> None:
         """Forget what was pickled in the trace before."""
@@ -116,12 +97,13 @@ class Pickling:
         self._zeros_of.clear()
         self._places.clear()
 
+    @instead_of(Tensor, "__reduce_ex__")
     def reduce(self, tensor: Tensor, protocol: Any) -> Any:
         """Pickle a real tensor of the same geometry."""
         record = self._trace.without_memory(tensor)
         if record is None or tensor.layout is not torch.strided or is_wrapper(tensor):
             # Of its parts, each as it comes.
-            return self._reduce(tensor, protocol)
+            return self.originals.reduce(tensor, protocol)
         nbytes = tensor.untyped_storage().nbytes()
         with self._trace.working():
             content = self._trace.values.contents.known(record)
@@ -133,20 +115,22 @@ class Pickling:
             place = "cpu" if on_host else str(record.ledger.device)
             self._places[storage._cdata] = storage, place
             real = Output.of(tensor).on(storage)
-            return self._reduce(real.requires_grad_(tensor.requires_grad), protocol)
+            return self.originals.reduce(real.requires_grad_(tensor.requires_grad), protocol)
 
+    @instead_of(torch.serialization)
     def location_tag(self, storage: Any) -> Any:
         """Return where a pickled storage was, which ``torch.load`` will put it to."""
         place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
-        return self._location_tag(storage) if place is None else place[1]
+        return self.originals.location_tag(storage) if place is None else place[1]
 
+    @instead_of(legacy_save)
     def save(self, obj: Any, file: Any, pickle_module: Any, pickle_protocol: Any) -> None:
         """Write an archive instead of the older format, which ``pickle`` asks for: there is no
         place in that to say what is not known. Either is read back by ``torch.load``. A program
         may have put something else, which asks for the older one, in the place of ``torch.save``.
         """
         if self._trace.off():
-            self._older(obj, file, pickle_module, pickle_protocol)
+            self.originals.save(obj, file, pickle_module, pickle_protocol)
             return
         self.older = True
         try:
@@ -169,21 +153,14 @@ class Pickling:
 _NOTHING = object()
 
 
-class Swaps:
+class Swaps(Functions):
     """``swap_tensors`` in a trace."""
 
-    def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._original: Any = torch.utils.swap_tensors
-
-    def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
-        return [(torch.utils, {"swap_tensors": self.swap})]
-
+    @instead_of(torch.utils, "swap_tensors")
     def swap(self, t1: Tensor, t2: Tensor) -> None:
         """Swap two tensors, and what is noted of their contents."""
         if not self._trace.on_thread():
-            self._original(t1, t2)
+            self.originals.swap(t1, t2)
             return
         stay, move = (
             self._trace.own.by_tensor if self._trace.own else (),
@@ -193,7 +170,7 @@ class Swaps:
         notes = [(table.pop(t1, _NOTHING), table.pop(t2, _NOTHING)) for table in tables]
         swapped = False
         try:
-            self._original(t1, t2)
+            self.originals.swap(t1, t2)
             swapped = True
         finally:
             for position, (table, (first, second)) in enumerate(zip(tables, notes, strict=True)):

@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.torch_private.patching.module_calls import (
     APPLIES,
@@ -44,11 +45,11 @@ _HOOKING = (
 )
 
 
-class Changes:
+class Changes(Functions):
     """What is about to be changed of what the program came with."""
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
+        super().__init__(trace)
         self._methods = ModuleMethods(
             {
                 **dict.fromkeys(_HOOKING, self._hooking),
@@ -65,8 +66,6 @@ class Changes:
         self._applied: dict[int, ReferenceType[Any]] = {}
         """What stands in the tables of modules to which composable functions were applied."""
         self._tables: dict[str, Hooks] = {}
-        self._makes_optimizer: Any = Optimizer.__init__
-        self._restores_optimizer: Any = Optimizer.__setstate__
 
     def begin(self) -> None:
         """Forget what the trace before has made."""
@@ -80,12 +79,11 @@ class Changes:
         """
         applied = applied_item()
         self._all_applied = applied is None
-        made = {"__init__": self.make_optimizer, "__setstate__": self.restore_optimizer}
         found = [] if applied is None else [(applied, {"__init__": self._applying})]
         owner, self._tables = registration_tables(
             self._parameter_registered, self._child_registered
         )
-        return [(Optimizer, made), *found, (owner, self._tables)]
+        return [*super().replacements(), *found, (owner, self._tables)]
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -107,16 +105,18 @@ class Changes:
 
     # -- what is seen ------------------------------------------------------------------------------
 
+    @instead_of(Optimizer, "__init__")
     def make_optimizer(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         """Make an optimizer, which is the trace's own."""
         self._note_new(optimizer)
-        self._makes_optimizer(optimizer, *args, **kwargs)
+        self.originals.make_optimizer(optimizer, *args, **kwargs)
 
+    @instead_of(Optimizer, "__setstate__")
     def restore_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Make one of a copy or a pickle, or load into one that is there."""
         if not vars(optimizer):
             self._note_new(optimizer)
-        self._restores_optimizer(optimizer, state)
+        self.originals.restore_optimizer(optimizer, state)
 
     def _note_new(self, optimizer: Optimizer) -> None:
         if self._trace.own is not None and self._trace.on_thread():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
@@ -39,47 +40,24 @@ def storages_booked(trace: TraceContext) -> Iterator[None]:
         yield
 
 
-class RealStorages:
+class RealStorages(Functions):
     """Books what functions of torch make beside operators."""
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._restore: Any = torch.serialization.default_restore_location
-        self._load_script: Any = torch.jit.load
-        self._from_file: Any = torch.UntypedStorage.from_file
-        self._from_buffer: Any = torch.UntypedStorage.from_buffer
-        self._set_from_file: Any = set_from_file.original
-        self._next_batch: Any = next_batch.original
+        super().__init__(trace)
         self._waiting = 0
-        self._get: Any = torch.UntypedStorage.__getitem__
-        self._get_rng_state = torch.random.get_rng_state
-        self._resize: Any = torch.UntypedStorage.resize_
-        self._sizes = {name: getattr(torch.UntypedStorage, name) for name in _SIZES}
+        self._sizes: dict[str, Any] = {name: getattr(torch.UntypedStorage, name) for name in _SIZES}
 
     def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
-        return [
-            (torch.serialization, {"default_restore_location": self.restore}),
-            (torch.jit, {"load": self.load_script}),
-            (
-                torch.UntypedStorage,
-                {
-                    "from_file": staticmethod(self.from_file),
-                    "from_buffer": staticmethod(self.from_buffer),
-                    "__getitem__": self.get,
-                    "resize_": self.resize,
-                    **{name: self._size(name) for name in _SIZES},
-                },
-            ),
-            set_from_file.by(self.set_from_file),
-            *[each.by(staticmethod(self._received(each.original))) for each in RECEIVING],
-            next_batch.by(self.next_batch),
-            *[(module, {"get_rng_state": self.get_rng_state}) for module in (torch, torch.random)],
-        ]
+        """Return the methods, and what stands for several functions."""
+        received = [each.by(staticmethod(self._received(each.original))) for each in RECEIVING]
+        sizes = {name: self._size(name) for name in _SIZES}
+        return [*super().replacements(), *received, (torch.UntypedStorage, sizes)]
 
+    @instead_of(torch.serialization, "default_restore_location")
     def restore(self, storage: Any, location: str) -> Any:
         """Book the storages that ``torch.load`` reads; a mapped file is booked as a whole."""
-        restored = self._restore(storage, location)
+        restored = self.originals.restore(storage, location)
         if self._trace.off() or location != "cpu":
             return restored
         if not self._trace.mapped.holds(storage):
@@ -88,33 +66,36 @@ class RealStorages:
             self._trace.borrow_storage(storage)
         return restored
 
+    @instead_of(torch.jit, "load")
     def load_script(self, *args: Any, **kwargs: Any) -> Any:
         """Book the tensors that C++ reads from a module's file, but not the texts of its code
         (torch/csrc/jit/serialization/import.cpp).
         """
-        module = self._load_script(*args, **kwargs)
+        module = self.originals.load_script(*args, **kwargs)
         if not self._trace.off():
             for tensor in (*module.parameters(), *module.buffers()):
                 if tensor.layout is torch.strided and not tensor.is_meta:
                     self._trace.meet_storage(tensor.untyped_storage())
         return module
 
+    @instead_of(torch.UntypedStorage)
     def from_file(self, filename: Any, *args: Any, **kwargs: Any) -> Any:
         """Book a file that is mapped, as torch's profiler does (aten/src/ATen/MapAllocator.cpp).
 
         ``torch.load(mmap=True)`` and safetensors cut their tensors out of it.
         """
-        storage = self._from_file(filename, *args, **kwargs)
+        storage = self.originals.from_file(filename, *args, **kwargs)
         if not self._trace.off():
             self._trace.mapped.add(storage, unknown_regions(filename))
             self._trace.meet_storage(storage)
         return storage
 
+    @instead_of(torch.UntypedStorage)
     def from_buffer(self, *args: Any, **kwargs: Any) -> Any:
         """Book a copy of a program's bytes: an object that is sent, say
         (torch/distributed/distributed_c10d.py, ``_object_to_tensor``).
         """
-        storage = self._from_buffer(*args, **kwargs)
+        storage = self.originals.from_buffer(*args, **kwargs)
         if not self._trace.off():
             self._trace.expect_made(storage)
         return storage
@@ -132,16 +113,17 @@ class RealStorages:
 
         return received
 
+    @instead_of(next_batch)
     def next_batch(self, iterator: Any) -> Any:
         """Book what a ``DataLoader``'s workers have loaded where the program gets it.
 
         Which batches arrive before it, and wait for their turn, is a matter of time.
         """
         if self._trace.off():
-            return self._next_batch(iterator)
+            return self.originals.next_batch(iterator)
         self._waiting += 1
         try:
-            batch = self._next_batch(iterator)
+            batch = self.originals.next_batch(iterator)
         finally:
             self._waiting -= 1
         for tensor in tensors_in(batch):
@@ -149,21 +131,23 @@ class RealStorages:
                 self._trace.meet_storage(tensor.untyped_storage())
         return batch
 
+    @instead_of(set_from_file)
     def set_from_file(self, storage: torch.UntypedStorage, *args: Any) -> Any:
         """Read a storage that is there already, as ``torch.load`` does files of the older format
         (torch/serialization.py, ``_legacy_load``): what was known of it before is not its content.
         """
         record = self._trace.record_of(storage)
         if record is None:
-            return self._set_from_file(storage, *args)
+            return self.originals.set_from_file(storage, *args)
         contents = self._trace.values.contents
         with self._trace.working():
             read = torch.UntypedStorage(storage.nbytes()) if record.hollow else storage
-            self._set_from_file(read, *args)
+            self.originals.set_from_file(read, *args)
             if record.hollow or contents.known(record) is not None:
                 contents.remember(record, bytes_of(read))
         return storage
 
+    @instead_of(torch.UntypedStorage, "__getitem__")
     def get(self, storage: torch.UntypedStorage, index: Any) -> Any:
         """Return a part of a storage, or one byte; that of a mapped file stands in the file.
 
@@ -171,10 +155,11 @@ class RealStorages:
         (torch/csrc/utils/tensor_new.cpp, ``compute_sizes``).
         """
         if isinstance(index, slice) or self._trace.off() or not self._trace.mapped.holds(storage):
-            return self._get(storage, index)
+            return self.originals.get(storage, index)
         with self._trace.working():
-            return self._get(storage, index)
+            return self.originals.get(storage, index)
 
+    @instead_of(torch.UntypedStorage, "resize_")
     def resize(self, storage: torch.UntypedStorage, size: int) -> Any:
         """Book that a storage without memory gets or gives back memory, as ``fully_shard`` does.
 
@@ -183,7 +168,7 @@ class RealStorages:
         """
         record = self._trace.record_of(storage)
         if record is None or (not record.hollow and storage.resizable()):
-            return self._resize(storage, size)
+            return self.originals.resize(storage, size)
         if size > self._sizes["nbytes"](storage):
             raise UnsupportedOperatorError(
                 f"{self._trace.user_line()}: UntypedStorage.resize_ to more bytes than the storage "
@@ -207,9 +192,11 @@ class RealStorages:
 
         return size
 
+    @instead_of(torch.random)
+    @instead_of(torch)
     def get_rng_state(self) -> Tensor:
         """Book the tensor that the CPU's generator writes its state to."""
-        state = self._get_rng_state()
+        state: Tensor = self.originals.get_rng_state()
         if not self._trace.off():
             self._trace.meet(state)
         return state

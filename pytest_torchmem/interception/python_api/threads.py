@@ -10,38 +10,22 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.step.imports import ThreadApart
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _RUN = "run"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-class Threads:
+class Threads(Functions):
     """Runs threads and submitted calls of the trace's threads inside of the trace."""
 
-    def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._start: Any = threading.Thread.start
-        self._start_bare: Any = _thread.start_new_thread
-        self._submit: Any = ThreadPoolExecutor.submit
-        self._put: Any = queue.Queue.put
-
-    def replacements(self) -> Replacements:
-        """Return what takes the place of Python's own."""
-        return [
-            (threading.Thread, {"start": self.start}),
-            (ThreadPoolExecutor, {"submit": self.submit}),
-            (_thread, {"start_new_thread": self.start_bare}),
-            (queue.Queue, {"put": self.put}),
-        ]
-
+    @instead_of(threading.Thread)
     def start(self, thread: threading.Thread) -> None:
         """Start a thread that runs in the trace."""
         if self._trace.off() or isinstance(thread, ThreadApart):
-            self._start(thread)
+            self.originals.start(thread)
             return
         attributes = vars(thread)
         own = attributes.get(_RUN)
@@ -58,27 +42,30 @@ class Threads:
 
         attributes[_RUN] = once
         try:
-            self._start(thread)
+            self.originals.start(thread)
         except BaseException:
             give_back()
             raise
 
+    @instead_of(_thread, "start_new_thread")
     def start_bare(self, function: Callable[..., Any], *args: Any) -> int:
         """Start a thread that has no object."""
         if not self._trace.off():
             function = self._in_trace(function)
-        number: int = self._start_bare(function, *args)
+        number: int = self.originals.start_bare(function, *args)
         return number
 
+    @instead_of(ThreadPoolExecutor)
     def submit(
         self, pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         """Have a thread of a pool, which may be there since before the trace, run a call in it."""
         if not self._trace.off():
             function = self._in_trace(function)
-        made: Future[Any] = self._submit(pool, function, *args, **kwargs)
+        made: Future[Any] = self.originals.submit(pool, function, *args, **kwargs)
         return made
 
+    @instead_of(queue.Queue)
     def put(self, to: queue.Queue[Any], item: Any, *args: Any, **kwargs: Any) -> None:
         """Take note of tensors that a thread which is there since before the trace hands over."""
         if not self._trace.on_thread():
@@ -86,7 +73,7 @@ class Threads:
                 if type(tensor) in _PLAIN and tensor.layout is torch.strided:
                     storage = tensor.untyped_storage()
                     self._trace.handed[storage._cdata] = storage
-        self._put(to, item, *args, **kwargs)
+        self.originals.put(to, item, *args, **kwargs)
 
     def _in_trace(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return partial(_run, self._trace.joined_by_new(), function)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.interception.layouts.sparse_values import parts_of, put_together
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.captured import not_permitted
@@ -20,34 +20,16 @@ from pytest_torchmem.torch_private.patching.patches import Replacements
 _CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
 
 
-class ValueMethods:
+class ValueMethods(Functions):
     """Methods of ``torch.Tensor`` that give values to Python, or need them."""
 
-    def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
-        self._item: Any = Tensor.item
-        self._tolist: Any = Tensor.tolist
-        self._numpy: Any = Tensor.numpy
-        self._dlpack: Any = Tensor.__dlpack__
-        self._repr: Any = Tensor.__repr__
-        self._one_hot: Any = nn.functional.one_hot
-
     def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
-        methods = {
-            "item": self.item,
-            "tolist": self.tolist,
-            "numpy": self.numpy,
-            "__dlpack__": self.dlpack,
-            "__repr__": self.text,
-            **{name: self._number_in_cpp(name) for name in _CONVERSIONS},
-        }
-        return [
-            (Tensor, methods),
-            (nn.functional, {"one_hot": self.one_hot}),
-            (math, functions_of_math()),
-        ]
+        """Return the methods, and what else reads numbers."""
+        conversions = {name: self._number_in_cpp(name) for name in _CONVERSIONS}
+        others = (Tensor, conversions), (math, functions_of_math())
+        return [*super().replacements(), *others]
 
+    @instead_of(Tensor)
     def item(self, tensor: Tensor) -> Any:
         """Return a number; one that is not known may be told, and decides nothing."""
         contents = self._trace.values.contents
@@ -61,7 +43,7 @@ class ValueMethods:
             or tensor.dtype.is_complex
             or self._trace.values.uses_captured(record)
         ):
-            return self._item(tensor)
+            return self.originals.item(tensor)
         if self._trace.compiles:
             # What makes fake tensors asks for numbers on the host, and takes those that are not
             # finite as they come (torch/_subclasses/fake_tensor.py, ``from_real_tensor``).
@@ -86,19 +68,21 @@ class ValueMethods:
 
         return method
 
+    @instead_of(Tensor)
     def tolist(self, tensor: Tensor) -> Any:
         """Return lists of numbers."""
         record = self._trace.without_memory(tensor)
         if record is None:
-            return self._tolist(tensor)
+            return self.originals.tolist(tensor)
         with self._trace.working():
-            return self._tolist(self._real(tensor, record, "tolist"))
+            return self.originals.tolist(self._real(tensor, record, "tolist"))
 
+    @instead_of(Tensor)
     def numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
         """Return an array that keeps ``tensor`` alive, as one of its memory would."""
         record = self._trace.without_memory(tensor)
         if record is None:
-            return self._numpy(tensor, force=force)
+            return self.originals.numpy(tensor, force=force)
         if force:
             return self.numpy(tensor.detach().cpu())
         with self._trace.working():
@@ -106,20 +90,22 @@ class ValueMethods:
             real = self._real(tensor, record, "numpy")
             if tensor.requires_grad:
                 real = real.clone().requires_grad_()  # which numpy refuses
-            return _array_that_keeps(self._numpy(real), tensor)
+            return _array_that_keeps(self.originals.numpy(real), tensor)
 
+    @instead_of(Tensor, "__dlpack__")
     def dlpack(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return a capsule of values that are known."""
         contents = self._trace.values.contents
         record = self._trace.without_memory(tensor)
         if record is None:
-            return self._dlpack(tensor, *args, **kwargs)
+            return self.originals.dlpack(tensor, *args, **kwargs)
         contents.begin_writing(record)
         if contents.known(record) is None:
             raise self._trace.values.unknown(".__dlpack__() of a tensor of unknown values")
         with self._trace.working():
-            return self._dlpack(contents.value(record, tensor.detach()), *args, **kwargs)
+            return self.originals.dlpack(contents.value(record, tensor.detach()), *args, **kwargs)
 
+    @instead_of(Tensor, "__repr__")
     def text(self, tensor: Tensor, *, tensor_contents: Any = None) -> str:
         """Return what a tensor without memory is printed as."""
         if self._trace.describes:
@@ -133,7 +119,7 @@ class ValueMethods:
             # entered anew (torch/_tensor_str.py, ``_str``).
             excluded = is_excluded(FAKE)
             try:
-                return cast(str, self._repr(tensor, tensor_contents=tensor_contents))
+                return cast(str, self.originals.text(tensor, tensor_contents=tensor_contents))
             finally:
                 set_excluded(FAKE, excluded)
         if is_known:
@@ -150,12 +136,13 @@ class ValueMethods:
         known = self._trace.values.known_value
         with self._trace.working():
             real = put_together(tensor, [known(part) for part in parts_of(tensor)])
-            text = str(self._repr(real))
+            text = str(self.originals.text(real))
         told = "" if record.ledger.device.type == "cpu" else f", device='{record.ledger.device}'"
         told += ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
         told += "" if tensor.is_leaf else f", grad_fn=<{type(tensor.grad_fn).__name__}>"
         return f"{text[:-1]}{told})" if text.endswith(")") else text
 
+    @instead_of(nn.functional)
     def one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
         """Make the output without the check of the classes, which decides nothing where their
         number is given; native/Onehot.cpp.
@@ -163,9 +150,9 @@ class ValueMethods:
         contents = self._trace.values.contents
         record = self._trace.record(tensor)
         if record is None or num_classes <= 0 or not tensor.numel():
-            return cast(Tensor, self._one_hot(tensor, num_classes))
+            return cast(Tensor, self.originals.one_hot(tensor, num_classes))
         if contents.known(record) is not None:
-            return cast(Tensor, self._one_hot(tensor, num_classes))
+            return cast(Tensor, self.originals.one_hot(tensor, num_classes))
         if record.ledger.device.type == "cpu":
             tensor.min(), tensor.max()
         return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)

@@ -6,6 +6,7 @@ The private functions of torch that a trace, or a measured step, replaces stand 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial, wraps
+from inspect import getattr_static
 from operator import is_, itemgetter
 from types import MethodType, ModuleType
 from typing import Any, ClassVar, TypeAlias
@@ -48,12 +49,19 @@ LookedAt: TypeAlias = tuple[Mapping[str, Any], str, Any]
 
 
 class Replaceable:
-    """A private attribute of torch that is replaced, by its dotted path."""
+    """An attribute that is replaced: a private one of torch, by its dotted path."""
 
     def __init__(self, path: str) -> None:
         self._found = private(path)
         owner, _, self._name = path.rpartition(".")
         self._owner = find(owner)
+
+    @classmethod
+    def of(cls, owner: Any, name: str) -> "Replaceable":
+        """Return a public one of a class or module."""
+        made = cls.__new__(cls)
+        made._owner, made._name, made._found = owner, name, None
+        return made
 
     @property
     def original(self) -> Any:
@@ -62,7 +70,10 @@ class Replaceable:
         return self._found if missing else getattr(self._owner, self._name)
 
     def by(self, replacement: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Return one of ``Replacements``."""
+        """Return one of ``Replacements``; in the place of a static method is one."""
+        if isinstance(replacement, MethodType) and isinstance(self._owner, type):
+            static = isinstance(getattr_static(self._owner, self._name), staticmethod)
+            replacement = staticmethod(replacement) if static else replacement
         return self._owner, {self._name: replacement}
 
     def unless(
