@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.commands import explained, files, history, stand_in, traced
+from pytest_torchmem.commands import explained, files, history, traced
 from pytest_torchmem.commands.arguments import is_profile, load_function, print_profile
 from pytest_torchmem.commands.console import elapsed, prepare_streams, status_of
 from pytest_torchmem.errors import SnapshotError, UsageError
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     traced.add_commands(commands)
     files.add_commands(commands)
     history.add_command(commands)
-    stand_in.add_command(commands)
+    traced.add_stand_in(commands)
     return parser
 
 

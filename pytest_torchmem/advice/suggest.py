@@ -84,9 +84,7 @@ class Checkpoints:
         self._layers = trials.observed.layers
 
     def found(self, most: int = _MOST_SETS) -> Iterator[Suggestion | None]:
-        """Yield each of the ``most`` kinds by itself, and what fits the limit at the fewest
-        operations.
-        """
+        """Yield the ``most`` kinds one by one, then what fits at the fewest operations."""
         single: list[tuple[Layers, Suggestion]] = []
         for layers in self._candidates()[:most]:
             found = self._traced({layers: len(self._layers[layers])})

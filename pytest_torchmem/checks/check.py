@@ -90,9 +90,7 @@ class DeviceCheck:
         return judge.judge(), profile
 
     def watched(self, profile: MemoryProfile, found: Diagnosis) -> Watched | None:
-        """Trace the target again for details of the findings; errors of this second trace are no
-        findings.
-        """
+        """Trace the target again for details of the findings; errors of this trace are ignored."""
         rules = {cause.rule for cause in found.causes}
         row = found.leading_row
         kept = bool(rules.intersection(_KEPT)) or (row is not None and row.what.role == _HELD)
@@ -207,9 +205,7 @@ def _is_of_models(found: Diagnosis) -> bool:
 
 
 def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
-    """Return the new allocations that something refers to, and the events before the last
-    allocation of the peak.
-    """
+    """Return the new allocations that may be referred to, and the events before the peak's last."""
     timeline, moment = profile.timeline, found.difference.moment
     gradients = any(cause.rule == "gradients kept" for cause in found.causes)
     roles = _ROLES_AT_END if moment == END or gradients or _is_of_models(found) else _ROLES

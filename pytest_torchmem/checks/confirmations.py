@@ -95,9 +95,7 @@ class Confirmations:
         return len(begun)
 
     def last_sign(self, since: float) -> float:
-        """Return when a test was last at anything since then, as seconds since the epoch; infinite
-        before the first one.
-        """
+        """Return when a test last began or ended since then; infinite before the first one."""
         signs = (path.stat().st_mtime for path in self.directory.glob("[tw]*-*"))
         return max((sign for sign in signs if sign >= since), default=math.inf)
 

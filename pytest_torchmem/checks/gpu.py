@@ -88,9 +88,7 @@ class Measurement:
 
     @property
     def confirmed(self) -> bool:
-        """Whether what was measured is as traced, to the byte, and no library that is not there
-        would have taken more.
-        """
+        """Whether both agree to the byte, and no library that is absent would take more."""
         both = self.figures.keys() & self.estimate.keys()
         alike = bool(both) and all(self.figures[name] == self.estimate[name] for name in both)
         return alike and not set(self.untold) - {"values"}

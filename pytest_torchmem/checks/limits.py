@@ -54,9 +54,7 @@ class PeakContents:
 
 
 def contents(profile: MemoryProfile, figure: str, most: int) -> PeakContents | None:
-    """Return what is alive at the moment of a figure, which may be no more than ``most``; ``None``
-    where that is not known.
-    """
+    """Return what is alive at a figure's moment, ``None`` where unknown; ``most`` is the limit."""
     figures, alive = profile.figures(), alive_of(profile)
     same = (one for one in alive.moments if figures[one] == figures[PEAK])
     moment = figure if figure in alive.moments else next(same, None)
@@ -71,9 +69,7 @@ def contents(profile: MemoryProfile, figure: str, most: int) -> PeakContents | N
 
 
 def _less(profile: MemoryProfile, figure: str, excess: int) -> Less | None:
-    """Return which modules to checkpoint: those that are enough at the fewest operations, or else
-    save most.
-    """
+    """Return the modules to checkpoint: enough at the fewest operations, or else saving most."""
     calls = profile.calls or ()
     if profile.advised is None or len(calls) > _MOST_CALLS:
         return None

@@ -62,9 +62,7 @@ def _source(text: str | None) -> Source:
 
 
 def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry, Told | None]]:
-    """Yield the entries of both sides with the findings of the second run; a single entry on each
-    side is a pair.
-    """
+    """Yield the entries of both sides with the second run's findings; two alone are a pair."""
     if len(one.entries) == len(other.entries) == 1:
         (before,), ((at, now),) = one.entries.values(), other.entries.items()
         yield f"{one.name} -> {other.name}", before, now, other.told.get(at)

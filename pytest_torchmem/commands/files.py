@@ -192,9 +192,7 @@ def _why_kept(orphan: Path, directory: Path) -> str:
 
 
 def _proposed_for(orphan: Path, directory: Path) -> Path | None:
-    """Return the test module at the same place below ``directory`` without the folders that a
-    copy of the project's files lies in.
-    """
+    """Return the test module that a copy of its snapshot file belongs to, looked for by folder."""
     folders = orphan.parent.parent.relative_to(directory).parts
     for first in range(1, len(folders) + 1):
         module = directory.joinpath(*folders[first:], f"{orphan.stem}.py")

@@ -129,9 +129,7 @@ class Evidence:
         return (row for row in self.difference.came if not roles or row.what.role in roles)
 
     def of_module(self, pattern: str) -> list[Row]:
-        """Return the rows of a module and of those in it: what they make, and what they were given
-        and keep for their backward, which another has made.
-        """
+        """Return the rows of a module and of those in it, and of inputs that it keeps."""
         given = self.ran.given_to(pattern)
         return [
             row
@@ -141,9 +139,7 @@ class Evidence:
         ]
 
     def makers_before(self, operator: str) -> set[str]:
-        """Return the modules that made what an operator is called with, as far as the last layers
-        that were there before.
-        """
+        """Return the modules that made an operator's inputs, back to known layers."""
         return self.ran.makers_before(operator, self.before.facts.get(Topic.GIVEN, {}))
 
     def first(self, row: Row) -> int:
@@ -163,9 +159,7 @@ class Evidence:
         return Counted(*called) if sides[0] else None
 
     def counts(self, which: str = "called") -> dict[str, Counted]:
-        """Return every operator that was called more or less often than it was, or more or less
-        often ``which`` of ``Counts``; nothing where the snapshot does not say.
-        """
+        """Return the operators whose count ``which`` changed; nothing where it is not known."""
         before, now = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
         found = {
             name: Counted(*(getattr(side.get(name, Counts()), which) for side in (before, now)))
@@ -260,9 +254,7 @@ def cause(
     /,
     **values: str,
 ) -> Cause | None:
-    """Return the cause that ``rows`` show together, ``None`` where there are none: best of all
-    ``row``, if it is given.
-    """
+    """Return the cause that ``rows`` show, best of all ``row``; ``None`` where there are none."""
     found = tuple(row for row in rows if row.change > 0)
     if not found:
         return None
@@ -352,9 +344,7 @@ def called(evidence: Evidence, one: Allocation) -> str:
 
 
 def shown_by(rows: Sequence[Row]) -> Row:
-    """Return the row that shows what rows have in common: the largest that has a line, of what
-    lasts rather than of what a kernel or a backward takes for a moment.
-    """
+    """Return the row to show: the largest with a line, lasting rather than of a moment."""
     placed = [row for row in rows if row.what.line and row.what.role != Role.LIBRARY]
     largest = max(placed or rows, key=lambda row: row.change)
     lasting = [row for row in placed if row.what.role not in _OF_A_MOMENT]
@@ -373,9 +363,7 @@ def placed_in(evidence: Evidence, pattern: str, found: Cause) -> Cause:
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the causes of a growth that explain a weighty part of it, the first one to be told
-    first, and after it those alone that are sure, and of something that it does not explain.
-    """
+    """Return the weighty causes of a growth: the first, then sure ones that explain more."""
     found = _in_order(evidence)
     growth = evidence.growth or evidence.difference.change
     explained = {id(row) for one in found[:1] for row in one.rows}

@@ -62,9 +62,7 @@ _Tree = Mapping[str, Any]
 
 
 def with_names_of(before: Entry, now: Facts) -> Entry:
-    """Return an entry with the modules' names of the present facts, where the same modules, with
-    the same settings and numbers, stand under another name: an attribute, a class, a wrapper.
-    """
+    """Return an entry with present names of modules that differ in name alone."""
     names = _renames(before.facts.get(Topic.LAYERS, {}), now.get(Topic.LAYERS, {}))
     if not names:
         return before
@@ -103,9 +101,7 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
 
 
 def _are_same(path: str, own: _Tree, other: str, tree: _Tree) -> bool:
-    """Tell whether two modules are the same but for their names; of an outermost one, which is
-    called by its class, only what is in it.
-    """
+    """Tell whether modules differ in name alone; of outermost ones only what is in them counts."""
     if path.count("*") != other.count("*"):
         return False
     if "." in path and "." in other:
@@ -365,9 +361,7 @@ def _replaced(
 
 
 def _are_alike(was: _Hashed, now: _Hashed) -> bool:
-    """Tell whether one group can have taken the place of another: it is made at the same line, or
-    has a dimension in common with it.
-    """
+    """Tell whether groups may stand for each other: the same line, or a common dimension."""
     before, after = was.what.shape, now.what.shape
     if was.what.line == now.what.line or was.what.dtype != now.what.dtype:
         return True

@@ -60,16 +60,12 @@ class Provenance:
         return [self._allocations[one] for one in self.reads(index)]
 
     def caller(self, one: Allocation) -> str:
-        """Return the operator that was called when an allocation was made: one that calls others
-        has made what these allocate. "" where that is not known.
-        """
+        """Return the called operator whose body made an allocation, "" where it is not known."""
         made = self._made_by.items()
         return next((c.origin.operator for i, c in made if self._allocations[i] is one), "")
 
     def makers_before(self, operator: str, last: Collection[str]) -> set[str]:
-        """Return the modules that made what the first calls of an operator were computed of, but
-        for what is beyond the modules of the patterns ``last``.
-        """
+        """Return the modules that made inputs of an operator's first calls, back to ``last``."""
         if operator not in self._makers:
             origins = {index: self._allocations[index].origin for index in self._made_by}
             made = (index for index, origin in origins.items() if origin.operator == operator)
@@ -82,9 +78,7 @@ class Provenance:
         return self._makers[operator]
 
     def ancestors(self, index: int, last: Collection[str] = ()) -> Iterator[int]:
-        """Yield the allocations that one was computed of, the nearest ones first; beyond what
-        modules of the patterns ``last`` made is not looked.
-        """
+        """Yield the allocations that one was computed of, nearest first, back to ``last``."""
         waiting, seen = deque([index]), {index}
         while waiting and len(seen) < _MOST_ANCESTORS:
             for read in self.reads(waiting.popleft()):
@@ -115,9 +109,7 @@ class Provenance:
         return found
 
     def original_of(self, index: int, copies: Collection[str]) -> Allocation | None:
-        """Return of what an allocation is a copy, or a copy of one, as operators of ``copies`` make
-        them; ``None`` where that is not known.
-        """
+        """Return the tensor that copies by operators of ``copies`` go back to, if it is known."""
         seen, found = {index}, None
         while reads := self.reads(index):
             operator = self._allocations[index].origin.operator.partition(".")[0]
@@ -152,9 +144,7 @@ class Provenance:
     def made(
         self, places: Collection[tuple[str, str, str, tuple[int, ...]]], dtype: str
     ) -> Allocation | None:
-        """Return the first tensor of a type that was made at one of these places: module, operator,
-        line and shape.
-        """
+        """Return the first tensor of a type at places: module, operator, line and shape."""
         for one in self._allocations:
             own = (fold(one.origin.module)[0], one.origin.operator, one.origin.line, one.shape)
             if one.dtype == dtype and own in places:
@@ -185,9 +175,7 @@ class Provenance:
                 yield call.reads[place] - 1
 
     def read_in(self, module: str, stars: Sequence[Collection[int]] = ()) -> Iterator[Allocation]:
-        """Yield what the calls in a module, a pattern, read outside of the backward: in the modules
-        of the numbers that ``stars`` has, where it has any.
-        """
+        """Yield the inputs of a pattern's modules in the forward, of those numbers in ``stars``."""
         for call in self._forward:
             pattern, numbers = fold(call.origin.module)
             wanted = zip(numbers, stars, strict=False)
@@ -199,9 +187,7 @@ class Provenance:
         return next((call.origin for call in self._forward if index + 1 in call.reads), None)
 
     def given_to(self, pattern: str) -> set[tuple[str, str, str, tuple[int, ...]]]:
-        """Return what the forward of a module and of those in it read: by the modules, operators,
-        types and shapes of who made it.
-        """
+        """Return a module's inputs: by module, operator, type and shape of what made them."""
         start = f"{pattern}."
         inside = (one for one in self._given if one == pattern or one.startswith(start))
         return set().union(*(self._given[one] for one in inside))
@@ -219,9 +205,7 @@ class Provenance:
         return found
 
     def written(self, module: str, source: str, line: str) -> Origin | None:
-        """Return the operator of the forward whose backward called ``source`` at a place; ``None``
-        where that is not known.
-        """
+        """Return the forward operator whose backward called ``source`` at a place, if known."""
         forward = {call.node: call.origin for call in self._calls if call.node > 0}
         for call in self._calls:
             own = call.origin

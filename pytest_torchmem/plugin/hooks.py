@@ -248,9 +248,7 @@ class _RunHooks:
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        """Notice what is in a module, also where only a part of it was asked for, and refuse what
-        markers of its tests say wrongly.
-        """
+        """Notice all of a module, also where a part is asked for; refuse unreadable markers."""
         seen = SeenFile(collector) if isinstance(collector, pytest.File) else None
         report = yield
         if any(

@@ -290,9 +290,7 @@ def lacking(own: Iterable[Row], others: Sequence[Row]) -> list[Row]:
 
 
 def exchanged(before: Sequence[Row], now: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the former and the present facts of the modules of a pattern, each with its numbers,
-    unchanged modules of the pattern left out.
-    """
+    """Return former and present facts of a pattern's modules, unchanged modules left out."""
     gone, came = new_in(before, now), new_in(now, before)
     if join_numbers(one.numbers for one in before) != join_numbers(one.numbers for one in now):
         return gone, came  # one is gone or new, and those after it have moved up or down

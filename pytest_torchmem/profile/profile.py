@@ -529,9 +529,7 @@ def figures_of(timeline: Timeline) -> dict[str, Any]:
 
 
 def host_peak_of(timeline: Timeline) -> int | None:
-    """Return the peak of the host's memory, ``None`` where numbers are all that is in it, such as
-    those of an optimizer's steps.
-    """
+    """Return the host's peak, ``None`` where only single numbers are there, as of optimizers."""
     if not any(allocation.shape and allocation.nbytes for allocation in timeline.allocations):
         return None
     return max(peak for peak, _ in timeline.peaks().values())

@@ -126,9 +126,7 @@ class Timeline:
         return peaks
 
     def course(self) -> Iterator[tuple[Phase, tuple[int, int], int]]:
-        """Yield for each of ``spans()`` its phase, its peak as in ``peaks``, and the bytes live at
-        its end.
-        """
+        """Yield the phase, the peak and the bytes at the end of each of ``spans()``."""
         changes, events, live = self.changes(), self.events, 0
         change = changes.__getitem__
         for start, stop, phase in self.spans():

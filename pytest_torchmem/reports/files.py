@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 
 
 def marked_lines(checks: Iterable[Check], root: Path) -> Iterator[str]:
-    """Yield the workflow commands that mark the lines which are to blame, or else those of tests;
-    what several checks have in common is marked once.
-    """
+    """Yield the workflow commands that mark the lines to blame, or else tests, each cause once."""
     found: dict[tuple[str, int, str], list[Check]] = {}
     for check in checks:
         place, cause = _blamed(check, root) or (check.location, check.message)
@@ -68,9 +66,7 @@ def left_out_lines(summary: Summary) -> Iterator[str]:
 
 
 def _blamed(check: Check, root: Path) -> tuple[tuple[str, int], str] | None:
-    """Return the program's line that made memory grow, if its file is in the repository, and why
-    it did.
-    """
+    """Return the repository's line that made memory grow, and why; ``None`` where there is none."""
     diagnosis = check.result.diagnosis
     if not check.result.failed or diagnosis is None:
         return None
@@ -277,9 +273,7 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
 
 
 def write_index(directory: Path, summary: Summary) -> None:
-    """Write the index of a run's checks, those that failed first, then by growth; raises
-    ``OSError``.
-    """
+    """Write the index of a run's checks, failed ones first, then by growth; raises ``OSError``."""
     checks = sorted(summary.checks, key=lambda check: (not check.result.failed, -_growth(check)))
     failed = sum(check.result.failed for check in checks)
     rows = "\n".join(_row(directory, check) for check in checks)

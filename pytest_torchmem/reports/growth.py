@@ -44,9 +44,7 @@ class Section:
     are_changes: bool = True
 
     def text(self, most: int = MOST_ROWS, lines: int | None = None) -> str:
-        """Return at most so many rows, and of those the ones for which there are ``lines``, with
-        the sum of the others; "" where there is none.
-        """
+        """Return at most ``most`` rows that have room in ``lines``, and the sum of the others."""
         if not self.rows and not self.rest:
             return ""
         shown = [
@@ -102,9 +100,7 @@ def why(diagnosis: Diagnosis) -> str:
 
 
 def place(diagnosis: Diagnosis) -> str:
-    """Return the allocating operator, module and line of what grew; for a library's module the
-    program's calling line.
-    """
+    """Return operator, module and line of what grew; for a library's module the calling line."""
     if diagnosis.told is not None:
         return diagnosis.told.where
     source, module, line = _allocated_by(diagnosis)
@@ -142,9 +138,7 @@ def _allocated_by(diagnosis: Diagnosis) -> tuple[str, str, str]:
 
 
 def _function(diagnosis: Diagnosis) -> tuple[str, str]:
-    """Return the operator to name, and both it and the function that the program calls there, ""
-    where that is the operator.
-    """
+    """Return the operator, and both it and the program's function, "" where they are the same."""
     origin, row = diagnosis.origin, diagnosis.leading_row
     if origin is not None:
         key = fold(origin.module)[0], origin.operator, origin.line
@@ -228,9 +222,7 @@ def rows_of(rows: Iterable[Row]) -> tuple[tuple[int, str, str], ...]:
 
 
 def _two_lines(size: str, what: str, where: str) -> Iterator[str]:
-    """Yield what there is of a size, and who allocated it, in a line of its own where one is not
-    enough: then without the directories of its file, if that has no room.
-    """
+    """Yield size, description and allocating operator, in two lines where one has no room."""
     start = f"{size:>{_SIZE}}  "
     indent = " " * len(start)
     together = joined(what, where, separator=": ")

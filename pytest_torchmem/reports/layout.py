@@ -105,9 +105,7 @@ _MARKS = {Verdict.GREW: "▲", Verdict.SHRANK: "▼", Verdict.NOT_RUN: "?", Verd
 
 
 def comparison_table(changes: Mapping[str, Sequence[Change]], before: str = "snapshot") -> str:
-    """Return figures then and now, with those marked that are beyond their tolerance; each name of
-    several has a line above its figures. Where there is no room, changes have no percentage.
-    """
+    """Return figures then and now, with marks beyond a tolerance, below each of several names."""
     rows = [
         (_MARKS.get(one.verdict, ""), label(one.figure), *format_step(one.before, one.now))
         for own in changes.values()

@@ -64,9 +64,7 @@ def aligned(one: Source, other: Source, directory: Path) -> tuple[Source, Source
 
 
 def _aligned(revision: Source, other: Source, directory: Path) -> tuple[Source, Source]:
-    """Return a revision's part that a path of its repository stands for, and that path's checks
-    as the revision names them.
-    """
+    """Return the part of a revision that a path stands for, and the path's checks by its names."""
     assert other.path is not None
     root = Path(git(directory, "rev-parse", "--show-toplevel").strip()).resolve()
     if not other.path.is_relative_to(root):

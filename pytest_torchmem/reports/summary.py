@@ -110,9 +110,7 @@ PREFIX = "torchmem."
 
 
 def properties(check: Check) -> list[tuple[str, object]]:
-    """Return the properties of one check: ``torchmem.<name>.<device>.<figure>``, in bytes;
-    of a distributed step there is a part for the rank.
-    """
+    """Return a check's properties: ``torchmem.<name>.<device>[.<rank>].<figure>``, in bytes."""
     result = check.result
     key, trace = result.key, result.trace
     found: dict[str, object] = {"outcome": result.told}

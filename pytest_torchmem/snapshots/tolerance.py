@@ -131,9 +131,7 @@ def parse_rule_lines(text: str, source: str) -> Level:
 
 
 def parse_budget_lines(text: str, source: str) -> Level:
-    """Return the limits of an ini value: one a line, ``[path] [device] [phase]: size``; of the peak
-    where no phase is named.
-    """
+    """Return the limits of an ini value, one a line: ``[path] [device] [phase]: size``."""
     rules = parse_rule_lines(text, source)
     for rule in rules:
         if rule.tolerance.percent:

@@ -54,9 +54,7 @@ class Host:
     """Bytes of a core's share of the data caches, by which oneDNN decides how large blocks are."""
 
     def is_checked(self, dtype: torch.dtype) -> bool:
-        """Return whether what oneDNN takes for ``dtype`` was compared with the real allocator on
-        such a CPU.
-        """
+        """Return whether oneDNN's memory for ``dtype`` was compared with the allocator there."""
         return self.onednn in _CHECKED_RELEASES and self.instructions in _CHECKED.get(dtype, ())
 
     @property
@@ -129,9 +127,7 @@ def _capabilities() -> dict[str, int]:
 
 
 def _instructions() -> str:
-    """The most capable instruction set, of those that ``ONEDNN_MAX_CPU_ISA`` allows; "unknown"
-    where the processor's flags cannot be read.
-    """
+    """The most capable instruction set within ``ONEDNN_MAX_CPU_ISA``, "unknown" without flags."""
     flags = {name for name, present in _capabilities().items() if present is True}
     if not flags:
         try:
@@ -147,9 +143,7 @@ def _instructions() -> str:
 
 
 def _caches(directory: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int]:
-    """Bytes of a core's share of its first two data caches: Linux says them, and who shares them,
-    elsewhere torch may know their sizes.
-    """
+    """Bytes of a core's share of its first two data caches, by Linux or else by torch."""
     sizes: dict[int, int] = {}
     sharing: dict[int, int] = {}
     try:

@@ -24,7 +24,7 @@ from pytest_torchmem.profile.formats.exports import allocations_csv, trace_event
 from pytest_torchmem.profile.formats.memory_snapshot import (
     PickleWriter,
     Rows,
-    memory_snapshot,
+    parts_of,
     write_memory_snapshot,
 )
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
@@ -167,6 +167,21 @@ def test_trace_events_keep_to_the_format(profile: MemoryProfile) -> None:
             assert isinstance(event["args"]["name"], str)
 
 
+def dictionaries(rows: Rows) -> list[dict[str, Any]]:
+    return [
+        dict(zip(rows.names, (*before, changing, *after), strict=True))
+        for key, first, after in rows.rows
+        for changing, before in enumerate(rows.before(key), first)
+    ]
+
+
+def memory_snapshot(timeline: Timeline) -> dict[str, Any]:
+    return {
+        name: [dictionaries(found)] if isinstance(found, Rows) else found
+        for name, found in parts_of(timeline, "")
+    }
+
+
 @settings(max_examples=30)
 @given(timelines())
 def test_a_snapshot_has_what_is_alive_in_its_segments(timeline: Timeline) -> None:
@@ -201,7 +216,7 @@ def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
     rows = Rows(("text", "number", "size", "names", "label"), "size", lambda key: key, made)
     file = io.BytesIO()
     PickleWriter(file).dictionary([("rows", rows), ("more", names)])
-    assert pickle.loads(file.getvalue()) == {"rows": [[*rows.dictionaries()]], "more": names}
+    assert pickle.loads(file.getvalue()) == {"rows": [dictionaries(rows)], "more": names}
 
 
 def test_the_tools_of_torch_read_the_snapshot(profile: MemoryProfile, tmp_path: Path) -> None:

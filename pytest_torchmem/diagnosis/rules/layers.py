@@ -54,9 +54,7 @@ def changed_values(
 
 
 def differing_settings(own: Layer, other: Layer) -> str:
-    """Return in words what another layer is not: of its own class the settings alone, of an
-    attribute no class.
-    """
+    """Return in words how a layer differs: its class, or within one class the settings alone."""
     if own.kind != other.kind:
         return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
     differ = {name for name, value in own.settings.items() if _differs(name, value, other)}
@@ -236,9 +234,7 @@ def _of_change(
 
 
 def _is_about(row: Row, pattern: str, numbers: str) -> bool:
-    """Tell whether a row is about any module of these numbers, or about none of the pattern: what
-    it was given.
-    """
+    """Tell whether a row is about a module of these numbers, or about none of the pattern."""
     if not within(pattern, row.what.module):
         return True
     pairs = zip(read_numbers(row.numbers), read_numbers(numbers), strict=False)
@@ -297,9 +293,7 @@ def new_module(evidence: Evidence) -> Cause | None:
 
 
 def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
-    """Return the modules and lines of operators that are called more often than they were, in new
-    modules or with what they make: that goes through others, too.
-    """
+    """Return the places of operators called more often, in new modules or with their outputs."""
     found: set[tuple[str, str]] = set()
     for name, one in evidence.counts().items():
         places = [*evidence.ran.places(name)] if one.rose else []
@@ -372,9 +366,7 @@ class _Given(NamedTuple):
 
 
 def _given_larger(evidence: Evidence) -> dict[str, _Given]:
-    """Return by pattern what layers are given that is larger than it was, in the order of their
-    calls.
-    """
+    """Return by pattern the larger inputs that layers are given, in the order of their calls."""
     found: dict[str, _Given] = {}
     for pattern, (before, now) in changed_values(evidence, Topic.GIVEN):
         came, gone = new_in(now, before), new_in(before, now)

@@ -217,9 +217,7 @@ def _of_standing(evidence: Evidence, what: What, index: int) -> str:
 
 
 def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
-    """Return what an operator is given as large as what it makes, by one that is called more often
-    than it was.
-    """
+    """Return the input as large as an operator's output whose operator is called more often."""
     size = prod(row.what.shape)
     for read in evidence.ran.read(evidence.first(row)):
         counted = evidence.counted(read.origin.operator)
@@ -230,9 +228,7 @@ def _new_of_inputs(evidence: Evidence, row: Row) -> Allocation | None:
 
 
 def _first_expanded(evidence: Evidence, row: Row) -> Allocation | None:
-    """Return what a row was computed of that is larger than what it was made of itself, by an
-    operator that is called more often than it was.
-    """
+    """Return the first ancestor larger than its own inputs whose operator is called more often."""
     for index in evidence.ran.ancestors(evidence.first(row)):
         one = evidence.ran.allocation(index)
         read = [prod(other.shape) for other in evidence.ran.read(index) if other.dtype]
@@ -265,9 +261,7 @@ def _follows_new_operators(evidence: Evidence, first: Row) -> bool:
 
 
 def _larger_before(evidence: Evidence) -> Cause | None:
-    """Return what a line of the growth made larger at another moment, as a forward does for the
-    backward of its operators.
-    """
+    """Return the output of a line that became larger at another moment, such as in the forward."""
     lines = {row.what.line for row in evidence.came()} - {""}
     for group in sorted(evidence.alive.groups, key=lambda group: group.first):
         what = group.what
@@ -285,9 +279,7 @@ def _larger_before(evidence: Evidence) -> Cause | None:
 
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
-    """Return what these operators made; where that is little, with what came of the lines in which
-    they were called, as their backwards.
-    """
+    """Return the outputs of operators; where these are small, all that came of their lines."""
     rows = [row for row in evidence.came(*MADE) if row.what.source in more]
     if rows and total(rows) >= WEIGHTY * evidence.growth:
         return rows
@@ -298,9 +290,7 @@ def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
 def _names_of(
     evidence: Evidence, more: Mapping[str, Counted], rows: Sequence[Row], first: Row
 ) -> list[str]:
-    """Return the operators to name: those that are called where the first row was made, and of
-    these the ones first that make the largest tensors.
-    """
+    """Return the operators to name: those called where the first row was made, largest first."""
     own, module = first.what.source, first.what.module
     found = [row.what.source for row in rows if row.what.source in more]
     found += [

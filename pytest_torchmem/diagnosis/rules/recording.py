@@ -68,9 +68,7 @@ def _is_in(module: str, what: What) -> bool:
 def _another_forward(
     evidence: Evidence, is_own: Callable[[What], bool]
 ) -> tuple[list[Row], Origin | None]:
-    """Return everything that came, where another forward is the largest now that keeps as much as
-    the first one did, and the largest that it keeps; nothing where it keeps little.
-    """
+    """Return all that came, and the largest that another forward keeps, if that is much."""
     moment = evidence.difference.moment
     kept = [
         group

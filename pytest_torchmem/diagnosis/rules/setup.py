@@ -469,9 +469,7 @@ def no_longer_in_place(evidence: Evidence) -> Cause | None:
 
 
 def _is_written_anew(evidence: Evidence, row: Row) -> bool:
-    """Tell whether a row's module, or line, calls operators, too, that nothing called before, not
-    even in place.
-    """
+    """Tell whether a row's module or line calls operators that nothing called before."""
     own = row.what.source.partition(".")[0]
     in_place = {change.name.removesuffix("_") for change in evidence.about(Topic.IN_PLACE)}
     new = (

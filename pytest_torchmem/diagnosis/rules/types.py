@@ -137,9 +137,7 @@ def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
 
 
 def _narrower_in(known: Iterable[What], what: What) -> What | None:
-    """Return the largest of what is known whose numbers are narrower floats than those of
-    ``what``.
-    """
+    """Return the largest known tensor whose floats are narrower than those of ``what``."""
     narrower = (one for one in known if "float" in one.dtype and _width(one) < _width(what))
     return max(narrower, key=lambda one: one.nbytes, default=None)
 

@@ -51,12 +51,6 @@ class Rows(NamedTuple):
     before: Callable[[Any], tuple[tuple[Any, ...], ...]]
     rows: Iterable[tuple[Any, int, tuple[Any, ...]]]
 
-    def dictionaries(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows as what a reader of the pickle gets."""
-        for key, first, after in self.rows:
-            for changing, before in enumerate(self.before(key), first):
-                yield dict(zip(self.names, (*before, changing, *after), strict=True))
-
 
 class PickleWriter:
     """Writes a dictionary, of which some values are rows that are made as they are written."""
@@ -192,9 +186,7 @@ class Layout(NamedTuple):
 
 
 def layout(timeline: Timeline) -> Layout:
-    """Return where the caching allocator puts what a timeline asks for, with its default options
-    and memory without a limit.
-    """
+    """Return the caching allocator's layout with its default options and unlimited memory."""
     allocator = CachingAllocator(parse_options(""))
     live: dict[int, tuple[Block, Placed]] = {}
     placed: list[Placed] = []
@@ -229,24 +221,17 @@ def layout(timeline: Timeline) -> Layout:
     return Layout(allocator.reserved, most, segments_made, placed)
 
 
-def memory_snapshot(timeline: Timeline, allocator: str = "") -> dict[str, Any]:
-    """Return what the caching allocator has after the timeline, and everything that it did.
+def write_memory_snapshot(timeline: Timeline, file: BinaryIO, allocator: str = "") -> None:
+    """Write what the caching allocator has after the timeline, and everything that it did, entry by
+    entry: there are more than allocations.
 
     The requests are replayed on one stream; ``allocator`` is written as for
     ``PYTORCH_ALLOC_CONF``. Frames name the line, the module and the operator of an allocation.
     """
-    return {
-        name: [[*found.dictionaries()]] if isinstance(found, Rows) else found
-        for name, found in _parts(timeline, allocator)
-    }
+    PickleWriter(file).dictionary(parts_of(timeline, allocator))
 
 
-def write_memory_snapshot(timeline: Timeline, file: BinaryIO, allocator: str = "") -> None:
-    """Write the pickle of ``memory_snapshot``, entry by entry: there are more than allocations."""
-    PickleWriter(file).dictionary(_parts(timeline, allocator))
-
-
-def _parts(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
+def parts_of(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     """Yield names and values; ``Rows`` are to be taken before the next one."""
     replayed = CachingAllocator(parse_options(allocator))
     replayed.statistics = NoStatistics()
