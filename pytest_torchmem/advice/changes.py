@@ -77,9 +77,7 @@ class _Recomputed(threading.local):
 
 @contextmanager
 def checkpointed(paths: Collection[str]) -> Iterator[None]:
-    """Have modules compute their forward again in the backward, as if each call were wrapped in
-    ``checkpoint(module, ..., use_reentrant=False)``.
-    """
+    """Have modules recompute their forward, as by ``checkpoint(module, use_reentrant=False)``."""
     recomputed = _Recomputed()
 
     def again(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

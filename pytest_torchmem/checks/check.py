@@ -111,9 +111,7 @@ class DeviceCheck:
         return Watched(reasons, holders, savers, kept)
 
     def holder(self, profile: MemoryProfile, found: StepGrowth) -> str:
-        """Trace the target again and return what refers to the largest tensor that a step left
-        alive, such as ``the list trainer.losses``; empty where that cannot be told.
-        """
+        """Trace again and return what refers to a step's largest tensor, "" if unknown."""
         timeline = profile.timeline
         largest = sorted(found.made, key=lambda index: -timeline.allocations[index].nbytes)[:_MOST]
         watch = self._watch(timeline, largest, found.end) if largest else None

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_torchmem.cudnn import driver
-
 VARIABLE = "TORCHMEM_CUDNN"
 """A folder in place of the one in ``site-packages``: one that pip installed into (``--target``), or
 one with cuDNN's libraries; ``off`` for none."""
@@ -52,6 +50,8 @@ class Installed(NamedTuple):
 
 def find_installed() -> Installed | str:
     """Return the cuDNN that would be asked, or why there is none to ask."""
+    from pytest_torchmem.cudnn import driver
+
     named = os.environ.get(VARIABLE, "")
     if named.lower() == "off":
         return f"{VARIABLE} is off"

@@ -89,9 +89,7 @@ class Provenance:
                     yield read
 
     def kinds_before(self, index: int, ends: Collection[Kind]) -> set[Kind]:
-        """Return which of some kinds of tensors an allocation was computed of, and ``OTHER`` where
-        there was something else; beyond those of the kinds, and single numbers, is not looked.
-        """
+        """Return the ``ends`` that an allocation was computed of, ``OTHER`` for all else."""
         waiting, seen, found = deque([index]), {index}, set()
         while waiting and len(seen) < _MOST_ANCESTORS:
             reads = self.reads(waiting.popleft())

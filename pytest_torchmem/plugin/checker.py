@@ -39,7 +39,6 @@ from pytest_torchmem.plugin.failure import (
 )
 from pytest_torchmem.plugin.markers import budget_of
 from pytest_torchmem.plugin.seen import node_id
-from pytest_torchmem.reports.files import write_page
 from pytest_torchmem.reports.summary import Check, properties
 from pytest_torchmem.reports.text import MOST_LINES, advice, headlines, plain_message, together
 from pytest_torchmem.snapshots.format import Key
@@ -403,6 +402,8 @@ class Checker:
         directory = self.context.settings.html_path
         if directory is None or profile is None or not check.result.failed:
             return
+        from pytest_torchmem.reports.files import write_page
+
         try:
             write_page(directory, check, profile)
         except OSError as error:

@@ -53,9 +53,7 @@ def load_sources(base: str | None, head: str | None, directory: Path) -> tuple[S
 
 
 def aligned(one: Source, other: Source, directory: Path) -> tuple[Source, Source]:
-    """Return both; where one is a revision and the other a path of its repository, only those
-    checks of the revision that the path stands for, and both named from the repository's root.
-    """
+    """Return both; of a revision the part that a path of its repository stands for."""
     if one.revision and other.path is not None:
         return _aligned(one, other, directory)
     if other.revision and one.path is not None:

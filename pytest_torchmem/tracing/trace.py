@@ -654,9 +654,11 @@ def _with_cudnn(machine: Target, cudnn: str) -> Target:
         raise UsageError(f"cudnn={cudnn!r}: expected one of {', '.join(map(repr, CUDNN_SOURCES))}")
     if machine.gpu is None:
         return machine
+    if cudnn != "auto":
+        return replace(machine, why_no_cudnn=_NOT_STORED)
     from pytest_torchmem.cudnn.library import library
 
-    asked = library() if cudnn == "auto" else _NOT_STORED
+    asked = library()
     if isinstance(asked, str):
         return replace(machine, why_no_cudnn=asked)
     return replace(machine, cudnn=asked)

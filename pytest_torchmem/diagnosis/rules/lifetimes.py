@@ -97,9 +97,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
 
 @rule("freed late", "gradients of {modules} are no longer freed within the backward")
 def freed_after_the_backward(evidence: Evidence) -> Cause | None:
-    """A hook of parameters is gone that used each gradient when it was there, and set it to none
-    (``register_post_accumulate_grad_hook``): the optimizer's steps had but few of them.
-    """
+    """A hook that freed gradients early is gone (``register_post_accumulate_grad_hook``)."""
     alive, step = evidence.before.alive, "optimizer_peak"
     if alive is None or step not in alive.moments:
         return None

@@ -157,9 +157,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
 
 
 def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Allocation | None:
-    """Return the first tensor as large as that of a row that it was computed of by new operators
-    alone, if it was made in another line: ``one_hot``, and not the loss that is given it.
-    """
+    """Return the first ancestor as large as a row, through new operators, of another line."""
     if row.what.role not in MADE:
         return None  # of a backward, which the operators of the forward explain
     index, allocations, root = evidence.first(row), evidence.ran.allocation, None
@@ -204,9 +202,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
 
 
 def _of_standing(evidence: Evidence, what: What, index: int) -> str:
-    """Return in words of which parameter or buffer an operator makes something as large, or that it
-    is given nothing else, "" if neither: weights are computed where activations were.
-    """
+    """Return in words which parameter or buffer an output has the size of, "" if none."""
     size = prod(what.shape)
     read = [one for one in evidence.ran.read(index) if one.dtype]
     standing = [one for one in read if one.kind in (Kind.PARAMETER, Kind.BUFFER)]

@@ -266,9 +266,7 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
 
 
 def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
-    """Tell whether inputs that grew so can have made the figure grow so: nothing that is computed
-    of them grows faster than the square of their numbers, as attention does.
-    """
+    """Tell whether inputs can explain a growth: at most by their square, as in attention."""
     grown = 1.0
     for change in changes:
         types, now = ({one.dtype for one in side} for side in (change.before, change.now))

@@ -121,9 +121,7 @@ def _from(
 
 
 def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
-    """Return a parameter of the type of a tensor that its module reads, where the module had made
-    nothing as large of that type, and of a narrower one: small parameters are in no snapshot.
-    """
+    """Return a parameter of a tensor's type, where its module made only narrower ones before."""
     module, size = what.module, prod(what.shape)
     known = [one for one in evidence.known() if within(module, one.module) and one.dtype]
     if any(one.dtype == what.dtype and prod(one.shape) >= size for one in known):

@@ -52,9 +52,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def check_plain(plain: Any, spec: Any = _PLAIN, where: str = "it") -> None:
-    """Raise ``ValueError`` for what ``save`` does not write: other types, negative numbers, text
-    that would move a terminal's cursor.
-    """
+    """Raise ``ValueError`` for what ``save`` does not write, such as negative numbers."""
     kind: Any = spec
     if isinstance(spec, tuple):
         kind = type(plain) if type(plain) in spec else spec[0]
