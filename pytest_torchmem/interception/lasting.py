@@ -6,7 +6,7 @@ or the capture of a graph, holds the trace's own context instead: ``TraceContext
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -82,41 +82,17 @@ class Layer(Generic[_Owner]):
     looked_at: Sequence[LookedAt] = ()
     """What else the replacements depend on."""
 
+    def start(self) -> None:
+        """Forget what was noted."""
+        for begin in self.begin:
+            begin()
+
 
 class _Made(NamedTuple):
     layer: Layer[Any]
     patch: Patch
     by: Callable[..., Layer[Any]]
     """The function that made it: another one where its module was imported anew."""
-
-
-class _InPlace(AbstractContextManager[_Owner]):
-    """A context in which a layer is in place."""
-
-    __slots__ = ("_made", "_make", "_name")
-
-    def __init__(self, name: str, make: Callable[[TraceContext], Layer[_Owner]]) -> None:
-        self._name, self._make = name, make
-
-    def __enter__(self) -> _Owner:
-        self._made = layer, patch, _ = LASTING.find(self._name, self._make)
-        self._begin()
-        try:
-            patch.put_in_place()
-        except BaseException:
-            self._begin()
-            raise
-        return layer.owner  # type: ignore[no-any-return]
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            self._made.patch.put_back()
-        finally:
-            self._begin()
-
-    def _begin(self) -> None:
-        for begin in self._made.layer.begin:
-            begin()
 
 
 class _Lasting:
@@ -139,13 +115,21 @@ class _Lasting:
             else:  # a thread that goes on may be in one of the functions, which finish as they are
                 self._trace, self._made = object.__new__(TraceContext), {}
 
-    def layer(
-        self, name: str, make: Callable[[TraceContext], Layer[_Owner]]
-    ) -> AbstractContextManager[_Owner]:
+    @contextmanager
+    def layer(self, name: str, make: Callable[[TraceContext], Layer[_Owner]]) -> Iterator[_Owner]:
         """Have a layer in place, made with ``make(trace)`` if what it replaces is new."""
-        return _InPlace(name, make)
+        layer, patch, _ = self._find(name, make)
+        layer.start()
+        try:
+            patch.put_in_place()
+            try:
+                yield layer.owner
+            finally:
+                patch.put_back()
+        finally:
+            layer.start()
 
-    def find(self, name: str, make: Callable[[TraceContext], Layer[Any]]) -> _Made:
+    def _find(self, name: str, make: Callable[[TraceContext], Layer[Any]]) -> _Made:
         found, by = self._made.get(name), getattr(make, "func", make)
         if found is None or found.by is not by or not found.patch.fits():
             if found is not None:

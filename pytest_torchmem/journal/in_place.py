@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -111,8 +111,10 @@ class _Tensor(Reference):
             self._restore_attributes(self.own)
         return self.own
 
-    def put_hooks(self, tensor: Tensor) -> None:
-        """Let a tensor whose implementation is another have its hooks, which C++ has with that."""
+    def exchange(self, tensor: Tensor) -> None:
+        """Let the tensor be ``own``, with its hooks, which C++ has with the implementation."""
+        _exchange(tensor, self.own)
+        self.tensor = ref(tensor)
         for name, (table, _) in zip(_HOOKS, self._hooks, strict=True):
             if table:
                 setattr(tensor, name, table)
@@ -186,45 +188,35 @@ def _clear(tables: Iterable[Any], _: object) -> None:
             table.clear()
 
 
-class _Lies(NamedTuple):
-    """How a tensor lay, which is not held, on which storage."""
+def _lying(tensor: Tensor | None) -> Callable[[], None] | None:
+    """Return what lets a strided tensor lie as it does, if it is on the same storage by then.
 
-    tensor: ref[Tensor]
-    storage: int
-    nbytes: int
-    geometry: tuple[Any, ...]
-    version: int
+    An operator in place that changes no more than that (``resize_``, ``t_``) runs on the program's
+    own tensor.
+    """
+    if type(tensor) not in _OF_TORCH or tensor is None or tensor.layout is not torch.strided:
+        return None
+    try:
+        address, nbytes = storage_address(tensor), tensor.untyped_storage().nbytes()
+        version = -1 if tensor.is_inference() else version_of(tensor)
+        geometry, held = _geometry(tensor), ref(tensor)
+    except (RuntimeError, NotImplementedError):  # it has no storage, or is a lazy parameter
+        return None
 
-    @classmethod
-    def of(cls, reference: ref[Tensor]) -> "_Lies | None":
-        """Return how a strided tensor lies; of others nothing changes so."""
-        tensor: Any = reference()
-        if type(tensor) not in _OF_TORCH or tensor.layout is not torch.strided:
-            return None
-        try:
-            address, nbytes = storage_address(tensor), tensor.untyped_storage().nbytes()
-            version = -1 if tensor.is_inference() else version_of(tensor)
-            return cls(reference, address, nbytes, _geometry(tensor), version)
-        except (RuntimeError, NotImplementedError):  # it has no storage, or is a lazy parameter
-            return None
-
-    def restore(self) -> None:
-        """Let it lie so if it is still on its storage.
-
-        An operator in place that changes no more than that (``resize_``, ``t_``) runs on the
-        program's own tensor.
-        """
-        tensor = self.tensor()
-        if tensor is None or storage_address(tensor) != self.storage:
+    def restore() -> None:
+        tensor = held()
+        if tensor is None or storage_address(tensor) != address:
             return
         storage = tensor.untyped_storage()
-        if storage.nbytes() != self.nbytes and storage.resizable():
-            storage.resize_(self.nbytes)
-        if _geometry(tensor) != self.geometry:
+        if storage.nbytes() != nbytes and storage.resizable():
+            storage.resize_(nbytes)
+        if _geometry(tensor) != geometry:
             with torch.no_grad():
-                tensor.set_(storage, *self.geometry)
-            if self.version >= 0:
-                set_version((tensor,), (self.version,))
+                tensor.set_(storage, *geometry)
+            if version >= 0:
+                set_version((tensor,), (version,))
+
+    return restore
 
 
 class InPlace:
@@ -247,8 +239,8 @@ class InPlace:
         self._scripted: list[tuple[Given, Tensor]] = []
         self._gradients: list[tuple[ref[Tensor], Tensor | None]] = []
         """Those of tensors whose parts lie elsewhere."""
-        self._lie: list[_Lies] = []
-        """Tensors that stay where they are."""
+        self._lie: list[Callable[[], None] | None] = []
+        """What lets tensors that stay where they are lie as they did."""
         self._changed: Any = WeakIdKeyDictionary()
         """Modules that a program changes. Weakly: one that it makes on another thread dies."""
         self._moved: Any = WeakIdKeyDictionary()
@@ -270,10 +262,8 @@ class InPlace:
             for tensor in reached.held_tensors():
                 if id(tensor) not in self.given:
                     self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
-            self._stay(one for one in reached.tensors if id(one()) not in self.given)
-
-    def _stay(self, tensors: Iterable[ref[Tensor]]) -> None:
-        self._lie += [one for one in map(_Lies.of, tensors) if one is not None]
+            stay = (one() for one in reached.tensors)
+            self._lie += [_lying(one) for one in stay if id(one) not in self.given]
 
     def _note_value(self, value: Any, name: str) -> None:
         self._note_modules(value, f"{name}.")
@@ -328,7 +318,7 @@ class InPlace:
             return
         made = other(tensor, given)
         if made is None:
-            self._stay((ref(tensor),))
+            self._lie.append(_lying(tensor))
             return
         gradient = _gradient(tensor)
         if made.requires_grad != tensor.requires_grad:
@@ -339,11 +329,8 @@ class InPlace:
             setattr(given.scripted, name, nn.Parameter(made) if parameter else made)
             self._scripted.append((given, tensor))
             return
-        laid = _Tensor(tensor, made)
-        _exchange(tensor, made)
-        laid.tensor = ref(tensor)
-        self._laid[id(tensor)] = laid
-        laid.put_hooks(tensor)
+        laid = self._laid[id(tensor)] = _Tensor(tensor, made)
+        laid.exchange(tensor)
         if gradient is not None:
             self._lay(gradient, Given(gradient, Kind.OTHER, moves=given.moves), other)
             tensor.grad = gradient
@@ -393,7 +380,8 @@ class InPlace:
         if moved.own.is_meta:
             held[name] = parameter
             return
-        moved.tensor = ref(parameter, partial(_call_with, when_gone, moved.own))
+        data = moved.own
+        moved.tensor = ref(parameter, lambda _: when_gone(data))
         held[name] = moved
 
     def keep_buffer(self, module: nn.Module, name: str, buffer: Tensor) -> None:
@@ -431,8 +419,8 @@ class InPlace:
                 if (wrapper := holder()) is not None:
                     wrapper.grad = gradient
             self._gradients.clear()
-            for lies in self._lie:
-                lies.restore()
+            for restore in filter(None, self._lie):
+                restore()
         for module in self.modules.values():
             module.restore()
 
@@ -456,10 +444,6 @@ class InPlace:
         for notes in (self._changed, self._moved, self._buffers, self._used, self._optimizers):
             if notes:
                 notes.clear()
-
-
-def _call_with(function: Callable[[Tensor], object], tensor: Tensor, _: object) -> None:
-    function(tensor)
 
 
 def _exchange(tensor: Tensor, other: Tensor) -> None:

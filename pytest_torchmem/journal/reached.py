@@ -63,21 +63,15 @@ class Names:
 
 
 def names_of_cell(cell: types.CellType) -> Names:
-    """Return the variable of a closure, under the name ""."""
+    """Return the variable of a closure."""
 
     def read() -> dict[str, Any]:
         try:
-            return {"": cell.cell_contents}
+            return {"cell_contents": cell.cell_contents}
         except ValueError:  # not assigned yet
             return {}
 
-    def bind(_: str, value: Any) -> None:
-        cell.cell_contents = value
-
-    def unbind(_: str) -> None:
-        del cell.cell_contents
-
-    return Names(read, bind, unbind)
+    return Names(read, partial(setattr, cell), partial(delattr, cell))
 
 
 def names_of_globals(variables: dict[str, Any], names: Collection[str]) -> Names:

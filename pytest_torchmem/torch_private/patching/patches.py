@@ -97,28 +97,18 @@ def unless(
 
 def replaced(owner: Any, **replacements: Any) -> AbstractContextManager[None]:
     """Replace attributes of a class or module; inherited ones are inherited again afterwards."""
-    return _Replaced([(owner, replacements)])
+    return replaced_all([(owner, replacements)])
 
 
-def replaced_all(replacements: Replacements) -> AbstractContextManager[None]:
+@contextmanager
+def replaced_all(replacements: Replacements) -> Iterator[None]:
     """Replace attributes of several classes and modules together, which all must be there."""
-    return _Replaced(replacements)
-
-
-class _Replaced(AbstractContextManager[None]):
-    """A context in which attributes are replaced."""
-
-    __slots__ = ("_patch", "_replacements")
-
-    def __init__(self, replacements: Replacements) -> None:
-        self._replacements = replacements
-
-    def __enter__(self) -> None:
-        self._patch = Patch(self._replacements)
-        self._patch.put_in_place()
-
-    def __exit__(self, *error: object) -> None:
-        self._patch.put_back()
+    patch = Patch(replacements)
+    patch.put_in_place()
+    try:
+        yield
+    finally:
+        patch.put_back()
 
 
 class _Bound:
