@@ -441,7 +441,8 @@ class Kernels:
         plan.numbers = numbers = _numbers_of(spec, args, tensors, device)
         given, where, result = with_types(args, numbers), device.device.type, plan.on_meta(tensors)
         taken = workspace_of(self._target, where, spec, result, given, call.kwargs)
-        if taken is not None and taken.is_estimate and self._target.host.is_this_machine:
+        is_estimate = where == "cpu" and taken is not None and taken.is_estimate
+        if is_estimate and self._target.host.is_this_machine:
             taken = workspace_here(call, plan, result) or taken
         plan.follow(taken or Workspace(), spec.on(where).order)
         plan.work = CallWork(spec, args, call.kwargs, result)

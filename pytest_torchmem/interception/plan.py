@@ -191,6 +191,13 @@ class Plan:
             else:
                 last = max(at for at, one in enumerate(alive) if one.nbytes == -request)
                 steps.append(-alive.pop(last).number)
+        # An output whose size a library decides on is as sure as the workspace it asks for with it.
+        for slot, sure in self.confidences.items():
+            if sure is Confidence.UNKNOWN and workspace.confidence in (
+                Confidence.LIBRARY,
+                Confidence.BOUNDED,
+            ):
+                self.confidences[slot] = workspace.confidence
         self.steps = (*steps, *workspace.kept, *(-one.number for one in reversed(alive)))
         noted = replace(workspace, requests=(), kept=())
         self.workspace = None if noted.is_nothing else noted

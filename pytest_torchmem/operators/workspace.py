@@ -140,9 +140,9 @@ def told(*requests: Request) -> Workspace:
     return Workspace(requests, Confidence.LIBRARY)
 
 
-def estimate(nbytes: int) -> Workspace:
-    """Return a workspace of about ``nbytes`` bytes."""
-    return Workspace((nbytes,), Confidence.UNKNOWN, is_estimate=True)
+def estimate(*requests: Request) -> Workspace:
+    """Return a workspace of about ``requests`` bytes."""
+    return Workspace(requests, Confidence.UNKNOWN, is_estimate=True)
 
 
 def as_workspace(found: int | tuple[Request, ...] | Workspace, operator: str) -> Workspace:

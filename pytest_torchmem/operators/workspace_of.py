@@ -123,7 +123,8 @@ def library_state(target: Target, buffer: Buffer, spec: OperatorSpec) -> Workspa
     key = key_of(spec, (), {})
     figure = _measured(target, key)
     if figure is None or figure.reserve is None:
-        found = as_workspace(Workspace((), buffer.confidence, (buffer,)), spec.name)
+        found = Workspace((), buffer.confidence, (buffer,), is_estimate=True)
+        found = as_workspace(found, spec.name)
         return replace(found, questions=(key,))
     measured = replace(buffer, nbytes=figure.reserve, confidence=Confidence.CALIBRATED)
     return Workspace(

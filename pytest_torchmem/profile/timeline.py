@@ -58,8 +58,8 @@ class Confidence(str, Enum):
     BOUNDED = "bounded"
     """At most these."""
     UNKNOWN = "unknown"
-    """At least these: the kernel takes more, and how much is not known. On a CPU that oneDNN's
-    workspaces were not checked on, an estimate.
+    """At least these: the kernel takes more, and how much is not known. Or an estimate: oneDNN's
+    workspaces on a CPU, and those of recurrent layers on a GPU, that they were not checked on.
     """
 
 

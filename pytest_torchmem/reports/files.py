@@ -183,8 +183,8 @@ def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
         what = f"{_checks(told, 'uses', 'use')} workspace that cuDNN {versions} told for"
         yield f"{what}: {_names(told)}."
     if unknown:
-        what = f"{_checks(unknown, 'is a lower bound', 'are lower bounds')}, without the workspace"
-        yield f"{what} of: {_names(unknown)}."
+        what = _checks(unknown, "may be too low", "may be too low")
+        yield f"{what}, by the workspace of: {_names(unknown)}."
     if guessed := [trace for trace in traced if trace.guessed]:
         yield f"{_checks(guessed, 'is', 'are')} as reported{AT_MOST}."
     apart = [trace.not_counted for trace in traced if trace.not_counted]

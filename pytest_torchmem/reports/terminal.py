@@ -225,7 +225,7 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
         names, more = [*unknown], ", …" if len(unknown) > MOST_OPERATORS else ""
         operators = f"({', '.join(names[:MOST_OPERATORS])}{more})"
         parts.append(
-            f"{_tests(unknown)} with unknown workspace {operators}, figures are lower bounds"
+            f"{_tests(unknown)} with unknown workspace {operators}, figures may be too low"
         )
     if others := _tests_by(checks, _has_other_warnings):
         parts.append(f"{_tests(others)} with other warnings")

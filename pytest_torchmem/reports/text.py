@@ -432,7 +432,7 @@ def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
     parts += _only_on_one_side(found.run)
     if found.run.unknown_workspaces:
         names = ", ".join(found.run.unknown_workspaces)
-        parts.append(f"The trace does not include the workspace of: {names}")
+        parts.append(f"The trace does not know the workspace of: {names}")
     return Told(headline, parts)
 
 

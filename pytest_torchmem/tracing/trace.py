@@ -570,11 +570,13 @@ def _compiled(attribution: Attribution) -> tuple[str, ...]:
 def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:
     """Return one warning of all workspaces that are missing or estimates."""
     estimated = device.estimated_workspaces
+    on_host = device.device.type == "cpu"
+    why = machine.host.unchecked if on_host else "cuDNN was asked for its size on an H100 alone"
     parts = [
-        f"the workspace of {', '.join(sorted(operators))} is {why}"
-        for operators, why in (
+        f"the workspace of {', '.join(sorted(operators))} is {what}"
+        for operators, what in (
             (device.unknown_workspaces - estimated, "unknown and not included"),
-            (estimated, f"an estimate: {machine.host.unchecked}"),
+            (estimated, f"an estimate: {why}"),
         )
         if operators
     ]

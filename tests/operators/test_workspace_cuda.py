@@ -277,8 +277,8 @@ def test_of_recurrent_layers_the_copies_step_by_step_are_known() -> None:
         return [nbytes for nbytes in taken if nbytes < 8 * 1024**2]  # else it is cuDNN's
 
     source, gradient, state = x.numel() * 4, 64 * 128 * 16 * 4, 64 * 16 * 4
-    weights = sum(parameter.numel() for parameter in layers[0].parameters()) * 4
-    assert copies(first) == [source, source + gradient + 2 * state - weights]
+    assert copies(first) == [source, state, state, source, gradient, source]
+    assert copies(by_step) == [2 * state, 2 * state, gradient]  # twice the batch
 
 
 def test_clipping_gradients() -> None:

@@ -130,7 +130,7 @@ def test_an_update_measures_and_traces_without_a_gpu_use_it(
 def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu: StandIn) -> None:
     result, checks = run(project, "--torchmem-update", "--torchmem-measure=never")
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
-    result.tells("warnings: *(aten::convolution, *), figures are lower*")
+    result.tells("warnings: *(aten::convolution, *), figures may be too low*")
     run(project, "--torchmem-update")
     files = ("--torchmem-markdown=report.md", "--junitxml=report.xml")
     result, checks = run(project, "-v", *files)
@@ -139,14 +139,14 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     told = (project.path / "report.md").read_text()
     assert "1 check uses calibrated (GPU-measured) workspace for" in told
     assert f": `{FORWARD}`, `{BACKWARD}`." in told
-    assert "lower bound" not in told
+    assert "too low" not in told
     junit = (project.path / "report.xml").read_text()
     assert f'name="torchmem.cuda.calibrated_workspaces" value="{FORWARD}, {BACKWARD}"' in junit
     assert "unknown_workspaces" not in junit
     calibration_file(project).unlink()
     run(project, "--torchmem-measure=never", *files)
     told = (project.path / "report.md").read_text()
-    assert f"lower bound, without the workspace of: `{FORWARD}`" in told
+    assert f"may be too low, by the workspace of: `{FORWARD}`" in told
     assert "calibrated" not in told
     assert "unknown_workspaces" in (project.path / "report.xml").read_text()
     run(project, "--torchmem-update")

@@ -291,7 +291,7 @@ def test_unknown_workspace_is_one_line_and_fail_when_strict(light):
     for options in ((), ("-q",), ("-n", "2")):
         result = light.run(*options, passed=3)
         assert _warnings(result) == [
-            "warnings: 3 tests with unknown workspace (a, b, …), figures are lower bounds; "
+            "warnings: 3 tests with unknown workspace (a, b, …), figures may be too low; "
             "-v lists them"
         ]
     assert _warnings(light.run("-v")) == [f"warning: test_net.py::test_it[0] and 2 more: {said}"]

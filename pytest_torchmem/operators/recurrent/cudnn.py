@@ -1,22 +1,17 @@
-"""What cuDNN takes for a recurrent layer: bounds of ``cudnnGetRNNTempSpaceSizes``.
-
-cuDNN tells these sizes on a GPU alone. Its documentation says what they depend on: the network,
-whether it is trained, the longest sequence and the batch, so a packed sequence counts as if it were
-padded. The formulas give the published sizes to the byte (tests/operators/test_recurrent_space.py):
-LSTM and GRU of cuDNN 6 or 7 (pytorch#2895, whose batch and steps follow from two of its four
-sizes), an LSTM of cuDNN 9 (jax, tests/rnn_test.py, ``test_struct_encoding_determinism``). What
-these do not cover is assumed at its largest: other cells, float32 states of a layer in half
-precision, projections, both directions, and a forward without training, which can need no more than
-one with it.
-
-cuDNN's recurrent layers: one call for all layers and steps.
+"""cuDNN's recurrent layers: one call for all layers and steps, and what cuDNN takes for it.
 
 native/cudnn/RNN.cpp (``_cudnn_rnn``, ``_cudnn_rnn_backward_input``, ``_cudnn_rnn_backward_weight``)
 asks ``cudnnGetRNNTempSpaceSizes`` for the workspace and for the reserve, an output that the
-backward needs; ``temporary_space.py`` bounds its answers. Weights lie in one flat buffer.
+backward needs. Weights lie in one flat buffer.
+
+cuDNN tells these sizes on a GPU alone. The formulas give to the byte what cuDNN 9.19.0 told on an
+H100, for layers of all settings (tests/operators/test_recurrent_space.py), and what was published
+of an LSTM of cuDNN 9 (jax, tests/rnn_test.py, ``test_struct_encoding_determinism``). No formula is
+documented: what a buffer is for is a guess. On other GPUs the sizes are estimates.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,60 +20,198 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall, RecurrentSettings, Trace
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Buffer, Workspace, bounded
+from pytest_torchmem.operators.workspace import (
+    ALL,
+    Buffer,
+    Made,
+    Request,
+    Workspace,
+    estimate,
+    passing,
+    told,
+)
 from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
 
 RELU, TANH, LSTM, GRU = range(4)
 """``cudnnRNNMode_t``."""
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
-#: What is kept for every step of a layer, in hidden sizes.
-_KEPT = {RELU: 2, TANH: 2, LSTM: 5, GRU: 6}
-_ALIGNED = 64
-"""Bytes: each part begins at a multiple of this."""
+_KEPT_GATES = {**GATES, GRU: 6}
+"""What the backward needs of a step, in hidden sizes; besides that of an LSTM its cell state."""
+_SMALL = {RELU: (384, 256), TANH: (384, 256), LSTM: (192, 128), GRU: (192, 128)}
+"""The largest hidden sizes of forward and backward; ``use_rnn_persist_small_h``."""
+_ALIGNED = 32
+"""Bytes: each buffer begins at a multiple of this."""
+_HEADER = 256
 _PRODUCTS = 8 * 1024**2
-"""Bytes for cuBLAS, which cuDNN 6 and 7 did not take."""
+"""Bytes for the matrix products of a layer and direction."""
+_PERSISTENT = 2432
+"""Elements for each of the hidden size, of a persistent backward of few steps."""
 
 
-def extent(input: Tensor, settings: RecurrentSettings) -> tuple[int, int]:
-    """Return the longest sequence and the largest batch."""
+class Algorithm(Enum):
+    """``cudnnRNNAlgo_t``, as far as ATen asks for it."""
+
+    STANDARD = auto()
+    SMALL = auto()
+    PERSISTENT = auto()
+
+
+def extent(input: Tensor, settings: RecurrentSettings) -> tuple[int, int, int]:
+    """Return the longest sequence, the largest batch, and the steps of all sequences."""
     if settings.batch_sizes:
-        return len(settings.batch_sizes), settings.batch_sizes[0]
+        return len(settings.batch_sizes), settings.batch_sizes[0], input.shape[0]
     steps, batch = (input.transpose(0, 1) if settings.transposes else input).shape[:2]
-    return steps, batch
+    return steps, batch, steps * batch
 
 
 def reserve(input: Tensor, settings: RecurrentSettings) -> int:
-    """Return what the backward needs of a training forward, at most; in bytes."""
-    steps, batch = extent(input, settings)
-    size, directions = input.element_size(), settings.directions
-    kept = _KEPT[settings.mode] + bool(settings.proj_size)
-    if settings.mode == LSTM and size < 4:
-        kept += 1
-    cells = _part(steps * batch * settings.hidden_size * size)
-    between = _part(steps * batch * _output_size(settings) * size)
-    masks = 2 if settings.dropout else 1
-    return directions * (
-        settings.num_layers * kept * cells + (settings.num_layers - 1) * masks * between
-    )
+    """Return what the backward needs of a training forward; in bytes."""
+    steps, batch, rows = extent(input, settings)
+    between = (settings.num_layers - 1) * settings.directions
+    every = settings.num_layers * settings.directions * rows
+    kept = [_KEPT_GATES[settings.mode] * every, between * rows]
+    kept += [every] * ((settings.mode == LSTM) + bool(settings.proj_size))
+    parts = [settings.hidden_size * one for one in kept] + [settings.proj_size * every]
+    mask = -(-steps * batch * settings.directions * _output_size(settings) // 8)
+    masks = between * _part(mask) if settings.dropout else 0
+    return _HEADER + masks + sum(_part(one * input.element_size()) for one in parts)
 
 
-def temporary_space(input: Tensor, weight: Sequence[Tensor], settings: RecurrentSettings) -> int:
-    """Return what every call takes while it runs, at most; in bytes.
-
-    Weights in another order, and for each layer and direction three times the gates, less one.
-    """
-    steps, batch = extent(input, settings)
+def temporary_space(
+    machine: Gpu,
+    input: Tensor,
+    weight: Sequence[Tensor],
+    settings: RecurrentSettings,
+    backward: bool = False,
+) -> int:
+    """Return what a call takes while it runs; in bytes. In training all phases are provided for."""
+    weights = sum(one.numel() for one in weight if one.dim() > 1)
+    space = _Space(settings, input.shape[-1], weights, *extent(input, settings))
+    algorithm = space.algorithm(machine, input.dtype, backward)
+    small = algorithm is not Algorithm.STANDARD
+    phases = [space.forward(small)]
+    if settings.train:
+        phases.append(space.backward(small))
+    if settings.train and algorithm is Algorithm.PERSISTENT:
+        phases.append(space.persistent_backward())
     size, layers = input.element_size(), settings.num_layers * settings.directions
-    of_step = _part(batch * settings.hidden_size * max(size, 4))
-    taken = _PRODUCTS + layers * (3 * GATES[settings.mode] - 1) * of_step
-    taken += sum(_part(one.numel() * size) for one in weight if one.dim() > 1)
-    if settings.proj_size:
-        taken += layers * of_step
-    if settings.directions > 1:
-        widest = max(input.shape[-1], 2 * _output_size(settings))
-        taken += 2 * _part(steps * batch * widest * size)
-    return taken if settings.train else taken + reserve(input, settings)
+    lengths = 0 if settings.batch_sizes else _part(8 * space.batch)
+    largest = max(sum(_part(one * size) for one in buffers) for buffers in phases)
+    return _HEADER + _PRODUCTS * layers + lengths + largest
+
+
+class _Space(NamedTuple):
+    """The elements of each of cuDNN's buffers, by a layer's settings and numbers of elements."""
+
+    settings: RecurrentSettings
+    input: int
+    weights: int
+    steps: int
+    batch: int
+    rows: int
+
+    def algorithm(self, machine: Gpu, dtype: torch.dtype, backward: bool) -> Algorithm:
+        """Return the one that ATen asks for; ``get_algo``.
+
+        For bfloat16 cuDNN takes what the standard one does, whichever it is asked for.
+        """
+        settings = self.settings
+        is_plain = not settings.proj_size and not settings.batch_sizes
+        if not is_plain or dtype not in (torch.float32, torch.float16):
+            return Algorithm.STANDARD
+        if settings.hidden_size <= _SMALL[settings.mode][backward]:
+            return Algorithm.SMALL
+        persists = dtype is torch.float16 and self._persists(machine)
+        return Algorithm.PERSISTENT if persists else Algorithm.STANDARD
+
+    def _persists(self, machine: Gpu) -> bool:
+        """``use_persist_common_heuristics`` and ``use_persist_device_heuristics``."""
+        settings, batch, (major, minor) = self.settings, self.batch, machine.capability
+        mode, hidden = settings.mode, settings.hidden_size
+        if settings.num_layers > 1 or settings.bidirectional:
+            return False
+        if hidden > 1024 or hidden % 128 or self.input % 128:
+            return False
+        if major == 7:
+            is_liked = batch == 8 or (batch % 16 == 0 and batch not in (80, 112))
+            most = ((40, 128), (20, 96), (10, 32))
+            is_long = any(self.steps >= steps and batch <= limit for steps, limit in most)
+            return minor != 5 and is_liked and is_long
+        if major < 8 or minor == 6 or machine.multiprocessors < 98 or mode == GRU:
+            return False
+        return batch % 8 == 0 and batch <= 128 and (mode == LSTM or batch < 96 or hidden < 896)
+
+    def forward(self, small: bool) -> list[int]:
+        """Return those of the forward."""
+        settings, hidden, state = self.settings, self.rows * self.settings.hidden_size, self._state
+        gates, both = GATES[settings.mode], settings.bidirectional
+        found = [*self._in_every_phase(small), *self._copies()]
+        if both:
+            found.append(4 * hidden)
+        elif settings.train and settings.dropout:
+            found.append(hidden)
+        if small:
+            return [*found, settings.directions * gates * hidden, 4 * gates * hidden, state * both]
+        at_once = min(self.rows, 256 * self.batch) * settings.hidden_size
+        return [*found, gates * (2 * hidden if both else at_once), gates * state]
+
+    def backward(self, small: bool) -> list[int]:
+        """Return those of both gradients."""
+        settings, hidden, state = self.settings, self.rows * self.settings.hidden_size, self._state
+        directions, layers = settings.directions, settings.num_layers
+        widest = self.rows * max(self.input, settings.hidden_size)
+        found = [*self._in_every_phase(small), *self._copies(), *self._copies()]
+        found.append(directions**2 * widest)
+        if small or settings.bidirectional:
+            found.append(directions * hidden * (1 if layers == 1 else 2))
+        else:
+            found.append(min(self.rows, self._steps_at_once() * self.batch) * settings.hidden_size)
+        if small:
+            found += [_KEPT_GATES[settings.mode] * hidden, 8 * hidden]
+        return found if small and directions == 1 else [*found, state]
+
+    def persistent_backward(self) -> list[int]:
+        """Return those of another backward, which few steps take."""
+        gates, hidden = GATES[self.settings.mode], self.settings.hidden_size
+        more = [gates * self.rows * hidden, 2 * self._state, _PERSISTENT * hidden]
+        return self.backward(small=False) + more
+
+    @property
+    def _state(self) -> int:
+        """One state of every layer and direction."""
+        settings = self.settings
+        return settings.num_layers * settings.directions * self.batch * settings.hidden_size
+
+    def _in_every_phase(self, small: bool) -> list[int]:
+        settings = self.settings
+        found = [self.weights]
+        if settings.proj_size:
+            found.append(settings.directions * self.rows * settings.hidden_size)
+        return found + [2 * self._state] * ((small or settings.bidirectional) + self._is_lstm)
+
+    def _copies(self) -> list[int]:
+        """Input, output, and states before and after, of sequences that are not packed."""
+        settings, output = self.settings, _output_size(self.settings)
+        if settings.batch_sizes:
+            return []
+        states = 2 * [self._state // settings.hidden_size * output]
+        cells = 2 * [self._state] * self._is_lstm
+        return [self.rows * self.input, settings.directions * self.rows * output, *states, *cells]
+
+    @property
+    def _is_lstm(self) -> bool:
+        return self.settings.mode == LSTM
+
+    def _steps_at_once(self) -> int:
+        """How many steps the backward of one direction has in memory between two layers."""
+        layers, steps, batch = self.settings.num_layers, self.steps, self.batch
+        if layers == 1:
+            return steps
+        few = 8 if steps >= 128 else 4 if batch <= 96 else 2
+        chunk = 32 if batch == 1 else 16 if batch <= 8 else 8 if batch <= 16 else few
+        return min(steps, layers * chunk + max(chunk, 8))
 
 
 def _output_size(settings: RecurrentSettings) -> int:
@@ -104,7 +237,8 @@ def weight_elements(weights: Sequence[Tensor], stride: int, mode: int, hidden_si
 def weight_buffer(trace: Trace, params: list[Tensor], elements: int) -> Tensor | None:
     """Return the flat buffer the weights lie in, or None; ``try_get_weight_buf``.
 
-    Weights that were there before the step have been through ``Module.to``, which flattens them.
+    Weights that were there before the step have been through ``Module.to``, which flattens them,
+    but for bfloat16 (torch/backends/cudnn/__init__.py, ``CUDNN_TENSOR_DTYPES``).
     """
     first = params[0]
     address = storage_address(first)
@@ -112,7 +246,8 @@ def weight_buffer(trace: Trace, params: list[Tensor], elements: int) -> Tensor |
         with trace.working():
             storage = first.untyped_storage()
             return tensor_on(storage, first.dtype, (elements,), (1,), 0)
-    return first.detach() if trace.made_before_step(first) else None
+    is_flat = first.dtype is not torch.bfloat16 and trace.made_before_step(first)
+    return first.detach() if is_flat else None
 
 
 def views_of(trace: Trace, buffer: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -158,9 +293,20 @@ def flatten_weight(
     return buffer
 
 
-DROPOUT_STATE = Buffer("cuDNN dropout", 2 * 1024**2, process=True, confidence=Confidence.UNKNOWN)
-"""The state of random numbers that a process keeps; cudnn/RNN.cpp, ``get_dropout_state``: «slightly
-over 2MB». How much exactly, ``cudnnDropoutGetStatesSize`` alone knows."""
+def dropout_state(machine: Gpu) -> Buffer:
+    """Return the state of random numbers that a process keeps; RNN.cpp, ``get_dropout_state``.
+
+    24 bytes for every thread that the GPU runs at once were recorded.
+    """
+    nbytes = 24 * machine.multiprocessors * machine.threads_per_multiprocessor
+    confidence = Confidence.LIBRARY if _is_recorded(machine) else Confidence.UNKNOWN
+    return Buffer("cuDNN dropout", nbytes, process=True, confidence=confidence)
+
+
+def _is_recorded(machine: Gpu) -> bool:
+    """Return whether cuDNN was asked on such a GPU."""
+    return machine.capability == (9, 0)
+
 
 _rnn = operator("aten::_cudnn_rnn", library_output=3, not_in_key=("dropout_state",))
 _rnn_backward = operator("aten::_cudnn_rnn_backward", not_in_key=("dropout_state", "reserve"))
@@ -205,7 +351,7 @@ def outputs(
     input, hx = layer.input, layer.hx
     hidden, layers = settings.hidden_size, settings.num_layers * settings.directions
     out = settings.proj_size or hidden
-    steps, batch = extent(input, settings)
+    steps, batch, _ = extent(input, settings)
     if settings.batch_sizes:
         output = input.new_empty((input.size(0), out * settings.directions))
     else:
@@ -248,34 +394,49 @@ def gradients(
 
 
 @_rnn.workspace("cuda")
-def workspace(input: Tensor, weight: Sequence[Tensor], settings: RecurrentSettings) -> Workspace:
+def workspace(
+    machine: Gpu, input: Tensor, weight: Sequence[Tensor], settings: RecurrentSettings
+) -> Workspace:
     """A dense copy of the input, and cuDNN's workspace; states are dense already."""
-    taken = temporary_space(input, weight, settings)
-    return bounded(_by_step(input, settings), taken)
+    taken = temporary_space(machine, input, weight, settings)
+    return _as_recorded(machine, _by_step(input, settings), taken)
 
 
 @_rnn_backward.workspace("cuda")
 def backward_workspace(
+    machine: Gpu,
     layer: Layer,
     output: Tensor,
     given: Gradients,
     settings: RecurrentSettings,
     output_mask: Sequence[bool],
 ) -> Workspace:
-    """Dense copies, states' gradients where none came, and cuDNN's; then the weights' gradients.
+    """Zeros where no gradient came; then, each with cuDNN's workspace, dense copies for the input's
+    gradient, and one of the input for the weights'.
 
-    The buffer of these is made when the copies for the input's gradient are gone.
+    Without biases the weights' gradients are copied out of cuDNN's buffer.
     """
     input, weight, _, hx, cx = layer
-    grad_output, grad_hy, grad_cy = given
-    source = _by_step(input, settings)
-    gradient = dense_bytes(output) if grad_output is None else _by_step(grad_output, settings)
-    states = dense_bytes(hx) if grad_hy is None else contiguous_copy(grad_hy)
-    if cx is not None:
-        states += dense_bytes(cx) if grad_cy is None else contiguous_copy(grad_cy)
-    later = sum(map(dense_bytes, weight)) if output_mask[3] else 0
-    copies = max(source + gradient + states - later, source)
-    return bounded(copies, temporary_space(input, weight, settings))
+    source, (grad_output, *grads) = _by_step(input, settings), given
+    zeros = [dense_bytes(output) if grad_output is None else 0]
+    copies = [source, dense_bytes(output) * settings.transposes]
+    if grad_output is not None:
+        copies[1] = _by_step(grad_output, settings)
+    for grad, state in zip(grads, (hx, cx), strict=True):
+        if state is not None:
+            zeros.append(dense_bytes(state) if grad is None else 0)
+            copies.append(0 if grad is None else contiguous_copy(grad))
+    taken = temporary_space(machine, input, weight, settings, backward=True)
+    requests = [*zeros, *passing(*copies, Made(0), Made(1), Made(2), taken)]
+    if output_mask[3]:
+        size = layer.weight_elements(settings) * input.element_size()
+        is_copied = size != sum(map(dense_bytes, weight))
+        requests += [source, *((size, taken, -taken, ALL) if is_copied else (ALL, taken))]
+    return _as_recorded(machine, *requests)
+
+
+def _as_recorded(machine: Gpu, *requests: Request) -> Workspace:
+    return (told if _is_recorded(machine) else estimate)(*requests)
 
 
 def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:
@@ -285,7 +446,7 @@ def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:
 
 @_dropout_state.meta("cuda")
 def state_of_dropout() -> Tensor:
-    """8 bytes for every thread that a GPU runs at once."""
+    """Its size is that of the buffer that is kept."""
     return torch.empty((0,), dtype=torch.uint8, device="meta")
 
 
@@ -325,13 +486,14 @@ def autocast_rnn(
         for view, one in zip(views, weight, strict=True):
             view.copy_(one)
         weight = views
+    cx, hx = casts.to(half, cx), casts.to(half, hx)  # a C++ compiler's order: from the last
     return torch.ops.aten._cudnn_rnn.default(
         casts.to(half, input),
         weight,
         stride,
         buffer,
-        casts.to(half, hx),
-        casts.to(half, cx),
+        hx,
+        cx,
         mode,
         hidden_size,
         *rest,

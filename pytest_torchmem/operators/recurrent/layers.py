@@ -27,11 +27,11 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall, LayerSettings
 from pytest_torchmem.operators.geometry import Outputs, contiguous_copy, like
 from pytest_torchmem.operators.recurrent.cudnn import (
-    DROPOUT_STATE,
     GRU,
     LSTM,
     RELU,
     TANH,
+    dropout_state,
     weight_buffer,
     weight_elements,
 )
@@ -277,6 +277,7 @@ def uses_cudnn(gpu: Gpu, tensor: Tensor) -> bool:
 
 
 def _run(
+    machine: Gpu,
     call: CompositeCall,
     input: Tensor,
     batch_sizes: Sequence[int],
@@ -294,7 +295,7 @@ def _run(
     elements = weight_elements(settings.params, stride, mode, hidden_size)
     if settings.train and settings.dropout > 0:
         maker = torch.ops.aten._cudnn_init_dropout_state.default
-        call.trace.keep(DROPOUT_STATE, maker)
+        call.trace.keep(dropout_state(machine), maker)
     return torch.ops.aten._cudnn_rnn.default(
         input,
         settings.params,
@@ -338,7 +339,8 @@ def _layer(mode: int) -> Callable[..., Any]:
         if not uses_cudnn(machine, rows):
             return run_layers(_NATIVE_CELLS[mode], rows, states, settings, batch_first, sizes)
         cell = states[1] if mode == LSTM else None
-        outputs = _run(call, rows, sizes or (), states[0], cell, mode, settings, batch_first)
+        given = states[0], cell, mode, settings, batch_first
+        outputs = _run(machine, call, rows, sizes or (), *given)
         return outputs[: 1 + len(states)]
 
     return layer
