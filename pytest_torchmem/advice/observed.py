@@ -126,8 +126,7 @@ class Observed:
     widened: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Conversions to a wider floating type, by line: that type, and the bytes."""
     losses: dict[str, set[int]] = field(default_factory=dict)
-    """Linear layers whose output is an argument of a cross entropy: the numbers of their calls,
-    by the line of the loss."""
+    """The numbers of calls of linear layers before a cross entropy, by the line of the loss."""
     zeroing: bool = False
     """Whether gradients are set to zero rather than to ``None``."""
 

@@ -29,6 +29,7 @@ from pytest_torchmem.targets.calibration import (
     CUDNN,
     Calibration,
     Figures,
+    FigureTable,
     Setup,
     WorkspaceKey,
     WorkspaceSize,
@@ -61,7 +62,7 @@ class _Directory:
     """The calibration of one directory, and what this process measured for its tests."""
 
     stored: StoredCalibration
-    measured: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = field(default_factory=dict)
+    measured: FigureTable = field(default_factory=dict)
     settles: bool = False
     """There is a GPU that measures what the sides of a merge conflict differ in."""
     calibration: Calibration | None = None
@@ -74,7 +75,7 @@ class Calibrations:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._directories: dict[Path, _Directory] = {}
-        self._measured: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
+        self._measured: FigureTable = {}
         """What this process measured so far, for whatever directory."""
 
     def of(self, module: Path) -> Calibration | None:
@@ -170,9 +171,9 @@ class Calibrations:
         return self._directories[path]
 
 
-def told_figures(profile: MemoryProfile) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
+def told_figures(profile: MemoryProfile) -> FigureTable:
     """Return what cuDNN itself told in a trace, as an update stores it."""
-    figures: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
+    figures: FigureTable = {}
     series = ".".join(profile.torch_version.split(".")[:2])
     for answer in profile.library_answers:
         if answer.nbytes is not None and not answer.stored and profile.gpu is not None:

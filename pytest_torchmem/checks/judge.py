@@ -152,9 +152,8 @@ class Judge:
             return SnapshotResult(file, now)
         comparison = compare(before, now, self._levels(before))
         comparison = self.request.test.on_comparison(before, now, comparison)
-        return SnapshotResult(
-            file, now, comparison, before, self._diagnose(before, now, comparison)
-        )
+        why = self._diagnose(before, now, comparison)
+        return SnapshotResult(file, now, comparison, before, why)
 
     def _diagnose(self, before: Entry, now: Entry, comparison: Comparison) -> Diagnosis | None:
         """Return what grew and why, ``None`` where nothing did."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+Worlds = tuple[World | None, ...]
+"""The processes of a distributed step; ``(None,)`` for any other step."""
 POWERS = {"constant": 0, "linear": 1, "quadratic": 2, "cubic": 3}
 _BOUND = re.compile(r"\s*(\w+)\s+in\s+([A-Za-z_]\w*)\s*")
 
@@ -192,7 +194,7 @@ class Request:
     uses_snapshot: bool
     measure: str
     """Whether to run on a real GPU too: one of ``MEASURE_MODES``."""
-    worlds: tuple[World | None, ...] = (None,)
+    worlds: Worlds = (None,)
     """The processes of a distributed step that are traced, one after the other."""
     growth: Tolerance | None = None
     """By how much memory may grow from one step to the next, ``None`` for as much as it likes."""
@@ -238,7 +240,7 @@ def make_request(
 
 def worlds_of(
     settings: Settings, budget: Budget, world_size: object = None, ranks: object = None
-) -> tuple[World | None, ...]:
+) -> Worlds:
     """Return the processes that arguments, marker or settings ask for; ``(None,)`` for none."""
     if world_size is not None:
         size: int | None = check_world_size(world_size, "check(world_size=)")

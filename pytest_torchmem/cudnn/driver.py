@@ -73,10 +73,7 @@ LOADING = (
     *("cuModuleGetFunction", "cuModuleLoadData"),
 )
 """What gives a handle: kernels are loaded while a plan is built, and none of them is launched."""
-SETTING = (
-    *("cuKernelGetAttribute", "cuKernelSetAttribute"),
-    *("cuLibraryUnload", "cuModuleUnload"),
-)
+SETTING = ("cuKernelGetAttribute", "cuKernelSetAttribute", "cuLibraryUnload", "cuModuleUnload")
 """What is done with such handles, and succeeds."""
 OTHERS = (
     *("cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent"),

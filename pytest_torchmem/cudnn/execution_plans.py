@@ -28,6 +28,8 @@ from pytest_torchmem.cudnn.backend import (
 )
 from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan
 
+Question = Mapping[str, Any]
+"""A question as it comes over the pipe."""
 _CROSS_CORRELATION = 1
 _ADD, _RELU = 0, 100
 """``cudnnPointwiseMode_t``."""
@@ -44,7 +46,7 @@ _DIRECTIONS = {
 }
 
 
-def answer(backend: Backend, device: Mapping[str, Any], question: Mapping[str, Any]) -> Answer:
+def answer(backend: Backend, device: Mapping[str, Any], question: Question) -> Answer:
     """Return the plans for a question: the first that can be built, or all of a benchmark."""
     found: list[ExecutionPlan] = []
     refused = ""
@@ -66,7 +68,7 @@ def answer(backend: Backend, device: Mapping[str, Any], question: Mapping[str, A
     return Answer(tuple(found), "" if found else refused or "cuDNN has no engine for it")
 
 
-def _graph_of(backend: Backend, question: Mapping[str, Any]) -> int:
+def _graph_of(backend: Backend, question: Question) -> int:
     """``build_opgraph``, and ``build_opgraph_fused`` where something is added before a ReLU."""
     x, w, y, *added = (
         _tensor(backend, name, operand, question["dtype"])
@@ -113,7 +115,7 @@ def _tensor(
     )
 
 
-def _convolution(backend: Backend, question: Mapping[str, Any], x: int, w: int, y: int) -> int:
+def _convolution(backend: Backend, question: Question, x: int, w: int, y: int) -> int:
     kind, prefix = _DIRECTIONS[question["direction"]]
     double = question["dtype"] == "float64"
     computed = DATA_TYPES["float64" if double else "float32"]
@@ -168,7 +170,7 @@ def _pointwise(
 
 
 def _configurations(
-    backend: Backend, device: int, graph: int, question: Mapping[str, Any]
+    backend: Backend, device: int, graph: int, question: Question
 ) -> Iterator[tuple[int, frozenset[int]]]:
     """Yield what the heuristics list and ATen keeps of it, then the same of the fallbacks."""
     wanted = (
@@ -197,22 +199,18 @@ def _listed(backend: Backend, heuristics: int, first: int) -> Iterator[int]:
 
     cuDNN makes what it is asked for: forty take it ten milliseconds, and the first is mostly taken.
     """
-    result = Attribute.HEURISTICS_RESULTS
+    result, kind = Attribute.HEURISTICS_RESULTS, DescriptorType.ENGINE_CONFIGURATION
     yielded = 0
     if first:
-        beginning = backend.descriptors(
-            heuristics, result, DescriptorType.ENGINE_CONFIGURATION, first
-        )
+        beginning = backend.descriptors(heuristics, result, kind, first)
         yield from beginning
         yielded = len(beginning)
         if yielded < first:
             return
-    yield from backend.descriptors(heuristics, result, DescriptorType.ENGINE_CONFIGURATION)[
-        yielded:
-    ]
+    yield from backend.descriptors(heuristics, result, kind)[yielded:]
 
 
-def _is_left_out(notes: frozenset[int], question: Mapping[str, Any]) -> bool:
+def _is_left_out(notes: frozenset[int], question: Question) -> bool:
     """``filterEngineConfigs``."""
     if _DOWN_CONVERTED in notes or (question["deterministic"] and _NONDETERMINISTIC in notes):
         return True
@@ -264,6 +262,7 @@ def _without_compiling(backend: Backend, configuration: int, engine: int) -> int
 _TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT"}
 _Graph = Any
 _Tensor = Any
+Tensors = Mapping[str, _Tensor]
 
 
 class Frontend:
@@ -273,7 +272,7 @@ class Frontend:
         self._folder = folder
         self._module: Any = None
 
-    def answer(self, device: Mapping[str, Any], question: Mapping[str, Any]) -> Answer:
+    def answer(self, device: Mapping[str, Any], question: Question) -> Answer:
         """Return the plan for a question, and why there is none otherwise."""
         if not self._folder:
             return Answer(why="nvidia-cudnn-frontend is not installed")
@@ -309,7 +308,7 @@ class Frontend:
     def _type(self, name: str) -> Any:
         return getattr(self._cudnn.data_type, _TYPES[name])
 
-    def _graph(self, device: Mapping[str, Any], question: Mapping[str, Any]) -> _Graph:
+    def _graph(self, device: Mapping[str, Any], question: Question) -> _Graph:
         single = self._type("float32")
         return self._cudnn.pygraph(
             io_data_type=self._type(question["operands"]["query"][0]),
@@ -319,7 +318,7 @@ class Frontend:
             device_property=self._cudnn.create_device_properties(json.dumps(device)),
         )
 
-    def _tensors(self, graph: _Graph, question: Mapping[str, Any]) -> dict[str, _Tensor]:
+    def _tensors(self, graph: _Graph, question: Question) -> dict[str, _Tensor]:
         made = {
             name: graph.tensor(name=name, dim=shape, stride=strides, data_type=self._type(dtype))
             for name, (dtype, shape, strides) in question["operands"].items()
@@ -335,9 +334,7 @@ class Frontend:
             made["offset"] = graph.tensor(name="offset", data_type=integers, **ones)
         return made
 
-    def _options(
-        self, tensors: Mapping[str, _Tensor], question: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _options(self, tensors: Tensors, question: Question) -> dict[str, Any]:
         options: dict[str, Any] = {
             "q": tensors["query"],
             "k": tensors["key"],
@@ -351,9 +348,7 @@ class Frontend:
             options["dropout"] = (question["dropout"], tensors["seed"], tensors["offset"])
         return options
 
-    def _forward(
-        self, graph: _Graph, tensors: Mapping[str, _Tensor], question: Mapping[str, Any]
-    ) -> None:
+    def _forward(self, graph: _Graph, tensors: Tensors, question: Question) -> None:
         operands = question["operands"]
         given = self._options(tensors, question)
         output, statistics = graph.sdpa(is_inference="statistics" not in operands, **given)
@@ -361,9 +356,7 @@ class Frontend:
         if "statistics" in operands:
             self._give(statistics, operands["statistics"])
 
-    def _backward(
-        self, graph: _Graph, tensors: Mapping[str, _Tensor], question: Mapping[str, Any]
-    ) -> None:
+    def _backward(self, graph: _Graph, tensors: Tensors, question: Question) -> None:
         gradients = graph.sdpa_backward(
             o=tensors["output"],
             dO=tensors["gradient"],

@@ -99,8 +99,7 @@ class DiskMemory:
 
 
 _PLANS = '",['
-"""What stands between a geometry and its plans, and nowhere before it: quotation marks in a text
-are escaped."""
+"""What stands between a geometry and its plans alone: quotation marks in a text are escaped."""
 
 
 def _beginning(place: Place) -> str:
@@ -129,8 +128,7 @@ def _read_plan(workspace: object, engine: object, notes: list[object]) -> Execut
 
 
 PATIENCE = 120.0
-"""Seconds that one question may take; cuDNN answers in milliseconds, once its libraries are
-loaded."""
+"""Seconds that one question may take; cuDNN answers in milliseconds, once it is loaded."""
 _ATTEMPTS = 3
 _DEATHS = 8
 _START = (

@@ -24,6 +24,8 @@ from pytest_torchmem.tracing.trace import trace
 from pytest_torchmem.units import parse_size
 
 Build = Callable[..., Any]
+Sizes = Mapping[str, int]
+"""Values of sizes, by their names."""
 _MOST = 1 << 24
 
 
@@ -49,7 +51,7 @@ def largest(
     size: str = "batch",
     start: int = 1,
     most: int = _MOST,
-    fixed: Mapping[str, int] | None = None,
+    fixed: Sizes | None = None,
     **options: Any,
 ) -> Largest:
     """Return the largest ``size`` whose step fits into the memory of ``gpu``, to the last one.
@@ -92,9 +94,7 @@ def largest(
 class _Search:
     """The traces so far, and a guess of where the limit lies."""
 
-    def __init__(
-        self, build: Build, size: str, fixed: Mapping[str, int], options: dict[str, Any]
-    ) -> None:
+    def __init__(self, build: Build, size: str, fixed: Sizes, options: dict[str, Any]) -> None:
         self._build, self._size, self._fixed, self._options = build, size, fixed, options
         self.profiles: dict[int, MemoryProfile] = {}
         self.errors: dict[int, torch.OutOfMemoryError] = {}
@@ -198,7 +198,7 @@ class Polynomial:
     terms: Mapping[Exponents, Fraction]
     """Without those that are 0."""
 
-    def __call__(self, sizes: Mapping[str, int]) -> Fraction:
+    def __call__(self, sizes: Sizes) -> Fraction:
         """Return its value."""
         values = [sizes[name] for name in self.names]
         return sum(
@@ -263,9 +263,8 @@ class Grid:
     def __init__(self, values: Mapping[str, Sequence[int]]) -> None:
         self.names = tuple(values)
         self.values = tuple(tuple(sorted(set(one))) for one in values.values())
-        self.points = tuple(
-            dict(zip(self.names, point, strict=True)) for point in product(*self.values)
-        )
+        points = product(*self.values)
+        self.points = tuple(dict(zip(self.names, point, strict=True)) for point in points)
         self._bases = [_lagrange(one) for one in self.values]
 
     def through(self, numbers: Sequence[int]) -> Polynomial:
@@ -305,7 +304,7 @@ def _lagrange(values: Sequence[int]) -> list[list[Fraction]]:
     return basis
 
 
-def trace_built(build: Build, sizes: Mapping[str, int], **options: Any) -> MemoryProfile:
+def trace_built(build: Build, sizes: Sizes, **options: Any) -> MemoryProfile:
     """Trace what ``build(**sizes)`` returns, with the options of ``trace``."""
     with gpu_seen(options.get("device"), options.get("gpu")):
         target, args, kwargs = built_at(build, sizes)
@@ -344,11 +343,11 @@ def refuse_unless_builds(build: Any, sizes: Iterable[str]) -> None:
         ) from None
 
 
-def _written(sizes: Mapping[str, int]) -> str:
+def _written(sizes: Sizes) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def built_at(build: Build, sizes: Mapping[str, int]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def built_at(build: Build, sizes: Sizes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return what ``build(**sizes)`` does: a module or callable, and its arguments.
 
     It returns one of these, or a tuple of it and its arguments; a dictionary at the end of a tuple

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from pytest_torchmem.graphs.fitting import Grid, Polynomial
+from pytest_torchmem.graphs.fitting import Grid, Polynomial, Sizes
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.work import CallWork, Geometry
@@ -127,8 +127,7 @@ class Inner(NamedTuple):
     """What one node's operators make, in bytes."""
 
     made: tuple[int | None, ...]
-    """Of each tensor that it returns, the bytes of its storage on the device; None where that is an
-    argument's."""
+    """The bytes of each result's storage on the device; None where that is an argument's."""
     peak: int = 0
     """The most that tensors which they make hold at once; workspaces are not included."""
 
@@ -273,7 +272,7 @@ class OperatorsAt:
         self._calls = list(known.values())
         self.check(grid.points[-1], traced[-1])
 
-    def check(self, sizes: Mapping[str, int], traced: Comparable) -> None:
+    def check(self, sizes: Sizes, traced: Comparable) -> None:
         """Leave out operators whose answers differ from a trace of these sizes.
 
         What they took beyond their answer is to be the same at all sizes: a number that a program
@@ -294,7 +293,7 @@ class OperatorsAt:
                 before, now = self._last.bytes_of(place), traced.bytes_of(place)
                 one.agrees = one.agrees and now[-1] - before[-1] == grown
 
-    def at(self, sizes: Mapping[str, int]) -> OperatorsAtSizes:
+    def at(self, sizes: Sizes) -> OperatorsAtSizes:
         """Return what operators take at these sizes."""
         doubts = [why for one in self._calls if (why := one.not_at(sizes)) is not None]
         missing = dict.fromkeys(doubts[:1])  # what follows has sizes that were rounded there
@@ -320,9 +319,7 @@ class OperatorsAt:
     def _took(self, one: _Growing) -> bool:
         return any(self._last.bytes_of(place)[-1] for place in one.places)
 
-    def _ask(
-        self, asked: Sequence[_Growing], sizes: Mapping[str, int]
-    ) -> dict[_Growing, tuple[int, ...]]:
+    def _ask(self, asked: Sequence[_Growing], sizes: Sizes) -> dict[_Growing, tuple[int, ...]]:
         """Return the bytes that each leaves, and then its workspace; nothing of what raised."""
         can_be = [one for one in asked if one.not_at(sizes) is None]
 
@@ -374,7 +371,7 @@ class _Growing:
         inside = f" in {self._origin.module}" if self._origin.module else ""
         return f"{self._origin.operator}{inside}"
 
-    def not_at(self, sizes: Mapping[str, int]) -> str | None:
+    def not_at(self, sizes: Sizes) -> str | None:
         """Return why the operator has no arguments at some sizes, or None."""
         if self._arguments is None:
             return None
@@ -387,7 +384,7 @@ class _Growing:
                 )
         return None
 
-    def arguments(self, sizes: Mapping[str, int]) -> Any:
+    def arguments(self, sizes: Sizes) -> Any:
         """Return the arguments at some sizes."""
         return _replaced(self._arguments, Polynomial, lambda one: int(one(sizes)))
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
-from pytest_torchmem.graphs.fitting import Build, Grid, Polynomial, total, trace_built
+from pytest_torchmem.graphs.fitting import Build, Grid, Polynomial, Sizes, total, trace_built
 from pytest_torchmem.graphs.operators_at import (
     Comparable,
     OperatorsAt,
@@ -58,7 +58,7 @@ class Verified(NamedTuple):
 class Prediction(dict[str, int]):
     """The figures of a step in bytes by name, and what may be wrong with them."""
 
-    def __init__(self, figures: Mapping[str, int], doubts: Sequence[str] = ()) -> None:
+    def __init__(self, figures: Sizes, doubts: Sequence[str] = ()) -> None:
         super().__init__(figures)
         self.doubts = tuple(doubts)
         """Why figures may not be those that a trace has, one sentence each."""
@@ -114,9 +114,8 @@ class Scaling:
         for name, value in sizes.items():
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name}={value!r}: expected a whole number from 1 on")
-        answers = (
-            self._operators.at(sizes) if self._operators is not None else OperatorsAtSizes({}, ())
-        )
+        asked = self._operators
+        answers = OperatorsAtSizes({}, ()) if asked is None else asked.at(sizes)
         found = figures_of(self._timeline_of(sizes, answers.nbytes))
         figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
         chance = [self._chance] if self._chance else []
@@ -199,7 +198,7 @@ class Scaling:
             name: values[-1] * (_FAR if name in names else 1) for name, values in self.sizes.items()
         }
 
-    def _live(self, figure: str, sizes: Mapping[str, int]) -> list[int]:
+    def _live(self, figure: str, sizes: Sizes) -> list[int]:
         """Return the places of the allocations that are alive at a peak."""
         timeline = self._timeline_of(sizes)
         peaks = timeline.peaks()
@@ -212,7 +211,7 @@ class Scaling:
         return timeline.live_indices([position])[position]
 
     def _timeline_of(
-        self, sizes: Mapping[str, int], known: Mapping[int, int] = MappingProxyType({})
+        self, sizes: Sizes, known: Mapping[int, int] = MappingProxyType({})
     ) -> Timeline:
         """Return the timeline at some sizes; of places that are ``known``, with these bytes."""
         values = [max(int(polynomial(sizes)), 0) for polynomial in self._bytes]
@@ -284,7 +283,7 @@ class _Traces:
         self._draws = Draws()
         self._sizes: list[dict[str, int]] = []
 
-    def at(self, sizes: Mapping[str, int]) -> tuple[MemoryProfile, Comparable]:
+    def at(self, sizes: Sizes) -> tuple[MemoryProfile, Comparable]:
         """Return the profile of a step, and the timeline that can be compared with others'."""
         key = tuple(sizes.values())
         if key not in self._known:
@@ -318,7 +317,7 @@ class _Traces:
                 return _CHANCE
         return ""
 
-    def timeline(self, sizes: Mapping[str, int]) -> Timeline:
+    def timeline(self, sizes: Sizes) -> Timeline:
         """Return the timeline of a step that can be compared with others'."""
         return self.at(sizes)[1].timeline
 
@@ -364,9 +363,7 @@ def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str,
     raise UsageError(f"{why}. {chance[0].upper()}{chance[1:]}" if chance else why)
 
 
-def _another_way(
-    point: Mapping[str, int], other: Mapping[str, int], one: Timeline, two: Timeline
-) -> str:
+def _another_way(point: Sizes, other: Sizes, one: Timeline, two: Timeline) -> str:
     """Return what to say where a program makes other storages at other sizes."""
     return (
         f"the step makes other storages with {_shown(point)} than with {_shown(other)}, from "
@@ -428,7 +425,7 @@ def _who(origin: Origin) -> str:
     return f"{origin.operator} in {origin.module}" if origin.module else origin.operator
 
 
-def _shown(sizes: Mapping[str, int]) -> str:
+def _shown(sizes: Sizes) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 

@@ -18,9 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.request import gpu_name
+from pytest_torchmem.checks.request import Worlds, gpu_name
 from pytest_torchmem.errors import UsageError, add_note
-from pytest_torchmem.plugin.items import (
+from pytest_torchmem.plugin.markers import budget_of
+from pytest_torchmem.plugin.seen import checks_memory
+from pytest_torchmem.plugin.worlds import (
+    StandingWorlds,
+    VariablesRead,
     asks_for_world,
     find_torch,
     is_of_unittest,
@@ -28,10 +32,8 @@ from pytest_torchmem.plugin.items import (
     no_world,
     not_told,
     sees_anything,
+    variables_noted,
 )
-from pytest_torchmem.plugin.markers import budget_of
-from pytest_torchmem.plugin.seen import checks_memory
-from pytest_torchmem.plugin.worlds import StandingWorlds, VariablesRead, variables_noted
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
@@ -215,9 +217,8 @@ class StandingGpus:
         done = False
         for found in tuple(self._set_up.values()):
             asked = found.fixture.argname in names or "request" in names
-            other = (found.depends and found.gpu != gpu) or (
-                found.in_world and found.world != world
-            )
+            other = found.depends and found.gpu != gpu
+            other = other or (found.in_world and found.world != world)
             if asked and (other or is_spent(found)) and id(found.fixture) in self._set_up:
                 found.fixture.finish(found.request)  # type: ignore[arg-type]
                 done = True
@@ -263,9 +264,7 @@ class StandingGpus:
         """Return the process that a test is run as, ``None`` where it is run once for all."""
         return self._worlds.of(item) if item.stash.get(_ALONE, False) else None
 
-    def traced_now(
-        self, item: pytest.Item, worlds: tuple[World | None, ...]
-    ) -> tuple[World | None, ...]:
+    def traced_now(self, item: pytest.Item, worlds: Worlds) -> Worlds:
         """Return which of the processes of a check are to be traced now."""
         now = self.run_as(item)
         if now is None:

@@ -88,8 +88,7 @@ class MemoryProfile(ComputedLater, Tabular):
     the budget went) or ``"none"`` (those of small integer and boolean tensors); ``"guessed"`` where
     values that are not known decided sizes, which count as the largest: no figure is larger."""
     level: str = "eager"
-    """What ran: ``"eager"``, the program itself, or ``"aot"``, the graphs that AOTAutograd makes of
-    a module."""
+    """What ran: ``"eager"``, the program itself, or ``"aot"``, a module's graphs of AOTAutograd."""
     calibrated_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace was measured on the GPU, sorted."""
     library_workspaces: tuple[str, ...] = ()
@@ -132,8 +131,7 @@ class MemoryProfile(ComputedLater, Tabular):
     rank: int | None = None
     """Which of them this one is."""
     _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What ``facts``, ``functions``, ``calls`` and the allocator's peaks are computed by, until
-    they are read."""
+    """What computes ``facts``, ``functions``, ``calls`` and the allocator's peaks when read."""
 
     def __post_init__(self) -> None:
         if self.replay is not None:

@@ -2,10 +2,10 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, AllocationKey, Phase, Timeline
 
 
 def samples(timeline: Timeline, most: int) -> list[int]:
@@ -45,7 +45,7 @@ class Alike:
             yield Counter(map(number, self._events[done:position]))
             done = position
 
-    def grouped(self, key: Callable[[Allocation], str]) -> tuple[list[str], list[int]]:
+    def grouped(self, key: AllocationKey) -> tuple[list[str], list[int]]:
         """Return the names of groups, and that of each number, as a place among them."""
         names: dict[str, int] = {}
         groups = [0, *(names.setdefault(key(one), len(names)) for one in self.distinct)]
@@ -85,9 +85,7 @@ class Stack:
     """By group and sample."""
 
 
-def stacked(
-    alike: Alike, positions: Sequence[int], key: Callable[[Allocation], str], most: int
-) -> Stack:
+def stacked(alike: Alike, positions: Sequence[int], key: AllocationKey, most: int) -> Stack:
     """Return the bytes alive after so many events each, in at most ``most`` groups by ``key``."""
     names, groups = alike.grouped(key)
     columns = list(alike.bytes_in_groups(positions, groups, len(names)))
@@ -107,7 +105,7 @@ def by_operator(found: Allocation) -> str:
     return found.origin.operator or f"({found.kind.value})"
 
 
-def by_module_of(depth: int) -> Callable[[Allocation], str]:
+def by_module_of(depth: int) -> AllocationKey:
     """Return the key that tells modules apart by the first ``depth`` parts of their path."""
 
     def by_module(found: Allocation) -> str:
@@ -120,9 +118,8 @@ def module_depth(allocations: Iterable[Allocation], most: int) -> int:
     """Return how many parts of module paths tell apart at most ``most`` modules, at least 1."""
     paths = {tuple(found.origin.module.split(".")) for found in allocations}
     deepest = max(map(len, paths), default=1)
-    fits = [
-        depth for depth in range(1, deepest + 1) if len({path[:depth] for path in paths}) <= most
-    ]
+    depths = range(1, deepest + 1)
+    fits = [depth for depth in depths if len({path[:depth] for path in paths}) <= most]
     return max(fits, default=1)
 
 

@@ -139,8 +139,7 @@ class StaticPlan(Tabular):
     """
 
     storages: Sequence[Placed]
-    """In the order in which they are made. There may be millions: each is made when it is asked
-    for."""
+    """In the order of making. There may be millions: each is made when it is asked for."""
     alignment: int
     strategy: str
     """Which of ``arenas`` the offsets are of: the smallest."""
@@ -151,8 +150,7 @@ class StaticPlan(Tabular):
     live_peak: int
     """The most that storages of the plan have alive together: no arena is smaller."""
     outside: int
-    """What is not in the arena: parameters and whatever else was there before, and what outlives
-    the step."""
+    """What is not in the arena: what was there before the step, and what outlives it."""
     reserved_peak: int | None
     """What the caching allocator reserves for all of it (cuda)."""
 

@@ -36,9 +36,8 @@ def describe_kind(allocation: Allocation) -> str:
 
 def figures_table(device: str, figures: Mapping[str, int]) -> str:
     """Return the figures by name, for people and exactly."""
-    rows = [
-        (name.replace("_", " "), format_size(size), f"{size:,}") for name, size in figures.items()
-    ]
+    named = ((name.replace("_", " "), size) for name, size in figures.items())
+    rows = [(name, format_size(size), f"{size:,}") for name, size in named]
     return tabulate(rows, headers=(device, "", "bytes"), colalign=("left", "right", "right"))
 
 
@@ -113,9 +112,8 @@ def allocations_table(groups: Iterable[AllocationGroup], heading: str = _ALIVE) 
 
 def workspace_lines(by_confidence: Mapping[str, int], unknown: Sequence[str]) -> Iterator[str]:
     """Yield a sentence on how sure the workspace of kernels is, where there is any."""
-    parts = [
-        f"{format_size(size)} {_HOW_SURE[Confidence(name)]}" for name, size in by_confidence.items()
-    ]
+    sizes = by_confidence.items()
+    parts = [f"{format_size(size)} {_HOW_SURE[Confidence(name)]}" for name, size in sizes]
     texts = [", ".join(parts)] if parts else []
     if unknown:
         texts.append(f"unknown for {', '.join(unknown)}")

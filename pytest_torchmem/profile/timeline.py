@@ -83,8 +83,7 @@ class Allocation(NamedTuple):
     shape: tuple[int, ...] = ()
     dtype: str = ""
     label: str = ""
-    """The name of a parameter, buffer or input, such as ``"encoder.0.weight"``, or of a library
-    whose workspace stays."""
+    """The name of a parameter, buffer or input, or of a library whose workspace stays."""
     confidence: Confidence = Confidence.EXACT
     """How sure the bytes are; only what a library decides on can be less than exact."""
 
@@ -204,9 +203,11 @@ class Timeline:
         return steps
 
 
-def totals_by(
-    allocations: Iterable[Allocation], key: Callable[[Allocation], str]
-) -> dict[str, int]:
+AllocationKey = Callable[[Allocation], str]
+"""Says what an allocation is counted with."""
+
+
+def totals_by(allocations: Iterable[Allocation], key: AllocationKey) -> dict[str, int]:
     """Return the bytes of allocations by what ``key`` says of them, largest first."""
     totals: dict[str, int] = {}
     for allocation in allocations:

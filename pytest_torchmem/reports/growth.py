@@ -206,9 +206,8 @@ def section(diagnosis: Diagnosis) -> Section:
     """Return what came and what went at the moment, largest first, with the sum of the rest."""
     found = diagnosis.difference
     head = f"What changed {at(found.moment)}" if found.moment else ""
-    return Section(
-        head, rows_of(found.rows), found.rest, "in tensors too small to be in the snapshot"
-    )
+    why = "in tensors too small to be in the snapshot"
+    return Section(head, rows_of(found.rows), found.rest, why)
 
 
 def at(figure: str) -> str:

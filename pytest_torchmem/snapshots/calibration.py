@@ -27,6 +27,7 @@ from pytest_torchmem.targets.calibration import (
     CUDNN,
     Calibration,
     Figures,
+    FigureTable,
     Setup,
     WorkspaceKey,
     WorkspaceSize,
@@ -44,13 +45,13 @@ def dump(figures: Figures) -> str:
     return dump_file({"kind": KIND, "schema": SCHEMA}, "setups", blocks)
 
 
-def load(text: str) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
+def load(text: str) -> FigureTable:
     """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
     data = parse_file(text, "calibration", SCHEMA, "setups")
     if data.get("kind") != KIND:
         raise SnapshotError(f'is not a calibration: its "kind" is not {text_of(KIND)}')
     _refuse_others(data, ("kind", "schema", "setups"), "the file")
-    figures: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
+    figures: FigureTable = {}
     for number, plain in enumerate(data["setups"], start=1):
         setup, found = _setup(plain, f"setup {number}")
         if setup in figures:
@@ -204,7 +205,7 @@ def plan_calibration(
     )
 
 
-def merged(parts: Iterable[Figures]) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
+def merged(parts: Iterable[Figures]) -> FigureTable:
     """Return figures that several processes measured as one: of two the larger."""
     found: dict[WorkspacePlace, WorkspaceSize] = {}
     for place, figure in (item for part in parts for item in flat(part)):
@@ -225,11 +226,9 @@ def flat(figures: Figures) -> Iterator[tuple[WorkspacePlace, WorkspaceSize]]:
             yield (setup, question), figure
 
 
-def nested(
-    flat: Mapping[WorkspacePlace, WorkspaceSize],
-) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
+def nested(flat: Mapping[WorkspacePlace, WorkspaceSize]) -> FigureTable:
     """Return figures by setup and question."""
-    figures: dict[Setup, dict[WorkspaceKey, WorkspaceSize]] = {}
+    figures: FigureTable = {}
     for (setup, question), figure in flat.items():
         figures.setdefault(setup, {})[question] = figure
     return figures

@@ -13,6 +13,7 @@ _ROUNDED = 0.05
 """By how much the text of a size may differ from it."""
 _OPENED = 3
 """Levels of objects that have a line for each of their values: a fact is one."""
+_KINDS = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
 DEEPEST = 100
 """Levels of objects and lists in a file."""
 K = TypeVar("K")
@@ -194,11 +195,4 @@ def text_of(value: Any) -> str:
 
 def kind_of(value: Any) -> str:
     """Return what a JSON value is, for messages."""
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        type(None): "null",
-        bool: "a boolean",
-    }
-    return names.get(type(value), "a number")
+    return _KINDS.get(type(value), "a number")

@@ -82,6 +82,7 @@ class LibraryAnswer(NamedTuple):
 
 
 Figures = Mapping[Setup, Mapping[WorkspaceKey, WorkspaceSize]]
+FigureTable = dict[Setup, dict[WorkspaceKey, WorkspaceSize]]
 
 
 class Calibration:

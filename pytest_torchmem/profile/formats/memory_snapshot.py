@@ -167,9 +167,8 @@ _About: TypeAlias = tuple[list[dict[str, Any]], str]
 _Blocks: TypeAlias = dict[int, tuple[Block, _About]]
 """Blocks by the events that asked for them."""
 _Change: TypeAlias = tuple[int, int] | tuple[int, int, str]
-"""An address, and the bytes that are asked for there or, negative, given back; for a segment, the
-bytes and the action."""
-_Entries: TypeAlias = tuple[_Change, int, _About]
+"""An address and its bytes, negative ones given back; of a segment the action, too."""
+_Entry: TypeAlias = tuple[_Change, int, _About]
 """Of one event: what it changes, and the number of its first entry."""
 _FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
 
@@ -247,9 +246,7 @@ def parts_of(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
     yield "allocator_settings", {"PYTORCH_ALLOC_CONF": allocator}
 
 
-def _entries(
-    timeline: Timeline, allocator: CachingAllocator, blocks: _Blocks
-) -> Iterator[_Entries]:
+def _entries(timeline: Timeline, allocator: CachingAllocator, blocks: _Blocks) -> Iterator[_Entry]:
     """Yield what is written down of each event; ``blocks`` has those that are in use.
 
     Entries share the stacks of allocations, as those of torch do: by the ids of origins, which the

@@ -19,6 +19,7 @@ from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase, Timeline
 
 _Value = TypeVar("_Value")
+_Entry = Mapping[str, Any]
 
 
 class _Numbered:
@@ -235,9 +236,7 @@ def read_recording(content: bytes) -> Timeline:
     return _timeline(entries, [one for one in segments if one.get("device", 0) == device])
 
 
-def _timeline(
-    entries: Iterable[Mapping[str, Any]], segments: Iterable[Mapping[str, Any]]
-) -> Timeline:
+def _timeline(entries: Iterable[_Entry], segments: Iterable[_Entry]) -> Timeline:
     live: dict[int, int] = {}
     made: list[Allocation] = []
     events: list[int] = []
@@ -281,7 +280,7 @@ def _allocation(entry: Mapping[str, Any], nbytes: int) -> Allocation:
     return Allocation(nbytes, kind, Origin(_phase(frames), "", _operator(frames), _line(frames)))
 
 
-def _phase(frames: Iterable[Mapping[str, Any]]) -> Phase:
+def _phase(frames: Iterable[_Entry]) -> Phase:
     """Return the phase that a stack is of; the engine's own threads have none of Python's."""
     backward = True
     for frame in frames:
@@ -294,7 +293,7 @@ def _phase(frames: Iterable[Mapping[str, Any]]) -> Phase:
     return Phase.BACKWARD if backward else Phase.FORWARD
 
 
-def _operator(frames: Iterable[Mapping[str, Any]]) -> str:
+def _operator(frames: Iterable[_Entry]) -> str:
     """Return the innermost operator but those that only make its output."""
     found = [match[1] for frame in frames if (match := _OPERATOR.search(frame["name"]))]
     named = (name for name in found if not _MAKES_MEMORY.match(name))
@@ -302,7 +301,7 @@ def _operator(frames: Iterable[Mapping[str, Any]]) -> str:
     return f"aten::{name}" if name else ""
 
 
-def _line(frames: Iterable[Mapping[str, Any]]) -> str:
+def _line(frames: Iterable[_Entry]) -> str:
     """Return the innermost line of the program, or else of a library that is not torch."""
     of_python = [frame for frame in frames if frame["filename"].endswith(".py")]
     own = [frame for frame in of_python if not _INSTALLED.match(frame["filename"])]
