@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.operators.recurrent.cudnn import autocast_rnn
+from pytest_torchmem.operators.recurrent.cudnn import flattened
 from pytest_torchmem.torch_private.dispatch.autocast import (
     autocast_kernels,
     autocast_key_included,
@@ -304,7 +304,32 @@ def _banned(operator: Any) -> _Kernel:
 
 
 def _recurrent(operator: Any) -> _Kernel:
-    return lambda casts, *args, **kwargs: autocast_rnn(casts, casts.trace, *args, **kwargs)
+    """Always float16, whatever the region's dtype is; ``_cudnn_rnn_cast_reflatten``.
+
+    The cast weights are not kept in autocast's cache: they are copied into a new flat buffer at
+    every call.
+    """
+
+    def kernel(
+        casts: Casts,
+        input: Tensor,
+        weight: list[Tensor],
+        stride: int,
+        buffer: Tensor | None,
+        hx: Tensor,
+        cx: Tensor | None,
+        mode: int,
+        hidden_size: int,
+        *rest: Any,
+    ) -> Any:
+        half = torch.float16
+        if weight[0].dtype is not half and casts.eligible(weight[0]):
+            buffer, weight = flattened(casts.trace, weight, stride, mode, hidden_size, half)
+        # A C++ compiler's order: from the last.
+        cx, hx, input = (casts.to(half, one) for one in (cx, hx, input))
+        return operator(input, weight, stride, buffer, hx, cx, mode, hidden_size, *rest)
+
+    return kernel
 
 
 _Kernel: TypeAlias = Callable[..., Any]

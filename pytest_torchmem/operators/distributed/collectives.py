@@ -10,7 +10,7 @@ ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp, Utils.hpp.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,7 +155,7 @@ _SENT_BY_GLOO = frozenset(
 def describe_checks(names: Iterable[str]) -> None:
     """Let groups refuse what their backends do, of the collectives ``names``."""
     for name in names:
-        checks = _OF_GLOO.get(name, _of_dtypes(name))
+        checks = _functional_sent if name.startswith(_FUNCTIONAL) else _OF_GLOO.get(name)
         if checks is not None:
             operator(name).check("cpu")(checks)
     operator(*_OF_TENSORS).check("cuda")(_dense_tensors)
@@ -165,22 +165,10 @@ def describe_checks(names: Iterable[str]) -> None:
     operator(_EXCHANGES).check("cuda")(_exchanged_by_nccl)
 
 
-def _of_dtypes(name: str) -> Callable[..., None] | None:
-    """Return what refuses the dtypes of a functional collective, which gloo sends by their type."""
-    if not name.startswith(_FUNCTIONAL):
-        return None
-    return _inputs_sent if "_coalesced" in name else _input_sent
-
-
 def size_of(process_group: Any) -> int:
     """Return how many processes a group has."""
     place = place_in_group([process_group])
     return 1 if place is None else place[1]
-
-
-def _is_root(process_group: Any, root_rank: int) -> bool:
-    place = place_in_group([process_group])
-    return place is not None and place[0] == root_rank
 
 
 def _listed(sizes: Iterable[int]) -> str:
@@ -232,37 +220,21 @@ def _gathered(output_tensor: Tensor, input_tensor: Tensor, process_group: Any) -
     _gathered_lists([parts], [input_tensor], process_group)
 
 
-def _gathered_at_root(
-    output_tensors: Sequence[Sequence[Tensor]],
-    input_tensors: Sequence[Tensor],
-    process_group: Any,
-    root_rank: int,
+def _at_root(
+    output_tensors: Sequence[Any], input_tensors: Sequence[Any], process_group: Any, root_rank: int
 ) -> None:
-    """ProcessGroupGloo.cpp, ``gather``."""
-    if _is_root(process_group, root_rank):
-        _at_root("gather", "output", output_tensors[0], input_tensors[0], size_of(process_group))
-    _sent(*input_tensors)
-
-
-def _scattered_from_root(
-    output_tensors: Sequence[Tensor],
-    input_tensors: Sequence[Sequence[Tensor]],
-    process_group: Any,
-    root_rank: int,
-) -> None:
-    """ProcessGroupGloo.cpp, ``scatter``."""
-    if _is_root(process_group, root_rank):
-        _at_root("scatter", "input", input_tensors[0], output_tensors[0], size_of(process_group))
-    _sent(*output_tensors)
-
-
-def _at_root(name: str, kind: str, parts: Sequence[Tensor], own: Tensor, size: int) -> None:
-    if len(parts) != size:
-        found = f"Incorrect {kind} list size {len(parts)}. {kind.capitalize()} list size should be"
-        raise RuntimeError(
-            f"ProcessGroupGloo::{name}: {found} {size}, same as size of the process group."
-        )
-    _match(name, parts, own.shape, own)
+    """ProcessGroupGloo.cpp, ``gather`` and ``scatter``: the root has a tensor for every process."""
+    name, kind, lists, own = "scatter", "input", input_tensors, output_tensors
+    if input_tensors and isinstance(input_tensors[0], Tensor):
+        name, kind, lists, own = "gather", "output", output_tensors, input_tensors
+    place = place_in_group([process_group])
+    if place is not None and place[0] == root_rank:
+        if len(lists[0]) != place[1]:
+            found = f"Incorrect {kind} list size {len(lists[0])}. {kind.capitalize()} list size"
+            size = f"should be {place[1]}, same as size of the process group."
+            raise RuntimeError(f"ProcessGroupGloo::{name}: {found} {size}")
+        _match(name, lists[0], own[0].shape, own[0])
+    _sent(*own)
 
 
 def _scattered(
@@ -301,42 +273,42 @@ def _scattered_lists(
     _reduced_by(reduce_op, output)
 
 
-def _exchanged(
-    output: Tensor,
-    input: Tensor,
-    process_group: Any,
-    output_split_sizes: Sequence[int],
-    input_split_sizes: Sequence[int],
-) -> None:
+class Exchange(NamedTuple):
+    """What ``alltoall_base_`` is given, by the names of its schema."""
+
+    output: Tensor
+    input: Tensor
+    process_group: Any
+    output_split_sizes: Sequence[int]
+    input_split_sizes: Sequence[int]
+
+    def check_splits(self) -> None:
+        """Utils.hpp, ``checkSplitSizes``, which is asked where either side is split unevenly."""
+        sides = (self.input, self.input_split_sizes), (self.output, self.output_split_sizes)
+        uneven, size = any(own for _, own in sides), size_of(self.process_group)
+        for tensor, own in sides:
+            if own and len(own) != size:
+                raise RuntimeError("Number of tensor splits not equal to group size")
+            if own and sum(own) != tensor.shape[0]:
+                raise RuntimeError("Split sizes doesn't match total dim 0 size")
+            if uneven and not own and tensor.shape[0] % size:
+                raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+
+
+def _exchanged(given: Exchange) -> None:
     """ProcessGroupGloo.cpp, ``alltoall_base``: outputs need not be contiguous."""
-    if not input.is_contiguous():
+    if not given.input.is_contiguous():
         raise ValueError("Tensors must be contiguous")
-    size = size_of(process_group)
-    _split(input, input_split_sizes, output_split_sizes, size)
-    _split(output, output_split_sizes, input_split_sizes, size)
-    if not (output_split_sizes or input_split_sizes) and output.nbytes != input.nbytes:
+    given.check_splits()
+    uneven = given.output_split_sizes or given.input_split_sizes
+    if not uneven and given.output.nbytes != given.input.nbytes:
         raise RuntimeError("[enforce fail at gloo/alltoall.cc] in->size == out->size.")
-    _sent(output)
+    _sent(given.output)
 
 
-def _split(tensor: Tensor, own: Sequence[int], others: Sequence[int], size: int) -> None:
-    """Utils.hpp, ``checkSplitSizes``, which is asked where either side is split unevenly."""
-    if own and len(own) != size:
-        raise RuntimeError("Number of tensor splits not equal to group size")
-    if own and sum(own) != tensor.shape[0]:
-        raise RuntimeError("Split sizes doesn't match total dim 0 size")
-    if others and not own and tensor.shape[0] % size:
-        raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
-
-
-def _input_sent(input: Tensor) -> None:
-    """ProcessGroupGloo.cpp, ``GENERATE_ALL_TYPES``."""
-    _sent(input)
-
-
-def _inputs_sent(inputs: Sequence[Tensor]) -> None:
-    """ProcessGroupGloo.cpp, ``GENERATE_ALL_TYPES``."""
-    _sent(*inputs)
+def _functional_sent(operands: Sequence[Any]) -> None:
+    """ProcessGroupGloo.cpp, ``GENERATE_ALL_TYPES``: of one tensor, or of those of a list."""
+    _sent(*([operands[0]] if isinstance(operands[0], Tensor) else operands[0]))
 
 
 def _tensors_sent(tensors: Sequence[Tensor], reduce_op: Any = None) -> None:
@@ -394,25 +366,16 @@ def _scattered_by_nccl(output_tensor: Tensor, input_tensor: Tensor, process_grou
     _dense_tensors((input_tensor, output_tensor))
 
 
-def _exchanged_by_nccl(
-    output: Tensor,
-    input: Tensor,
-    process_group: Any,
-    output_split_sizes: Sequence[int],
-    input_split_sizes: Sequence[int],
-) -> None:
+def _exchanged_by_nccl(given: Exchange) -> None:
     """ProcessGroupNCCL.cpp, ``alltoall_base``."""
-    _dense_tensors((output, input))
-    size = size_of(process_group)
-    _split(input, input_split_sizes, output_split_sizes, size)
-    _split(output, output_split_sizes, input_split_sizes, size)
+    _dense_tensors((given.output, given.input))
+    given.check_splits()
 
 
 _OF_GLOO: Mapping[str, Callable[..., None]] = {
     "c10d::allgather_": _gathered_lists,
     _GATHERS: _gathered,
-    "c10d::gather_": _gathered_at_root,
-    "c10d::scatter_": _scattered_from_root,
+    **dict.fromkeys(("c10d::gather_", "c10d::scatter_"), _at_root),
     _SCATTERS: _scattered,
     "c10d::reduce_scatter_": _scattered_lists,
     _EXCHANGES: _exchanged,

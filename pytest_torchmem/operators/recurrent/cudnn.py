@@ -12,7 +12,7 @@ documented: what a buffer is for is a guess. On other GPUs the sizes are estimat
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -267,6 +267,23 @@ def views_of(trace: Trace, buffer: Tensor, weights: Sequence[Tensor]) -> list[Te
     return made
 
 
+def flattened(
+    trace: Trace,
+    weights: Sequence[Tensor],
+    stride: int,
+    mode: int,
+    hidden_size: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, list[Tensor]]:
+    """Return a new flat buffer, and the copies of the weights that lie in it."""
+    elements = weight_elements(weights, stride, mode, hidden_size)
+    buffer = torch.zeros(elements, dtype=dtype, device=weights[0].device)
+    views = views_of(trace, buffer, weights)
+    for view, weight in zip(views, weights, strict=True):
+        view.copy_(weight)
+    return buffer, views
+
+
 @operator("aten::_cudnn_rnn_flatten_weight").meta("cuda")
 def flat_weight(weight_arr: Sequence[Tensor]) -> Tensor:
     """All parameters in one buffer."""
@@ -284,11 +301,9 @@ def flatten_weight(
     call: CompositeCall, weight_arr: list[Tensor], weight_stride0: int, mode: int, hidden_size: int
 ) -> Tensor:
     """Copy the weights into one buffer and let them lie there; ``_cudnn_rnn_flatten_weight``."""
-    elements = weight_elements(weight_arr, weight_stride0, mode, hidden_size)
-    buffer = torch.zeros(elements, dtype=weight_arr[0].dtype, device=weight_arr[0].device)
-    views = views_of(call.trace, buffer, weight_arr)
+    dtype = weight_arr[0].dtype
+    buffer, views = flattened(call.trace, weight_arr, weight_stride0, mode, hidden_size, dtype)
     for weight, view in zip(weight_arr, views, strict=True):
-        view.copy_(weight)
         weight.set_(view)  # type: ignore[call-overload]
     return buffer
 
@@ -448,53 +463,3 @@ def _by_step(tensor: Tensor, settings: RecurrentSettings) -> int:
 def state_of_dropout() -> Tensor:
     """Its size is that of the buffer that is kept."""
     return torch.empty((0,), dtype=torch.uint8, device="meta")
-
-
-class Casts(Protocol):
-    """How autocast casts."""
-
-    def eligible(self, value: Any) -> bool:
-        """Return whether a value is ever cast."""
-
-    def to(self, dtype: torch.dtype, value: Any) -> Any:
-        """Return ``value`` cast where it is eligible."""
-
-
-def autocast_rnn(
-    casts: Casts,
-    trace: Trace,
-    input: Tensor,
-    weight: list[Tensor],
-    stride: int,
-    buffer: Tensor | None,
-    hx: Tensor,
-    cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    *rest: Any,
-) -> Any:
-    """Run ``_cudnn_rnn`` in half precision; ``_cudnn_rnn_cast_reflatten``.
-
-    Always float16, whatever the region's dtype is. The cast weights are not kept in autocast's
-    cache: they are copied into a new flat buffer at every call.
-    """
-    half = torch.float16
-    if weight[0].dtype is not half and casts.eligible(weight[0]):
-        elements = weight_elements(weight, stride, mode, hidden_size)
-        buffer = torch.zeros(elements, dtype=half, device=weight[0].device)
-        views = views_of(trace, buffer, weight)
-        for view, one in zip(views, weight, strict=True):
-            view.copy_(one)
-        weight = views
-    cx, hx = casts.to(half, cx), casts.to(half, hx)  # a C++ compiler's order: from the last
-    return torch.ops.aten._cudnn_rnn.default(
-        casts.to(half, input),
-        weight,
-        stride,
-        buffer,
-        hx,
-        cx,
-        mode,
-        hidden_size,
-        *rest,
-    )

@@ -1,24 +1,17 @@
-"""The cells of recurrent layers: on CUDA those of LSTM and GRU are fused; native/RNN.cpp,
-native/cuda/RNN.cu.
-
-Recurrent layers on a GPU where cuDNN does not take them: a cell's kernels, step by step.
-
-native/RNN.cpp: ``FullLayer``, ``FullBidirectionalLayer``, ``PackedLayer``, ``ReversedPackedLayer``,
-``apply_layer_stack``. On the CPU the input's product with the weights is one for all steps; here
-each step has its own, and LSTM and GRU cells are fused.
-
-Recurrent layers on a GPU: one call of cuDNN for all layers and steps where it takes them.
+"""Recurrent layers on a GPU: one call of cuDNN for all layers and steps where it takes them.
 
 native/RNN.cpp (``use_cudnn``), native/cudnn/RNN.cpp (``_cudnn_impl``). Without cuDNN
-(``torch.backends.cudnn.enabled = False``, bfloat16 before sm80) the layers run step by step.
+(``torch.backends.cudnn.enabled = False``, bfloat16 before sm80) the layers run step by step
+(``FullLayer``, ``FullBidirectionalLayer``, ``PackedLayer``, ``ReversedPackedLayer``,
+``apply_layer_stack``): each step has its own product with the weights, where the CPU has one for
+all, and the cells of LSTM and GRU are fused (native/cuda/RNN.cu).
 
 Packed sequences: the steps of padded ones, without their padding; native/PackedSequence.cpp.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -53,14 +46,13 @@ Hidden = tuple[Tensor, ...]
 """A cell's state: ``(h,)``, or ``(h, c)`` of an LSTM."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(NamedTuple):
     """One direction's weights in one layer; ``CellParams``."""
 
     w_ih: Tensor
     w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
+    b_ih: Tensor | None = None
+    b_hh: Tensor | None = None
     w_hr: Tensor | None = None
 
 
@@ -103,19 +95,13 @@ def simple_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
 
 def _fused(cell: Cell) -> Callable[..., Any]:
     def fused(
-        call: CompositeCall,
-        input: Tensor,
-        hx: Tensor | list[Tensor],
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None = None,
-        b_hh: Tensor | None = None,
+        call: CompositeCall, input: Tensor, hx: Tensor | list[Tensor], weights: Weights
     ) -> Any:
         """``_thnn_fused_lstm_cell``, ``_thnn_fused_gru_cell``, of batches."""
         if input.dim() != 2 or input.numel() == 0:
             return call()
         hidden = (hx,) if isinstance(hx, Tensor) else tuple(hx)
-        states = cell(input, hidden, Weights(w_ih, w_hh, b_ih, b_hh))
+        states = cell(input, hidden, weights)
         return states[0] if isinstance(hx, Tensor) else states
 
     return fused
@@ -276,46 +262,6 @@ def uses_cudnn(gpu: Gpu, tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float32, torch.float64, torch.float16)
 
 
-def _run(
-    machine: Gpu,
-    call: CompositeCall,
-    input: Tensor,
-    batch_sizes: Sequence[int],
-    hx: Tensor,
-    cx: Tensor | None,
-    mode: int,
-    settings: LayerSettings,
-    batch_first: bool,
-) -> Any:
-    """Call ``_cudnn_rnn`` as ``_cudnn_impl`` does."""
-    hidden_size, projection = hx.size(2), 0
-    if cx is not None and cx.size(2) != hx.size(2):
-        hidden_size, projection = cx.size(2), hx.size(2)
-    stride = (4 if settings.has_biases else 2) + (projection != 0)
-    elements = weight_elements(settings.params, stride, mode, hidden_size)
-    if settings.train and settings.dropout > 0:
-        maker = torch.ops.aten._cudnn_init_dropout_state.default
-        call.trace.keep(dropout_state(machine), maker)
-    return torch.ops.aten._cudnn_rnn.default(
-        input,
-        settings.params,
-        stride,
-        weight_buffer(call.trace, settings.params, elements),
-        hx,
-        cx,
-        mode,
-        hidden_size,
-        projection,
-        settings.num_layers,
-        batch_first,
-        settings.dropout,
-        settings.train,
-        settings.bidirectional,
-        batch_sizes,
-        None,
-    )
-
-
 def _layer(mode: int) -> Callable[..., Any]:
     def layer(
         machine: Gpu,
@@ -327,7 +273,8 @@ def _layer(mode: int) -> Callable[..., Any]:
         data: Tensor | None = None,
         batch_sizes: Tensor | None = None,
     ) -> Any:
-        """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, …
+        """``_cudnn_rnn`` where cuDNN takes it, as ``_cudnn_impl`` calls it, else step by step;
+        native/RNN.cpp, ``lstm``, …
 
         Padded sequences are ``input``; packed ones are ``data``, with ``batch_sizes``.
         """
@@ -338,9 +285,18 @@ def _layer(mode: int) -> Callable[..., Any]:
         sizes = None if batch_sizes is None else batch_sizes.tolist()
         if not uses_cudnn(machine, rows):
             return run_layers(_NATIVE_CELLS[mode], rows, states, settings, batch_first, sizes)
-        cell = states[1] if mode == LSTM else None
-        given = states[0], cell, mode, settings, batch_first
-        outputs = _run(machine, call, rows, sizes or (), *given)
+        h, c = states[0], states[1] if mode == LSTM else None
+        hidden_size = (h if c is None else c).size(2)
+        projection = h.size(2) if h.size(2) != hidden_size else 0
+        stride = (4 if settings.has_biases else 2) + (projection != 0)
+        if settings.train and settings.dropout > 0:
+            maker = _aten._cudnn_init_dropout_state.default
+            call.trace.keep(dropout_state(machine), maker)
+        params, of_cell = settings.params, (mode, hidden_size)
+        buffer = weight_buffer(call.trace, params, weight_elements(params, stride, *of_cell))
+        network = *of_cell, projection, settings.num_layers, batch_first, settings.dropout
+        rest = settings.train, settings.bidirectional, sizes or (), None
+        outputs = _aten._cudnn_rnn.default(rows, params, stride, buffer, h, c, *network, *rest)
         return outputs[: 1 + len(states)]
 
     return layer

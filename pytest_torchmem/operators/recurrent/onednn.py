@@ -4,6 +4,8 @@ Its sizes follow rnn_utils.hpp (``set_workspace_sizes``, ``get_good_ld``), rnn_u
 (``set_offsets``) and, for the brgemm kernels of bfloat16, src/cpu/x64/rnn/rnn_brgemm_utils.cpp.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -29,14 +31,14 @@ _BOOKS = 4632
 _FLOAT = 4
 
 
-def leading_dimension(size: int, element_size: int) -> int:
-    """``get_good_ld``: rows of whole cache lines, and never a multiple of 256 elements."""
+def _rows(count: int, width: int, element_size: int) -> int:
+    """``get_good_ld``: bytes of rows of whole cache lines, and never a multiple of 256 elements."""
     line = 64 // element_size
-    rows = round_up(size, line)
-    return rows + line if rows % 256 == 0 else rows
+    leading = round_up(width, line)
+    return count * (leading + line if leading % 256 == 0 else leading) * element_size
 
 
-def in_pages(*sizes: int) -> int:
+def _in_pages(*sizes: int) -> int:
     """``set_offsets``: every buffer begins on a page."""
     offset = 0
     for size in sizes:
@@ -44,70 +46,65 @@ def in_pages(*sizes: int) -> int:
     return offset
 
 
-def _states(steps: int, batch: int, inputs: int, hidden: int, element_size: int) -> int:
-    """Bytes of the states of all steps, of the layer and of the cell before it."""
-    width = leading_dimension(max(inputs, hidden), element_size)
-    return 2 * (steps + 1) * batch * width * element_size
+class _Lstm(NamedTuple):
+    """Sizes of a layer, that of an element in bytes."""
+
+    steps: int
+    batch: int
+    inputs: int
+    hidden: int
+    size: int
+    trains: bool = True
+
+    @property
+    def brgemm(self) -> bool:
+        """Whether brgemm multiplies: bfloat16, and float32 where no backward follows."""
+        return self.size != _FLOAT or not self.trains
+
+    @property
+    def merges(self) -> bool:
+        """Whether a forward multiplies the inputs of all steps at once: lone sequences, and small
+        batches where another kernel than brgemm does it.
+        """
+        return self.batch == 1 and self.steps > 1 if self.brgemm else self.batch < 128
+
+    @property
+    def cells(self) -> int:
+        """Elements of the states of the cells of all steps, and before the first one."""
+        return 2 * (self.steps + 1) * self.batch * self.hidden
+
+    def states(self, size: int) -> int:
+        """Bytes of the states of all steps, of the layer and of the cell before it."""
+        return 2 * _rows((self.steps + 1) * self.batch, max(self.inputs, self.hidden), size)
+
+    def workspace(self) -> int:
+        """Bytes of the workspace that a training forward hands to the backward: the fourth
+        output.
+        """
+        steps, size = self.steps * self.batch, self.size
+        gates, projected = _rows(steps, 4 * self.hidden, size), _rows(steps, self.hidden, size)
+        states, gradients = self.states(size), self.states(_FLOAT)
+        cells = self.cells * size, gradients, gradients, self.cells * _FLOAT
+        return _in_pages(gates, projected, states, 0, *cells, 0)
+
+    def scratchpad(self, backward: bool = False) -> int:
+        """Gates before their activation, of all steps where they are merged, as those of a backward
+        in float32 always are; without training, states in place of gradients.
+        """
+        gate = self.size if backward else _FLOAT
+        merged = gate == _FLOAT if backward else self.merges
+        gates = _rows(self.batch * (self.steps if merged else 1), 4 * self.hidden, gate)
+        parts = [gates, _rows(self.batch, self.hidden, self.size)]
+        if self.trains:
+            parts += [_rows(self.batch, self.hidden, _FLOAT)]
+        else:
+            parts = [self.states(self.size), self.cells * self.size, *parts]
+        return _in_pages(*parts, 0) + _BOOKS + 8 * self.size
 
 
-def lstm_workspace(steps: int, batch: int, inputs: int, hidden: int, element_size: int) -> int:
-    """Bytes of the workspace that a training forward hands to the backward: the fourth output."""
-    gates = steps * batch * leading_dimension(4 * hidden, element_size) * element_size
-    projected = steps * batch * leading_dimension(hidden, element_size) * element_size
-    cells = 2 * (steps + 1) * batch * hidden
-    gradients = _states(steps, batch, inputs, hidden, _FLOAT)
-    return in_pages(
-        gates,
-        projected,
-        _states(steps, batch, inputs, hidden, element_size),
-        0,
-        cells * element_size,
-        gradients,
-        gradients,
-        cells * _FLOAT,
-        0,
-    )
-
-
-def _merges(steps: int, batch: int, brgemm: bool) -> bool:
-    """Whether a forward multiplies the inputs of all steps at once: lone sequences, and small
-    batches where another kernel than brgemm does it.
-    """
-    return batch == 1 and steps > 1 if brgemm else batch < 128
-
-
-def _scratchpad(steps: int, batch: int, hidden: int, element_size: int, backward: bool) -> int:
-    """Gates before their activation, of all steps where they are merged, as those of a backward in
-    float32 always are.
-    """
-    gate = element_size if backward else _FLOAT
-    brgemm = element_size != _FLOAT
-    merged = gate == _FLOAT if backward else _merges(steps, batch, brgemm)
-    gates = batch * leading_dimension(4 * hidden, gate) * gate * (steps if merged else 1)
-    projected = batch * leading_dimension(hidden, element_size) * element_size
-    gradient = batch * leading_dimension(hidden, _FLOAT) * _FLOAT
-    return in_pages(gates, projected, gradient, 0) + _BOOKS + 8 * element_size
-
-
-def _inference_scratchpad(
-    steps: int, batch: int, inputs: int, hidden: int, element_size: int
-) -> int:
-    """The same where no backward follows: the states that training keeps in its workspace, the
-    gates, and no gradients.
-    """
-    merged = _merges(steps, batch, brgemm=True)
-    gates = batch * leading_dimension(4 * hidden, _FLOAT) * _FLOAT * (steps if merged else 1)
-    return (
-        in_pages(
-            _states(steps, batch, inputs, hidden, element_size),
-            2 * (steps + 1) * batch * hidden * element_size,
-            gates,
-            batch * leading_dimension(hidden, element_size) * element_size,
-            0,
-        )
-        + _BOOKS
-        + 8 * element_size
-    )
+def _lstm(input: Tensor, hx_: Tensor, trains: bool = True) -> _Lstm:
+    steps, batch, inputs = input.shape
+    return _Lstm(steps, batch, inputs, hx_.shape[-1], input.element_size(), trains)
 
 
 _ELEMENT = 40
@@ -117,32 +114,29 @@ _COLUMNS = 32
 """Gates of one block of a weight."""
 
 
-def _brgemm_forward(threads: int, inputs: int, hidden: int, merged: bool) -> int:
+def _brgemm_forward(threads: int, lstm: _Lstm) -> int:
     """Lists of products; twice as many where both weights are multiplied at once."""
-    products = 2 * (2 if inputs == hidden and not merged else 1)
-    return booked(products * threads * _ELEMENT)
+    both = lstm.inputs == lstm.hidden and not lstm.merges
+    return booked((4 if both else 2) * threads * _ELEMENT)
 
 
-def _brgemm_backward(threads: int, batch: int, inputs: int, hidden: int, size: int) -> int:
+def _brgemm_backward(threads: int, lstm: _Lstm) -> int:
     """Lists of the products of four gates, and for the gradient of the weights the gates in blocks
     and the states of both kinds turned.
     """
-    depth = round_up(batch, 2)
-    if batch > 1:
-        turned = (inputs, hidden)
-    else:
-        rows = hidden if inputs == hidden else max(inputs, hidden)
+    _, batch, inputs, hidden, size, _ = lstm
+    depth = round_up(batch, 2) * size
+    turned = inputs, hidden
+    if batch == 1:
+        rows = max(inputs, hidden)
         if inputs == hidden:
-            rows = _rows(threads, hidden, ceil_div(4 * hidden, _COLUMNS))
-        turned = (threads * min(rows, inputs), threads * min(rows, hidden))
-    return booked(
-        5 * threads * _ELEMENT,
-        threads * depth * _COLUMNS * size,
-        *(states * depth * size for states in turned),
-    )
+            rows = _rows_of_block(threads, hidden, ceil_div(4 * hidden, _COLUMNS))
+        turned = threads * min(rows, inputs), threads * min(rows, hidden)
+    lists, blocks = 5 * threads * _ELEMENT, threads * depth * _COLUMNS
+    return booked(lists, blocks, *(states * depth for states in turned))
 
 
-def _rows(threads: int, rows: int, blocks: int) -> int:
+def _rows_of_block(threads: int, rows: int, blocks: int) -> int:
     """Rows of a block of a gradient of a weight, ``brgemm_calc_m_block_vanilla_rnn``."""
     if blocks < threads:
         most = min(24, max(1, rows // (4 * ceil_div(threads, blocks))))
@@ -167,21 +161,20 @@ def _forward_weight(rows: int, hidden: int, element_size: int, brgemm: bool) -> 
     in bfloat16 of two rows. A lone row is as they want it.
     """
     if not brgemm:
-        return 0 if rows == 1 else rows * leading_dimension(4 * hidden, _FLOAT) * _FLOAT
+        return 0 if rows == 1 else _rows(rows, 4 * hidden, _FLOAT)
     return round_up(rows, _FLOAT // element_size) * 4 * round_up(hidden, 32) * element_size
 
 
 def _gradient_of_weight(rows: int, hidden: int) -> int:
     """Rows of gates in float; of a lone row, nothing beyond it (``memory_desc_wrapper::size``)."""
-    width = 4 * hidden if rows == 1 else leading_dimension(4 * hidden, _FLOAT)
-    return rows * width * _FLOAT
+    return 4 * hidden * _FLOAT if rows == 1 else _rows(rows, 4 * hidden, _FLOAT)
 
 
 def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
     """A weight of the backward pass, which may take it as it is."""
     if element_size == _FLOAT:
-        width = leading_dimension(rows, _FLOAT)
-        return 0 if width == rows else 4 * hidden * width * _FLOAT
+        turned = _rows(4 * hidden, rows, _FLOAT)
+        return 0 if turned == 4 * hidden * rows * _FLOAT else turned
     return round_up(rows, 32) * 4 * round_up(hidden, 2) * element_size
 
 
@@ -192,39 +185,28 @@ def outputs_and_workspace(
     """The last output is what oneDNN keeps for a backward, where gradients are enabled;
     ``mkldnn_rnn_layer``, which asks ``at::GradMode::is_enabled()``.
     """
-    steps, batch, inputs = input.shape
-    hidden_size = hx_.shape[-1]
     kept = None
     if torch.is_grad_enabled():
-        nbytes = lstm_workspace(steps, batch, inputs, hidden_size, input.element_size())
+        nbytes = _lstm(input, hx_).workspace()
         kept = input.new_empty((nbytes,), dtype=torch.uint8)
-    return input.new_empty((steps, batch, hidden_size)), like(hx_), like(cx_), kept
+    return input.new_empty((*input.shape[:2], hx_.shape[-1])), like(hx_), like(cx_), kept
 
 
 @_layer.workspace("cpu")
 def workspace(
     machine: Host, input: Tensor, hx_: Tensor, cx_: Tensor, outputs: tuple[Tensor | None, ...]
 ) -> int | Workspace:
-    """The sum of both biases, both weights reordered, and the scratchpad.
-
-    brgemm is for bfloat16, and for float32 where no backward follows.
-    """
-    steps, batch, inputs = input.shape
-    hidden = hx_.shape[-1]
-    size = input.element_size()
-    trains = outputs[3] is not None
-    brgemm = size != _FLOAT or not trains
+    """The sum of both biases, both weights reordered, and the scratchpad."""
+    size, hidden = input.element_size(), hx_.shape[-1]
+    lstm = _lstm(input, hx_, outputs[3] is not None)
     copies = sum(contiguous_copy(tensor) for tensor in (input, hx_, cx_))
-    weights = sum(_forward_weight(rows, hidden, size, brgemm) for rows in (inputs, hidden))
-    bias = 4 * hidden * size
-    if trains:
-        scratchpad = _scratchpad(steps, batch, hidden, size, backward=False)
-    else:
-        scratchpad = _inference_scratchpad(steps, batch, inputs, hidden, size)
-    if brgemm:
-        merged = _merges(steps, batch, brgemm)
-        scratchpad += _brgemm_forward(machine.threads, inputs, hidden, merged)
-    return by_onednn(machine, input.dtype, copies + bias + weights + scratchpad)
+    weights = sum(
+        _forward_weight(rows, hidden, size, lstm.brgemm) for rows in (lstm.inputs, hidden)
+    )
+    scratchpad = lstm.scratchpad()
+    if lstm.brgemm:
+        scratchpad += _brgemm_forward(machine.threads, lstm)
+    return by_onednn(machine, input.dtype, copies + 4 * hidden * size + weights + scratchpad)
 
 
 @_layer_backward.meta("cpu")
@@ -254,9 +236,8 @@ def backward_workspace(
 
     The second bias gradient is a copy of the first, made when everything else is freed.
     """
-    steps, batch, inputs = input.shape
-    hidden = hx_.shape[-1]
-    size = input.element_size()
+    size, hidden = input.element_size(), hx_.shape[-1]
+    lstm = _lstm(input, hx_)
     pairs = ((grad_output, output), (grad_hy, hy_), (grad_cy, cy_))
     copies = sum(
         dense_bytes(result) if gradient is None else contiguous_copy(gradient)
@@ -265,11 +246,11 @@ def backward_workspace(
     copies += sum(contiguous_copy(tensor) for tensor in (input, hx_, cx_tmp))
     if size != _FLOAT:
         copies += sum(result.numel() * _FLOAT for _, result in pairs)
-    weights = _backward_weight(inputs, hidden, size) + _backward_weight(hidden, hidden, size)
-    gradients = _gradient_of_weight(inputs, hidden) + _gradient_of_weight(hidden, hidden)
-    bias = 4 * hidden * size
-    scratchpad = _scratchpad(steps, batch, hidden, size, backward=True)
-    if size != _FLOAT:
-        scratchpad += _brgemm_backward(machine.threads, batch, inputs, hidden, size)
-    taken = copies + bias + weights + gradients + scratchpad
-    return by_onednn(machine, input.dtype, taken)
+    weights = sum(
+        _backward_weight(rows, hidden, size) + _gradient_of_weight(rows, hidden)
+        for rows in (lstm.inputs, hidden)
+    )
+    scratchpad = lstm.scratchpad(backward=True)
+    if lstm.brgemm:
+        scratchpad += _brgemm_backward(machine.threads, lstm)
+    return by_onednn(machine, input.dtype, copies + 4 * hidden * size + weights + scratchpad)
