@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import on_meta, scalar_type
+from pytest_torchmem.operators.geometry import HALVES, on_meta, scalar_type
 from pytest_torchmem.operators.overlap import written_once
 from pytest_torchmem.operators.registry import EVERY, aten, operator
 
@@ -57,7 +57,7 @@ _OPERANDS = "expected {} to have the same dtype, but got: {{}} != {{}}"
 
 def _in_batch_norm(input: Tensor, parameter: Tensor | None) -> str:
     """Return what is said of a parameter: in half precision it may be in single precision."""
-    halves = input.dtype in (torch.float16, torch.bfloat16)
+    halves = input.dtype in HALVES
     wider = halves and parameter is not None and parameter.dtype is torch.float32
     return "" if wider else _data_of(input, parameter)
 

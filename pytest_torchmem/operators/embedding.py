@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    HALVES,
+    LONG,
     accumulation_type,
     ceil_div,
     contiguous_copy,
@@ -22,7 +24,6 @@ from pytest_torchmem.operators.geometry import (
     round_up,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.buffers import HALVES
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.sorting.order import sort_requests
 from pytest_torchmem.operators.workspace import Workspace, bounded, passing
@@ -169,7 +170,7 @@ def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) ->
     """``index_select_add`` and ``index_select_scale_add``: 16-bit types are added up in float where
     FBGEMM does not do it, which wants their factors in float.
     """
-    half = output.dtype in (torch.float16, torch.bfloat16)
+    half = output.dtype in HALVES
     if not fast:
         if half:
             row = torch.empty(output.shape[1:] if scale is None else (0,), dtype=torch.float32)
@@ -285,7 +286,6 @@ _FEW = 3072
 _ROWS_PER_THREAD = 10
 _BLOCK = 1024
 _ATOMIC_BLOCKS = 4
-_LONG = 8
 
 operator(
     "aten::embedding_renorm", kind=OperatorKind.LEAF
@@ -300,7 +300,7 @@ def factor(input: Tensor) -> Workspace:
     """The norm of a row, or the factor of one that exceeds it; Embedding.cpp,
     ``embedding_renorm_cpu_``.
     """
-    return bounded(_LONG + input.element_size())
+    return bounded(LONG + input.element_size())
 
 
 @_renorm.workspace("cuda")
@@ -311,10 +311,10 @@ def distinct_indices(machine: Gpu, indices: Tensor) -> tuple[int, ...]:
     """
     number, each = indices.numel(), dense_bytes(indices)
     flat = torch.empty((number,), dtype=indices.dtype, device="meta")
-    sorting = passing(number * _LONG, *sort_requests(machine, flat, 0))
+    sorting = passing(number * LONG, *sort_requests(machine, flat, 0))
     distinct = cub.distinct(machine, number, indices.element_size())
     replaced = each if TORCH_VERSION >= (2, 13) else 0
-    return (contiguous_copy(indices), replaced, each, *sorting, each, _LONG, distinct)
+    return (contiguous_copy(indices), replaced, each, *sorting, each, LONG, distinct)
 
 
 @_backward.decomposition("cuda")
@@ -351,13 +351,13 @@ def sorted_sums(
         cub.scratch(cub.scan_by_key(gpu, number, size))
     result = gradients.new_empty((weights, width))
     segments = min(number, weights)
-    beginnings, number_of_segments = cub.scratch(number * size), cub.scratch(_LONG)
+    beginnings, number_of_segments = cub.scratch(number * size), cub.scratch(LONG)
     keys = cub.scratch(number * size)
     cub.scratch(cub.distinct_keys(gpu, number, size))
     del keys
     parts_of_segments, first_parts = cub.scratch(segments * size), cub.scratch(segments * size)
     cub.scratch(cub.scan(segments, size))
-    number_of_parts = cub.scratch(_LONG)
+    number_of_parts = cub.scratch(LONG)
     parts = number // _ROWS_PER_THREAD + segments
     beginnings_of_parts, segments_of_parts, summed = cub.scratch(parts * size), None, parts
     if not bags and _adds_atomically(gpu, segments, parts, width):

@@ -19,6 +19,12 @@ from pytest_torchmem.torch_private.dispatch.kernels import run_on_meta
 
 Outputs = Tensor | Sequence["Tensor | None"]
 
+HALVES = (torch.float16, torch.bfloat16)
+INT = FLOAT = 4
+LONG = DOUBLE = 8
+SCALAR = 8
+"""Bytes of a Python number wrapped in a tensor."""
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -88,7 +94,7 @@ def contiguous_copy(
 
 def accumulation_type(dtype: torch.dtype) -> torch.dtype:
     """``at::opmath_type``: float for the 16-bit types, else the type itself."""
-    if dtype in (torch.bfloat16, torch.float16):
+    if dtype in HALVES:
         return torch.float32
     return torch.complex64 if dtype == torch.complex32 else dtype
 

@@ -27,35 +27,31 @@ operator(
 )
 
 
-def _extremes(self: Tensor) -> None:
-    """``histogramdd_compute_outer_edges`` where no range is given."""
-    if self.numel():
-        torch.aminmax(self)
-
-
-def _counts(machine: Host, result: Tensor) -> None:
-    """``histogramdd_cpu_contiguous``: a histogram for every thread."""
-    result.new_zeros((machine.threads, *result.shape))
+def _filled(
+    machine: Host, input: Tensor, bins: Sequence[int], *, found: bool = False, density: bool = False
+) -> Tensor:
+    """A histogram for every thread (``histogramdd_cpu_contiguous``), which the extremes come before
+    where its range is to be found (``histogramdd_compute_outer_edges``). A density is divided by
+    its sum.
+    """
+    result = input.new_empty(bins)
+    if found and input.numel():
+        torch.aminmax(input)
+    result.new_zeros((machine.threads, *bins))
+    if density:
+        total = result.sum()
+        result.div_(1)
+        del total
+    return result
 
 
 @operator("aten::histc").decomposition("cpu")
 def histc(machine: Host, self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """histogram_histc: edges of its own, and every thread's counts."""
     edges = self.new_empty((bins + 1,))
-    result = self.new_empty((bins,))
-    if min == max:
-        _extremes(self)
-    _counts(machine, result)
+    result = _filled(machine, self, (bins,), found=min == max)
     del edges
     return result
-
-
-def _normalize(result: Tensor, density: bool) -> None:
-    """A density is divided by its sum."""
-    if density:
-        total = result.sum()
-        result.div_(1)
-        del total
 
 
 @operator("aten::histogram.bin_ct").decomposition("cpu")
@@ -69,12 +65,7 @@ def histogram(
 ) -> tuple[Tensor, Tensor]:
     """Evenly spaced edges."""
     edges = self.new_empty((bins + 1,))
-    result = self.new_empty((bins,))
-    if range is None:
-        _extremes(self)
-    _counts(machine, result)
-    _normalize(result, density)
-    return result, edges
+    return _filled(machine, self, (bins,), found=range is None, density=density), edges
 
 
 @operator("aten::histogram.bins_tensor").decomposition("cpu")
@@ -83,10 +74,7 @@ def histogram_of_edges(
 ) -> tuple[Tensor, Tensor]:
     """Edges that are given, and copied."""
     edges = self.new_empty(bins.shape)
-    result = self.new_empty((bins.shape[0] - 1,))
-    _counts(machine, result)
-    _normalize(result, density)
-    return result, edges
+    return _filled(machine, self, (bins.shape[0] - 1,), density=density), edges
 
 
 @operator("aten::_histogramdd_bin_edges").decomposition("cpu")
@@ -119,9 +107,7 @@ def histogramdd_of_edges(
 ) -> Tensor:
     """Edges that are given are copied."""
     copies = [torch.empty_like(one) for one in bins]
-    result = self.new_empty(tuple(one.shape[0] - 1 for one in bins))
-    _counts(machine, result)
-    _normalize(result, density)
+    result = _filled(machine, self, [one.shape[0] - 1 for one in bins], density=density)
     del copies
     return result
 

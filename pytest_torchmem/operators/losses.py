@@ -15,6 +15,7 @@ from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    LONG,
     contiguous_copy,
     copied,
     dense_bytes,
@@ -236,7 +237,6 @@ def scores_and_targets(
 
 
 _LONGEST_CUDNN_TARGET = 255
-_LONG = 8
 
 _native = operator("aten::_ctc_loss")
 _native_backward = operator("aten::_ctc_loss_backward")
@@ -248,7 +248,7 @@ _cudnn = operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and l
 def lengths_as_integers(input_lengths: Tensor, target_lengths: Tensor) -> int:
     """Lengths of another type or not dense, converted; native/LossCTC.cpp, ctc_loss_tensor."""
     return sum(
-        contiguous_copy(lengths) if lengths.element_size() == _LONG else _LONG * lengths.numel()
+        contiguous_copy(lengths) if lengths.element_size() == LONG else LONG * lengths.numel()
         for lengths in (input_lengths, target_lengths)
     )
 
@@ -363,7 +363,7 @@ def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[Request, ..
     ``ctc_loss_gpu_template``.
     """
     copies = contiguous_copy(log_probs), contiguous_copy(targets)
-    return (*copies, *[log_probs.shape[1] * _LONG] * 3, Made(1), Made(0))
+    return (*copies, *[log_probs.shape[1] * LONG] * 3, Made(1), Made(0))
 
 
 @_native_backward.workspace("cuda")
@@ -371,7 +371,7 @@ def betas_and_lengths(log_probs: Tensor, log_alpha: Tensor) -> tuple[Request, ..
     """``log_beta``, as large as ``log_alpha``, and the lengths; exact, LossCTC.cu,
     ``ctc_loss_backward_gpu_template``.
     """
-    lengths = log_probs.shape[1] * _LONG
+    lengths = log_probs.shape[1] * LONG
     return (lengths, lengths, lengths, dense_bytes(log_alpha), ALL)
 
 

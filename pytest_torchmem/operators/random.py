@@ -8,18 +8,20 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
-from pytest_torchmem.operators.geometry import CONTIGUOUS, dense_bytes, lying_alike, made_like
+from pytest_torchmem.operators.geometry import (
+    CONTIGUOUS,
+    DOUBLE,
+    LONG,
+    SCALAR,
+    dense_bytes,
+    lying_alike,
+    made_like,
+)
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-
-_LONG = 8
-
-_SCALAR = 8
-
-_DOUBLE = 8
 
 # Registered for every backend, and writing data all the same.
 operator("aten::_philox_normal", "aten::_philox_uniform", kind=OperatorKind.LEAF)
@@ -55,7 +57,7 @@ operator("aten::binomial").meta("cpu")(made_like(count=CONTIGUOUS))
 def gamma_and_its_sums(input: Tensor) -> int:
     """Gamma variables in double, and the sum of each row; _s_dirichlet_cpu."""
     rows = input.numel() // max(1, input.shape[-1]) if input.dim() else 1
-    return (input.numel() + rows) * _DOUBLE
+    return (input.numel() + rows) * DOUBLE
 
 
 @operator("aten::dropout").path("cuda")
@@ -75,7 +77,7 @@ def mask_as_numbers(input: Tensor) -> int:
 @operator("aten::native_dropout_backward").workspace("cpu")
 def scaled_mask(grad_output: Tensor, mask: Tensor) -> int:
     """The mask as numbers, then scaled; native/Dropout.cpp, native_dropout_backward."""
-    return mask.numel() * grad_output.element_size() + _SCALAR + grad_output.element_size()
+    return mask.numel() * grad_output.element_size() + SCALAR + grad_output.element_size()
 
 
 @operator("aten::bernoulli_.Tensor").workspace("cuda")
@@ -99,7 +101,7 @@ def check_of_deviations(std: Tensor) -> int:
     """The least deviation, and whether it is at least a number, which is wrapped and converted;
     native/DistributionTemplates.h, CHECK_NORMAL_TENSOR_STD.
     """
-    return 2 * std.element_size() + _LONG + 1 if std.numel() else 0
+    return 2 * std.element_size() + LONG + 1 if std.numel() else 0
 
 
 @operator("aten::randperm").workspace("cpu")
@@ -160,6 +162,6 @@ def randperm(machine: Gpu, outputs: Tensor, n: int) -> tuple[int, ...]:
     if n < 1:
         return passing(size)
     bits = min(64, math.ceil(math.log2(n - (6.0 * n * n + 1) / (12 * math.log(0.9)))))
-    key = 4 if bits <= 32 else _LONG
+    key = 4 if bits <= 32 else LONG
     sort = cub.radix_sort(machine, n, key, size, bits)
     return (*passing(size), n * size, n * key, n * key, sort)

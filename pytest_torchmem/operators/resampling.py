@@ -24,6 +24,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall, meta_result
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    LONG,
     SUGGESTED,
     Wanted,
     contiguous_copy,
@@ -38,8 +39,6 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.registry import DEVICES, OperatorKind, aten, operator
 from pytest_torchmem.operators.workspace import ALL, Request
 
-_INDEX = 8
-"""Bytes of an index in a table."""
 _LEAST_CHANNELS = 4
 """Of which CUDA's kernels for channels last take notice; 16 in the forward of bilinear ones."""
 
@@ -158,7 +157,7 @@ def _tables(output: Tensor, points: int) -> int:
     """For every position along every dimension: the indices of its points and their weights;
     upsample_generic_Nd_kernel_impl.
     """
-    return points * (_INDEX + output.element_size()) * sum(output.shape[2:])
+    return points * (LONG + output.element_size()) * sum(output.shape[2:])
 
 
 def _through_channels_last(output: Tensor, input: Tensor) -> bool:
@@ -204,7 +203,7 @@ def _scale(source: int, target: int, align_corners: bool, given: float | None) -
 def _antialias_table(scale: float, target: int, points: int, element_size: int) -> int:
     """``_compute_indices_min_size_weights_aa``: four columns of indices, and weights."""
     support = points * 0.5 * max(scale, 1.0)
-    return target * (4 * _INDEX + (math.ceil(support) * 2 + 1) * element_size)
+    return target * (4 * LONG + (math.ceil(support) * 2 + 1) * element_size)
 
 
 def _antialias(points: int) -> Callable[..., int]:

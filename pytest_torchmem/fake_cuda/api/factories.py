@@ -175,7 +175,6 @@ FACTORY = code_made_by(unwrap(_factory), "factory")
 """The code that is called in the place of each factory."""
 
 
-_HOST = torch.device("cpu")
 _DTYPES = {
     "BFloat16Tensor": torch.bfloat16,
     "BoolTensor": torch.bool,
@@ -260,13 +259,13 @@ class DefaultType:
         if self._kind is not None:
             return self._kind(*args)
         # C++ asks for the host as it does beside any tensor that it takes to be there.
-        with SESSION.running.placing_on(_HOST):
+        with SESSION.running.placing_on(_CPU):
             return make(Tensor, *args)
 
 
 def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
     """Have types of the host and of the GPU that make fake tensors."""
-    gpu, sparse = torch.device("cuda", 0), torch.cuda.sparse
+    gpu = torch.device("cuda", 0)
     set_type = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any) -> None:
@@ -276,17 +275,15 @@ def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
             set_type(kind)
             return
         torch.set_default_dtype(found.dtype)
-        torch.set_default_device(None if found.device == _HOST else found.device)
+        torch.set_default_device(None if found.device == _CPU else found.device)
         default.set(found)
 
-    return [
-        *[
-            (module, {name: _legacy_type(module, name, device) for name in _DTYPES})
-            for module, device in ((torch, _HOST), (torch.cuda, gpu))
-        ],
-        (sparse, {name: _sparse_type(name, gpu) for name in _DTYPES if hasattr(sparse, name)}),
-        (torch, {"set_default_tensor_type": set_default_tensor_type}),
+    modules = (torch, _CPU), (torch.cuda, gpu), (torch.cuda.sparse, gpu)
+    types = [
+        (one, {name: _legacy_type(one, name, device) for name in _DTYPES if hasattr(one, name)})
+        for one, device in modules
     ]
+    return [*types, (torch, {"set_default_tensor_type": set_default_tensor_type})]
 
 
 def find_legacy_type(kind: Any) -> LegacyType | None:
@@ -301,16 +298,10 @@ def find_legacy_type(kind: Any) -> LegacyType | None:
 
 @cache
 def _legacy_type(module: Any, name: str, device: torch.device) -> LegacyType:
-    original = getattr(module, name)
-    made = LegacyType(name, (), {"__module__": module.__name__, "__doc__": original.__doc__})
+    original, kind = getattr(module, name), LegacyType
+    if module is torch.cuda.sparse:
+        kind = LegacySparseType
+    made = kind(name, (), {"__module__": module.__name__, "__doc__": original.__doc__})
     made.original, made.on_host = original, getattr(torch, name)
     made.device, made.dtype = device, _DTYPES[name]
-    return made
-
-
-@cache
-def _sparse_type(name: str, device: torch.device) -> LegacySparseType:
-    made = LegacySparseType(name, (), {"__module__": "torch.cuda.sparse"})
-    made.original, made.device = getattr(torch.cuda.sparse, name), device
-    made.dtype = _DTYPES[name]
     return made

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import finalize
 
 import torch
@@ -87,11 +87,6 @@ def pool_functions(memories: Sequence[DeviceMemory]) -> dict[str, Callable[..., 
             memory.release_pool(pool.id)
 
     return {"use_mem_pool": use_mem_pool, "graph_pool_handle": pool_handle}
-
-
-_NO_GRAPH = (
-    "torch.cuda.CUDAGraph: a trace has no cudaGraph_t to hand out. Skip this line while tracing"
-)
 
 
 class _Captured(NamedTuple):
@@ -171,15 +166,14 @@ class CUDAGraph:
     def debug_dump(self, *_: Any) -> None:
         """Write nothing: there is no graph of the driver's."""
 
-    def raw_cuda_graph(self) -> int:
+    def raw_cuda_graph(self) -> NoReturn:
         """Raise ``UsageError``."""
-        raise UsageError(_NO_GRAPH)
+        raise UsageError(
+            "torch.cuda.CUDAGraph: a trace has no cudaGraph_t to hand out. Skip this line while "
+            "tracing"
+        )
 
-    raw_cuda_graph_exec = raw_cuda_graph
-
-    def get_graph_data(self) -> dict[str, Any]:
-        """Raise ``UsageError``."""
-        raise UsageError(_NO_GRAPH)
+    raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
 
     def _after_capture(self, what: str) -> _Captured:
         if self._captured is None:

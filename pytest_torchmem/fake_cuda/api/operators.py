@@ -179,12 +179,11 @@ class DispatchModes:
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_TO_COPY_OVERLOAD = torch.ops.aten._to_copy.default
 #: What C++ copies tensors with, or makes others beside them: a gradient with its parameter's
 #: strides (torch/csrc/autograd/utils/grad_layout_contract.h, ``clone_obey_contract``).
 _BESIDE_TENSOR = frozenset(
     {
-        _TO_COPY_OVERLOAD,
+        _TO_COPY.default,
         torch.ops.aten.new_empty.default,
         torch.ops.aten.new_empty_strided.default,
         torch.ops.aten.new_full.default,
@@ -217,7 +216,7 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
             # which was the current one (FakeTensorMode._cache_key): another rank is on another.
             device = trace.device(device)
             kwargs = {**kwargs, "device": device}
-        if func is _TO_COPY_OVERLOAD and device is not None and device.type == "cuda":
+        if func is _TO_COPY.default and device is not None and device.type == "cuda":
             known = getattr(args[0], "constant", None)
             if known is not None and not trace.compiles and trace.on_thread():
                 with _without_constant(args[0], known):
@@ -228,7 +227,7 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
         if on_host and _guesses_gpu(self, trace):
             from_gpu = func in _BESIDE_TENSOR and args[0].device.type == "cuda"
             if (from_gpu or _makes(func, args)) and _is_guess(func, trace.compiles):
-                kwargs = {**kwargs, "device": trace.device(torch.device("cuda"))}
+                kwargs = {**kwargs, "device": trace.device(_CURRENT_GPU)}
         return original(self, func, types, args, kwargs)
 
     return dispatch

@@ -20,7 +20,7 @@ from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.modes import FakeTensor, NoFunctionModes, dispatch_modes
 from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import Replacements, make_wrapper
+from pytest_torchmem.torch_private.patching.patches import Replacements, make_wrapper, unless
 from pytest_torchmem.torch_private.tensors.tensors import (
     TensorBase,
     functional_value,
@@ -30,6 +30,7 @@ from pytest_torchmem.torch_private.tensors.tensors import (
 
 _CPU = torch.device("cpu")
 _FACTORIES = listed("new new_tensor new_zeros new_ones new_full new_empty new_empty_strided")
+_UNLESS_OFF = listed("to cuda cpu type type_as pin_memory is_pinned record_stream")
 _OF_DATA = ("new", "new_tensor")
 """Those that C++ makes on the tensor's device, of numbers too."""
 
@@ -47,17 +48,11 @@ class DeviceMethods:
             "device": property(self.device_of),
             "is_cuda": property(lambda tensor: self.device_of(tensor).type == "cuda"),
             "is_cpu": property(lambda tensor: self.device_of(tensor).type == "cpu"),
-            "get_device": self.get_device,
-            "to": self.to,
-            "cuda": self.cuda,
-            "cpu": self.cpu,
-            "type": self.type,
-            "type_as": self.type_as,
-            "copy_": self.copy_,
-            "set_": self.set_,
-            "pin_memory": self.pin_memory,
-            "is_pinned": self.is_pinned,
-            "record_stream": self.record_stream,
+            **{name: getattr(self, name) for name in ("get_device", "copy_", "set_")},
+            **{
+                name: unless(self._trace.off, getattr(self, name), getattr(TensorBase, name))
+                for name in _UNLESS_OFF
+            },
             **make_wrapper.by(self._wrappers.making())[1],
             **{name: self._factory(name) for name in _FACTORIES},
             **{name: self._on_host_only(name) for name in ("numpy", "__array__")},
@@ -86,8 +81,6 @@ class DeviceMethods:
 
     def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Convert a tensor, or copy it to another device."""
-        if self._trace.off():
-            return cast(Tensor, TensorBase.to(tensor, *args, **kwargs))
         target = parse_target(*args, **kwargs)
         device = None if target.device is None else self._trace.device(target.device)
         if device is None or device == self.device_of(tensor):
@@ -108,8 +101,6 @@ class DeviceMethods:
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
         """Copy a tensor to the GPU."""
-        if self._trace.off():
-            return cast(Tensor, TensorBase.cuda(tensor, device))
         target = torch.device("cuda") if device is None else as_device(device)
         return self.to(tensor, target, non_blocking=non_blocking, memory_format=memory_format)
 
@@ -117,14 +108,10 @@ class DeviceMethods:
         self, tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format
     ) -> Tensor:
         """Copy a tensor to the host."""
-        if self._trace.off():
-            return cast(Tensor, TensorBase.cpu(tensor))
         return self.to(tensor, _CPU, memory_format=memory_format)
 
     def type(self, tensor: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
         """Return the name of a tensor's legacy type, or a tensor of another type."""
-        if self._trace.off():
-            return TensorBase.type(tensor) if dtype is None else TensorBase.type(tensor, dtype)
         if dtype is None:
             name = cast(str, TensorBase.type(tensor))
             if self.device_of(tensor).type != "cuda" or name.startswith("torch.cuda."):
@@ -137,8 +124,6 @@ class DeviceMethods:
 
     def type_as(self, tensor: Tensor, other: Tensor) -> Tensor:
         """Convert a tensor to the dtype and device of another."""
-        if self._trace.off():
-            return cast(Tensor, TensorBase.type_as(tensor, other))
         return self.to(tensor, other)
 
     def copy_(self, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
@@ -173,8 +158,6 @@ class DeviceMethods:
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
         """Copy a tensor of the host to pinned memory."""
-        if self._trace.off():
-            return cast(Tensor, TensorBase.pin_memory(tensor))
         if self.device_of(tensor).type == "cuda":
             raise RuntimeError(
                 f"cannot pin 'torch.cuda.{TensorBase.type(tensor).removeprefix('torch.')}' only "
@@ -188,16 +171,12 @@ class DeviceMethods:
 
     def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
         """Return whether a tensor is in pinned memory."""
-        if self._trace.off():
-            return cast(bool, TensorBase.is_pinned(tensor))
         return self._trace.is_pinned(tensor)
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
         """Let the allocator wait for ``stream`` before it gives the tensor's block again."""
         record = self._trace.record(tensor)
-        if self._trace.off():
-            TensorBase.record_stream(tensor, stream)
-        elif record is not None and record.ledger.device.type == "cuda":
+        if record is not None and record.ledger.device.type == "cuda":
             memory = SESSION.memories[record.ledger.device.index]
             memory.record_stream(record.index, stream.stream_id)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import AttentionArguments
+from pytest_torchmem.operators.geometry import HALVES
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
@@ -26,7 +27,6 @@ BACKENDS = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
 """By the names that ``torch.backends.cuda`` asks for them."""
 _CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 _DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)
-_HALF = (torch.float16, torch.bfloat16)
 _LARGEST_CUDNN_DIMENSION = 65535
 #: From torch 2.14 on one head of keys and values goes with any number of queries', and grouped
 #: queries are also taken by memory-efficient attention (pytorch/pytorch#191085).
@@ -165,7 +165,7 @@ def _alignment(gpu: Gpu, dtype: torch.dtype) -> int:
     """Elements that a head's size has to be a multiple of; ``minimum_gemm_alignment``."""
     if gpu.capability >= (8, 0):
         return 4 if dtype == torch.float32 else 8
-    if gpu.capability >= (7, 0) and dtype in _HALF:
+    if gpu.capability >= (7, 0) and dtype in HALVES:
         return 8
     return 1
 
@@ -242,7 +242,7 @@ def why_not_fused(call: AttentionArguments, device: str) -> str:
         (mask is not None and mask.requires_grad, "attn_mask requires grad"),
         (device == "cpu" and not mask_fits(call), f"attn_mask has shape {shape}"),
         (device == "cuda" and mask is not None, "attn_mask is given"),
-        (device == "cuda" and query.dtype not in _HALF, f"the dtype is {dtype}"),
+        (device == "cuda" and query.dtype not in HALVES, f"the dtype is {dtype}"),
     ):  # fmt: skip
         if holds:
             return reason

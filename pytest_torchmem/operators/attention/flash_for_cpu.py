@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import accumulation_type, contiguous_copy
+from pytest_torchmem.operators.geometry import HALVES, accumulation_type, contiguous_copy
 from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
 from pytest_torchmem.operators.matmul.onednn import SCALE, SMALLEST, has_onednn_products
 from pytest_torchmem.operators.registry import operator
@@ -34,7 +34,7 @@ def _split(query: Tensor, key: Tensor) -> tuple[int, int]:
 
 
 def _is_reduced(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.bfloat16, torch.float16)
+    return tensor.dtype in HALVES
 
 
 @_forward.meta("cpu")

@@ -16,13 +16,18 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import AttentionArguments
-from pytest_torchmem.operators.geometry import ceil_div, contiguous_copy, dense_bytes, round_up
+from pytest_torchmem.operators.geometry import (
+    FLOAT,
+    ceil_div,
+    contiguous_copy,
+    dense_bytes,
+    round_up,
+)
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import ALL, First, Made, Request, Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import must_be_deterministic
 
-_FLOAT = 4
 _ANY = 65536
 _MUCH_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
 
@@ -71,7 +76,7 @@ def _tile_bytes(tile: Tile, half: bool, shape: "Shape") -> int:
         floats *= splits * tile.keys
     blocks = ceil_div(queries, tile.queries) * ceil_div(size, tile.keys)
     floats += blocks * (4 + tile.queries * tile.keys)
-    return batch * heads * round_up(floats, 4) * _FLOAT
+    return batch * heads * round_up(floats, 4) * FLOAT
 
 
 class Shape(NamedTuple):
@@ -96,7 +101,7 @@ def efficient_backward_bytes(
     factors are cast to float for it, and the sums are turned.
     """
     half = dtype != torch.float32
-    sums = _FLOAT * shape.batch * shape.heads * shape.queries
+    sums = FLOAT * shape.batch * shape.heads * shape.queries
     turned = sums if min(shape.heads, shape.queries) > 1 else 0
     found: list[tuple[int, tuple[Request, ...]]] = []
     for tile in _tiles(gpu, dtype, max(shape.size, shape.value_size), dropout):
@@ -210,7 +215,7 @@ def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tup
     number = flash_splits(gpu, batch, queries, keys, heads, size, splits)
     if number <= 1:
         return ()
-    partial = _FLOAT * number * batch * heads * queries
+    partial = FLOAT * number * batch * heads * queries
     return (partial, partial * _rounded_size(size))
 
 
@@ -244,8 +249,8 @@ def _flash_backward(gpu: Gpu, of: _Flash, lengths: Tensor | None = None) -> tupl
         contiguous_copy(grad),
         contiguous_copy(out),
         ALL,
-        _FLOAT * rows,
-        splits * _FLOAT * rows * _rounded_size(size),
+        FLOAT * rows,
+        splits * FLOAT * rows * _rounded_size(size),
         repeated,
         repeated,
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.cudnn.installed import Version
 from pytest_torchmem.operators.calls import ConvolutionSettings
-from pytest_torchmem.operators.geometry import suggested_format
+from pytest_torchmem.operators.geometry import HALVES, suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.state.settings import depthwise_kernel
@@ -87,7 +87,7 @@ def _cudnn_takes(
     if torch.bfloat16 in (input.dtype, weight.dtype) and gpu.capability < (8, 0):
         return False
     contiguous = cuda_format(input, weight) == torch.contiguous_format
-    volume = weight.dim() == 5 and input.dtype in (torch.float16, torch.bfloat16)
+    volume = weight.dim() == 5 and input.dtype in HALVES
     if contiguous and volume and (9, 8) <= version[:2] < (9, 15):
         return all(size == 1 for size in weight.shape[2:])
     return not settings.transposed or all(

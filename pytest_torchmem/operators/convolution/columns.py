@@ -13,13 +13,11 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import Convolution
-from pytest_torchmem.operators.geometry import beyond, contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import FLOAT, beyond, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries.cublas import blas_buffer
 from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.workspace import ALL, First, Made, Request, passing
 from pytest_torchmem.targets.gpus import Gpu
-
-_FLOAT = 4
 
 
 def _columns(call: Convolution, result: Tensor) -> int:
@@ -82,10 +80,10 @@ def _summed_bias(call: Convolution, grad_output: Tensor) -> int:
     the gradient of its weight is made.
     """
     apart = call.settings.transposed and call.dims < 3 and grad_output.shape[0] > 1
-    if not apart or grad_output.element_size() >= _FLOAT:
+    if not apart or grad_output.element_size() >= FLOAT:
         return 0
     elements = grad_output.numel() + grad_output.shape[1]
-    return (elements * _FLOAT - dense_bytes(call.weight)) // call.settings.groups
+    return (elements * FLOAT - dense_bytes(call.weight)) // call.settings.groups
 
 
 def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequence[bool]) -> int:

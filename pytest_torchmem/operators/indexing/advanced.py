@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import LONG, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing.masks import positions_of
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.sums import pair_of_values
@@ -20,7 +20,6 @@ from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
-_LONG = 8
 _MASKS = (torch.bool, torch.uint8)
 
 get = operator("aten::index")
@@ -49,7 +48,7 @@ def _positions_on_cpu(input: Tensor, indices: Sequence[Tensor | None], elements:
     if not masked:
         return 0
     kept *= math.prod(input.shape[dim:])
-    return elements // kept * masked * _LONG if kept else 0
+    return elements // kept * masked * LONG if kept else 0
 
 
 @get.workspace("cpu")
@@ -108,7 +107,7 @@ def indices_and_sort(
         wide = max(1, index.dim()) if index is not None and index.dtype in _MASKS else 0
         stand_ins = (torch.empty((number,), dtype=torch.int64, device="meta"),) * wide
         found += stand_ins or (index,)
-    owned = [number * max(1, mask.dim()) * _LONG for mask in masks]
+    owned = [number * max(1, mask.dim()) * LONG for mask in masks]
     requests += put_in_order(machine, input, found, values, checked=not unsafe, owned=owned)
     return requests if certain else bounded(*requests)
 
@@ -149,14 +148,14 @@ def put_in_order(
     leading = 0 if moved else [index is None for index in indices].index(False)
     rows = math.prod(input.shape[:leading]) * input.numel() // kept
     bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
-    sort = cub.radix_sort(gpu, number, _LONG, _LONG, bits)
-    in_order = (number * _LONG, number * _LONG, *range_of(number), sort)
+    sort = cub.radix_sort(gpu, number, LONG, LONG, bits)
+    in_order = (number * LONG, number * LONG, *range_of(number), sort)
     return (contiguous_copy(input), *linear, *copies, *in_order)
 
 
 def range_of(number: int) -> tuple[int, ...]:
     """Return what a range takes, which deterministic algorithms fill with a number first."""
-    return (number * _LONG, *(passing(_LONG) if prefers_deterministic() else ()))
+    return (number * LONG, *(passing(LONG) if prefers_deterministic() else ()))
 
 
 def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[int, ...]:
@@ -170,8 +169,8 @@ def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[i
     for position, index in enumerate(indices):
         if checked:
             found = passing(*pair_of_values(gpu, index.expand(shape).to(torch.int64)))
-            one_by_one = passing(_LONG, *found, *passing(1)) * 2
-            together = passing(_LONG, _LONG, *found, *passing(1), *passing(1))
+            one_by_one = passing(LONG, *found, *passing(1)) * 2
+            together = passing(LONG, LONG, *found, *passing(1), *passing(1))
             requests += together if TORCH_VERSION >= (2, 13) else one_by_one
         requests += passing(*product) if position else product
     return requests
@@ -219,9 +218,7 @@ def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
     if len(indices) < 2 or len(strides) == 1:
         return widened
     number = math.prod(shape)
-    copies = tuple(
-        0 if found.expand(shape).is_contiguous() else number * _LONG for found in indices
-    )
+    copies = tuple(0 if found.expand(shape).is_contiguous() else number * LONG for found in indices)
     return (*widened, *copies)
 
 

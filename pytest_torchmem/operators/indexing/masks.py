@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    LONG,
     ceil_div,
     contiguous_copy,
     copied,
@@ -22,7 +23,6 @@ from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
-_LONG = 8
 _ELEMENTS_OF_BLOCK = 512 * 16
 """What a block of ``nonzero_static`` looks at in one round."""
 
@@ -38,11 +38,11 @@ def counted_mask(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) ->
     """
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     elements = int(math.prod(shape))
-    whole = elements * _LONG
+    whole = elements * LONG
     dense = all(side.shape == shape and side.is_contiguous() for side in (input, mask))
     serial = outputs.numel() == 0 or (selects_serially(machine, input) and dense)
     added_up = sum_workspace(machine, mask.expand(shape), torch.int64, 1)
-    counted = _LONG + added_up - dense_bytes(outputs)
+    counted = LONG + added_up - dense_bytes(outputs)
     return max(counted, 0 if serial else 2 * whole, 0)
 
 
@@ -59,7 +59,7 @@ def positions_of(gpu: Gpu, mask: Tensor, number: int) -> tuple[int, ...]:
     """
     copy, elements = contiguous_copy(mask), mask.numel()
     counted, found = passing(cub.reduce(gpu, elements, 4)), passing(cub.flagged(gpu, elements))
-    return (copy, 4, *counted, number * max(1, mask.dim()) * _LONG, *found, -4, -copy)
+    return (copy, 4, *counted, number * max(1, mask.dim()) * LONG, *found, -4, -copy)
 
 
 @operator("aten::nonzero").at_most()
@@ -125,7 +125,7 @@ def counts_of_blocks(machine: Gpu, input: Tensor, size: int) -> tuple[int, ...]:
     most = machine.multiprocessors * (2 if input.element_size() == 1 else 1)
     rounds = ceil_div(ceil_div(number, _ELEMENTS_OF_BLOCK), most)
     blocks = ceil_div(number, rounds * _ELEMENTS_OF_BLOCK)
-    return contiguous_copy(input), 4 * blocks, _LONG * blocks
+    return contiguous_copy(input), 4 * blocks, LONG * blocks
 
 
 @operator("aten::masked_select", "aten::masked_select.out").decomposition("cuda")
@@ -148,5 +148,5 @@ def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int
     """A prefix sum of the mask; IndexKernel.cpp, ``masked_scatter__cuda``."""
     number = input.numel()
     whole = mask.expand(torch.broadcast_shapes(input.shape, mask.shape))
-    summed = (number * _LONG, contiguous_copy(whole), *passing(cub.scan(number, _LONG)))
+    summed = (number * LONG, contiguous_copy(whole), *passing(cub.scan(number, LONG)))
     return (*summed, contiguous_copy(source))

@@ -18,6 +18,9 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    HALVES,
+    LONG,
+    SCALAR,
     contiguous_copy,
     copied,
     dense_bytes,
@@ -32,9 +35,6 @@ from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
-_INDEX = 8
-_SCALAR = 8
-
 scattering = operator("aten::scatter", "aten::scatter_")
 adding = operator("aten::scatter_add", "aten::scatter_add_")
 reducing = operator("aten::scatter_reduce", "aten::scatter_reduce_")
@@ -43,13 +43,13 @@ reducing = operator("aten::scatter_reduce", "aten::scatter_reduce_")
 def _index(index: object) -> int:
     """Indices of 32 bits are widened."""
     if isinstance(index, Tensor) and index.dtype == torch.int32:
-        return index.numel() * _INDEX
+        return index.numel() * LONG
     return 0
 
 
 def _float_buffer(written: Tensor) -> int:
     """A 16-bit tensor that is written to is held in float meanwhile."""
-    if written.dtype in (torch.bfloat16, torch.float16):
+    if written.dtype in HALVES:
         return written.numel() * torch.float32.itemsize
     return 0
 
@@ -85,7 +85,7 @@ def _expanded(target: Tensor, dim: int, index: Tensor, source: Any, scatters: bo
 
 def _row_buffer(machine: Host, target: Tensor, columns: int) -> int:
     """A row of sums in float for each thread; cpu_scatter_reduce_expanded_index."""
-    if target.dtype in (torch.bfloat16, torch.float16):
+    if target.dtype in HALVES:
         return machine.threads * columns * torch.float32.itemsize
     return 0
 
@@ -114,7 +114,7 @@ def rows_of_sums(machine: Host, outputs: Tensor, scatter: Scatter, index: Tensor
     buffer = _float_buffer(input)
     if reduce != "mean" or not isinstance(src, Tensor):
         return _index(index) + buffer
-    mask = _SCALAR + input.element_size() + input.numel()
+    mask = SCALAR + input.element_size() + input.numel()
     counts = dense_bytes(src) + dense_bytes(input)
     return _index(index) + max(buffer, counts + max(buffer, mask))
 
@@ -268,8 +268,6 @@ def mean_on_cuda(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
     return (counts, *passing(ones), mask)
 
 
-_LONG = 8
-
 rolling = operator("aten::roll")
 
 
@@ -325,8 +323,8 @@ def said_by_caller(repeats: Tensor, output_size: int | None = None) -> Tensor | 
 @repeat_interleave.workspace("cpu")
 def sums_of_counts(repeats: Tensor) -> int:
     """A prefix sum of the counts, of dense ones; native/Repeat.h, ``repeat_interleave_common``."""
-    converted = 0 if repeats.element_size() == _LONG else _LONG * repeats.numel()
-    return contiguous_copy(repeats) + _LONG * repeats.numel() + converted
+    converted = 0 if repeats.element_size() == LONG else LONG * repeats.numel()
+    return contiguous_copy(repeats) + LONG * repeats.numel() + converted
 
 
 @repeat_interleave.workspace("cuda")
@@ -338,7 +336,7 @@ def prefix_sum(
     """
     number = repeats.numel()
     copy = converted(repeats, torch.int64) or contiguous_copy(repeats)
-    sums = (number * _LONG, *passing(copy, cub.scan(number, _LONG)))
+    sums = (number * LONG, *passing(copy, cub.scan(number, LONG)))
     if output_size is not None:
         return (contiguous_copy(repeats), *sums, ALL)
     signs = torch.empty((number,), dtype=torch.bool, device="meta")

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, booked, by_onednn
+from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
+from pytest_torchmem.operators.libraries.onednn.problem import booked, by_onednn
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.targets.host import Host
 

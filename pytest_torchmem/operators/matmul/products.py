@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
+from pytest_torchmem.operators.geometry import (
+    HALVES,
+    LONG,
+    SCALAR,
+    contiguous_copy,
+    dense_bytes,
+    like,
+)
 from pytest_torchmem.operators.libraries.cublas import beside_buffer
 from pytest_torchmem.operators.matmul.onednn import SCALE, as_read, onednn_product, uses_onednn
 from pytest_torchmem.operators.registry import operator
@@ -83,8 +90,6 @@ def onednn_copy(matrices: Tensor) -> int:
 
 
 _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_NUMBER = 8
-"""Bytes of a Python number in a tensor."""
 _SMALLEST_FOR_MKL = 400
 """``contraction_size * res_rows * res_cols``, below which a batch is multiplied by plain loops."""
 
@@ -141,7 +146,7 @@ def addmm_on_cpu(
     Where there is nothing to multiply the bias is multiplied by a tensor of ``beta``.
     """
     if mat1.numel() == 0 and outputs.numel() and beta != 0:
-        return _NUMBER + outputs.element_size()
+        return SCALAR + outputs.element_size()
     return matrix_product(machine, outputs, mat1, mat2, alpha)
 
 
@@ -207,7 +212,7 @@ def batched_product(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor)
     if depth * rows * columns < _SMALLEST_FOR_MKL:
         return conjugates
     mkl = first.dtype.is_floating_point or first.dtype.is_complex
-    mkl = mkl and first.dtype not in (torch.bfloat16, torch.float16)
+    mkl = mkl and first.dtype not in HALVES
     given = [one for one in (first, second) if not one.is_conj()]  # a copy can be read
     if mkl and all(map(is_readable, given)) and outputs.is_contiguous():
         return conjugates
@@ -272,9 +277,6 @@ def buffer_alone(machine: Gpu) -> Workspace:
 _POWERS = 5
 """The powers of a matrix that ``compute_T18`` keeps."""
 
-_LONG = 8
-"""Bytes of a position."""
-
 
 @operator("aten::linalg_matrix_exp").workspace("cpu")
 def matrix_exp(machine: Host, input: Tensor) -> int | Workspace:
@@ -294,4 +296,4 @@ def matrix_exp(machine: Host, input: Tensor) -> int | Workspace:
         batch = torch.empty((matrices, order, order), dtype=input.dtype, device="meta")
         product = as_workspace(batched_product(machine, batch, batch, batch), "aten::bmm")
         return scaled - dense_bytes(input) + 3 * matrices * norm + product.nbytes
-    return bounded(scaled, dense_bytes(input), _LONG, 4 * norm)
+    return bounded(scaled, dense_bytes(input), LONG, 4 * norm)

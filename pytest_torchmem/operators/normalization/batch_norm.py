@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
+    INT,
     accumulation_type,
     asked_for,
     ceil_div,
@@ -30,8 +31,6 @@ from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-
-_INT = 4
 
 _forward = operator("aten::native_batch_norm", "aten::_native_batch_norm_legit")
 _with_update = operator("aten::_batch_norm_with_update")
@@ -298,4 +297,4 @@ def staging(input: Tensor, copies: int) -> tuple[int, ...]:
     if down < 8:
         return ()
     size = accumulation_type(input.dtype).itemsize
-    return (copies * channels * down * size, across * _INT)
+    return (copies * channels * down * size, across * INT)

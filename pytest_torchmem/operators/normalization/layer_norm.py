@@ -17,6 +17,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall, outputs
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    HALVES,
     accumulation_type,
     asked_for,
     ceil_div,
@@ -303,7 +304,7 @@ def _renormed(machine: Host | Gpu, result: Tensor, self: Tensor, p: float, dim: 
     TensorIterator computes these in a common type, and CUDA's kernel casts by itself.
     """
     others = [axis for axis in range(self.dim()) if axis != dim % self.dim()]
-    half = self.dtype in (torch.float16, torch.bfloat16)
+    half = self.dtype in HALVES
     norms = torch.linalg.vector_norm(
         self, p, others, keepdim=True, dtype=torch.float32 if half else None
     )

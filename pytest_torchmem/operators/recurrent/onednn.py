@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import (
+    FLOAT,
     ceil_div,
     contiguous_copy,
     dense_bytes,
@@ -27,8 +28,6 @@ _layer_backward = operator("aten::mkldnn_rnn_layer_backward")
 _PAGE = 4096
 _BOOKS = 4632
 """A page to align the scratchpad, and oneDNN's arrays of pointers to weights."""
-
-_FLOAT = 4
 
 
 def _rows(count: int, width: int, element_size: int) -> int:
@@ -59,7 +58,7 @@ class _Lstm(NamedTuple):
     @property
     def brgemm(self) -> bool:
         """Whether brgemm multiplies: bfloat16, and float32 where no backward follows."""
-        return self.size != _FLOAT or not self.trains
+        return self.size != FLOAT or not self.trains
 
     @property
     def merges(self) -> bool:
@@ -83,20 +82,20 @@ class _Lstm(NamedTuple):
         """
         steps, size = self.steps * self.batch, self.size
         gates, projected = _rows(steps, 4 * self.hidden, size), _rows(steps, self.hidden, size)
-        states, gradients = self.states(size), self.states(_FLOAT)
-        cells = self.cells * size, gradients, gradients, self.cells * _FLOAT
+        states, gradients = self.states(size), self.states(FLOAT)
+        cells = self.cells * size, gradients, gradients, self.cells * FLOAT
         return _in_pages(gates, projected, states, 0, *cells, 0)
 
     def scratchpad(self, backward: bool = False) -> int:
         """Gates before their activation, of all steps where they are merged, as those of a backward
         in float32 always are; without training, states in place of gradients.
         """
-        gate = self.size if backward else _FLOAT
-        merged = gate == _FLOAT if backward else self.merges
+        gate = self.size if backward else FLOAT
+        merged = gate == FLOAT if backward else self.merges
         gates = _rows(self.batch * (self.steps if merged else 1), 4 * self.hidden, gate)
         parts = [gates, _rows(self.batch, self.hidden, self.size)]
         if self.trains:
-            parts += [_rows(self.batch, self.hidden, _FLOAT)]
+            parts += [_rows(self.batch, self.hidden, FLOAT)]
         else:
             parts = [self.states(self.size), self.cells * self.size, *parts]
         return _in_pages(*parts, 0) + _BOOKS + 8 * self.size
@@ -161,20 +160,20 @@ def _forward_weight(rows: int, hidden: int, element_size: int, brgemm: bool) -> 
     in bfloat16 of two rows. A lone row is as they want it.
     """
     if not brgemm:
-        return 0 if rows == 1 else _rows(rows, 4 * hidden, _FLOAT)
-    return round_up(rows, _FLOAT // element_size) * 4 * round_up(hidden, 32) * element_size
+        return 0 if rows == 1 else _rows(rows, 4 * hidden, FLOAT)
+    return round_up(rows, FLOAT // element_size) * 4 * round_up(hidden, 32) * element_size
 
 
 def _gradient_of_weight(rows: int, hidden: int) -> int:
     """Rows of gates in float; of a lone row, nothing beyond it (``memory_desc_wrapper::size``)."""
-    return 4 * hidden * _FLOAT if rows == 1 else _rows(rows, 4 * hidden, _FLOAT)
+    return 4 * hidden * FLOAT if rows == 1 else _rows(rows, 4 * hidden, FLOAT)
 
 
 def _backward_weight(rows: int, hidden: int, element_size: int) -> int:
     """A weight of the backward pass, which may take it as it is."""
-    if element_size == _FLOAT:
-        turned = _rows(4 * hidden, rows, _FLOAT)
-        return 0 if turned == 4 * hidden * rows * _FLOAT else turned
+    if element_size == FLOAT:
+        turned = _rows(4 * hidden, rows, FLOAT)
+        return 0 if turned == 4 * hidden * rows * FLOAT else turned
     return round_up(rows, 32) * 4 * round_up(hidden, 2) * element_size
 
 
@@ -244,8 +243,8 @@ def backward_workspace(
         for gradient, result in pairs
     )
     copies += sum(contiguous_copy(tensor) for tensor in (input, hx_, cx_tmp))
-    if size != _FLOAT:
-        copies += sum(result.numel() * _FLOAT for _, result in pairs)
+    if size != FLOAT:
+        copies += sum(result.numel() * FLOAT for _, result in pairs)
     weights = sum(
         _backward_weight(rows, hidden, size) + _gradient_of_weight(rows, hidden)
         for rows in (lstm.inputs, hidden)

@@ -23,7 +23,14 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, dense_bytes, is_dense
+from pytest_torchmem.operators.geometry import (
+    HALVES,
+    SCALAR,
+    accumulation_type,
+    ceil_div,
+    dense_bytes,
+    is_dense,
+)
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -218,7 +225,6 @@ def last_power(number: int) -> int:
 
 
 Dims = Sequence[int] | int | None
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def reduced(
@@ -292,9 +298,6 @@ def copied_and_reduced(
 GRAIN = 32768
 """``at::internal::GRAIN_SIZE``: below it a loop runs on one thread."""
 
-SCALAR = 8
-"""Bytes of a Python number wrapped in a tensor."""
-
 
 def partial_results(machine: Host, elements: int, results: int, element_size: int) -> int:
     """One result per thread, where everything is reduced to one element on several threads;
@@ -334,7 +337,7 @@ def sum_workspace(
     dims: Sequence[int] | None = None,
 ) -> int:
     """What ``sum`` takes: an upcast, or for 16-bit inputs of some layouts a sum in float."""
-    reduced = input.dtype == result and result in (torch.bfloat16, torch.float16)
+    reduced = input.dtype == result and result in HALVES
     if reduced and dims is not None and needs_float_buffer(input, dims):
         buffer = results * torch.float32.itemsize
         return buffer + sum_workspace(machine, input, torch.float32, results)

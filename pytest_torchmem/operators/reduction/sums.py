@@ -14,6 +14,8 @@ from torch import Tensor
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    HALVES,
+    SCALAR,
     Outputs,
     accumulation_type,
     contiguous_copy,
@@ -24,8 +26,6 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.reduction.buffers import (
-    HALVES,
-    SCALAR,
     Dims,
     copied_and_reduced,
     dense_strides,

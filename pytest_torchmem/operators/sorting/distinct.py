@@ -9,15 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, output_bytes
+from pytest_torchmem.operators.geometry import (
+    HALVES,
+    INT,
+    LONG,
+    contiguous_copy,
+    dense_bytes,
+    output_bytes,
+)
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.buffers import HALVES
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
-_LONG = 8
-_COUNT = 4
 _TRUTHS = 2
 
 sorted_elements = operator("aten::_unique", "aten::_unique2")
@@ -80,9 +84,9 @@ def elements_in_order(outputs: Sequence[Tensor], input: Tensor, return_counts: b
     """
     if input.dtype == torch.bool or not input.numel():
         return 0
-    positions = input.numel() * _LONG
+    positions = input.numel() * LONG
     in_order = contiguous_copy(input) + dense_bytes(input) + positions
-    places = (outputs[0].numel() + 1) * _LONG if return_counts else 0
+    places = (outputs[0].numel() + 1) * LONG if return_counts else 0
     return in_order + max(positions - output_bytes(outputs), places, 0)
 
 
@@ -102,7 +106,7 @@ def as_rows(input: Tensor, dim: int | None = None) -> int:
 @sorted_elements.decomposition("cuda")
 def sorted_and_picked(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> tuple[Tensor, ...]:
     """Sorted elements, with their positions for an inverse; UniqueCub.cu."""
-    input, return_inverse, return_counts, _ = asked
+    input, return_inverse = asked[:2]
     number, size = input.numel(), input.element_size()
     if not number:
         return _empty(outputs)
@@ -113,11 +117,11 @@ def sorted_and_picked(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> 
     if return_inverse:
         places = dense.new_empty((number,), dtype=torch.int64)
         positions = torch.empty_like(places)
-        cub.scratch(cub.radix_sort(machine, number, size, _LONG))
+        cub.scratch(cub.radix_sort(machine, number, size, LONG))
         del places
     else:
         cub.scratch(cub.radix_sort(machine, number, size, single=input.dtype is torch.float32))
-    made = _picked(machine, outputs, in_order, return_inverse, return_counts, torch.int64)
+    made = _picked(machine, outputs, in_order, asked, torch.int64)
     del positions, in_order
     return made
 
@@ -126,8 +130,8 @@ def _truths(
     gpu: Gpu, outputs: Sequence[Tensor], input: Tensor, return_inverse: bool
 ) -> tuple[Tensor, ...]:
     """A count of those that are true; UniqueCub.cu, ``UniqueCub<bool>``."""
-    count = cub.scratch(_COUNT)
-    cub.scratch(cub.reduce(gpu, input.numel(), _COUNT))
+    count = cub.scratch(INT)
+    cub.scratch(cub.reduce(gpu, input.numel(), INT))
     made = input.new_empty((_TRUTHS,))
     counts = input.new_empty((_TRUTHS,), dtype=torch.int64)
     places = outputs[1].shape if return_inverse else (0,)
@@ -147,22 +151,15 @@ def picked_in_their_order(
     machine: Gpu, outputs: Sequence[Tensor], asked: Asked
 ) -> tuple[Tensor, ...]:
     """Elements in their order, or slices of a dimension; UniqueCub.cu, Unique.cu."""
-    input, return_inverse, return_counts, dim = asked
-    if dim is not None:
-        return _slices(machine, outputs, asked, dim, in_order=True)
-    if not input.numel():
+    if asked.dim is not None:
+        return sorted_slices(machine, outputs, asked, in_order=True)
+    if not asked.input.numel():
         return _empty(outputs)
-    in_order = input.contiguous()
-    return _picked(machine, outputs, in_order, return_inverse, return_counts, torch.int32)
+    return _picked(machine, outputs, asked.input.contiguous(), asked, torch.int32)
 
 
 def _picked(
-    gpu: Gpu,
-    outputs: Sequence[Tensor],
-    in_order: Tensor,
-    return_inverse: bool,
-    return_counts: bool,
-    places: torch.dtype,
+    gpu: Gpu, outputs: Sequence[Tensor], in_order: Tensor, asked: Asked, places: torch.dtype
 ) -> tuple[Tensor, ...]:
     """Make the outputs, values and counts for as many as there are elements, whose storage
     ``resize_`` keeps; UniqueCub.cu, ``compute_unique``.
@@ -171,16 +168,16 @@ def _picked(
     """
     number, size, dtype = in_order.numel(), in_order.element_size(), in_order.dtype
     inverse = in_order.new_empty(outputs[1].shape, dtype=torch.int64)
-    if return_inverse:
+    if asked.return_inverse:
         changes = in_order.new_empty((number,), dtype=places)
         cub.scratch(cub.running_count(gpu, number))
         del changes
-    values, length = in_order.new_empty((number,)), cub.scratch(_LONG)
-    counts = in_order.new_empty((number if return_counts else 0,), dtype=torch.int64)
-    if return_counts:
+    values, length = in_order.new_empty((number,)), cub.scratch(LONG)
+    counts = in_order.new_empty((number if asked.return_counts else 0,), dtype=torch.int64)
+    if asked.return_counts:
         cub.scratch(cub.run_lengths(number))
     else:
-        size = _COUNT if dtype is torch.bool else size
+        size = INT if dtype is torch.bool else size
         cub.scratch(cub.distinct(gpu, number, size, dtype not in HALVES))
     del length
     found = values[: outputs[0].numel()], inverse, counts[: outputs[-1].numel()]
@@ -189,17 +186,11 @@ def _picked(
 
 @slices.decomposition("cuda")
 def sorted_slices(
-    machine: Gpu, outputs: Sequence[Tensor], asked: Asked, dim: int
-) -> tuple[Tensor, ...]:
-    """Slices by their positions, which are sorted; Unique.cu."""
-    return _slices(machine, outputs, asked, dim, in_order=False)
-
-
-def _slices(
-    gpu: Gpu, outputs: Sequence[Tensor], asked: Asked, dim: int, *, in_order: bool
+    machine: Gpu, outputs: Sequence[Tensor], asked: Asked, in_order: bool = False
 ) -> tuple[Tensor, ...]:
     """Unique.cu, ``unique_dim_cuda_template``: positions, picked by comparing slices."""
-    input, return_inverse, return_counts, _ = asked
+    input, return_inverse, return_counts, along = asked
+    dim = along or 0
     number = input.shape[dim] if input.dim() else 1
     if not number:
         return _empty(outputs)
@@ -211,10 +202,10 @@ def _slices(
     inverse = torch.empty((number if return_inverse else 0,), dtype=torch.int64)
     if return_inverse:
         cub.scratch(cub.temporaries(0))
-        cub.scratch(cub.running_sum(gpu, number))
+        cub.scratch(cub.running_sum(machine, number))
     del changes
     beginnings = torch.empty((number + 1,), dtype=torch.int64) if return_counts else None
-    cub.scratch(cub.distinct_rows(gpu, number, return_counts))
+    cub.scratch(cub.distinct_rows(machine, number, return_counts))
     counts = torch.empty(outputs[2].shape if return_counts else (0,), dtype=torch.int64)
     del beginnings
     found = input.index_select(dim, positions[: outputs[0].shape[dim] if input.dim() else 1])

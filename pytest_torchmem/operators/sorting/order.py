@@ -15,6 +15,8 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.geometry import (
     CONTIGUOUS,
+    HALVES,
+    LONG,
     ceil_div,
     contiguous_copy,
     copied,
@@ -26,13 +28,11 @@ from pytest_torchmem.operators.geometry import (
     type_of_number,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.buffers import HALVES
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
-_LONG = 8
 _SMALL_SORT = 4096
 _LARGE_SEGMENT = 1_000_000
 _FEW_SEGMENTS = 128
@@ -64,7 +64,7 @@ def sort_requests(
     """
     size = input.shape[dim] if input.dim() and input.numel() else 0
     if size <= _SMALL_SORT:
-        return (size * _LONG,)
+        return (size * LONG,)
     copies, strides = [0], input.stride()
     if not is_dense(input) or input.stride(dim) != 1:
         copies, strides = [dense_bytes(input)], _strides_with_last(input, dim)
@@ -72,13 +72,13 @@ def sort_requests(
     number, element = min(input.numel(), _MOST_AT_ONCE), input.element_size()
     segments = number // size
     if segments == 1 or size >= _LARGE_SEGMENT:
-        sort = passing(cub.radix_sort(machine, size, element, _LONG))
-        return (*copies, size * _LONG, *sort * segments)
+        sort = passing(cub.radix_sort(machine, size, element, LONG))
+        return (*copies, size * LONG, *sort * segments)
     if segments >= _FEW_SEGMENTS:
-        return (*copies, number * _LONG, cub.segmented_sort_pairs(number, element, _LONG))
-    by_value = passing(number * element, cub.radix_sort(machine, number, element, _LONG))
-    by_segment = cub.radix_sort(machine, number, _LONG, bits=(segments - 1).bit_length())
-    return (*copies, number * _LONG, number * _LONG, *by_value, by_segment)
+        return (*copies, number * LONG, cub.segmented_sort_pairs(number, element, LONG))
+    by_value = passing(number * element, cub.radix_sort(machine, number, element, LONG))
+    by_segment = cub.radix_sort(machine, number, LONG, bits=(segments - 1).bit_length())
+    return (*copies, number * LONG, number * LONG, *by_value, by_segment)
 
 
 def _strides_with_last(input: Tensor, dim: int) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ def row_of_keys(input: Tensor, dim: int = -1) -> int:
     if input.dim() == 0 or input.numel() == 0:
         return 0
     size = input.shape[dim]
-    return size * _LONG if size > 1 else 0
+    return size * LONG if size > 1 else 0
 
 
 @operator("aten::topk").workspace("cuda")
@@ -158,7 +158,7 @@ def partitioned(input: Tensor) -> int:
     """A copy of the values and their indices, to be partitioned; kthvalue_out_impl_cpu."""
     if input.dim() == 0:
         return 0
-    return dense_bytes(input) + input.numel() * _LONG
+    return dense_bytes(input) + input.numel() * LONG
 
 
 @medians.workspace("cpu")
@@ -220,13 +220,13 @@ def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, .
     if size <= 2048:
         return (copy,)
     copy, slices = copy or dense_bytes(input), input.numel() // size
-    found = cub.reduce(machine, size, 2 * _LONG) + 2 * _LONG
+    found = cub.reduce(machine, size, 2 * LONG) + 2 * LONG
     if input.dtype is torch.bool:
-        count = cub.reduce(machine, size, _LONG) + _LONG
+        count = cub.reduce(machine, size, LONG) + LONG
         return (copy, *(passing(count) + passing(found)) * slices)
-    sort = cub.sort_in_place(machine, size, element, _LONG) if input.dtype not in HALVES else 0
-    runs = size * (element + _LONG) + found
-    return bounded(copy, *passing(size * _LONG, max(sort, runs)) * slices)
+    sort = cub.sort_in_place(machine, size, element, LONG) if input.dtype not in HALVES else 0
+    runs = size * (element + LONG) + found
+    return bounded(copy, *passing(size * LONG, max(sort, runs)) * slices)
 
 
 search.workspace("cpu")(copied(sorted_sequence=CONTIGUOUS, self=CONTIGUOUS))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.geometry import HALVES
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.sparse.parts import (
     COMPRESSED,
@@ -25,7 +26,6 @@ from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.tensors.tensors import specified_elements
 
 _aten: Any = torch.ops.aten
-_HALF = (torch.float16, torch.bfloat16)
 _WITH_PLACES = ("amax", "amin", "max", "min")
 
 # Their kernels for compressed tensors call others, and read no values themselves; as those that are
@@ -176,7 +176,7 @@ def reduced_product(
 
 def _sum_in_float(machine: Host, out: Tensor) -> None:
     """A row for each thread; native/cpu/SpmmReduceKernel.cpp, spmm_reduce_kernel_impl."""
-    if out.dtype in _HALF:
+    if out.dtype in HALVES:
         buffer = out.new_empty((machine.threads, out.size(-1)), dtype=torch.float32)
         del buffer
 

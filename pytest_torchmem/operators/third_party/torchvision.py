@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
+from pytest_torchmem.operators.geometry import LONG, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing.masks import positions_of
 from pytest_torchmem.operators.registry import Operators, operator
 from pytest_torchmem.operators.sorting.order import row_of_keys
 from pytest_torchmem.operators.workspace import Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 
-_LONG = 8
 _BITS = 64
 """Boxes for which a thread of CUDA notes in one number which it overlaps, ``threadsPerBlock``."""
 _MOST_IMAGES = 32
@@ -59,8 +58,8 @@ def _boxes_on_cpu(dets: Tensor, scores: Tensor) -> tuple[int, ...]:
     if not boxes:
         return ()
     corners = [contiguous_copy(dets.select(1, at)) for at in range(4)]
-    sort = boxes * element + row_of_keys(scores, 0) - boxes * _LONG
-    return (*corners, boxes * element, boxes * _LONG, max(sort, boxes))
+    sort = boxes * element + row_of_keys(scores, 0) - boxes * LONG
+    return (*corners, boxes * element, boxes * LONG, max(sort, boxes))
 
 
 def _kept_on_cpu(outputs: Tensor, dets: Tensor) -> Tensor:
@@ -78,10 +77,10 @@ def _boxes_on_cuda(machine: Gpu, outputs: Tensor, dets: Tensor) -> Workspace | i
     boxes = dets.shape[0]
     if not boxes:
         return 0
-    overlaps = boxes * -(-boxes // _BITS) * _LONG
+    overlaps = boxes * -(-boxes // _BITS) * LONG
     keep = torch.empty((boxes,), dtype=torch.bool, device="meta")
     selection = positions_of(machine, keep, outputs.numel())
-    return bounded(boxes * _LONG, dense_bytes(dets), overlaps, boxes, *selection)
+    return bounded(boxes * LONG, dense_bytes(dets), overlaps, boxes, *selection)
 
 
 # -- regions ---------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ jit_avx2_conv_kernel_f32.cpp.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
+from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
-    FLOAT,
     PAGE,
     VECTOR,
     Entry,

@@ -7,9 +7,8 @@ forwards), jit_brgemm_conv_bwd_utils.cpp (strided gradients of the input), jit_b
 import math
 from dataclasses import replace
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
+from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
-    FLOAT,
     PAGE,
     VECTOR,
     Entry,

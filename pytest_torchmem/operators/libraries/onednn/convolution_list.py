@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from pytest_torchmem.operators.geometry import FLOAT
 from pytest_torchmem.operators.libraries.onednn import (
     brgemm_conv,
     gemm_convolution,
@@ -20,7 +21,7 @@ from pytest_torchmem.operators.libraries.onednn import (
     jit_avx512_core_bf16_conv,
     jit_uni_dw_conv,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, Primitive, Problem, booked
+from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, booked
 
 Kernel = Callable[[Problem], Primitive | None]
 

@@ -8,11 +8,10 @@ In bfloat16 results are summed in float before they are written, block by block 
 import math
 from dataclasses import dataclass
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
+from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.blocking import bias_reduction, cheapest, divisions
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
-    FLOAT,
     VECTOR,
     Entry,
     Primitive,

@@ -3,13 +3,14 @@ they take what the kernels of AVX512 refuse, few channels;
 src/cpu/x64/jit_avx2_conv_kernel_f32.cpp.
 """
 
+from pytest_torchmem.operators.geometry import FLOAT
 from pytest_torchmem.operators.libraries.onednn.blocking import (
     blocks_of,
     input_row_fits,
     input_row_pixels,
     reduction,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import FLOAT, Entry, Primitive, Problem
+from pytest_torchmem.operators.libraries.onednn.problem import Entry, Primitive, Problem
 
 _VECTOR = 8
 _REGISTERS = 15

@@ -5,7 +5,7 @@ jit_avx512_common_convolution.hpp.
 
 import math
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
+from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.blocking import (
     Blocks,
     Division,
@@ -21,7 +21,6 @@ from pytest_torchmem.operators.libraries.onednn.blocking import (
 )
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
-    FLOAT,
     VECTOR,
     Entry,
     Primitive,

@@ -8,7 +8,7 @@ which two pixels lie side by side.
 import math
 from collections.abc import Callable
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
+from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.blocking import (
     Blocks,
     Division,
@@ -22,7 +22,6 @@ from pytest_torchmem.operators.libraries.onednn.blocking import (
 )
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
-    FLOAT,
     VECTOR,
     Entry,
     Primitive,

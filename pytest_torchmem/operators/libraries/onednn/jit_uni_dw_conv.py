@@ -4,14 +4,8 @@
 (jit_uni_dw_conv_kernel_utils.cpp) blocks of channels too.
 """
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.problem import (
-    FLOAT,
-    VECTOR,
-    Primitive,
-    Problem,
-    booked,
-)
+from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
+from pytest_torchmem.operators.libraries.onednn.problem import VECTOR, Primitive, Problem, booked
 
 
 def forward_by_brdgmm(problem: Problem) -> Primitive | None:

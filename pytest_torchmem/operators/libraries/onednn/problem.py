@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from pytest_torchmem.operators.geometry import FLOAT
 from pytest_torchmem.operators.workspace import Workspace, estimate
 from pytest_torchmem.targets.host import Host
 
@@ -20,7 +21,6 @@ Entry = int | tuple[int, int]
 VECTOR = 16
 """Floats in a vector of AVX512: the channels of one block."""
 
-FLOAT = 4
 PAGE = 4096
 
 BARRIER = (PAGE, PAGE)
