@@ -319,11 +319,7 @@ def distinct_indices(machine: Gpu, indices: Tensor) -> tuple[int, ...]:
 
 @_backward.decomposition("cuda")
 def sums_of_equal_indices(
-    machine: Gpu,
-    grad_output: Tensor,
-    indices: Tensor,
-    num_weights: int,
-    scale_grad_by_freq: bool,
+    machine: Gpu, grad_output: Tensor, indices: Tensor, num_weights: int, scale_grad_by_freq: bool
 ) -> Tensor:
     """Sums of up to 3,072 indices at once, of more by a sort; ``embedding_dense_backward_cuda``."""
     indices, gradients = indices.contiguous(), grad_output.contiguous()

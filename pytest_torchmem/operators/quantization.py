@@ -50,11 +50,7 @@ def learnable_per_channel(
 
 @operator("aten::_fake_quantize_learnable_per_channel_affine_backward").decomposition()
 def learnable_per_channel_backward(
-    self: Tensor,
-    zero_point: Tensor,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
+    self: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of scales and zero points for each number, which are added up by channel."""
     _rounded = zero_point.round().clamp_(quant_min, quant_max)

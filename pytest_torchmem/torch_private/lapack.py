@@ -18,12 +18,7 @@ import torch
 
 from pytest_torchmem.torch_private.names import torch_library
 
-_LETTERS = {
-    torch.float32: "s",
-    torch.float64: "d",
-    torch.complex64: "c",
-    torch.complex128: "z",
-}
+_LETTERS = {torch.float32: "s", torch.float64: "d", torch.complex64: "c", torch.complex128: "z"}
 _NUMBERS: dict[str, type[ctypes.c_float | ctypes.c_double]] = {
     "s": ctypes.c_float,
     "c": ctypes.c_float,

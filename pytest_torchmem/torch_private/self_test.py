@@ -15,10 +15,7 @@ from pytest_torchmem.torch_private.dispatch.autocast import (
     autocast_key_included,
     outside_autocast,
 )
-from pytest_torchmem.torch_private.dispatch.dispatcher import (
-    composite_kernels,
-    interception,
-)
+from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels, interception
 from pytest_torchmem.torch_private.dispatch.kernels import run_cpu_kernel
 from pytest_torchmem.torch_private.dispatch.keys import (
     AUTOCAST_KEY,

@@ -176,10 +176,7 @@ def nested_tensors(trace: TraceContext) -> Replacements:
         ]
         return of_list(parts, None, None, None, None).requires_grad_(requires_grad)
 
-    return [
-        patches.nested_from_list.by(from_list),
-        patches.nested_constructor.by(construct),
-    ]
+    return [patches.nested_from_list.by(from_list), patches.nested_constructor.by(construct)]
 
 
 _DEVICE_OF_WRAPPER = 7

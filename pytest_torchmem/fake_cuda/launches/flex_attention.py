@@ -146,8 +146,7 @@ class _Fused:
         grad_logsumexp, options, captured = args[6], args[11], args[12]
         batch, heads, queries, width = query.shape
         real = self._trace.computed_aside(
-            lambda: _unchecked(_backward_in_rows, dense, *args),
-            3 * _operations(query, key, value),
+            lambda: _unchecked(_backward_in_rows, dense, *args), 3 * _operations(query, key, value)
         )
         delta = query.new_empty(batch, heads, queries, dtype=torch.float32)
         kept = [delta] if grad_logsumexp is None else [delta, torch.empty_like(delta)]

@@ -11,12 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import AttentionQuestion
-from pytest_torchmem.operators.attention.choice import (
-    CUDNN,
-    EFFICIENT,
-    FLASH,
-    choose,
-)
+from pytest_torchmem.operators.attention.choice import CUDNN, EFFICIENT, FLASH, choose
 from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.operators.geometry import dense_bytes
 from pytest_torchmem.operators.libraries.cudnn import Cudnn, attention_operand

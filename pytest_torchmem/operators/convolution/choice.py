@@ -164,12 +164,7 @@ class Convolution:
 
     @classmethod
     def of(
-        cls,
-        machine: Host,
-        input: Tensor,
-        weight: Tensor,
-        bias: bool,
-        settings: ConvolutionSettings,
+        cls, machine: Host, input: Tensor, weight: Tensor, bias: bool, settings: ConvolutionSettings
     ) -> "Convolution":
         """Return the convolution that an operator's arguments ask for."""
         settings = settings_of_images(settings, input.dim() - 2)

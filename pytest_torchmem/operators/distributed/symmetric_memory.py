@@ -107,10 +107,7 @@ def _gather_and_multiply_scaled(
 
 
 def _gathered(
-    A: Tensor,
-    products: Sequence[tuple[Tensor, torch.dtype, _Multiply]],
-    gather_dim: int,
-    size: int,
+    A: Tensor, products: Sequence[tuple[Tensor, torch.dtype, _Multiply]], gather_dim: int, size: int
 ) -> tuple[Tensor, list[Tensor]]:
     """What was gathered, in any case, and its products; the rows that are gathered come first."""
     moved = A.movedim(gather_dim, 0)

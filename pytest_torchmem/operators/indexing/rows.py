@@ -233,13 +233,7 @@ def _put_along(gpu: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor)
 
 @operator("aten::index_reduce_").decomposition("cpu")
 def mean_in_place(
-    self: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """A mean counts what it adds up; index_reduce_func_impl."""
     if reduce == "mean":

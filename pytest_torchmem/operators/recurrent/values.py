@@ -8,14 +8,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import RecurrentSettings
 from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
-from pytest_torchmem.operators.recurrent.cudnn import (
-    GRU,
-    LSTM,
-    RELU,
-    TANH,
-    Gradients,
-    Layer,
-)
+from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, RELU, TANH, Gradients, Layer
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import current_generator, drawing_from, state_of
 from pytest_torchmem.torch_private.tensors.storages import bytes_of

@@ -190,8 +190,7 @@ def _global_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
     if values < _MOST_VALUES or grid > target:
         return ()
     blocks = max(
-        min(ceil_div(target, grid), ceil_div(values, _LEAST_VALUES)),
-        ceil_div(values, _MOST_VALUES),
+        min(ceil_div(target, grid), ceil_div(values, _LEAST_VALUES)), ceil_div(values, _MOST_VALUES)
     )
     if blocks <= 1:
         return ()

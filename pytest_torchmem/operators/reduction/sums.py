@@ -179,11 +179,7 @@ def vector_norm_on_cpu(
 @vector_norm.workspace("cuda")
 @operator("aten::norm").workspace("cuda")
 def vector_norm_on_cuda(
-    machine: Gpu,
-    outputs: Tensor,
-    input: Tensor,
-    dim: Dims = None,
-    dtype: torch.dtype | None = None,
+    machine: Gpu, outputs: Tensor, input: Tensor, dim: Dims = None, dtype: torch.dtype | None = None
 ) -> tuple[int, ...]:
     """ReduceNormKernel.cu, ``norm_kernel_cuda_impl``, which reads 16-bit input as it is. Of single
     elements absolute values are taken; linalg_vector_norm_out.

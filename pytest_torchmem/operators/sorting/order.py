@@ -40,14 +40,7 @@ _MOST_AT_ONCE = 2**31 - 1
 _TOPK_BLOCK = 256
 _TOPK_RESIDENT = 65_536 // (40 * _TOPK_BLOCK)
 """Blocks that a multiprocessor's registers are enough for; ``get_items_per_thread``."""
-_MULTIBLOCK = (
-    (20, 20_000),
-    (40, 10_000),
-    (80, 8_000),
-    (200, 5_000),
-    (800, 3_000),
-    (4_000, 800),
-)
+_MULTIBLOCK = ((20, 20_000), (40, 10_000), (80, 8_000), (200, 5_000), (800, 3_000), (4_000, 800))
 
 
 whole_sort = operator("aten::sort")

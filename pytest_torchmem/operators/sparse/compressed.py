@@ -65,12 +65,7 @@ operator(
 
 
 @operator("aten::addmm", asks_cusparse=True).compressed()
-def product(
-    machine: Host | Gpu,
-    self: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-) -> Tensor:
+def product(machine: Host | Gpu, self: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
     """A sparse matrix by a dense one. MKL wants indices of 32 bits, and MKL and cuSPARSE the dense
     matrix by rows or by columns; native/mkl/SparseBlasImpl.cpp, addmm_dense_result,
     prepare_dense_matrix_for_mkl; native/sparse/cuda/SparseBlasImpl.cpp, spmm.
@@ -128,12 +123,7 @@ def scaled(self: Tensor, other: Tensor) -> Tensor:
 
 
 @operator("aten::sparse_sampled_addmm", asks_cusparse=True).compressed()
-def sampled_product(
-    machine: Host | Gpu,
-    self: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-) -> Tensor:
+def sampled_product(machine: Host | Gpu, self: Tensor, mat1: Tensor, mat2: Tensor) -> Tensor:
     """Products where there is an entry; native/sparse/SparseBlas.cpp,
     sparse_sampled_addmm_out_sparse_csr_cpu; native/sparse/cuda/SparseBlas.cpp.
     """

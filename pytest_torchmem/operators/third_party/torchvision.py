@@ -121,12 +121,7 @@ def _products(columns: Tensor, images: int, groups: int, product: Callable[..., 
 
 
 def _deform(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    groups: int,
+    input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, groups: int
 ) -> Tensor:
     """Columns of some images at a time, their products, and those in the images' order.
 

@@ -214,10 +214,7 @@ def gpu_seen() -> Iterator[None]:
     remembered = {name: {} for name in _REMEMBERED}  # type: dict[str, dict[str, Any]]
     _forget_gpu()
     try:
-        with (
-            replaced(interface, **instead),
-            replaced(_device_interface(), **remembered),
-        ):
+        with replaced(interface, **instead), replaced(_device_interface(), **remembered):
             yield
     finally:
         _forget_gpu()

@@ -19,12 +19,7 @@ from pytest_torchmem.torch_private.names import (
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patching.patches import (
-    ABSENT,
-    LookedAt,
-    Replacements,
-    unless,
-)
+from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements, unless
 
 Additions = dict[Any, dict[str, Any]]
 """What modules get that do not have it."""
@@ -170,9 +165,7 @@ def _held_work(off: Callable[[], bool]) -> dict[str, Any]:
     return {"get_future": get_future, "wait": wait}
 
 
-def nccl_groups(
-    off: Callable[[], bool],
-) -> tuple[Replacements, Additions, Sequence[LookedAt]]:
+def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Additions, Sequence[LookedAt]]:
     """Let ``init_process_group("nccl")`` make torch's fake process group, unless ``off()``.
 
     Returns what is replaced, what modules get that do not have it (builds for the CPU lack

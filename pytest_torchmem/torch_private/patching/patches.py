@@ -580,10 +580,7 @@ default_generator = Replaceable("torch.random.default_generator")
 legacy_save = Replaceable("torch.serialization._legacy_save")
 set_from_file = Replaceable("torch.UntypedStorage._set_from_file")
 #: What exports a tensor without asking it (``Tensor.__dlpack__``).
-to_dlpack = (
-    Replaceable("torch._C._to_dlpack"),
-    Replaceable("torch._C._to_dlpack_versioned"),
-)
+to_dlpack = (Replaceable("torch._C._to_dlpack"), Replaceable("torch._C._to_dlpack_versioned"))
 #: What a fake tensor answers to C++ about itself, by operator.
 metadata_handlers = Replaceable("torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS")
 #: What runs a kernel on zeros for a fake tensor, of an operator without one for ``meta``.
