@@ -53,7 +53,7 @@ from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.targets.gpus import registered_gpus
 from pytest_torchmem.torch_private.dispatch.dispatcher import interception
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded
 from pytest_torchmem.torch_private.dispatch.operators import is_view
 from pytest_torchmem.torch_private.self_test import check_torch
 
@@ -86,11 +86,8 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
     def run(overload: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_view(overload):
             names.append(str(overload.name()))
-        set_excluded(FAKE, True)
-        try:
+        with excluded(FAKE):
             return overload(*spec_of(overload).with_numbers_as_tensors(args, "cpu"), **kwargs)
-        finally:
-            set_excluded(FAKE, False)
 
     step, moved = Step(**options), device != "cpu"
     given = sample.target, sample.args, {**sample.kwargs}

@@ -28,7 +28,7 @@ from pytest_torchmem.torch_private.dispatch.kernels import (
     run_composite_explicit,
     run_composite_implicit,
 )
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, set_excluded
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded
 from pytest_torchmem.torch_private.dispatch.operators import is_view
 
 Program = Callable[[], Any]
@@ -114,11 +114,8 @@ class Recorder:
     @staticmethod
     def _next(iterator: Iterator[Program]) -> Program | None:
         """Return the next program; what it makes beforehand is not recorded."""
-        set_excluded(FAKE, True)
-        try:
+        with excluded(FAKE):
             return next(iterator, None)
-        finally:
-            set_excluded(FAKE, False)
 
     def _kernel(self, overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
         operator = spec_of(overload)
@@ -127,13 +124,10 @@ class Recorder:
             return run_composite_implicit(overload, *args, **kwargs)
         if operator.composite and tensors:
             return run_composite_explicit(overload, *args, **kwargs)
-        set_excluded(FAKE, True)
-        try:
+        with excluded(FAKE):
             if is_view(overload) or not all(_is_dense(tensor) for tensor in tensors):
                 return overload(*args, **kwargs)
             return self._record(overload, args, kwargs, tensors)
-        finally:
-            set_excluded(FAKE, False)
 
     def _record(
         self, overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Any

@@ -21,7 +21,7 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     AUTOCAST_KEY,
     COMPOSITE_KEY,
     FAKE,
-    set_excluded,
+    excluded,
 )
 from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverload,
@@ -73,8 +73,7 @@ def _try_interception() -> None:
 
     def fallback(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
         seen.append(operator.name())
-        set_excluded(FAKE, True)
-        try:
+        with excluded(FAKE):
             if operator.name() == "aten::mul.Tensor":
                 if current_graph_task() != -1 and not keeps_graph():
                     nodes.append(current_node()._sequence_nr())
@@ -84,8 +83,6 @@ def _try_interception() -> None:
             if operator.name() == "aten::sum":
                 return torch.zeros(())
             return operator(*args, **kwargs)
-        finally:
-            set_excluded(FAKE, False)
 
     weight = torch.ones(2, 3, requires_grad=True)
     with torch.enable_grad(), interception(fallback):

@@ -12,7 +12,7 @@ from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded, is_excluded, set_excluded
 from pytest_torchmem.torch_private.dispatch.modes import fakes_of_meta, makes_fake_tensors
 from pytest_torchmem.torch_private.patching.patches import (
     fallback_kernel,
@@ -83,11 +83,8 @@ class FakeTensors(Functions):
         """
         if not self._trace.on_thread():
             return self.originals.text(*args, **kwargs)
-        before = is_excluded(FAKE)
-        try:
+        with excluded(FAKE, is_excluded(FAKE)):
             return self.originals.text(*args, **kwargs)
-        finally:
-            set_excluded(FAKE, before)
 
     @instead_of(fallback_kernel)
     def run(self, mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception) -> Any:

@@ -14,7 +14,7 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.captured import not_permitted
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.unknown_numbers import functions_of_math
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
+from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded, is_excluded
 from pytest_torchmem.torch_private.patching.patches import Replacements
 
 _CONVERSIONS = ("__float__", "__int__", "__index__", "__bool__", "__complex__")
@@ -117,11 +117,8 @@ class ValueMethods(Functions):
             # By operators, which take memory of their own. A guard that torch makes outside of the
             # program's modes puts the keys back as they are there, and lives until these are
             # entered anew (torch/_tensor_str.py, ``_str``).
-            excluded = is_excluded(FAKE)
-            try:
+            with excluded(FAKE, is_excluded(FAKE)):
                 return cast(str, self.originals.text(tensor, tensor_contents=tensor_contents))
-            finally:
-                set_excluded(FAKE, excluded)
         if is_known:
             with suppress(NotKnown):
                 return self._known_text(tensor, record)

@@ -8,12 +8,7 @@ import torch
 
 from pytest_torchmem.torch_private.dispatch.dispatcher import casting_kernels, key_included
 from pytest_torchmem.torch_private.dispatch.kernels import kernel_for
-from pytest_torchmem.torch_private.dispatch.keys import (
-    COMPOSITE_IMPLICIT,
-    OWN_KEYS,
-    is_excluded,
-    set_excluded,
-)
+from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_IMPLICIT, OWN_KEYS, excluded
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, has_kernel
 from pytest_torchmem.torch_private.names import dispatch_key, private
 
@@ -72,32 +67,17 @@ def autocast_key_included(included: bool) -> None:
     key_included(_AUTOCAST, included)
 
 
-class outside_autocast:
+def outside_autocast() -> excluded:
     """Let operators pass by the casting kernels (``ExcludeDispatchKeyGuard no_autocast``)."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        set_excluded(_AUTOCAST, True)
-
-    def __exit__(self, *exception: object) -> None:
-        set_excluded(_AUTOCAST, False)
+    return excluded(_AUTOCAST)
 
 
-class outside_autocast_of_cpu:
+def outside_autocast_of_cpu() -> excluded:
     """Let operators pass by the kernels of ``torch.autocast("cpu")``, too.
 
     To C++ all tensors are on the CPU, and excluding the key is what switches it off there.
     """
-
-    __slots__ = ("_excluded",)
-
-    def __enter__(self) -> None:
-        self._excluded = is_excluded(_AUTOCAST_CPU)
-        set_excluded(_AUTOCAST_CPU, True)
-
-    def __exit__(self, *exception: object) -> None:
-        set_excluded(_AUTOCAST_CPU, self._excluded)
+    return excluded(_AUTOCAST_CPU)
 
 
 def run_uncast(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     COMPOSITE_KEY,
     FAKE,
     OWN_KEYS,
+    excluded,
     is_excluded,
     set_excluded,
     set_included,
@@ -315,11 +316,8 @@ def composite_kernels(
             result = run(name, args, kwargs)
             if result is not NotImplemented:
                 return result
-        set_excluded(_COMPOSITE, True)
-        try:
+        with excluded(_COMPOSITE):
             return overload_of(name)(*args, **kwargs)
-        finally:
-            set_excluded(_COMPOSITE, False)
 
     on_key = _on_key(COMPOSITE_KEY, passes_by)
     on_key.call_back(names)

@@ -1,7 +1,6 @@
 """Dispatch keys, and those that a thread includes and excludes."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -96,11 +95,22 @@ def _of_plain_thread() -> tuple[Any, Any]:
     return included, (_keys_after(last).add(last) - _keys_after(first)).add(FAKE)
 
 
-@contextmanager
-def outside_interception() -> Iterator[None]:
+class excluded:
+    """A context in which operators pass a key by, or do not, and which leaves that as it was."""
+
+    __slots__ = ("_before", "_key", "_now")
+
+    def __init__(self, key: Any, now: bool = True) -> None:
+        self._key, self._now = key, now
+
+    def __enter__(self) -> None:
+        self._before = is_excluded(self._key)
+        set_excluded(self._key, self._now)
+
+    def __exit__(self, *_: object) -> None:
+        set_excluded(self._key, self._before)
+
+
+def outside_interception() -> excluded:
     """Let operators reach their kernels while those around them are intercepted."""
-    set_excluded(FAKE, True)
-    try:
-        yield
-    finally:
-        set_excluded(FAKE, False)
+    return excluded(FAKE)

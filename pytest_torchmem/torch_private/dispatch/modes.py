@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pytest_torchmem.torch_private.dispatch.keys import TRACER, is_excluded, set_excluded
+from pytest_torchmem.torch_private.dispatch.keys import TRACER, excluded
 from pytest_torchmem.torch_private.names import private
 
 _CPU = torch.device("cpu")
@@ -103,23 +103,13 @@ def not_jit_tracing() -> Iterator[None]:
     # ``torch.tensor`` excludes the tracer's key (internal_new_from_data in
     # torch/csrc/utils/tensor_new.cpp), and the state cannot be set where it is excluded
     # (set_dispatch_enabled in ATen/TracerMode.h).
-    excluded = is_excluded(TRACER)
-    _set_tracing(None, excluded)
+    with excluded(TRACER, False):
+        _set_jit_tracing(None)
     try:
         yield
     finally:
-        _set_tracing(state, excluded)
-
-
-def _set_tracing(state: Any, excluded: bool) -> None:
-    if not excluded:
-        _set_jit_tracing(state)
-        return
-    set_excluded(TRACER, False)
-    try:
-        _set_jit_tracing(state)
-    finally:
-        set_excluded(TRACER, True)
+        with excluded(TRACER, False):
+            _set_jit_tracing(state)
 
 
 #: Not written down by ``torch.jit.trace``, which waits for ``_convolution``, called by its kernel
