@@ -5,8 +5,8 @@ back between them, so that the caching allocator is asked the same by every call
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
 from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
+from pytest_torchmem.torch_private.patching.patches import having
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
@@ -43,14 +44,9 @@ class Decompositions:
         self.running = ""
         """The outermost operator whose body is running: what it makes is attributed to it."""
 
-    @contextmanager
-    def within(self, name: str) -> Iterator[None]:
+    def within(self, name: str) -> AbstractContextManager[None]:
         """Have what is made be attributed to the operator ``name``, or to the one around it."""
-        outer, self.running = self.running, self.running or name
-        try:
-            yield
-        finally:
-            self.running = outer
+        return having(self, running=self.running or name)
 
     def take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
         """Write down what a library takes beside all outputs."""

@@ -52,6 +52,7 @@ from pytest_torchmem.torch_private.dispatch.operators import (
     is_view,
 )
 from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
+from pytest_torchmem.torch_private.patching.patches import having
 from pytest_torchmem.torch_private.tensors.storages import nowhere, storage_address
 
 _CPU = torch.device("cpu")
@@ -354,14 +355,9 @@ class Interceptor:
         with self.threads.turn(), self.in_mode(self.mode._replace(placed_on=device)):
             yield
 
-    @contextmanager
-    def in_mode(self, mode: RunMode) -> Iterator[None]:
+    def in_mode(self, mode: RunMode) -> AbstractContextManager[None]:
         """Run operators in another mode."""
-        before, self.mode = self.mode, mode
-        try:
-            yield
-        finally:
-            self.mode = before
+        return having(self, mode=mode)
 
     @contextmanager
     def _importing_a_module(self, name: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ which can reach each other's memory, a kernel copies.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.target import Target, not_linked
+from pytest_torchmem.torch_private.patching.patches import having
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 _CPU = torch.device("cpu")
@@ -90,16 +91,11 @@ class Placement:
         self._last = device
         return device
 
-    @contextmanager
-    def within_body(self, in_cpp: bool) -> Iterator[None]:
+    def within_body(self, in_cpp: bool) -> AbstractContextManager[None]:
         """Let an operator's body be run: ``in_cpp``, what it makes without naming a device, and of
         that alone, is on the host (the index that ``repeat`` makes with ``at::arange``).
         """
-        before, self._in_cpp = self._in_cpp, in_cpp
-        try:
-            yield
-        finally:
-            self._in_cpp = before
+        return having(self, _in_cpp=in_cpp)
 
     def _is_beside_host(self, call: Call) -> bool:
         """Return whether all of a call's tensors are on the host, or it has none and makes one.

@@ -20,14 +20,14 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.patching.patches import default_generator, replaced_all
+from pytest_torchmem.torch_private.patching.patches import default_generator, having, replaced_all
 
 _NUMPY = "numpy.random"
 
@@ -153,14 +153,9 @@ class Draws:
         drawn.fill_(low + (high - low) * (self._end and 1 - 2**-24))  # as float32 has it
 
 
-@contextmanager
-def drawing(draws: Draws) -> Iterator[Draws]:
+def drawing(draws: Draws) -> AbstractContextManager[None]:
     """Have traces draw so."""
-    before, _Current.draws = _Current.draws, draws
-    try:
-        yield draws
-    finally:
-        _Current.draws = before
+    return having(_Current, draws=draws)
 
 
 class _Current:
@@ -187,14 +182,9 @@ def current_generator() -> torch.Generator:
     return _Own.now or _Own.torch or torch.default_generator
 
 
-@contextmanager
-def drawing_with(generator: torch.Generator) -> Iterator[None]:
+def drawing_with(generator: torch.Generator) -> AbstractContextManager[None]:
     """Have what is computed meanwhile draw from a generator."""
-    before, _Own.now = _Own.now, generator
-    try:
-        yield
-    finally:
-        _Own.now = before
+    return having(_Own, now=generator)
 
 
 def forward_draws() -> ForwardDraws:
@@ -202,14 +192,9 @@ def forward_draws() -> ForwardDraws:
     return _Own.forwards or ForwardDraws()
 
 
-@contextmanager
-def keeping_forward_draws(kept: ForwardDraws) -> Iterator[None]:
+def keeping_forward_draws(kept: ForwardDraws) -> AbstractContextManager[None]:
     """Have a trace's forwards keep there what they draw from."""
-    before, _Own.forwards = _Own.forwards, kept
-    try:
-        yield
-    finally:
-        _Own.forwards = before
+    return having(_Own, forwards=kept)
 
 
 @contextmanager
@@ -309,16 +294,10 @@ class _Gpus:
 _GPUS = _Gpus()
 
 
-@contextmanager
-def gpu_generators(defaults: Sequence[torch.Generator]) -> Iterator[None]:
+def gpu_generators(defaults: Sequence[torch.Generator]) -> AbstractContextManager[None]:
     """Let GPUs have default generators, which draw from the host's at first."""
-    before = _GPUS.apart, _GPUS.defaults
-    _GPUS.apart = {}
-    _GPUS.defaults = {one._cdata: index for index, one in enumerate(defaults)}  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        _GPUS.apart, _GPUS.defaults = before
+    indices = {one._cdata: index for index, one in enumerate(defaults)}  # type: ignore[attr-defined]
+    return having(_GPUS, apart={}, defaults=indices)
 
 
 def set_apart(generator: torch.Generator) -> None:

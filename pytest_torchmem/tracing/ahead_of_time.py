@@ -27,6 +27,7 @@ from pytest_torchmem.torch_private.compilers.compiler import (
     given_a_list,
     taken_for_compiling,
 )
+from pytest_torchmem.torch_private.patching.patches import having
 
 _Others: TypeAlias = dict[tuple[str, str], Tensor]
 """Tensors by the path of a module and the name of its attribute."""
@@ -147,24 +148,17 @@ class AheadOfTime:
         self.graphs.append(graph)
 
         def run(args: list[Any]) -> Any:
-            was_tracing, self._tracing = self._tracing, False
-            try:
-                with self._running():
-                    return NamedGraph(graph).boxed_run(args)
-            finally:
-                self._tracing = was_tracing
+            with having(self, _tracing=False), self._running():
+                return NamedGraph(graph).boxed_run(args)
 
         return given_a_list(run)
 
     @contextmanager
     def _making_graphs(self) -> Iterator[None]:
         """Let the module's own forward run, and composite operators go the way of the device."""
-        self._tracing = True
-        try:
-            with taken_for_compiling(), self._in_mode(makes_graphs=True):
-                yield
-        finally:
-            self._tracing = False
+        tracing = having(self, _tracing=True)
+        with tracing, taken_for_compiling(), self._in_mode(makes_graphs=True):
+            yield
 
     @contextmanager
     def _running(self) -> Iterator[None]:

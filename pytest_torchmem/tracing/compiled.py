@@ -30,6 +30,7 @@ from pytest_torchmem.torch_private.patching.module_calls import (
     own_step_hooks,
     step_wrapper,
 )
+from pytest_torchmem.torch_private.patching.patches import having
 from pytest_torchmem.tracing.passes import Lowering
 
 if TYPE_CHECKING:
@@ -232,31 +233,22 @@ class Compiled:
     def _making_graphs(self) -> Iterator[None]:
         interceptor = self._interceptor
         compiling = interceptor.mode._replace(aside=True, makes_graphs=True, compiles=True)
-        was_inside = interceptor.inside
+        inside = interceptor.inside
         if interceptor.parts.target.gpu is None:  # tensors are where torch's own functions say
-            interceptor.inside = get_ident()
-        try:
-            # What it allocates is gone when it is done, and no part of a step.
-            with (
-                interceptor.in_mode(compiling),
-                compiler.modules_as_they_were(),
-                module_calls_as_they_were(),
-            ):
-                yield
-        finally:
-            interceptor.inside = was_inside
+            inside = get_ident()
+        # What it allocates is gone when it is done, and no part of a step.
+        with (
+            having(interceptor, inside=inside, mode=compiling),
+            compiler.modules_as_they_were(),
+            module_calls_as_they_were(),
+        ):
+            yield
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self) -> AbstractContextManager[None]:
         """Run operators of the program while its graphs are being made."""
-        interceptor = self._interceptor
-        was_inside, interceptor.inside = interceptor.inside, 0
-        its_own = interceptor.mode._replace(aside=False, makes_graphs=False, compiles=False)
-        try:
-            with interceptor.in_mode(its_own):
-                yield
-        finally:
-            interceptor.inside = was_inside
+        mode = self._interceptor.mode
+        its_own = mode._replace(aside=False, makes_graphs=False, compiles=False)
+        return having(self._interceptor, inside=0, mode=its_own)
 
     def _forget(self) -> None:
         compiler.forget_code(self._codes.values())

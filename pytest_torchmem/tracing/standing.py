@@ -10,7 +10,7 @@ those that it was told of, as present from the beginning.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from weakref import WeakSet
 
 import torch
@@ -35,6 +35,7 @@ from pytest_torchmem.journal.process import program_kept, settings_kept
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
+from pytest_torchmem.torch_private.patching.patches import having
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.state.all_settings import all_settings, thread_settings
 from pytest_torchmem.torch_private.tensors.storages import nowhere
@@ -194,14 +195,9 @@ class StandingGpu:
         """How many allocations there were on each of the GPUs so far."""
         return tuple(device.booked for device in self._devices)
 
-    @contextmanager
-    def presenting(self, records: Iterable[StorageRecord]) -> Iterator[None]:
+    def presenting(self, records: Iterable[StorageRecord]) -> AbstractContextManager[None]:
         """Let traces count what is alive of ``records`` from their beginning, used or not."""
-        before, self._present = self._present, tuple(records)
-        try:
-            yield
-        finally:
-            self._present = before
+        return having(self, _present=tuple(records))
 
     def present(self) -> Iterator[tuple[Lent, torch.UntypedStorage]]:
         """Yield what traces count from their beginning."""

@@ -17,8 +17,7 @@ and there torch would have made them.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType, MethodType
 from typing import Any
@@ -46,7 +45,7 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     fake_tensor_mode,
 )
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket, schema
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patching.patches import Replacements, having
 from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES
 
@@ -219,7 +218,8 @@ def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., 
         if func is _TO_COPY.default and device is not None and device.type == "cuda":
             known = getattr(args[0], "constant", None)
             if known is not None and not trace.compiles and trace.on_thread():
-                with _without_constant(args[0], known):
+                # To C++ there is no GPU that it could copy the constant to.
+                with having(args[0], constant=None):
                     made = original(self, func, types, args, kwargs)
                 made.constant = known.to(kwargs.get("dtype") or known.dtype, copy=True)
                 self.fake_tensor_converter.add_constant_storage_mapping(made)
@@ -241,16 +241,6 @@ def _guesses_gpu(mode: Any, trace: TraceContext) -> bool:
         return trace.compiles_for_gpu
     fakes = mode if isinstance(mode, FakeTensorMode) else fake_tensor_mode()
     return getattr(fakes, STANDS_FOR_GPU, False)
-
-
-@contextmanager
-def _without_constant(tensor: Any, known: Tensor) -> Iterator[None]:
-    """Let torch not copy the constant that a fake tensor stands for: to C++ there is no GPU."""
-    tensor.constant = None
-    try:
-        yield
-    finally:
-        tensor.constant = known
 
 
 def _makes(func: Any, args: Any) -> bool:

@@ -4,8 +4,7 @@ C++ cannot tell these devices apart.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,7 +19,12 @@ from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.dispatch.modes import FakeTensor, NoFunctionModes, dispatch_modes
 from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import Replacements, make_wrapper, unless
+from pytest_torchmem.torch_private.patching.patches import (
+    Replacements,
+    having,
+    make_wrapper,
+    unless,
+)
 from pytest_torchmem.torch_private.tensors.tensors import (
     TensorBase,
     functional_value,
@@ -260,15 +264,6 @@ class _Moving(threading.local):
 
     device: torch.device | None = None
 
-    @contextmanager
-    def to(self, device: torch.device) -> Iterator[None]:
-        """Let a copy that a subclass passes on be one to ``device``."""
-        before, self.device = self.device, device
-        try:
-            yield
-        finally:
-            self.device = before
-
 
 MOVING = _Moving()
 
@@ -304,7 +299,7 @@ def copied(trace: TraceContext, tensor: Tensor, target: CopyRequest) -> Tensor:
     if device.type == "meta":
         return cast(Tensor, TensorBase.to(tensor, device, dtype))
     if has_dispatch(tensor):  # it moves what it wraps itself
-        with MOVING.to(device):
+        with having(MOVING, device=device):
             return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **_given(target)))
     if tensor.is_meta:  # native/Copy.cpp, copy_impl; torch.nn.Module.to waits for these words
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")

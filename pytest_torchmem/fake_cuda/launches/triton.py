@@ -4,7 +4,7 @@ What triton asks of the GPU's driver are its properties, without a CUDA context.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -18,7 +18,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.fake_cuda.launches.triton_values import computed, written_arguments
 from pytest_torchmem.fake_cuda.memory import DeviceProperties
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patching.patches import replaced_all
+from pytest_torchmem.torch_private.patching.patches import having, replaced_all
 
 _ABSENT: Any = object()
 
@@ -214,17 +214,10 @@ class _Autotuned:
                 tuner.best_config = best
 
 
-@contextmanager
-def triton_driver(trace: TraceContext, module: Any) -> Iterator[None]:
+def triton_driver(trace: TraceContext, module: Any) -> AbstractContextManager[None]:
     """Let ``triton.runtime.driver.active`` be that of the trace's GPU; triton/runtime/driver.py."""
-    config = module.driver
-    name = "_active" if "_active" in vars(config) else "active"
-    before = vars(config)[name]
-    setattr(config, name, Driver(trace))
-    try:
-        yield
-    finally:
-        setattr(config, name, before)
+    name = "_active" if "_active" in vars(module.driver) else "active"
+    return having(module.driver, **{name: Driver(trace)})
 
 
 class Driver:

@@ -95,6 +95,26 @@ def unless(
     return either
 
 
+class having(AbstractContextManager[None]):
+    """A context in which an object of this package has other attributes."""
+
+    __slots__ = ("_before", "_now", "_owner")
+
+    def __init__(self, owner: Any, **now: Any) -> None:
+        self._owner, self._now = owner, now
+
+    def __enter__(self) -> None:
+        self._before = {name: getattr(self._owner, name) for name in self._now}
+        self._set(self._now)
+
+    def __exit__(self, *_: object) -> None:
+        self._set(self._before)
+
+    def _set(self, attributes: Mapping[str, Any]) -> None:
+        for name, value in attributes.items():
+            setattr(self._owner, name, value)
+
+
 def replaced(owner: Any, **replacements: Any) -> AbstractContextManager[None]:
     """Replace attributes of a class or module; inherited ones are inherited again afterwards."""
     return replaced_all([(owner, replacements)])
