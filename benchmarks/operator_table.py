@@ -18,7 +18,8 @@ from pytest_torchmem.operators.registry import OperatorRecord, records
 
 PAGE = Path(__file__).parents[1] / "docs" / "cuda-operators.md"
 BEGIN, END = "<!-- operators: begin -->\n", "<!-- operators: end -->\n"
-_OF_LIBRARIES = frozenset({"bitsandbytes/backends"})
+_SYMMETRIC_MEMORY = "torch/distributed/_symmetric_memory/__init__.py"
+_OF_LIBRARIES = frozenset({"bitsandbytes/backends", _SYMMETRIC_MEMORY})
 """The sources of records that are there only once a program has imported the library."""
 _FUNCTIONS = {
     "path": "made of other operators",

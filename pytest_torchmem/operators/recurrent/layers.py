@@ -273,8 +273,7 @@ def _layer(mode: int) -> Callable[..., Any]:
         data: Tensor | None = None,
         batch_sizes: Tensor | None = None,
     ) -> Any:
-        """``_cudnn_rnn`` where cuDNN takes it, as ``_cudnn_impl`` calls it, else step by step;
-        native/RNN.cpp, ``lstm``, …
+        """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, …
 
         Padded sequences are ``input``; packed ones are ``data``, with ``batch_sizes``.
         """

@@ -188,7 +188,9 @@ def _picked(
 def sorted_slices(
     machine: Gpu, outputs: Sequence[Tensor], asked: Asked, in_order: bool = False
 ) -> tuple[Tensor, ...]:
-    """Unique.cu, ``unique_dim_cuda_template``: positions, picked by comparing slices."""
+    """Slices by their positions, which are sorted, and picked by comparing slices; Unique.cu,
+    ``unique_dim_cuda_template``.
+    """
     input, return_inverse, return_counts, along = asked
     dim = along or 0
     number = input.shape[dim] if input.dim() else 1
