@@ -1,12 +1,9 @@
-"""The fake device's memory as the caching allocator counts it: the ledger's requests, replayed.
+"""The fake device's memory as the caching allocator counts it: the ledger's requests, replayed; the
+error where one does not fit, in torch's words and with what took the memory; its properties.
 
 The replay catches up with the ledger when a figure is read. With a limit it also does before a
 request that might not fit: one that is larger than what the device had left, less the most that the
 requests since then can have taken.
-
-Where it does not fit, the error has torch's message, and what took the memory.
-
-The properties of the device are here, too.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,6 +1,5 @@
-"""What functions for operators are handed: the call and its trace, and arguments in groups.
-
-Outputs of structured kernels: made before the kernel runs, with the geometry of its meta.
+"""What functions for operators are handed: the call and its trace, arguments in groups, and outputs
+of structured kernels, made before the kernel runs with the geometry of its meta.
 
 A function for an operator takes the arguments of the schema that it uses, by name. ``self`` of a
 schema may be called ``input``, as torch's own documentation does. What several schemas have in

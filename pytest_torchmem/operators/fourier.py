@@ -1,10 +1,9 @@
 """Fourier transforms through MKL (native/mkl/SpectralOps.cpp) and cuFFT
 (native/cuda/SpectralOps.cpp), batches as one dimension.
 
-Fourier transforms of half precision, which a GPU has and the CPU has not.
-
-``promote_type_fft`` of native/SpectralOps.cpp refuses half precision of a tensor that it takes to
-be on the CPU, before any kernel is asked. What follows it there is done here.
+In half precision a GPU has them and the CPU has not: ``promote_type_fft`` of native/SpectralOps.cpp
+refuses it of a tensor that it takes to be on the CPU, before any kernel is asked. What follows it
+there is done here.
 """
 
 from collections.abc import Callable, Mapping, Sequence

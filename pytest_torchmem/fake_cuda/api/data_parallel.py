@@ -1,11 +1,9 @@
 """Several GPUs in one process: ``torch.nn.DataParallel``, its parts, and NCCL.
 
-As torch/csrc/cuda/comm.cpp does it, which builds for the CPU come without. With one GPU a part is
-the whole, and a sum is that of one tensor.
-
-Builds for the CPU come without NCCL (``torch.cuda.nccl`` and its process groups). A collective of
-``torch.distributed`` is an operator and never gets to a backend (``interception/distributed.py``),
-so that torch's fake process group can stand for NCCL's.
+Builds for the CPU come without torch/csrc/cuda/comm.cpp, which is followed here, and without NCCL
+(``torch.cuda.nccl`` and its process groups). With one GPU a part is the whole, and a sum is that of
+one tensor. A collective of ``torch.distributed`` is an operator and never gets to a backend
+(``interception/distributed/``), so that torch's fake process group can stand for NCCL's.
 """
 
 from collections.abc import Callable, Iterator, Sequence

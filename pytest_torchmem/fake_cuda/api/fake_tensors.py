@@ -5,13 +5,9 @@ without CUDA ends the process. In Python they say that they are on ``cuda:0``, a
 they stand for do: a compiler decides by it, so does the program that it follows, and the program's
 own ``FakeTensorMode`` is compared with what runs (``torch.library.opcheck``).
 
-Nested tensors of one buffer that are made on the GPU of a trace.
-
-Tensor subclasses that wrap others: they have no storage of their own, and a device all the same.
-
-``torch.Tensor._make_wrapper_subclass`` makes one on the device it is given. C++ must not hear of
-cuda: autograd asks for a device guard as soon as such a tensor becomes an input of a node, and that
-ends the process.
+The same holds for nested tensors of one buffer, and for tensor subclasses that wrap others, which
+have no storage of their own: ``torch.Tensor._make_wrapper_subclass`` makes one on the device it is
+given.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,5 @@
-"""``torch.cuda.MemPool`` and ``use_mem_pool``: memory apart, which requests are sent to.
-
-``torch.cuda.CUDAGraph``: a capture that makes its tensors in a pool apart, and replays.
+"""``torch.cuda.MemPool`` and ``use_mem_pool``, memory apart, which requests are sent to; and
+``torch.cuda.CUDAGraph``, a capture that makes its tensors in a pool apart, and replays.
 
 aten/src/ATen/cuda/CUDAGraph.cpp. ``torch.cuda.graph`` and ``make_graphed_callables`` are torch's
 own. A replay requests nothing; what it computes is computed again on the values that are there.

@@ -2,17 +2,12 @@
 
 Graphs of ``torch.fx`` call operators so. C++ takes the tensors of fake cuda to be on the CPU, and
 asks for the CPU wherever it makes another beside them: what a program asks for has to be told apart
-before C++ sees it, and from what C++ asks an interception for.
+before C++ sees it, and from what C++ asks an interception for. A mode of
+``torch.utils._python_dispatch`` that writes arguments down (``make_fx``, a logger) would write down
+the wrong device.
 
-Modes of ``torch.utils._python_dispatch`` see the device that an operator's tensors are made on: C++
-hands one the arguments that it was called with, and takes the tensors of fake cuda to be on
-the CPU. A mode that writes them down (``make_fx``, a logger) would write down the wrong device.
-
-Devices that C++ chooses where a program on fake cuda is followed with fake tensors.
-
-C++ has fake tensors on the CPU, and makes others where these are: the zeros of a formula of a
-backward, the mask of a composite operator. Python sees the tensors that they belong to on the GPU,
-and there torch would have made them.
+So it is with fake tensors, which C++ has on the CPU, and Python sees on the GPU: the zeros of a
+formula of a backward, the mask of a composite operator are made where torch would have made them.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""Which arguments a triton kernel writes to, as its source says.
+"""Which arguments a triton kernel writes to, as its source says, and what it writes, computed by
+triton's own interpreter where values are known.
 
 Labels, lengths and masks that a kernel only reads keep their known values.
-
-What a triton kernel writes, computed by triton's own interpreter where values are known.
 """
 
 import ast

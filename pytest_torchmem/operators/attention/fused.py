@@ -3,10 +3,7 @@
 native/transformers/cuda/attention.cu and attention_backward.cu, mem_eff_attention/kernel_backward.h
 and the lists of kernels in mem_eff_attention/kernels/cutlassB.h of 2.13. Exact but where the first
 kernel of the list that fits depends on shared memory: there it is the larger of the two that may be
-taken.
-
-Flash attention is exact: native/transformers/cuda/flash_attn/flash_api.cpp (``mha_fwd``,
-``mha_bwd`` and their ``varlen`` forms) of 2.13.
+taken. Flash attention is exact: flash_attn/flash_api.cpp (``mha_fwd``, ``mha_bwd``, ``varlen``).
 """
 
 import math

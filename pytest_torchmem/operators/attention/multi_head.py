@@ -1,9 +1,8 @@
-"""Multi-head attention and encoder layers in inference: an operator, and what C++ calls behind it.
+"""Multi-head attention and encoder layers in inference: one operator, which is a sequence of others
+behind, on CUDA as well.
 
-native/transformers/attention.cpp and native/transformers/cuda/attention.cu: what stands behind one
-operator is a sequence of others, on CUDA as well.
-
-native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``.
+native/transformers/attention.cpp, cuda/attention.cu, and transformer.cpp
+(``transformer_encoder_layer_forward``).
 """
 
 from collections.abc import Callable

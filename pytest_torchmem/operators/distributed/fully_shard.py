@@ -1,8 +1,5 @@
-"""Lists of tensors that are copied into one, or one into a list, as ``fully_shard`` does.
-
-aten/src/ATen/native/cuda/TensorShape.cu.
-
-The operators of ``fully_shard``: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+"""The operators of ``fully_shard``, and lists of tensors that are copied into one, or one into a
+list: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, native/cuda/TensorShape.cu.
 """
 
 import math

@@ -1,11 +1,8 @@
-"""Gathering and scattering by indices of elements, and rows chosen by a vector of indices; elements
-moved or repeated.
+"""Elements gathered and scattered by indices, rows chosen by a vector of them, elements moved or
+repeated.
 
 native/TensorAdvancedIndexing.cpp, native/cpu/ScatterGatherKernel.cpp; native/cuda/
-ScatterGatherKernel.cu takes nothing, unless algorithms have to be deterministic.
-
-native/TensorAdvancedIndexing.cpp; native/cuda/Indexing.cu takes nothing, unless algorithms have to
-be deterministic.
+ScatterGatherKernel.cu and Indexing.cu take nothing, unless algorithms have to be deterministic.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
-"""Matrices as LAPACK and cuSOLVER are given them: with their columns first, many at once.
-
-What linear algebra takes on CUDA: pointers to the matrices of a batch, copies with their columns
-first, and cuBLAS's buffer.
+"""Matrices as LAPACK and cuSOLVER are given them, with their columns first, many at once; and what
+linear algebra takes on CUDA: pointers to the matrices of a batch, copies, and cuBLAS's buffer.
 
 ATen chooses among cuSOLVER, cuBLAS and MAGMA by shape; native/cuda/linalg/BatchLinearAlgebra.cpp,
 BatchLinearAlgebraLib.cpp, BatchLinearAlgebraLibBlas.cpp. What cuSOLVER asks for beside is not

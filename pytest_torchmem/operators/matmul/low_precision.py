@@ -1,6 +1,5 @@
-"""Products of scaled and of whole numbers, and of groups: cuBLASLt's, or CUTLASS's on Hopper.
-
-Products with a result of another type than their operands (``torch.mm(..., out_dtype=)``).
+"""Products of scaled and of whole numbers, and of groups: cuBLASLt's, or CUTLASS's on Hopper; and
+with a result of another type than their operands (``torch.mm(..., out_dtype=)``).
 
 native/cuda/Blas.cpp, ``_mm_dtype_cuda``, ``_bmm_dtype_cuda``, ``_addmm_dtype_cuda`` and
 ``_baddbmm_dtype_cuda``: cuBLAS adds up in float32 and does not round. The CPU has no such kernel.

@@ -1,17 +1,11 @@
 """What reductions take: partial results of blocks on CUDA; upcasts and results per thread on the
-CPU.
+CPU (native/ReduceOps.cpp, native/TensorIteratorReduce.cpp).
 
 native/cuda/Reduce.cuh of 2.13: ``setReduceConfig``, ``ReduceConfig::global_memory_size``,
 ``ReduceConfig::semaphore_size`` and ``gpu_reduce_kernel``; the order and merging of dimensions is
-native/TensorIterator.cpp, ``reorder_dimensions`` and ``coalesce_dimensions``.
-
-What reductions take on CUDA: buffers of one kernel, and the copy of an input of another type.
-
-What one kernel takes is in ``cuda_configuration``; an input of another type than the result is
-copied (native/ReduceOpsUtils.h, ``make_reduction_from_out_ty``), but for 16-bit input of a float
-result, which is read as it is.
-
-native/ReduceOps.cpp and native/TensorIteratorReduce.cpp.
+native/TensorIterator.cpp, ``reorder_dimensions`` and ``coalesce_dimensions``. An input of another
+type than the result is copied (native/ReduceOpsUtils.h, ``make_reduction_from_out_ty``), but for
+16-bit input of a float result, which is read as it is.
 """
 
 import math

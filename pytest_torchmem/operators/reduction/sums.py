@@ -1,6 +1,4 @@
-"""Sums, products, means, norms and moments; native/ReduceOps.cpp, native/cuda/Reduce*Kernel.cu.
-
-Extremes, their positions, and truth values of all elements or along a dimension.
+"""Sums, products, means, norms and moments; extremes, their positions, and truth values.
 
 native/ReduceOps.cpp, native/cpu/ReduceAllOpsKernel.cpp, native/cuda/Reduce*Kernel.cu.
 """

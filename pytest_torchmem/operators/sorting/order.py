@@ -1,9 +1,7 @@
-"""Sorting, searching and order statistics.
+"""Sorting, searching and order statistics; prefix sums, products and extremes.
 
 native/Sorting.cpp, native/cpu/SortingKernel.cpp; native/cuda/Sort.cpp, SortStable.cu,
-TensorTopK.cu, Sorting.cpp.
-
-Prefix sums, products and extremes; native/ReduceOps.cpp, native/cuda/ScanKernels.cpp.
+TensorTopK.cu, Sorting.cpp. native/ReduceOps.cpp, native/cuda/ScanKernels.cpp.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
-"""Whether a GPU is there, whatever a test has put in the place of torch's functions.
-
-Functions of ``torch._C`` that builds without CUDA lack (torch/csrc/cuda/Module.cpp).
+"""Whether a GPU is there, whatever a test has put in the place of torch's functions; and functions
+of ``torch._C`` that builds without CUDA lack (torch/csrc/cuda/Module.cpp).
 
 Other packages ask for the raw CUDA stream as they are imported or launch kernels, and
 ``torch.cuda.graph`` empties the cache of pinned memory.

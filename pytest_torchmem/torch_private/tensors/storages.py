@@ -1,9 +1,8 @@
-"""The address of storages that have no memory: pages that are reserved and that nobody fills.
+"""Storages and the tensors on them, as C++ knows them, also of those that have no memory: these
+have the address of pages that are reserved and that nobody fills.
 
 A kernel that nobody intercepted (of an extension, or on a thread that was there before the trace)
 reads zeros there, where at address 0 it would end the process. That pages were touched can be seen.
-
-Storages and the tensors on them, as C++ knows them.
 """
 
 import ctypes

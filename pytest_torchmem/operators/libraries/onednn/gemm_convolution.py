@@ -1,8 +1,6 @@
-"""Blocks of columns in which gemm convolutions run forward; src/cpu/gemm_convolution_utils.cpp,
-``init_conf``.
-
-Convolutions as matrix products of columns, ``gemm:jit``: what no vectorised kernel takes;
-src/cpu/gemm_convolution_utils.cpp and src/cpu/x64/gemm_bf16_convolution.cpp.
+"""Convolutions as matrix products of columns, ``gemm:jit``: what no vectorised kernel takes,
+forward in blocks; src/cpu/gemm_convolution_utils.cpp (``init_conf``),
+x64/gemm_bf16_convolution.cpp.
 """
 
 from dataclasses import dataclass
