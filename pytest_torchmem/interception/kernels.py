@@ -60,8 +60,8 @@ from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.dispatch.kernels import (
     LIKE_ANOTHER,
+    kernel_for,
     run_composite_explicit,
-    run_kernel,
 )
 from pytest_torchmem.torch_private.distributed.process_groups import (
     GATHERS_LISTS,
@@ -472,7 +472,7 @@ class Kernels:
         if spec.composite and not spec.one_kernel_on(self._target.device.type):
             return partial(run_composite_explicit, spec.overload)
         key = spec.on(device).python_kernel
-        return None if key is None else partial(run_kernel, spec.overload, key)
+        return None if key is None else partial(kernel_for(spec.overload), key)
 
     def _sums_in_place(self, call: Call, device: DeviceLedger, frame: Any) -> bool:
         """Whether this is a sum of two gradients that the engine would make in the first."""

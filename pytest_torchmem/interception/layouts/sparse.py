@@ -26,8 +26,12 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.kernels import run_compressed_kernel, run_sparse_kernel
-from pytest_torchmem.torch_private.dispatch.keys import outside_interception
+from pytest_torchmem.torch_private.dispatch.kernels import run_sparse_kernel
+from pytest_torchmem.torch_private.dispatch.keys import (
+    COMPRESSED_CPU,
+    SPARSE_CPU,
+    outside_interception,
+)
 from pytest_torchmem.torch_private.dispatch.operators import has_compressed_kernel
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import sparse_indices, sparse_values
@@ -85,7 +89,7 @@ def run_sparse(
         if result is not None:
             return result, True
     if operator.shared.sparse_by_operators:
-        return run_sparse_kernel(operator.overload, *args, **kwargs), True
+        return run_sparse_kernel(SPARSE_CPU, operator.overload, *args, **kwargs), True
     result = None if operator.mutated or operator.mutated_names else _twins(known, args, kwargs)
     if result is None:
         raise unsupported_layout(operator.overload, "its arguments are sparse tensors")
@@ -243,7 +247,7 @@ def run_compressed(
             raise unsupported_layout(
                 operator.overload, "its arguments are compressed sparse tensors"
             )
-        return run_compressed_kernel(operator.overload, *args, **kwargs), True
+        return run_sparse_kernel(COMPRESSED_CPU, operator.overload, *args, **kwargs), True
     except UnsupportedOperatorError:
         writes = operator.mutated or operator.mutated_names
         twins = None if writes else _twins(known, args, kwargs)

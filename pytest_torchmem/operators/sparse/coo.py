@@ -164,10 +164,7 @@ def _joined(
     if right.layout is torch.strided:
         raise unsupported_layout(overload, "it adds a dense tensor to a sparse one")
     if isinstance(machine, Gpu):
-        indices = torch.cat([sparse_indices(left), sparse_indices(right)], 1)
-        values = torch.cat([sparse_values(left), sparse_values(right)], 0)
-        joined = sparse_of(left.shape, indices, values, False)
-        return joined.coalesce() if indices.size(1) > left.numel() else joined
+        return _one_behind_the_other(left, right, sparse_values(right))
     count = most = specified_elements(left) + specified_elements(right)
     entries = sparse_values(left)
     indices = sparse_indices(left).new_empty((left.sparse_dim(), most))
@@ -200,14 +197,18 @@ def _merged(known: Known, left: Tensor, right: Tensor) -> Tensor | None:
         return sparse_indices(terms[0] + terms[1])
 
 
+def _one_behind_the_other(left: Tensor, right: Tensor, added: Tensor) -> Tensor:
+    indices = torch.cat([sparse_indices(left), sparse_indices(right)], 1)
+    values = torch.cat([sparse_values(left), added], 0)
+    joined = sparse_of(left.shape, indices, values, False)
+    return joined.coalesce() if indices.size(1) > left.numel() else joined
+
+
 def sum_on_gpu(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:
     """Return the sum of two real tensors with their entries as ``add_out_sparse_cuda`` has them."""
     if left.layout is not torch.sparse_coo or right.layout is not torch.sparse_coo:
         return torch.add(left, right, alpha=alpha)
-    indices = torch.cat([sparse_indices(left), sparse_indices(right)], 1)
-    values = torch.cat([sparse_values(left), sparse_values(right) * alpha], 0)
-    joined = sparse_of(left.shape, indices, values, False)
-    return joined.coalesce() if indices.size(1) > left.numel() else joined
+    return _one_behind_the_other(left, right, sparse_values(right) * alpha)
 
 
 def difference_on_gpu(left: Tensor, right: Tensor, alpha: Any = 1) -> Tensor:

@@ -25,7 +25,6 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     COMPOSITE_IMPLICIT,
     COMPOSITE_NESTED,
     COMPOSITE_NON_FUNCTIONAL,
-    COMPRESSED_CPU,
     CPU,
     CUDA,
     FAKE,
@@ -79,11 +78,6 @@ _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_t
 def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of a composite operator, whose inner operators are dispatched as usual."""
     return kernel_for(operator)(composite_key(operator), *args, **kwargs)
-
-
-def run_kernel(operator: OpOverload, key: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run the kernel that an operator has for a key; what it calls is dispatched as usual."""
-    return kernel_for(operator)(key, *args, **kwargs)
 
 
 def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -143,20 +137,12 @@ def _nested_key(operator: OpOverload) -> Any:
     return next((key for key in possible if has_kernel(name, key)), NESTED_CPU)
 
 
-def run_compressed_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run the kernel of an operator that takes or makes compressed sparse tensors.
+def run_sparse_kernel(key: Any, operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run the kernel of an operator that takes or makes sparse tensors, of a ``key`` by default.
 
     Raises ``NotImplementedError``, as torch does, where it has none.
     """
-    return kernel_for(operator)(_key_for(operator, args, kwargs, COMPRESSED_CPU), *args, **kwargs)
-
-
-def run_sparse_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run the kernel of an operator that takes or makes sparse COO tensors.
-
-    Raises ``NotImplementedError``, as torch does, where it has none.
-    """
-    return kernel_for(operator)(_key_for(operator, args, kwargs, SPARSE_CPU), *args, **kwargs)
+    return kernel_for(operator)(_key_for(operator, args, kwargs, key), *args, **kwargs)
 
 
 def _key_for(
