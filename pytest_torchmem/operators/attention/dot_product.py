@@ -3,8 +3,8 @@
 native/transformers/attention.cpp, ``scaled_dot_product_attention``; native/cudnn/MHA.cpp.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -105,85 +105,65 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
 
 
+class _Attention(NamedTuple):
+    """What cuDNN is asked about, by the names of the schemas' arguments."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_bias: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    cudnn: Cudnn
+
+    @property
+    def statistics(self) -> Tensor:
+        """One number for each query."""
+        return torch.empty((*self.query.shape[:3], 1), dtype=torch.float32, device="meta")
+
+    def workspace(self, direction: str, *copies: int, **others: Tensor | None) -> Workspace:
+        """Return what cuDNN tells, and the copies made before, of an attention with ``others``."""
+        query, key, value, bias, dropout, is_causal, cudnn = self
+        if query.dim() != 4:
+            return unknown(*copies)
+        if bias is not None:  # as ``_cudnn_attention_forward`` of attention.cu hands it on
+            bias = bias.unsqueeze(1) if bias.dim() == 3 else bias
+            heads = bias.shape[1] if bias.dim() == 4 else 1
+            bias = bias.expand(query.shape[0], heads, query.shape[2], key.shape[2])
+        given = {"query": query, "key": key, "value": value, **others, "bias": bias}
+        operands = [
+            (name, attention_operand(one)) for name, one in given.items() if one is not None
+        ]
+        found = cudnn.ask(AttentionQuestion(direction, tuple(operands), is_causal, dropout))
+        return unknown(*copies) if found is None else told(*copies, found)
+
+
 @operator("aten::_scaled_dot_product_cudnn_attention", "aten::_cudnn_attention_forward").workspace(
     "cuda"
 )
 def cudnn_forward(
-    outputs: Sequence[Tensor | None],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float,
-    is_causal: bool,
-    cudnn: Cudnn,
+    outputs: Sequence[Tensor | None], asked: _Attention, compute_log_sumexp: bool
 ) -> Workspace:
     """``mha_graph->get_workspace_size()``; native/cudnn/MHA.cpp, ``run_cudnn_SDP_fprop``."""
-    output = outputs[0]
-    if output is None or query.dim() != 4:
+    if outputs[0] is None:
         return unknown()
-    statistics = _statistics(query) if compute_log_sumexp else None
-    given = {"query": query, "key": key, "value": value, "output": output, "statistics": statistics}
-    bias = _expanded(attn_bias, query, key)
-    return _told(cudnn, _asked("forward", {**given, "bias": bias}, is_causal, dropout_p))
+    statistics = asked.statistics if compute_log_sumexp else None
+    return asked.workspace("forward", output=outputs[0], statistics=statistics)
 
 
 @operator(
     "aten::_scaled_dot_product_cudnn_attention_backward",
     not_in_key=("philox_seed", "philox_offset"),
 ).workspace("cuda")
-def cudnn_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    attn_bias: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    cudnn: Cudnn,
-) -> Workspace:
+def cudnn_backward(grad_out: Tensor, out: Tensor, asked: _Attention) -> Workspace:
     """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
     ``run_cudnn_SDP_bprop``.
     """
     copied = 0 if _strides(grad_out) == _strides(out) else dense_bytes(grad_out)
-    if query.dim() != 4:
-        return unknown(copied)
-    given = {"query": query, "key": key, "value": value, "output": out}
-    given |= {"statistics": _statistics(query), "gradient": out}
-    bias = _expanded(attn_bias, query, key)
-    return _told(cudnn, _asked("backward", {**given, "bias": bias}, is_causal, dropout_p), copied)
+    operands = {"output": out, "statistics": asked.statistics, "gradient": out}
+    return asked.workspace("backward", copied, **operands)
 
 
 def _strides(tensor: Tensor) -> list[int]:
     """Return the strides that decide where elements are; ``same_strides``."""
     return [one for one, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def _statistics(query: Tensor) -> Tensor:
-    return torch.empty((*query.shape[:3], 1), dtype=torch.float32, device="meta")
-
-
-def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Return a mask as ``_cudnn_attention_forward`` of attention.cu hands it on."""
-    if bias is None:
-        return None
-    heads = bias.shape[1] if bias.dim() == 4 else 1
-    if bias.dim() == 3:
-        bias = bias.unsqueeze(1)
-    return bias.expand(query.shape[0], heads, query.shape[2], key.shape[2])
-
-
-def _asked(
-    direction: str, given: Mapping[str, Tensor | None], is_causal: bool, dropout: float
-) -> AttentionQuestion:
-    operands = tuple(
-        (name, attention_operand(tensor)) for name, tensor in given.items() if tensor is not None
-    )
-    return AttentionQuestion(direction, operands, is_causal, dropout)
-
-
-def _told(cudnn: Cudnn, question: AttentionQuestion, *copies: int) -> Workspace:
-    found = cudnn.ask(question)
-    return unknown(*copies) if found is None else told(*copies, found)
