@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.reduction.sums import pair_of_values
-from pytest_torchmem.operators.registry import UnknownOutputs, operator
+from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
@@ -18,11 +18,8 @@ _SMALL = 2
 # Torch has a kernel of them for the CPU alone (as a build with CUDA says of each,
 # ``_dispatch_has_kernel_for_dispatch_key``).
 operator(
-    "aten::_histogramdd_bin_edges",
-    "aten::_histogramdd_from_bin_cts",
-    "aten::_histogramdd_from_bin_tensors",
-    "aten::histogram.bin_ct",
-    "aten::histogram.bins_tensor",
+    *aten("_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors"),
+    *aten("histogram.bin_ct histogram.bins_tensor"),
     not_on=frozenset({"cuda"}),
 )
 

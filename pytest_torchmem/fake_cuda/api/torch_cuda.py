@@ -43,6 +43,7 @@ from pytest_torchmem.fake_cuda.api.streams import (
 )
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patching.patches import Replacements, unless
 
 _CUDA = (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
@@ -72,7 +73,7 @@ def _about(
         **of_streams,
         **graph_functions(index),
         **pool_functions(memories),
-        **UNSUPPORTED,
+        **{name: _refused(name) for name in _OF_POINTERS},
         **random_functions(generators[index], generators),
         **of_memory,
     }
@@ -108,30 +109,22 @@ _CLASSES = tuple(
 )
 
 
-def refused(name: str, reason: str) -> Callable[..., NoReturn]:
+def _refused(name: str) -> Callable[..., NoReturn]:
     """Return what raises ``UsageError`` in the place of ``torch.cuda``'s ``name``."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise UsageError(f"torch.cuda.{name}: {reason}")
+        raise UsageError(
+            f"torch.cuda.{name}: raw GPU pointers are not available in a trace. Allocate a tensor "
+            "of that size, or skip this call while tracing"
+        )
 
     return refuse
 
 
-_NO_POINTERS = (
-    "raw GPU pointers are not available in a trace. Allocate a tensor of that size, or skip this "
-    "call while tracing"
-)
-
-UNSUPPORTED: dict[str, Callable[..., Any]] = {
-    name: refused(name, _NO_POINTERS)
-    for name in (
-        "caching_allocator_alloc",
-        "caching_allocator_delete",
-        "caching_allocator_enable",
-        "change_current_allocator",
-    )
-}
-
+_OF_POINTERS = listed("""
+    caching_allocator_alloc caching_allocator_delete caching_allocator_enable
+    change_current_allocator
+""")
 
 NVTX: dict[str, Callable[..., Any]] = {
     "range_push": lambda msg: 0,

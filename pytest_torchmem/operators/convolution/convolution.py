@@ -45,9 +45,7 @@ from pytest_torchmem.targets.host import REFERENCE, Host
 _forward = operator("aten::convolution", "aten::_convolution", kind=OperatorKind.LEAF)
 _backward = operator("aten::convolution_backward", kind=OperatorKind.LEAF)
 operator(
-    "aten::convolution_overrideable",
-    "aten::convolution_backward_overrideable",
-    "aten::mkldnn_convolution",
+    *aten("convolution_overrideable convolution_backward_overrideable mkldnn_convolution"),
     "aten::_nnpack_spatial_convolution",
     kind=OperatorKind.LEAF,
 )

@@ -13,7 +13,7 @@ from pytest_torchmem.operators.normalization.batch_norm import (
     is_channels_innermost_on_cuda,
     staging,
 )
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 
 _statistics = operator("aten::batch_norm_stats", "aten::batch_norm_update_stats")
@@ -39,9 +39,7 @@ def reduce_workspace(grad_out: Tensor, input: Tensor) -> Workspace | tuple[int, 
 
 
 operator(
-    "aten::batch_norm_gather_stats_with_counts",
-    "aten::batch_norm_elemt",
-    "aten::batch_norm_backward_elemt",
+    *aten("batch_norm_gather_stats_with_counts batch_norm_elemt batch_norm_backward_elemt"),
     source="native/cuda/Normalization.cu",
     takes_nothing=frozenset({"cuda"}),
 )
