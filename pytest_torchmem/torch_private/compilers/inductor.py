@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from pytest_torchmem.torch_private.names import (
     TORCH_VERSION,
+    listed,
     private_if_imported,
     private_name,
     private_name_if_imported,
@@ -46,37 +47,27 @@ _REMEMBERED = ("caching_worker_current_devices", "caching_worker_device_properti
 _utils = private_if_imported("torch._inductor.utils")
 _triton = private_if_imported("torch.utils._triton")
 _hints = private_if_imported("torch._inductor.runtime.hints")
-_MODULES = (
-    "torch._inductor.compile_fx",
-    "torch._inductor.graph",
-    "torch._inductor.cpu_vec_isa",
-    "torch._inductor.fx_passes.joint_graph",
-    "torch._inductor.fx_passes.post_grad",
-    "torch._functorch.config",
-)
+_MODULES = listed("""
+    torch._inductor.compile_fx torch._inductor.graph torch._inductor.cpu_vec_isa
+    torch._inductor.fx_passes.joint_graph torch._inductor.fx_passes.post_grad
+    torch._functorch.config
+""")
 
 #: What a trace has of Inductor's options: nothing is written to its caches, or read from them, no
 #: process is started, no kernel is compiled or timed, and its output is in Python.
 OPTIONS: Mapping[str, Any] = {
-    "autotune_local_cache": False,
-    "autotune_remote_cache": False,
-    "benchmark_combo_kernel": False,
-    "benchmark_epilogue_fusion": False,
-    "benchmark_fusion": False,
-    "benchmark_kernel": False,
-    "bundled_autotune_remote_cache": False,
     "compile_threads": 1,
-    "coordinate_descent_tuning": False,
     "cpp.vec_isa_ok": True,
-    "cpp_wrapper": False,
-    "fx_graph_cache": False,
-    "fx_graph_remote_cache": False,
-    "max_autotune": False,
-    "max_autotune_gemm": False,
-    "max_autotune_pointwise": False,
-    "shape_padding": False,
-    "size_asserts": False,
-    "triton.autotune_at_compile_time": False,
+    **dict.fromkeys(
+        listed("""
+            autotune_local_cache autotune_remote_cache benchmark_combo_kernel
+            benchmark_epilogue_fusion benchmark_fusion benchmark_kernel
+            bundled_autotune_remote_cache coordinate_descent_tuning cpp_wrapper fx_graph_cache
+            fx_graph_remote_cache max_autotune max_autotune_gemm max_autotune_pointwise
+            shape_padding size_asserts triton.autotune_at_compile_time
+        """),
+        False,
+    ),
 }
 #: The same on a fake GPU. On the CPU the option chooses buffers, and captures nothing.
 ON_GPU: Mapping[str, Any] = {"triton.cudagraphs": False}

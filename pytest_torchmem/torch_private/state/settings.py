@@ -10,7 +10,13 @@ from typing import Any, cast
 
 import torch
 
-from pytest_torchmem.torch_private.names import optional, private, private_name, torch_library
+from pytest_torchmem.torch_private.names import (
+    listed,
+    optional,
+    private,
+    private_name,
+    torch_library,
+)
 from pytest_torchmem.torch_private.patching.patches import replaced
 
 _default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
@@ -26,12 +32,10 @@ precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_get
 priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
 
 
-LIBRARY_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUBLASLT_WORKSPACE_SIZE",
-    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
-    "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
-)
+LIBRARY_VARIABLES = listed("""
+    CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE TORCH_CUBLASLT_UNIFIED_WORKSPACE
+    TORCH_CUDNN_USE_HEURISTIC_MODE_B
+""")
 """What of the environment the workspaces of NVIDIA's libraries depend on."""
 
 
