@@ -41,6 +41,10 @@ def _aspect(name: str, shared: bool = False) -> cached_property[Bound | None]:
     return cached_property(lambda on: on._bound(name, shared))
 
 
+def _positions(name: str) -> cached_property[tuple[int, ...]]:
+    return cached_property(lambda on: on._value(name))
+
+
 class OnDevice:
     """The aspects of one overload that are others on each device, bound to its arguments;
     ``OperatorRecord`` says what each of them is.
@@ -81,15 +85,7 @@ class OnDevice:
             None if self.taught is not None else undescribed_in_python(self._overload, self._device)
         )
 
-    @cached_property
-    def order(self) -> tuple[int, ...]:
-        """Positions of the outputs in the order in which the kernel makes them."""
-        return self._value("order")
-
-    @cached_property
-    def host_outputs(self) -> tuple[int, ...]:
-        """Positions of outputs that the kernel makes on the host."""
-        return self._value("host_outputs")
+    order, host_outputs = _positions("order"), _positions("host_outputs")
 
     @cached_property
     def is_missing(self) -> bool:

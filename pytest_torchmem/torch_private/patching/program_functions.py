@@ -56,21 +56,21 @@ def is_of_program(owner: Any, name: str, found: Any) -> bool:
 
 def is_left_over(found: Any) -> bool:
     """Return whether a function is one that this package puts in the place of others."""
-    if isinstance(found, (staticmethod, classmethod)):
-        found = found.__func__
-    elif isinstance(found, property):
-        found = found.fget
+    found = _function_in(found)
     if isinstance(found, FunctionType):
         return str(found.__globals__.get("__name__")).startswith(_OURS)
     return not isinstance(found, type) and str(type(found).__module__).startswith(_OURS)
 
 
+def _function_in(found: Any) -> Any:
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    return found.fget if isinstance(found, property) else found
+
+
 def _is_own(found: Any) -> bool:
     """Return whether a library has defined a function itself."""
-    if isinstance(found, (staticmethod, classmethod)):
-        found = found.__func__
-    elif isinstance(found, property):
-        found = found.fget
+    found = _function_in(found)
     if isinstance(found, type):  # a class that torch's is the base of stands for that
         bases = {str(one.__module__).partition(".")[0] for one in found.__mro__[:-1]}
         return bool(bases & (_LIBRARIES | {"builtins"}))
