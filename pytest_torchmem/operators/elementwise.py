@@ -134,17 +134,13 @@ def arithmetic_in_place(operands: list[Any]) -> int:
     *(f"aten::clamp{bounds}{suffix}" for bounds in ("", "_min", "_max") for suffix in ("", "_"))
 ).workspace("cpu")
 def clamp(outputs: Tensor, tensors: list[Tensor]) -> int:
-    """Bounds that are numbers stay numbers; native/cpu/TensorCompareKernel.cpp,
-    clamp_scalar_kernel_impl.
-    """
+    """Bounds that are numbers stay so; cpu/TensorCompareKernel.cpp, clamp_scalar_kernel_impl."""
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
 @operator(*aten(_COMPARISONS), *aten(_LOGICAL), *aten(_COMPARISONS, "_")).workspace("cpu")
 def comparison(outputs: Tensor, input: Tensor, other: Operand) -> int:
-    """Both sides in their common type, and an output that is given in neither it nor truth values;
-    build_comparison_op.
-    """
+    """Both sides in their common type, an output of neither it nor bool; build_comparison_op."""
     common = common_type(input, other, given=input)
     answers = 0 if outputs.dtype in (torch.bool, common) else dense_bytes(outputs, common)
     return converted(input, common) + converted(other, common) + answers
@@ -237,9 +233,7 @@ def copied_branches(
 
 @operator("aten::rrelu_with_noise", "aten::rrelu_with_noise_").workspace("cpu")
 def mean_of_bounds(training: bool) -> int:
-    """The slope in evaluation, by tensors of numbers; native/Activation.cpp,
-    rrelu_with_noise_out_cpu.
-    """
+    """The slope in evaluation, by tensors of numbers; Activation.cpp, rrelu_with_noise_out_cpu."""
     return 0 if training else 48
 
 

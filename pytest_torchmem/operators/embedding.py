@@ -297,9 +297,7 @@ _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 
 @_renorm.workspace("cpu")
 def factor(input: Tensor) -> Workspace:
-    """The norm of a row, or the factor of one that exceeds it; Embedding.cpp,
-    ``embedding_renorm_cpu_``.
-    """
+    """The norm of a row, or the factor of one that exceeds it; ``embedding_renorm_cpu_``."""
     return bounded(LONG + input.element_size())
 
 

@@ -117,9 +117,7 @@ def cloned(outputs: Tensor, input: Tensor) -> int:
 
 @copy_.workspace("cpu")
 def copied_into(input: Tensor, src: Tensor) -> int:
-    """The block that a transposed matrix is copied through; native/Copy.cpp,
-    copy_transpose_valid.
-    """
+    """The block that a transposed matrix is copied through; Copy.cpp, copy_transpose_valid."""
     if input.dtype != src.dtype or input.shape != src.shape or not input.is_contiguous():
         return 0
     return transpose_scratch(src)

@@ -122,9 +122,7 @@ def beyond(outputs: Outputs | int, requests: Iterable[int]) -> int:
 
 
 def transpose_scratch(source: Tensor) -> int:
-    """The block that a contiguous copy of a transposed matrix goes through; native/Copy.cpp,
-    copy_same_type_transpose_.
-    """
+    """The block that a transposed matrix is copied through; Copy.cpp, copy_same_type_transpose_."""
     side = 120 if source.dtype == torch.uint8 else 60
     transposed = (
         source.dim() == 2

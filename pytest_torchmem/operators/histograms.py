@@ -150,9 +150,7 @@ def bounds_and_counts(
 
 @counted.decomposition("cuda")
 def bincount(outputs: Tensor, self: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The extremes, and weights that are not of floating point in double; SummaryOps.cu,
-    _bincount_cuda_template.
-    """
+    """The extremes, and weights of other types as double; _bincount_cuda_template."""
     if not self.numel():
         return torch.empty(outputs.shape, dtype=outputs.dtype)
     if weights is not None and weights.dtype not in (torch.float32, torch.float64):

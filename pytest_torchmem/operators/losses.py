@@ -56,9 +56,7 @@ def dense_arguments(input: Tensor, target: Tensor, weight: Tensor | None = None)
 def losses_of_rows(
     machine: Gpu, input: Tensor, tensors: list[Tensor], reduction: int = _MEAN
 ) -> tuple[int, ...]:
-    """The loss of each sample of a batch, and the sum of these; native/cuda/MultiMarginLoss.cu,
-    MultiLabelMarginCriterion.cu.
-    """
+    """The loss of each sample, and their sum; MultiMarginLoss.cu, MultiLabelMarginCriterion.cu."""
     if not input.numel():
         return ()
     copies = tuple(dense_copy(tensor) for tensor in tensors)
@@ -359,9 +357,7 @@ def betas(log_alpha: Tensor) -> int:
 
 @_native.workspace("cuda")
 def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[Request, ...]:
-    """Lengths and offsets on the device, then ``log_alpha`` and the losses; exact,
-    ``ctc_loss_gpu_template``.
-    """
+    """Lengths and offsets on the device, then both outputs; exact, ``ctc_loss_gpu_template``."""
     copies = contiguous_copy(log_probs), contiguous_copy(targets)
     return (*copies, *[log_probs.shape[1] * LONG] * 3, Made(1), Made(0))
 

@@ -69,9 +69,7 @@ def check_written_once(operator: OperatorSpec, args: Sequence[Any], kwargs: Any)
 
 
 def written_once(tensor: Tensor) -> None:
-    """Raise ``RuntimeError`` for an expanded tensor (ATen/MemoryOverlap.cpp,
-    assert_no_internal_overlap).
-    """
+    """Raise for an expanded tensor; ATen/MemoryOverlap.cpp, assert_no_internal_overlap."""
     sides = zip(tensor.shape, tensor.stride(), strict=True)
     if tensor.numel() and any(size > 1 and stride == 0 for size, stride in sides):
         raise RuntimeError(

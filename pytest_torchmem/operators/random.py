@@ -88,9 +88,7 @@ def probabilities(input: Tensor, p: Tensor) -> int:
 
 @operator("aten::normal.Tensor_float", "aten::normal.Tensor_float_out").workspace()
 def deviations(outputs: Tensor) -> int:
-    """A tensor for the deviation, which is left empty; native/DistributionTemplates.h,
-    normal_out_impl.
-    """
+    """A tensor for the deviation, left empty; DistributionTemplates.h, normal_out_impl."""
     return dense_bytes(outputs)
 
 

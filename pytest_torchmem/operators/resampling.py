@@ -154,9 +154,7 @@ operator("aten::fractional_max_pool3d_backward").meta()(made_like(self=CONTIGUOU
 
 
 def _tables(output: Tensor, points: int) -> int:
-    """For every position along every dimension: the indices of its points and their weights;
-    upsample_generic_Nd_kernel_impl.
-    """
+    """For every position its points' indices and weights; upsample_generic_Nd_kernel_impl."""
     return points * (LONG + output.element_size()) * sum(output.shape[2:])
 
 
@@ -447,9 +445,7 @@ def resized(call: GivenCall, self: Tensor) -> Tensor:
 
 @operator("aten::unfold_backward").workspace()
 def unfold_backward(input_sizes: Sequence[int], dim: int, size: int, step: int) -> int:
-    """An index of every position up to the end of the last window where windows overlap;
-    native/UnfoldBackward.h.
-    """
+    """Where windows overlap an index of every position to the last end; UnfoldBackward.h."""
     if step >= size:
         return 0
     length = input_sizes[dim] if input_sizes else 1

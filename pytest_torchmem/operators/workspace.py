@@ -56,9 +56,7 @@ ALL = Made(None)
 
 
 class First(NamedTuple):
-    """A kernel gives back the first of its requests of this size that is alive, not the last; or
-    the one after so many others.
-    """
+    """A kernel gives back the first live request of this size, or the one after so many others."""
 
     nbytes: int
     others: int = 0

@@ -156,9 +156,7 @@ def cudnn_forward(
     not_in_key=("philox_seed", "philox_offset"),
 ).workspace("cuda")
 def cudnn_backward(grad_out: Tensor, out: Tensor, asked: _Attention) -> Workspace:
-    """A copy of a gradient that lies otherwise than the output, and cuDNN's; MHA.cpp,
-    ``run_cudnn_SDP_bprop``.
-    """
+    """A copy of a gradient that lies unlike the output, and cuDNN's; run_cudnn_SDP_bprop."""
     copied = 0 if _strides(grad_out) == _strides(out) else dense_bytes(grad_out)
     operands = {"output": out, "statistics": asked.statistics, "gradient": out}
     return asked.workspace("backward", copied, **operands)

@@ -277,9 +277,7 @@ def flash_forward(
     *,
     num_splits: int | None = None,
 ) -> tuple[Request, ...]:
-    """``mha_fwd``; of sequences of several lengths (``mha_varlen_fwd``) only a block table's keys
-    are split.
-    """
+    """``mha_fwd``; of several sequences (``mha_varlen_fwd``) a block table's keys are split."""
     if dropout_p:
         return _random_state(2)
     if cum_seq_q is None:

@@ -224,9 +224,7 @@ def padded_projection_on_cpu(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> A
 def padded_projection_on_cuda(
     nested: NestedTensors, qkv: Tensor, qkv_bias: Tensor, num_heads: int
 ) -> tuple[Tensor, ...]:
-    """native/transformers/cuda/attention.cu, transform_bias_rescale_qkv_cuda: padded to a length
-    that suits tensor cores.
-    """
+    """transform_bias_rescale_qkv_cuda: padded to a length that suits tensor cores."""
     lengths = [row[0] for row in nested_sizes(qkv).tolist()]
     steps, batch = max(lengths), len(lengths)
     steps += -steps % _TENSOR_CORES

@@ -136,9 +136,7 @@ def _depthwise_pays(input: Tensor, weight: Tensor, stride: int) -> bool:
 
 
 def settings_of_images(settings: ConvolutionSettings, dims: int) -> ConvolutionSettings:
-    """Return settings with a number for each of ``dims`` dimensions, lines as images of height 1;
-    ``view1d_as_2d``.
-    """
+    """Return settings with a number for each dimension, lines as images; ``view1d_as_2d``."""
 
     def expanded(values: Sequence[int], before: int) -> tuple[int, ...]:
         full = tuple(values) * dims if len(values) == 1 else tuple(values)

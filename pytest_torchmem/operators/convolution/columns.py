@@ -87,9 +87,7 @@ def _summed_bias(call: Convolution, grad_output: Tensor) -> int:
 
 
 def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequence[bool]) -> int:
-    """Bytes of a backward beyond the gradients: the input's gradient from its columns, then the
-    weight's from the input's columns.
-    """
+    """Bytes beyond the gradients: the input's by its columns, then the weight's by the input's."""
     columns, batch, layout = _columns(call, grad_output), call.input.shape[0], call.memory_format
     gradient = contiguous_copy(grad_output, layout)
     input, weight = contiguous_copy(call.input, layout), contiguous_copy(call.weight, layout)

@@ -97,9 +97,7 @@ def _check(input: Tensor, weight: Tensor, bias: Tensor | None, given: tuple[Any,
 def _output_shape(
     input: Sequence[int], weight: Sequence[int], settings: ConvolutionSettings
 ) -> list[int] | None:
-    """Return the shape of a valid call's output; native/ConvUtils.h, ``conv_output_size`` and
-    ``conv_input_size``.
-    """
+    """Return a valid call's output shape; ConvUtils.h, conv_output_size, conv_input_size."""
     dims, groups = len(weight) - 2, settings.groups
     given = (settings.stride, settings.padding, settings.dilation, settings.output_padding)
     numbers = [tuple(one) * (dims if len(one) == 1 else 1) for one in given]
@@ -207,9 +205,7 @@ def workspace_on_cpu(
     bias: Tensor | None,
     settings: ConvolutionSettings,
 ) -> int | Workspace:
-    """Operands in the kernel's layouts, its scratchpad and its result, then the output beside
-    that.
-    """
+    """Operands in the kernel's layouts, its scratchpad and its result, then the output beside."""
     if input.numel() == 0 or outputs.numel() == 0:
         return 0
     input, line = _contiguous_line(input)

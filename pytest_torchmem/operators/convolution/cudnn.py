@@ -166,9 +166,7 @@ def _run(
     added: tuple[Operand, Operand] | None = None,
     alpha: float = 1.0,
 ) -> tuple[tuple[int, ...], int]:
-    """Return the copies of what is ``given``, of x, w and y, and cuDNN's workspace, 0 where that is
-    not known.
-    """
+    """Return copies of what is ``given`` of x, w and y, and cuDNN's workspace, 0 where unknown."""
     by_name = dict(zip("xwy", operands, strict=True))
     held = tuple(contiguous_copy(by_name[name], wanted) for name in given)
     for name in given:

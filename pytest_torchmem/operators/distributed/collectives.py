@@ -90,9 +90,7 @@ def describe() -> None:
 
 
 def _moved_shard(input: Tensor, gather_dim: int, shard_dim: int, group_name: str) -> Tensor:
-    """Functional.cpp, ``shard_dim_alltoall``: what is sent and what is received are contiguous, the
-    parts of other processes first.
-    """
+    """``shard_dim_alltoall``: what is sent and received is contiguous, others' parts first."""
     size = size_of(group_name)
     split, sizes = list(input.shape), list(input.shape)
     split[shard_dim : shard_dim + 1] = [size, split[shard_dim] // size]

@@ -70,9 +70,7 @@ def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Ten
 def dense_indices_or_positions(
     machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
 ) -> tuple[Request, ...]:
-    """Indices of different strides are made dense, masks turned to positions, before the output is
-    made; ``AdvancedIndex``.
-    """
+    """Indices of different strides dense, masks as positions, before the output; AdvancedIndex."""
     masks = [found for found in indices if found is not None and found.dtype in _MASKS]
     if not masks:
         return (*_dense_indices([found for found in indices if found is not None]), ALL)

@@ -33,9 +33,7 @@ operator("aten::masked_scatter", decided_by=(1,))
 
 @selected.workspace("cpu")
 def counted_mask(machine: Host, outputs: Tensor, input: Tensor, mask: Tensor) -> int:
-    """The mask as int64, to be counted, and where several threads select also to be added up;
-    masked_select_out_impl_cpu.
-    """
+    """The mask as int64, to be counted, and for threads added up; masked_select_out_impl_cpu."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     elements = int(math.prod(shape))
     whole = elements * LONG
@@ -116,9 +114,7 @@ def positions_in_columns(input: Tensor, *, size: int) -> Tensor:
 
 @static.workspace("cuda")
 def counts_of_blocks(machine: Gpu, input: Tensor, size: int) -> tuple[int, ...]:
-    """A dense copy, and what each block counts, then added up; Nonzero.cu,
-    nonzero_static_cuda_out_impl.
-    """
+    """A dense copy, and what each block counts, added up; nonzero_static_cuda_out_impl."""
     number = input.numel()
     if not number or not size * input.dim():
         return ()

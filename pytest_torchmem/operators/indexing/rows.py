@@ -188,9 +188,7 @@ def as_scattered(
     source: Tensor,
     alpha: complex,
 ) -> int:
-    """Along the first or last dimension it is ``scatter_add_``; native/TensorAdvancedIndexing.cpp,
-    index_add_cpu_out.
-    """
+    """Along the first or last dimension it is ``scatter_add_``; index_add_cpu_out."""
     if source.dim() < 2 or index.numel() == 0 or alpha != 1:
         return 0
     dim %= source.dim()
@@ -205,9 +203,7 @@ def as_scattered(
 def sort_rows_where_deterministic(
     machine: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor
 ) -> tuple[int, ...]:
-    """Atomic additions, nothing; deterministic through a product and a sort. Indexing.cu,
-    ``index_add_cuda_impl``.
-    """
+    """Atomic additions, nothing; deterministic by a product and a sort. index_add_cuda_impl."""
     if not prefers_deterministic():
         return ()
     return (dense_bytes(source), *_put_along(machine, input, dim, index, source))
@@ -250,9 +246,7 @@ def mean_of_copy(call: GivenCall, self: Tensor) -> Tensor:
 
 @operator("aten::index_reduce", "aten::index_reduce_").workspace("cuda")
 def mean_on_cuda(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
-    """A mean counts its terms; the ones are freed before the mask is made. Exact, Indexing.cu,
-    ``index_reduce_cuda_out``.
-    """
+    """A mean counts its terms; the ones are freed before the mask. Exact, index_reduce_cuda_out."""
     if reduce != "mean":
         return ()
     ones, counts, mask = mean_counts(input, source)
@@ -281,9 +275,7 @@ def rolled_on_cuda(input: Tensor, dims: Sequence[int] = ()) -> int:
 
 @operator("aten::tril", "aten::triu").workspace("cpu")
 def triangle(input: Tensor) -> int:
-    """A copy of batches that do not follow each other; native/TriangularOps.cpp,
-    checkTrilTriuBatchContiguous.
-    """
+    """A copy of batches that are apart; native/TriangularOps.cpp, checkTrilTriuBatchContiguous."""
     if input.is_contiguous() or input.numel() == 0:
         return 0
     expected = input.shape[-1] * input.shape[-2]
@@ -322,9 +314,7 @@ def sums_of_counts(repeats: Tensor) -> int:
 def prefix_sum(
     machine: Gpu, repeats: Tensor, output_size: int | None = None
 ) -> tuple[Request, ...]:
-    """A prefix sum of the counts, and whether one is negative; native/Repeat.h,
-    ``repeat_interleave_common``.
-    """
+    """A prefix sum of the counts, and whether one is negative; repeat_interleave_common."""
     number = repeats.numel()
     copy = converted(repeats, torch.int64) or contiguous_copy(repeats)
     sums = (number * LONG, *passing(copy, cub.scan(number, LONG)))

@@ -50,9 +50,7 @@ def scratch(nbytes: int) -> Tensor:
 
 
 def temporaries(*sizes: int) -> int:
-    """Return what several arrays take in one buffer; util_temporary_storage.cuh,
-    ``AliasTemporaries``.
-    """
+    """What several arrays take in one buffer; util_temporary_storage.cuh, ``AliasTemporaries``."""
     return sum(round_up(size, _ALIGNMENT) for size in sizes) + _ALIGNMENT - 1
 
 
@@ -120,9 +118,7 @@ def _sorting_tile(gpu: Gpu, key_size: int, value_size: int, single: bool) -> int
 
 
 def _register_tile(threads: int, items: int, size: int) -> int:
-    """Return the elements of a tile of so many words for each thread; util_arch.cuh,
-    ``RegBoundScaling``.
-    """
+    """Return the elements of a tile, by words of each thread; util_arch.cuh, RegBoundScaling."""
     return _tile(threads, max(1, items * 4 // max(4, size)), size)
 
 
@@ -200,9 +196,7 @@ def running_sum(gpu: Gpu, number: int) -> int:
 
 
 def distinct_rows(gpu: Gpu, number: int, counted: bool) -> int:
-    """Return what picking positions of rows that differ takes; thrust/system/cuda/detail, unique.h
-    and unique_by_key.h.
-    """
+    """What picking positions of rows that differ takes; Thrust's unique.h and unique_by_key.h."""
     sizes = _DISTINCT_KEYS_TILES[8] if counted else (_THRUST_TILE,) * 4
     return temporaries(temporaries(_states(_tiles(gpu, number, sizes), 8)), _OFFSET)
 

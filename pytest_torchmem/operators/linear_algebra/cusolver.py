@@ -58,9 +58,7 @@ def any_error(info: Tensor) -> None:
 
 
 def copied_triangle(input: Tensor, B: Tensor) -> int:
-    """A copy of a triangle that is broadcast, or dense in neither order;
-    linalg_solve_triangular_out.
-    """
+    """A copy of a triangle that is broadcast, or dense in no order; linalg_solve_triangular_out."""
     triangle = input.expand(*torch.broadcast_shapes(input.shape[:-2], B.shape[:-2]), -1, -1)
     dense = triangle.is_contiguous() or triangle.mT.is_contiguous()
     return 0 if dense else dense_bytes(triangle)

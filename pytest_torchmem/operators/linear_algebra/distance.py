@@ -39,9 +39,7 @@ def cdist_forward(x1: Tensor, x2: Tensor) -> tuple[int, ...]:
 def cdist_backward(
     machine: Gpu, outputs: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
 ) -> tuple[int, ...]:
-    """Dense copies, and the gradient of every pair of points before they are added up;
-    ``cdist_backward_kernel_impl``.
-    """
+    """Dense copies, and the gradient of every pair before the sum; cdist_backward_kernel_impl."""
     batches, x1, x2 = _expanded(x1, x2)
     copies = tuple(map(contiguous_copy, (x1, x2, cdist, grad)))
     if p == 0 or not grad.numel() or not x1.numel():

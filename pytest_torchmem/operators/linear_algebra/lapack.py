@@ -111,9 +111,7 @@ def ormqr(
 def linalg_eigh(
     machine: Host, call: GivenCall, A: Tensor, compute_v: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """TORCH_IMPL_FUNC(_linalg_eigh_out), apply_lapack_eigh: in the eigenvectors' place, or on a
-    copy.
-    """
+    """_linalg_eigh_out, apply_lapack_eigh: in the eigenvectors' place, or on a copy."""
     values, vectors = outputs(call)
     if A.numel() == 0:
         return values, vectors

@@ -254,9 +254,7 @@ def addbmm_on_cpu(
 def dot_on_cpu(
     machine: Host, input: Tensor, tensor: Any = None, other: Any = None
 ) -> Workspace | int:
-    """In bfloat16 oneDNN's product of a row and a column; native/Blas.cpp, dot and
-    use_mkldnn_matmul.
-    """
+    """In bfloat16 oneDNN's product of a row and a column; Blas.cpp, dot and use_mkldnn_matmul."""
     if not uses_onednn(machine, input.dtype, input.numel()):
         return 0
     given = input, tensor if other is None else other

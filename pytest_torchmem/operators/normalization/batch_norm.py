@@ -61,9 +61,7 @@ class BatchNormBackward(NamedTuple):
 
 @_forward.meta("cpu")
 def forward_on_cpu(norm: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
-    """Contiguous or channels-last; statistics in the type of the parameters, and none in
-    evaluation; batch_norm_cpu.
-    """
+    """In a dense layout; statistics in the parameters' type, none in evaluation; batch_norm_cpu."""
     input, parameters = norm.input, (norm.weight, norm.bias, *norm.statistics)
     dtype = next((one for one in parameters if one is not None), input).dtype
     statistics = input.new_empty((input.shape[1] if norm.training else 0,), dtype=dtype)
@@ -154,9 +152,7 @@ def backward_on_cpu(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
 @_backward.meta("cuda")
 @_with_update_backward.meta("cuda")
 def backward_on_cuda(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
-    """Channels last as the input in training, whatever the gradient is; contiguous in evaluation;
-    ``batch_norm_backward_cuda``.
-    """
+    """Channels last as the input in training, else contiguous; batch_norm_backward_cuda."""
     last = norm.trains and is_channels_last(norm.input)
     return _gradients(norm, suggested_format(norm.input) if last else torch.contiguous_format)
 

@@ -130,9 +130,7 @@ def gradients(norm: NormBackward) -> tuple[Tensor | None, ...]:
 
 @layer_norm_backward.values("cuda")
 def gradients_as_on_cuda(norm: NormBackward, mean: Tensor) -> tuple[Tensor | None, ...]:
-    """In the type of the statistics, which CUDA accumulates in; the CPU's kernel wants them in the
-    type of the parameters.
-    """
+    """In the type that CUDA accumulates in; the CPU's kernel wants them in the parameters'."""
     given = (norm.grad_out, norm.input, mean, norm.rstd, norm.weight, norm.bias)
     wide = [one if one is None else one.to(mean.dtype) for one in given]
     made = torch.ops.aten.native_layer_norm_backward.default(
@@ -146,9 +144,7 @@ def gradients_as_on_cuda(norm: NormBackward, mean: Tensor) -> tuple[Tensor | Non
 
 @layer_norm_backward.workspace("cpu")
 def backward_on_cpu(machine: Host, outputs: Sequence[Tensor | None], norm: NormBackward) -> int:
-    """Contiguous copies, and sums of gamma and beta per thread; LayerNormBackwardKernelImplInternal
-    of the CPU.
-    """
+    """Dense copies, and sums of gamma and beta per thread; LayerNormBackwardKernelImplInternal."""
     copies = contiguous_copy(norm.input) + contiguous_copy(norm.weight)
     if norm.input.numel() == 0:
         return copies
@@ -200,9 +196,7 @@ def _partial_gradients(gpu: Gpu, norm: NormBackward) -> tuple[int, ...]:
 
 @operator("aten::rms_norm").path("cuda")
 def choose_rms_norm(call: CompositeCall, norm: RmsNorm) -> Any:
-    """The fused kernel, but for channels-last and complex input, or a weight of another dtype;
-    ``rms_norm_symint``.
-    """
+    """Fused, but for channels-last, complex, and a weight of another dtype; rms_norm_symint."""
     input, weight = norm.input, norm.weight
     plain = suggested_format(input) is torch.contiguous_format and not input.is_complex()
     if not plain or (weight is not None and weight.dtype != input.dtype):

@@ -77,9 +77,7 @@ class _Lstm(NamedTuple):
         return 2 * _rows((self.steps + 1) * self.batch, max(self.inputs, self.hidden), size)
 
     def workspace(self) -> int:
-        """Bytes of the workspace that a training forward hands to the backward: the fourth
-        output.
-        """
+        """Bytes of what a training forward hands to the backward: the fourth output."""
         steps, size = self.steps * self.batch, self.size
         gates, projected = _rows(steps, 4 * self.hidden, size), _rows(steps, self.hidden, size)
         states, gradients = self.states(size), self.states(FLOAT)

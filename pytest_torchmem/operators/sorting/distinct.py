@@ -79,9 +79,7 @@ def _positions(input: Tensor, shape: Sequence[int], *, asked: bool) -> Tensor:
 
 @sorted_elements.workspace("cpu")
 def elements_in_order(outputs: Sequence[Tensor], input: Tensor, return_counts: bool = False) -> int:
-    """All elements in order and where they were, then where each distinct one begins;
-    unique_cpu_sorted_template.
-    """
+    """All in order and where they were, then where each one begins; unique_cpu_sorted_template."""
     if input.dtype == torch.bool or not input.numel():
         return 0
     positions = input.numel() * LONG
@@ -188,9 +186,7 @@ def _picked(
 def sorted_slices(
     machine: Gpu, outputs: Sequence[Tensor], asked: Asked, in_order: bool = False
 ) -> tuple[Tensor, ...]:
-    """Slices by their positions, which are sorted, and picked by comparing slices; Unique.cu,
-    ``unique_dim_cuda_template``.
-    """
+    """Slices by positions, sorted, and picked by comparing; ``unique_dim_cuda_template``."""
     input, return_inverse, return_counts, along = asked
     dim = along or 0
     number = input.shape[dim] if input.dim() else 1

@@ -154,9 +154,7 @@ def partitioned(input: Tensor) -> int:
 
 @medians.workspace("cpu")
 def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
-    """Over everything a clone; over a dimension a copy where its elements are apart;
-    median_with_indices_impl.
-    """
+    """Over everything a clone; else a copy where elements are apart; median_with_indices_impl."""
     if dim is None:
         return dense_bytes(input) + transpose_scratch(input)
     if input.dim() == 0 or input.stride(dim) <= 1:
@@ -173,9 +171,7 @@ def selection(input: Tensor) -> tuple[int, ...]:
 
 @medians.decomposition("cuda")
 def middle(call: GivenCall, input: Tensor) -> Tensor:
-    """The middle one of all elements, sorted, or of those that are numbers, whose count decides;
-    Sorting.cpp, ``median_impl``.
-    """
+    """The middle one of all elements, sorted, or of those that are numbers; ``median_impl``."""
     if not input.numel():
         return torch.empty((), dtype=input.dtype)
     in_order = input.contiguous().view(-1).sort()[0]
@@ -268,9 +264,7 @@ def in_type_of_result(outputs: Tensor, input: Tensor) -> int:
 
 @operator("aten::cumsum", "aten::cumsum_").workspace("cuda")
 def added_up(machine: Gpu, outputs: Tensor, input: Tensor, dim: int) -> tuple[int, ...]:
-    """As any, or deterministic: a sum of every block; ATen/cuda/cub.cuh,
-    ``inclusive_deterministic_scan``.
-    """
+    """As any, or deterministic: a sum of every block; cub.cuh, inclusive_deterministic_scan."""
     copy, *scan = cumulative(outputs, input, dim)
     rounds = outputs.dtype.is_floating_point or outputs.dtype.is_complex
     if not (scan and rounds and prefers_deterministic()):
@@ -283,9 +277,7 @@ def added_up(machine: Gpu, outputs: Tensor, input: Tensor, dim: int) -> tuple[in
 @operator("aten::cumprod", "aten::cumprod_").workspace("cuda")
 @logcumsumexp.workspace("cuda")  # LogcumsumexpKernel.cu
 def cumulative(outputs: Tensor, input: Tensor, dim: int) -> tuple[int, ...]:
-    """Copies of another type or not dense; of one dimension CUB's tiles. ScanKernels.cpp;
-    ScanUtils.cuh, ``scan_dim``.
-    """
+    """Copies of another type or not dense; of a dimension CUB's tiles. ScanUtils.cuh, scan_dim."""
     if not input.dim():
         return (0,)
     number, dtype = input.numel(), outputs.dtype

@@ -94,9 +94,7 @@ def product(machine: Host | Gpu, self: Tensor, mat1: Tensor, mat2: Tensor) -> Te
 
 
 def _multiply(machine: Host | Gpu, sparse: Tensor, matrix: Tensor, by_rows: bool) -> None:
-    """Copies of what the library cannot read as it is; MKL wants the dense matrix in the order of
-    the result.
-    """
+    """Copies of what the library cannot read; MKL wants the dense matrix in the result's order."""
     rows, columns = matrix.shape
     across, along = matrix.stride()
     fits_by_rows = along == 1 and across >= max(1, columns)

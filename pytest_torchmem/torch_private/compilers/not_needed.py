@@ -115,9 +115,7 @@ class NotNeeded:
 
 @contextmanager
 def compiler_not_needed(on_thread: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Have stand-ins for a while, on this thread and where ``on_thread()`` is true; what torch
-    keeps of them is forgotten.
-    """
+    """Have stand-ins on this thread, and where ``on_thread()``; torch forgets them afterwards."""
     if COMPILER in sys.modules:  # which has imported all of it
         yield
         return

@@ -145,9 +145,7 @@ def _held_by(work: Any, future: Any) -> _Held | None:
 
 
 def _held_work(off: Callable[[], bool]) -> dict[str, Any]:
-    """Let a future of work hold nothing that the work was given, nor NCCL's work once it was waited
-    for.
-    """
+    """Let a future hold nothing that its work was given, nor NCCL's work once it was waited for."""
     kind = _work()
     future, waiting = kind.get_future, kind.wait
 

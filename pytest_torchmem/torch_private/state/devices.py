@@ -23,9 +23,7 @@ _count: Callable[[], int] = (
 
 
 def has_gpu() -> bool:
-    """Return whether ``torch.cuda.is_available()`` says so, and the driver as well: a test may have
-    a mock answer the first question.
-    """
+    """Return whether ``is_available()`` and the driver say so: a test may mock the first."""
     return torch.cuda.is_available() and _count() > 0
 
 

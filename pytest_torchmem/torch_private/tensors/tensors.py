@@ -70,9 +70,7 @@ MODULE_TABLES = (PARAMETERS, CHILDREN, *HOOK_TABLES)
 
 
 def read_as(tensor: Tensor, other: Tensor) -> Tensor:
-    """Return a view of another tensor whose elements are conjugated and negated when they are read,
-    as those of ``tensor`` are.
-    """
+    """Return a view of another tensor, conjugated and negated when read, as ``tensor`` is."""
     other = other.conj() if tensor.is_conj() else other
     return _negative_view(other) if tensor.is_neg() else other
 

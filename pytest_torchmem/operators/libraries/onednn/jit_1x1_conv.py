@@ -24,9 +24,7 @@ _LONGEST_BLOCK = 256
 
 
 def _takes(problem: Problem) -> bool:
-    """One group, no padding; strides only where the copy without them divides the image, which
-    ``rtus_prepare`` makes.
-    """
+    """One group, no padding; strides only where they divide the image (``rtus_prepare``)."""
     if problem.grouped or problem.taps != 1 or any(problem.padding):
         return False
     if problem.strided and problem.dims != 2:

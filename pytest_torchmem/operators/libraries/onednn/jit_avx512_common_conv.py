@@ -269,9 +269,7 @@ def _is_transposed(problem: Problem) -> bool:
 
 
 def _division(blocks: Blocks) -> Division:
-    """From the division with the least memory: less computation for 10 % more memory, or a quarter
-    less for any; ``balance``.
-    """
+    """The least memory; or less computation for 10 % more, a quarter less for any; ``balance``."""
     problem, threads = blocks.problem, blocks.problem.threads
     depth, height, width = problem.input
     result_depth, result_height, result_width = problem.output

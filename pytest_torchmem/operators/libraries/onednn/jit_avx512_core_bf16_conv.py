@@ -35,9 +35,7 @@ _ROWS_IN_CACHE = 48 * 1024
 
 
 def forward(problem: Problem) -> Primitive | None:
-    """A bias in whole blocks; the input of a first layer is not blocked, and its weight has an even
-    number of channels.
-    """
+    """A bias in whole blocks; a first layer has a plain input, and channels of weights in pairs."""
     blocks = blocks_of(problem, is_first(problem), smaller=(8, 4))
     if not problem.bfloat16 or problem.misses_input or blocks is None:
         return None
