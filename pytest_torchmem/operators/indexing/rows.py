@@ -157,9 +157,7 @@ def counts_or_sort(machine: Gpu, scatter: Scatter, index: Tensor) -> tuple[int, 
 
 
 def mean_counts(input: Tensor, source: Tensor) -> tuple[int, int, int]:
-    """Return what a mean counts in: ones as large as the source, counts as large as the result, and
-    where a count is zero.
-    """
+    """Return what a mean counts in: ones like the source, counts like the result, their zeros."""
     return (dense_bytes(source), dense_bytes(input), input.numel())
 
 

@@ -127,9 +127,7 @@ def _tile(threads: int, items: int, size: int) -> int:
 
 
 def sort_in_place(gpu: Gpu, number: int, key_size: int, value_size: int) -> int:
-    """Return what Thrust takes to sort pairs: second buffers too; thrust/system/cuda/detail,
-    sort.h, ``radix_sort``.
-    """
+    """What Thrust takes to sort pairs: second buffers too; detail/sort.h, ``radix_sort``."""
     buffers = round_up(number * key_size, 128) + round_up(number * value_size, 128)
     return buffers + radix_sort(gpu, number, key_size, value_size, in_place=True)
 

@@ -116,9 +116,7 @@ class Lapack:
         return self._rounded(self._ask("gelss", *given, work=reference).work)
 
     def gelsd(self, rows: int, columns: int, sides: int) -> tuple[int, int, int]:
-        """Least squares by singular values, divided: elements, integers and, of a complex matrix,
-        real numbers.
-        """
+        """Least squares by singular values, divided: elements, integers, reals of complex ones."""
         is_complex = self.dtype.is_complex
         others = (*((_REALS,) if is_complex else ()), _INTEGERS, _INFO)
         given = (*_system(rows, columns, sides), *[_MATRIX] * 3, *_LENGTH, *others)

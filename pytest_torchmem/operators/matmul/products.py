@@ -58,9 +58,7 @@ def _conjugate_copy(matrix: Tensor, by_rows: bool = True) -> int:
 
 
 def blas_copy(matrix: Tensor) -> int:
-    """Bytes of the clone for BLAS; native/LinearAlgebra.cpp, addmm_impl_cpu_; native/Blas.cpp and
-    native/cuda/Blas.cpp, addmv.
-    """
+    """Bytes of the clone for BLAS; addmm_impl_cpu_ of LinearAlgebra.cpp, addmv of both Blas.cpp."""
     return 0 if is_readable(matrix) else dense_bytes(matrix)
 
 

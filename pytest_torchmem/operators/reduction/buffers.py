@@ -278,9 +278,7 @@ def _wrapped(dims: Dims, number: int) -> tuple[int, ...]:
 def copied_and_reduced(
     gpu: Gpu, outputs: Tensor, input: Tensor, dims: Dims, dtype: torch.dtype | None
 ) -> tuple[int, ...]:
-    """Return what a reduction into ``outputs`` takes whose kernel reads ``dtype``, by default the
-    input's: the copy and the buffers.
-    """
+    """Return the copy and the buffers of a reduction whose kernel reads ``dtype``, or as it is."""
     size = outputs.element_size()
     if dtype is None or dtype == input.dtype:
         return reduced(gpu, input.shape, input.stride(), dims, input.dtype, size)

@@ -123,9 +123,7 @@ class Problem:
         return depth, height, width
 
     def reach(self, axis: int, positions: int) -> int:
-        """How far so many positions of the kernel reach beyond the input; negative where they end
-        before: ``calculate_end_padding``.
-        """
+        """How far so many positions reach beyond the input, or below 0: calculate_end_padding."""
         last = (positions - 1) * self.stride[axis] + self.extent[axis]
         return last - (self.input[axis] + self.padding[axis])
 
