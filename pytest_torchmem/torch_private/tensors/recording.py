@@ -1,8 +1,8 @@
 """What torch's profiler and its caching allocator record of a step on a real device."""
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.torch_private.names import private, private_attribute
+from pytest_torchmem.torch_private.patching.patches import having
 
 #: A context that marks a range of the recording.
 mark: Callable[[str], Any] = private("torch._C._profiler._RecordFunctionFast")
@@ -31,8 +32,7 @@ def profiler_runs() -> bool:
     return bool(_profiler_runs(torch.autograd.profiler))
 
 
-@contextmanager
-def all_threads_counted() -> Iterator[None]:
+def all_threads_counted() -> AbstractContextManager[None]:
     """Have the totals beside the CPU allocator's events count all threads, and not those alone that
     are recorded (c10/core/CPUAllocator.cpp, ``ProfiledCPUMemoryReporter``).
 
@@ -40,14 +40,7 @@ def all_threads_counted() -> Iterator[None]:
     stay so.
     """
     flag = _flag(_COUNTS_ALL_THREADS)
-    if flag is None or flag.value:
-        yield
-        return
-    flag.value = True
-    try:
-        yield
-    finally:
-        flag.value = False
+    return nullcontext() if flag is None or flag.value else having(flag, value=True)
 
 
 @cache
