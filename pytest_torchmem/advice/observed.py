@@ -24,6 +24,7 @@ Layers: TypeAlias = tuple[str, str]
 """Modules of one kind: their path with ``*`` for numbers, and the name of their class."""
 
 Function: TypeAlias = Callable[..., Any]
+_Functions: TypeAlias = frozenset[Function]
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 Call: TypeAlias = Callable[[Function, nn.Module, Args, Kwargs], Any]
@@ -81,7 +82,7 @@ def layers_of(path: str, module: nn.Module) -> Layers:
 
 
 #: Functions with an argument ``inplace``; modules like ``nn.ReLU`` call them with their own.
-WITH_INPLACE: frozenset[Callable[..., Any]] = frozenset(
+WITH_INPLACE: _Functions = frozenset(
     {
         *(F.relu, F.relu6, F.hardtanh, F.leaky_relu, F.elu, F.selu, F.celu, F.rrelu, F.threshold),
         *(F.silu, F.mish, F.hardswish, F.hardsigmoid, F.dropout, F.alpha_dropout),
@@ -96,11 +97,9 @@ IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 OVERWRITING = frozenset({"tanh", "sigmoid"})
 """Those that no module and no function offers with ``inplace``."""
-WIDENING: frozenset[Callable[..., Any]] = frozenset(
-    {Tensor.float, Tensor.double, Tensor.to, Tensor.type}
-)
+WIDENING: _Functions = frozenset({Tensor.float, Tensor.double, Tensor.to, Tensor.type})
 #: What a tensor goes through between its linear layer and the loss, by the field's programs.
-PASSING: frozenset[Callable[..., Any]] = frozenset(
+PASSING: _Functions = frozenset(
     {
         *WIDENING,
         *(getattr(Tensor, name) for name in ("view", "reshape", "flatten", "contiguous")),

@@ -105,6 +105,10 @@ class Attribute(IntEnum):
     DEVICE_JSON = 2702
 
 
+Attributes = Mapping[Attribute, tuple[Type, Sequence[Any]]]
+"""Values of a descriptor, each with its type."""
+
+
 class HeuristicMode(IntEnum):
     """``cudnnBackendHeurMode_t``."""
 
@@ -163,9 +167,7 @@ class Backend:
         """Destroy the descriptors made so far."""
         self._made.close()
 
-    def make(
-        self, kind: DescriptorType, attributes: Mapping[Attribute, tuple[Type, Sequence[Any]]]
-    ) -> int:
+    def make(self, kind: DescriptorType, attributes: Attributes) -> int:
         """Return a descriptor with these attributes; raises ``CudnnError``."""
         made = self.create(kind)
         for attribute, (type_, values) in attributes.items():

@@ -20,6 +20,7 @@ from pytest_torchmem.cudnn.backend import (
     DATA_TYPES,
     NOTES,
     Attribute,
+    Attributes,
     Backend,
     CudnnError,
     DescriptorType,
@@ -146,12 +147,7 @@ def _convolution(backend: Backend, question: Question, x: int, w: int, y: int) -
 
 
 def _pointwise(
-    backend: Backend,
-    mode: int,
-    x: int,
-    other: int | None,
-    y: int,
-    alphas: Mapping[Attribute, tuple[Type, Sequence[Any]]] | None = None,
+    backend: Backend, mode: int, x: int, other: int | None, y: int, alphas: Attributes | None = None
 ) -> int:
     described = backend.make(
         DescriptorType.POINTWISE,

@@ -326,28 +326,24 @@ _ALIKE: tuple[_Key, ...] = (
 """By what one group took the place of another."""
 
 
-def _pairs(
-    left: _Remaining, left_now: _Remaining, key: _Key
-) -> Iterable[tuple[_Hashed, _Hashed, int]]:
+def _pairs(old: _Remaining, new: _Remaining, key: _Key) -> Iterable[tuple[_Hashed, _Hashed, int]]:
     """Yield groups that are the same by ``key``, with how many of both there are."""
-    then = left.by(key)
-    for name, members in left_now.by(key).items():
+    then = old.by(key)
+    for name, members in new.by(key).items():
         for one in members:
             for was in then.get(name, ()):
-                number = min(left.counts.get(was, 0), left_now.counts.get(one, 0))
+                number = min(old.counts.get(was, 0), new.counts.get(one, 0))
                 if number:
                     yield was, one, number
 
 
-def _replaced(
-    left: _Remaining, left_now: _Remaining, key: _Key
-) -> Iterable[tuple[_Hashed, _Hashed]]:
+def _replaced(old: _Remaining, new: _Remaining, key: _Key) -> Iterable[tuple[_Hashed, _Hashed]]:
     """Yield groups of which one took the other's place by ``key``.
 
     Of several, those of the same modules belong together, and what is then alone on both sides.
     """
-    then = left.by(key)
-    for name, members in left_now.by(key).items():
+    then = old.by(key)
+    for name, members in new.by(key).items():
         olds = then.get(name, [])
         for numbers in {group.numbers for group in members}:
             was = [group for group in olds if group.numbers == numbers]

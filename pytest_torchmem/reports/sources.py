@@ -10,13 +10,20 @@ from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.diagnosis.diagnose import Told
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
-from pytest_torchmem.snapshots.format import Entry, Key, load, read_alive, read_facts
+from pytest_torchmem.snapshots.format import (
+    IDENTITY,
+    Entry,
+    Key,
+    load,
+    read_alive,
+    read_facts,
+    read_key,
+)
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
 from pytest_torchmem.snapshots.plain import parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.store import read
 
-_KEY = ("test", "name", "device", "gpu", "torch_series")
-_TEXTS = (*_KEY, "nodeid", "outcome", "torch", "workload", "message")
+_TEXTS = (*IDENTITY, "nodeid", "outcome", "torch", "workload", "message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +168,7 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     try:
         for check in data["checks"]:
             texts = texts_of(check, _TEXTS, (), "a check")
-            named: dict[str, Any] = {name: texts[name] for name in _KEY}
-            named |= {name: _number(check, name) for name in ("world_size", "rank")}
-            key = Key(**named)
+            key = read_key(check, texts, "a check")
             where = (texts["nodeid"].removesuffix(f"::{key.test}"), key)
             if texts["outcome"] != Outcome.NOT_CHECKED.value:
                 entry = Entry(
@@ -195,14 +200,6 @@ def _told(growth: Any) -> Told | None:
         return None
     before, now = (size(growth[name], f"growth: {name}") for name in ("before", "now"))
     return Told(texts["moment"], before, now, texts["why"], texts["where"])
-
-
-def _number(check: dict[str, Any], name: str) -> int:
-    """Return a number of a check that older reports do not have."""
-    found = check.get(name, 0)
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise SnapshotError(f'"{name}" of a check must be a number')
-    return found
 
 
 def _tree(root: Path) -> dict[tuple[str, Key], Entry]:

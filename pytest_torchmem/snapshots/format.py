@@ -154,7 +154,7 @@ def _is_stretch(plain: Any) -> bool:
 SCHEMA = 4
 """2: what was alive at each peak, in groups, and what the step was run with; 3: the course of the
 step's memory; 4: facts are lists and objects."""
-_IDENTITY = ("test", "name", "device", "gpu", "torch_series")
+IDENTITY = ("test", "name", "device", "gpu", "torch_series")
 _WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
 _FORMER = tuple(f"at_{peak}" for peak in PEAKS)
@@ -263,7 +263,7 @@ class Entry(ComputedLater):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the entry as it stands in the file, of builtin types."""
-        identity = {name: getattr(self.key, name) for name in _IDENTITY}
+        identity = {name: getattr(self.key, name) for name in IDENTITY}
         plain: dict[str, Any] = {name: value for name, value in identity.items() if value}
         if self.key.world_size:
             plain |= {name: getattr(self.key, name) for name in _WORLD}
@@ -315,7 +315,7 @@ def _entry(plain: Any, where: str, schema: int) -> Entry:
     test = plain.get("test") if isinstance(plain, dict) else None
     if isinstance(test, str) and test:
         where = f"the entry of {test}"
-    texts = texts_of(plain, (*_IDENTITY, *_TEXTS), ("test", "device", "torch"), where)
+    texts = texts_of(plain, (*IDENTITY, *_TEXTS), ("test", "device", "torch"), where)
     reason = plain.get("reason")
     if reason is not None:
         texts_of(plain, ("reason",), (), where)
@@ -326,10 +326,9 @@ def _entry(plain: Any, where: str, schema: int) -> Entry:
         raise SnapshotError(str(error)) from None
     if "peak" not in plain:
         raise SnapshotError(f'{where} has no "peak"')
-    identity: dict[str, Any] = {name: texts[name] for name in _IDENTITY}
-    known = {*_IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *_OTHERS, *_FORMER}
+    known = {*IDENTITY, *_WORLD, *_TEXTS, *FIGURES, *_OTHERS, *_FORMER}
     return Entry(
-        key=Key(**identity, **_world(plain, where)),
+        key=read_key(plain, texts, where),
         torch=texts["torch"],
         workload=texts["workload"],
         figures=table_of({n: plain[n] for n in FIGURES if n in plain}, where, size),
@@ -347,13 +346,14 @@ def _entry(plain: Any, where: str, schema: int) -> Entry:
     )
 
 
-def _world(plain: Any, where: str) -> dict[str, Any]:
-    """Return world size and rank of an entry."""
+def read_key(plain: Any, texts: Mapping[str, str], where: str) -> Key:
+    """Return the key of an entry, whose ``texts`` are read; raises ``SnapshotError``."""
     size, rank = (plain.get(name, 0) for name in _WORLD)
     numbers = type(size) is int and type(rank) is int and 0 <= size <= MOST
     if not numbers or not 0 <= rank < max(size, 1):
         raise SnapshotError(f'{where}: "world_size" must be a number, and "rank" one below it')
-    return {"world_size": size, "rank": rank}
+    named: dict[str, Any] = {name: texts[name] for name in IDENTITY}
+    return Key(**named, world_size=size, rank=rank)
 
 
 def _measured(plain: Any, where: str) -> Measured:

@@ -18,6 +18,7 @@ DEEPEST = 100
 """Levels of objects and lists in a file."""
 K = TypeVar("K")
 V = TypeVar("V")
+Names = tuple[str, ...]
 
 
 @dataclass(frozen=True)  # ``typing`` cannot set ``__orig_class__`` on frozen slots
@@ -65,9 +66,7 @@ def table_of(plain: Any, where: str, read: Callable[[Any, str], V], what: str = 
     return {name: read(value, f'{where}: "{name}"') for name, value in plain.items()}
 
 
-def texts_of(
-    plain: Any, names: tuple[str, ...], required: tuple[str, ...], where: str
-) -> dict[str, str]:
+def texts_of(plain: Any, names: Names, required: Names, where: str) -> dict[str, str]:
     """Return the texts of an object by name, empty for those that it does not have."""
     if not isinstance(plain, dict):
         raise SnapshotError(f"{where}: expected an object, found {kind_of(plain)}")
