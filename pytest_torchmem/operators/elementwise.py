@@ -12,6 +12,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import dense_bytes, lying_alike, scalar_type, type_of_number
 from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, aten, operator
+from pytest_torchmem.operators.workspace import ALL, Request
 from pytest_torchmem.torch_private.dispatch.kernels import run_on_meta
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 
@@ -225,10 +226,10 @@ def converted_branches(outputs: Tensor, input: Tensor, other: Tensor) -> int:
 @selection.workspace("cuda")
 def copied_branches(
     outputs: Tensor, condition: Tensor, input: Tensor, other: Tensor
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """Copies of what has another type than the result; exact, native/TensorCompare.cpp."""
     copies = (converted(found, outputs.dtype) for found in (input, other))
-    return (*copies, 0 if condition.dtype is torch.bool else condition.numel())
+    return (*copies, 0 if condition.dtype is torch.bool else condition.numel(), ALL)
 
 
 @operator("aten::rrelu_with_noise", "aten::rrelu_with_noise_").workspace("cpu")

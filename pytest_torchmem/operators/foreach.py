@@ -13,6 +13,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, is_dense
 from pytest_torchmem.operators.reduction.buffers import reduced
 from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.workspace import ALL, Request
 from pytest_torchmem.targets.gpus import Gpu
 
 _CHUNK = 65_536
@@ -22,7 +23,7 @@ _NORMS = (1.0, 2.0, float("inf"))
 @operator("aten::_foreach_norm", "aten::_foreach_powsum").workspace("cuda")
 def foreach_norm(
     machine: Gpu, input: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
-) -> tuple[int, ...]:
+) -> tuple[Request, ...]:
     """A partial result of every chunk; ``foreach_tensor_norm_cuda``, of which sums of powers are
     norms without the root.
 
@@ -31,15 +32,15 @@ def foreach_norm(
     kind = accumulation_type(dtype or input[0].dtype)
     if not _fast(input) or float(ord) not in _NORMS:
         return max((_one(machine, tensor) for tensor in input), key=sum)
-    return (_partial(input, kind.itemsize),)
+    return (_partial(input, kind.itemsize), ALL)
 
 
 @operator("aten::_foreach_max").workspace("cuda")
-def foreach_max(machine: Gpu, input: Sequence[Tensor]) -> tuple[int, ...]:
+def foreach_max(machine: Gpu, input: Sequence[Tensor]) -> tuple[Request, ...]:
     """A partial result of every chunk in the tensors' type; ``foreach_tensor_max_cuda``."""
     if not _fast(input):
         return max((_one(machine, tensor) for tensor in input), key=sum)
-    return (_partial(input, input[0].element_size()),)
+    return (_partial(input, input[0].element_size()), ALL)
 
 
 def _partial(tensors: Sequence[Tensor], size: int) -> int:

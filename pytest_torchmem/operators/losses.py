@@ -54,8 +54,8 @@ def dense_arguments(input: Tensor, target: Tensor, weight: Tensor | None = None)
 @_labels.workspace("cuda")
 @operator("aten::multi_margin_loss").workspace("cuda")
 def losses_of_rows(
-    machine: Gpu, input: Tensor, tensors: list[Tensor], reduction: int = _MEAN
-) -> tuple[int, ...]:
+    machine: Gpu, outputs: Any, input: Tensor, tensors: list[Tensor], reduction: int = _MEAN
+) -> tuple[Request, ...]:
     """The loss of each sample, and their sum; MultiMarginLoss.cu, MultiLabelMarginCriterion.cu."""
     if not input.numel():
         return ()
@@ -63,7 +63,10 @@ def losses_of_rows(
     if input.dim() < 2 or reduction == _NONE:
         return copies
     rows = input.shape[0]
-    return (*copies, rows * input.element_size(), *sum_buffers(machine, (rows,), None, input.dtype))
+    # The loss comes first, or last where there is a second output.
+    made: tuple[Request, ...] = (*copies, Made(1)) if isinstance(outputs, tuple) else (ALL, *copies)
+    sums = sum_buffers(machine, (rows,), None, input.dtype)
+    return (*made, rows * input.element_size(), ALL, *sums)
 
 
 @_labels_backward.workspace("cuda")

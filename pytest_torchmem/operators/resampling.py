@@ -58,7 +58,7 @@ def _nearest(dimensions: str) -> str:
 _copying("avg_pool2d max_pool2d_with_indices", self=SUGGESTED)
 _copying("_adaptive_avg_pool2d", first=True, self=SUGGESTED)
 _copying("avg_pool3d", self=CONTIGUOUS)
-_copying("max_unpool3d", self=CONTIGUOUS, indices=CONTIGUOUS)
+_copying("max_unpool3d", first=True, self=CONTIGUOUS, indices=CONTIGUOUS)
 _copying(
     _nearest("1d_backward") + " upsample_linear1d_backward upsample_bicubic2d_backward "
     "avg_pool3d_backward adaptive_max_pool3d_backward _adaptive_avg_pool3d_backward",
@@ -132,7 +132,7 @@ _copying(
     outputs=CONTIGUOUS,
     self=CONTIGUOUS,
 )
-_copying("upsample_trilinear3d_backward", "cuda", outputs=CONTIGUOUS, grad_output=CONTIGUOUS)
+_copying("upsample_trilinear3d_backward", "cuda", grad_output=CONTIGUOUS, outputs=CONTIGUOUS)
 _copying(
     "adaptive_max_pool2d_backward",
     "cuda",
@@ -409,12 +409,12 @@ def adaptive_average_backward(grad_output: Tensor, input: Tensor) -> int:
 
 @operator("aten::adaptive_max_pool2d").workspace("cuda")
 def adaptive_max_copies(outputs: tuple[Tensor, Tensor], input: Tensor) -> tuple[int, ...]:
-    """A dense input, and dense results before they are copied to where they belong.
+    """Dense results before they are copied to where they belong, and a dense input.
 
     AdaptiveMaxPooling2d.cu, ``adaptive_max_pool2d_out_cuda``.
     """
     copy = contiguous_copy(input) if input.dim() == 4 else 0
-    return (copy, *map(contiguous_copy, outputs))
+    return (*map(contiguous_copy, outputs), copy)
 
 
 @operator("aten::max_pool1d").path("cuda")

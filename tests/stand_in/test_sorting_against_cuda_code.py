@@ -13,7 +13,7 @@ import pytest_torchmem as torchmem
 from pytest_torchmem.checks.gpu import find_parting
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from tests.operators.sorting_programs import PROGRAMS
+from tests.operators.cuda_programs import PROGRAMS
 
 pytestmark = pytest.mark.skipif(
     "STAND_IN_NAME" not in os.environ,

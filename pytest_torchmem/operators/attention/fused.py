@@ -203,8 +203,10 @@ def _random_state(position: int) -> tuple[Request, ...]:
     return (Made(0), Made(1), 16, Made(position + 1), Made(position), -16, ALL)
 
 
-def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tuple[int, ...]:
-    """Partial results of a split over the keys; query and key are (batch, length, heads, size)."""
+def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tuple[Request, ...]:
+    """Partial results of a split over the keys, between the result with its sums and the state of
+    random numbers; query and key are (batch, length, heads, size).
+    """
     batch, queries, heads, size = query.shape
     keys, key_heads = key.shape[1], key.shape[2]
     if queries == 1 and heads > key_heads:  # a group's queries are taken for a sequence
@@ -213,7 +215,7 @@ def _flash_forward(gpu: Gpu, query: Tensor, key: Tensor, splits: int = 0) -> tup
     if number <= 1:
         return ()
     partial = FLOAT * number * batch * heads * queries
-    return (partial, partial * _rounded_size(size))
+    return (Made(0), Made(1), partial, partial * _rounded_size(size), ALL)
 
 
 class _Flash(NamedTuple):

@@ -263,12 +263,13 @@ def rolled_on_cpu(input: Tensor, dims: Sequence[int] = ()) -> int:
 
 
 @rolling.workspace("cuda")
-def rolled_on_cuda(input: Tensor, dims: Sequence[int] = ()) -> int:
+def rolled_on_cuda(input: Tensor, dims: Sequence[int] = ()) -> tuple[Request, ...]:
     """A dense copy; of several dimensions one after the other, the result of each but the last.
 
     TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
     """
-    return (len(dims) - 1) * dense_bytes(input) if len(dims) > 1 else contiguous_copy(input)
+    copies = [dense_bytes(input)] * (len(dims) - 1) if len(dims) > 1 else [contiguous_copy(input)]
+    return (*copies, ALL)
 
 
 @operator("aten::tril", "aten::triu").workspace("cpu")

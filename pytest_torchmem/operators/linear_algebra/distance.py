@@ -11,6 +11,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import CONTIGUOUS, contiguous_copy, copied, dense_bytes
 from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import ALL, Request
 from pytest_torchmem.targets.gpus import Gpu
 
 _cdist = operator("aten::_cdist_forward")
@@ -29,10 +30,10 @@ _cdist_backward.workspace("cpu")(copied(x1=CONTIGUOUS, x2=CONTIGUOUS))
 
 
 @_cdist.workspace("cuda")
-def cdist_forward(x1: Tensor, x2: Tensor) -> tuple[int, ...]:
+def cdist_forward(x1: Tensor, x2: Tensor) -> tuple[Request, ...]:
     """Dense copies of both, of all batches; ``cdist_impl``."""
     _, first, second = _expanded(x1, x2)
-    return (contiguous_copy(first), contiguous_copy(second))
+    return (contiguous_copy(first), contiguous_copy(second), ALL)
 
 
 @_cdist_backward.workspace("cuda")

@@ -30,6 +30,7 @@ from pytest_torchmem.operators.recurrent.cudnn import (
 )
 from pytest_torchmem.operators.reduction.buffers import sum_buffers
 from pytest_torchmem.operators.registry import OperatorKind, operator
+from pytest_torchmem.operators.workspace import ALL, Made, Request, passing
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten
@@ -134,12 +135,13 @@ def gradients(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tenso
 
 
 @_gru_backward.workspace("cuda")
-def sums_of_biases(machine: Gpu, outputs: Outputs, has_bias: bool) -> tuple[int, ...]:
+def sums_of_biases(machine: Gpu, outputs: Outputs, has_bias: bool) -> tuple[Request, ...]:
     """The sums that are the gradients of the biases, one after the other."""
     gates = outputs[0]
     if not has_bias or gates is None:
         return ()
-    return sum_buffers(machine, gates.shape, 0, gates.dtype)
+    summed = passing(*sum_buffers(machine, gates.shape, 0, gates.dtype))
+    return (*map(Made, range(4)), *summed, Made(4), *summed)
 
 
 def run_layers(
@@ -330,9 +332,9 @@ def parts_and_lengths(
 
 
 @_pack.workspace("cuda")
-def parts(outputs: tuple[Tensor, Tensor], input: Tensor, batch_first: bool) -> tuple[int, ...]:
+def parts(outputs: tuple[Tensor, Tensor], input: Tensor, batch_first: bool) -> tuple[Request, ...]:
     """Dense copies of the parts; the lengths are the host's. Exact."""
-    return _copies(input, outputs[1].tolist(), batch_first)
+    return (*_copies(input, outputs[1].tolist(), batch_first), ALL)
 
 
 def _copies(input: Tensor, batch_sizes: Sequence[int], batch_first: bool) -> tuple[int, ...]:

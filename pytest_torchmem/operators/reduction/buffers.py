@@ -10,7 +10,7 @@ type than the result is copied (native/ReduceOpsUtils.h, ``make_reduction_from_o
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     is_dense,
 )
+from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 
@@ -107,8 +108,8 @@ def _merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def reduction_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
-    """Return the bytes of the buffers that are alive together: partial results, semaphores, and
-    the accumulation buffer of an input too large for 32-bit indices.
+    """Return the bytes of partial results and semaphores; of an input too large for 32-bit indices
+    those of each part in turn, and of the buffer that they are accumulated in.
     """
     if not reduction.inputs * reduction.outputs:
         return ()
@@ -118,8 +119,9 @@ def reduction_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
     if not reduction.accumulates_in_output and reduction.output_size < reduction.accumulator:
         reach = max((dim.size * dim.output for dim in reduction.kept), default=1)
         accumulation = max(1, reach) * reduction.accumulator
-    largest = max((_global_buffers(gpu, part) for part in _parts(reduction)), key=sum)
-    return (accumulation, *largest) if accumulation else largest
+    parts = (passing(*_global_buffers(gpu, part)) for part in _parts(reduction))
+    buffers = tuple(chain.from_iterable(parts))
+    return (accumulation, *buffers) if accumulation else buffers
 
 
 def _fits_32_bits(reduction: Reduction) -> bool:
@@ -147,7 +149,7 @@ def _parts(reduction: Reduction) -> Iterator[Reduction]:
         ]
         position = reach.index(max(reach))
         first = dims[position].size // 2
-        for size in {first, dims[position].size - first}:
+        for size in (first, dims[position].size - first):
             halved = [*dims]
             halved[position] = dims[position]._replace(size=size)
             split = len(part.reduced)

@@ -27,7 +27,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
-from pytest_torchmem.operators.workspace import Workspace, bounded, passing
+from pytest_torchmem.operators.workspace import ALL, Request, Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.state.settings import prefers_deterministic
 
@@ -164,9 +164,9 @@ def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
 
 @kth_value.workspace("cuda")
 @medians.workspace("cuda")
-def selection(input: Tensor) -> tuple[int, ...]:
+def selection(input: Tensor) -> tuple[Request, ...]:
     """Selected from a dense copy along a dimension. Sorting.cpp."""
-    return (contiguous_copy(input),)
+    return (contiguous_copy(input), ALL)
 
 
 @medians.decomposition("cuda")

@@ -1,0 +1,453 @@
+"""Programs for whose operators CUDA's kernels take more than the outputs, and what they take.
+
+``cuda_requests.json`` has what torch's own CUDA code asks for, without a GPU. For another torch:
+
+    torchmem stand-in --gpu t4 -- python -m tests.operators.cuda_programs t4    # and each other GPU
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from pytest_torchmem import MemoryProfile, measure
+
+FLOAT, DOUBLE, HALF, BFLOAT = torch.float32, torch.float64, torch.float16, torch.bfloat16
+LONG, BOOL = torch.int64, torch.bool
+RECORDED = Path(__file__).with_name("cuda_requests.json")
+EVERY, ALONE = (True, True, True), (True, False, False)
+_aten = torch.ops.aten
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return zeros on the GPU, which values that no kernel computed are too."""
+    return torch.zeros(*shape, dtype=dtype, device="cuda")
+
+
+def empty(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
+    """Return a tensor on the GPU."""
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def last(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
+    """Return a tensor on the GPU whose channels are the densest."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return torch.empty(shape, dtype=dtype, device="cuda", memory_format=formats[len(shape)])
+
+
+def flash(
+    batch: int, heads: int, rows: int, size: int, groups: int = 1, by_head: bool = False
+) -> None:
+    query = empty(batch, heads, rows, size, dtype=BFLOAT)
+    key = empty(batch, heads // groups, rows, size, dtype=BFLOAT)
+    out, *kept = _aten._scaled_dot_product_flash_attention(query, key, key)
+    gradient = torch.empty_like(query if by_head else out)
+    sums, first, second, most, least, seed, offset, _ = kept
+    _aten._scaled_dot_product_flash_attention_backward(
+        gradient, query, key, key, out, sums, first, second, most, least, 0.0, False, seed, offset
+    )
+
+
+def efficient(
+    dtype: torch.dtype, batch: int, heads: int, rows: int, size: int, keys: int = 0
+) -> None:
+    query, key = empty(batch, heads, rows, size, dtype=dtype), None
+    key = empty(batch, heads, keys or rows, size, dtype=dtype)
+    out, *kept = _aten._scaled_dot_product_efficient_attention(query, key, key, None, True)
+    for gradient in (torch.empty_like(out), torch.empty_like(query)):
+        _aten._scaled_dot_product_efficient_attention_backward(
+            gradient, query, key, key, None, out, *kept, 0.0, [True, True, True, False]
+        )
+
+
+def layer_norm(rows: int, columns: int) -> None:
+    x, weight, row = empty(rows, columns), empty(columns), empty(rows, 1)
+    _aten.native_layer_norm_backward(x, x, [columns], row, row, weight, weight, EVERY)
+
+
+def group_norm(*shape: int, groups: int, wanted: tuple[bool, ...] = EVERY) -> None:
+    x, weight = empty(*shape), empty(shape[1])
+    sizes = (shape[0], shape[1], x.numel() // shape[0] // shape[1], groups)
+    _, mean, scale = _aten.native_group_norm(x, weight, weight, *sizes, 1e-5)
+    _aten.native_group_norm_backward(x, x, mean, scale, weight, *sizes, wanted)
+
+
+def batch_norm(
+    x: torch.Tensor, gradient: torch.Tensor, train: bool, wanted: tuple[bool, ...] = EVERY
+) -> None:
+    kept = (empty(8),) * 5
+    _aten.native_batch_norm_backward(gradient, x, *kept, train, 0.0, wanted)
+
+
+def interpolated(channels: int) -> None:
+    x, grad, sizes = (
+        last(2, channels, 8, 8),
+        last(2, channels, 16, 16),
+        ([16, 16], [2, channels, 8, 8]),
+    )
+    _aten.upsample_nearest2d(x, [16, 16])
+    _aten.upsample_nearest2d_backward(grad, *sizes)
+    for name in ("bilinear2d", "bicubic2d"):
+        getattr(_aten, f"upsample_{name}")(x, [16, 16], False)
+        getattr(_aten, f"upsample_{name}_backward")(grad, *sizes, False)
+    _aten._upsample_bilinear2d_aa(x, [16, 16], False)
+    _aten._upsample_bilinear2d_aa_backward(grad, *sizes, False)
+
+
+def volumes() -> None:
+    x, grad, sizes = last(2, 8, 4, 4, 4), last(2, 8, 8, 8, 8), ([8, 8, 8], [2, 8, 4, 4, 4])
+    _aten.upsample_nearest3d(x, [8, 8, 8])
+    _aten.upsample_nearest3d_backward(grad, *sizes)
+    _aten.upsample_trilinear3d(x, [8, 8, 8], False)
+    _aten.upsample_trilinear3d_backward(grad, *sizes, False)
+
+
+def pooled() -> None:
+    x = last(2, 8, 16, 16)
+    out, places = _aten.adaptive_max_pool2d(x, [4, 4])
+    _aten.adaptive_max_pool2d_backward(torch.empty_like(out), x, places)
+    _aten._adaptive_avg_pool2d_backward(empty(2, 8, 4, 4), x)
+    volume = last(2, 8, 4, 4, 4)
+    out, places = _aten.max_pool3d_with_indices(volume, [2])
+    for grad in (out, out.contiguous()):
+        _aten.max_pool3d_with_indices_backward(grad, volume, [2], [2], [0], [1], False, places)
+
+
+def distances() -> None:
+    first, second, grad = empty(500, 3), empty(4, 600, 3), empty(4, 500, 600)
+    _aten._cdist_forward(first.expand(4, 500, 3), second, 1.0, None)
+    _aten._cdist_backward(grad, first.expand(4, 500, 3), second, 1.0, grad)
+    points, pairs = empty(100, 3), empty(4950)
+    _aten._pdist_forward(points, 2.0)
+    _aten._pdist_backward(pairs, points, 2.0, pairs)
+
+
+def scattered(into: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> None:
+    into.scatter(0, index, source)
+    into.scatter(0, index, 1.0)
+    into.scatter_add(0, index, source)
+    for reduction in ("mean", "amax"):
+        into.scatter_reduce(0, index, source, reduction)
+
+
+def ctc() -> None:
+    scores, table = empty(50, 4, 20), empty(4, 50, 21)
+    targets = empty(4, 10, dtype=LONG)
+    _aten._ctc_loss_backward(empty(4), scores, targets, [50] * 4, [10] * 4, empty(4), table, 0)
+
+
+def deterministic(body: Callable[[], object]) -> Callable[[], object]:
+    """Return ``body`` by deterministic algorithms."""
+
+    def run() -> None:
+        torch.use_deterministic_algorithms(True)
+        try:
+            body()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return run
+
+
+def embeddings(weights: int, dtype: torch.dtype, index: torch.dtype, by_frequency: bool) -> None:
+    gradient, indices = zeros(5000, 8, dtype=dtype), zeros(5000, dtype=index)
+    _aten.embedding_dense_backward(gradient, indices, weights, -1, by_frequency)
+
+
+def bags() -> None:
+    indices, bag = zeros(5000, dtype=LONG), zeros(7, dtype=LONG)
+    _aten._embedding_bag_dense_backward(
+        zeros(7, 8), indices, indices, bag, bag, 100, False, 0, None, -1
+    )
+
+
+PROGRAMS: dict[str, Callable[[], object]] = {
+    "embeddings": lambda: embeddings(100, torch.float32, LONG, False),
+    "embeddings by frequency": lambda: embeddings(9000, torch.bfloat16, torch.int32, True),
+    "bags": bags,
+    "rows of embeddings": lambda: _aten.embedding_renorm_(
+        zeros(10, 4), zeros(5000, dtype=LONG), 1.0, 2.0
+    ),
+    "sort": lambda: zeros(3, 5000).sort(),
+    "sort of many": lambda: zeros(200, 5000, dtype=torch.bfloat16).sort(),
+    "sort of a column": lambda: zeros(20_000, 3, dtype=torch.bool).sort(dim=0),
+    "unique": lambda: torch.unique(zeros(20_000), return_inverse=True, return_counts=True),
+    "unique halves": lambda: torch.unique(zeros(100_000, dtype=torch.bfloat16)),
+    "unique neighbours": lambda: torch.unique_consecutive(
+        zeros(100_000, dtype=torch.int16), return_inverse=True
+    ),
+    "topk": lambda: zeros(50, 20_000).topk(3),
+    "topk of many": lambda: zeros(50, 20_000).topk(5000),
+    "median": lambda: zeros(20_000).median(),
+    "mode": lambda: zeros(20_000, dtype=torch.bool).mode(),
+    "nonzero": lambda: zeros(200_000).nonzero(),
+    "mask": lambda: zeros(20_000)[zeros(20_000, dtype=torch.bool)],
+    "masked select": lambda: zeros(500, 3).masked_select(zeros(1, 3, dtype=torch.bool)),
+    "masked scatter": lambda: zeros(500, 3).masked_scatter(
+        zeros(3, dtype=torch.bool), zeros(500, 3)
+    ),
+    "indices": lambda: zeros(5, 300, 2)[zeros(5, 1, dtype=LONG), zeros(1, 300, dtype=LONG)],
+    "sums by index": lambda: zeros(100, 4, 3).index_put_(
+        (zeros(5000, dtype=LONG), zeros(5000, dtype=LONG)), zeros(5000, 3), accumulate=True
+    ),
+    "segments": lambda: torch.segment_reduce(
+        zeros(10, 3), "sum", lengths=zeros(4, dtype=LONG), unsafe=True
+    ),
+    "counts": lambda: torch.bincount(zeros(1000, dtype=LONG), zeros(1000, dtype=LONG)),
+    "histogram": lambda: torch.histc(zeros(1000, 2).t()),
+    "samples": lambda: torch.ones(3, 5000, device="cuda").multinomial(5),
+    "permutation": lambda: torch.randperm(50_000, device="cuda"),
+    "sums": lambda: zeros(100_000, dtype=torch.bfloat16).cumsum(0),
+    "deterministic sums": deterministic(lambda: zeros(5_000_000).cumsum(0)),
+    "deterministic scattering": deterministic(
+        lambda: zeros(100, 8).scatter_reduce(0, zeros(50, 8, dtype=LONG), zeros(50, 8), "mean")
+    ),
+    "deterministic sums by index": deterministic(
+        lambda: zeros(100, 8).index_add_(1, zeros(5, dtype=LONG), zeros(100, 5))
+    ),
+    # Reductions: Reduce.cuh.
+    "columns added up": lambda: empty(8192, 4096).sum(0),
+    "few columns added up": lambda: empty(8192, 768).sum(0),
+    "short columns added up": lambda: empty(1024, 768).sum(0),
+    "short columns of bfloat16 added up": lambda: empty(1024, 768, dtype=BFLOAT).sum(0),
+    "shorter columns added up": lambda: empty(512, 768).sum(0),
+    "many columns added up": lambda: empty(32768, 16384).sum(0),
+    "rows added up": lambda: empty(8192, 4096).sum(1),
+    "images added up": lambda: empty(64, 3, 224, 224).sum(),
+    "little added up": lambda: (empty(4, 5).sum(), empty(0, 5).sum(0), empty().sum()),
+    "channels added up": lambda: empty(32, 64, 112, 112).sum((0, 2, 3)),
+    "channels added up where they are the densest": lambda: last(32, 64, 112, 112).sum((0, 2, 3)),
+    "columns beyond 32 bits": lambda: empty(2**16, 2**14).sum(0),
+    "columns of bfloat16 beyond 32 bits": lambda: empty(2**17, 2**14, dtype=BFLOAT).sum(0),
+    "maxima": lambda: (
+        empty(8192, 512).amax(0),
+        empty(8192, 512).max(0),
+        empty(8192, 512).argmax(0),
+    ),
+    "variances": lambda: empty(8192, 512).var(0),
+    "norms": lambda: torch.linalg.vector_norm(empty(8192, 512), 2, 0),
+    "truths added up": lambda: empty(100, 10, dtype=BOOL).sum(),
+    "halves added up in float32": lambda: empty(100, 10, dtype=HALF).sum(dtype=FLOAT),
+    "numbers added up in float64": lambda: empty(100, 10).sum(dtype=DOUBLE),
+    "norms of several": lambda: (
+        torch._foreach_norm([empty(200_000), empty(10)], 2),
+        torch._foreach_powsum([empty(200_000), empty(10)], 2),
+    ),
+    # Attention: flash_api.cpp, kernel_backward.h.
+    "flash attention": lambda: flash(8, 12, 1024, 64),
+    "flash attention of padded heads": lambda: flash(1, 2, 100, 40),
+    "flash attention of large heads": lambda: flash(1, 2, 128, 200),
+    "flash attention of grouped heads": lambda: flash(1, 32, 8192, 128, 4),
+    "flash attention with a gradient by head": lambda: flash(2, 4, 128, 64, by_head=True),
+    "flash attention of few blocks": lambda: flash(1, 8, 512, 64),
+    "efficient attention": lambda: efficient(HALF, 8, 12, 1024, 64),
+    "efficient attention in float32": lambda: efficient(FLOAT, 8, 12, 1000, 64),
+    "efficient attention of large heads": lambda: efficient(HALF, 1, 4, 256, 256, 1024),
+    "efficient attention of heads of 128": lambda: efficient(HALF, 2, 8, 512, 128),
+    # Normalisation, softmax, losses.
+    "layer norm of short rows": lambda: layer_norm(100_000, 64),
+    "layer norm of fewer rows": lambda: (layer_norm(65_536, 64), layer_norm(100_000, 4096)),
+    "rms norm of short rows": lambda: _aten._fused_rms_norm_backward(
+        empty(100_000, 64), empty(100_000, 64), [64], empty(100_000, 1), empty(64), [True, True]
+    ),
+    "group norm": lambda: group_norm(4, 32, 8, 8, groups=8),
+    "group norm of vectors": lambda: group_norm(4, 32, groups=8),
+    "group norm of vectors without their gradient": lambda: group_norm(
+        4, 32, groups=8, wanted=(False, True, True)
+    ),
+    "batch norm": lambda: batch_norm(empty(2, 8, 4, 4), empty(2, 8, 4, 4), True),
+    "batch norm where channels are the densest": lambda: (
+        batch_norm(last(2, 8, 4, 4), last(2, 8, 4, 4), True),
+        batch_norm(last(2, 8, 4, 4), empty(2, 8, 4, 4), False),
+        batch_norm(last(2, 8, 4, 4), empty(2, 8, 4, 4), False, ALONE),
+    ),
+    "batch norm with gradients that lie otherwise": lambda: (
+        batch_norm(empty(2, 8, 4, 4), empty(2, 8, 4, 6)[..., :4], True),
+        batch_norm(empty(2, 8, 4, 4), empty(2, 8, 1, 1).expand(2, 8, 4, 4), True),
+    ),
+    "softmax": lambda: _aten._softmax_backward_data(*[empty(4, 8, 512, 512)] * 2, -1, FLOAT),
+    "softmax with gradients that lie otherwise": lambda: (
+        _aten._softmax_backward_data(
+            empty(4, 8, 512, 512).transpose(2, 3), empty(4, 8, 512, 512), -1, FLOAT
+        ),
+        _aten._softmax_backward_data(
+            empty(1).expand(4, 8, 512, 512), empty(4, 8, 512, 512), -1, FLOAT
+        ),
+        _aten._log_softmax_backward_data(*[empty(4, 8, 512, 512)] * 2, -1, FLOAT),
+    ),
+    "losses": lambda: (
+        functional.mse_loss(empty(100, 10), empty(100, 10)),
+        functional.mse_loss(empty(100, 10), empty(100, 10), reduction="none"),
+        functional.binary_cross_entropy(empty(100, 10), empty(100, 10)),
+    ),
+    "losses of margins": lambda: (
+        functional.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG)),
+        functional.multi_margin_loss(empty(4, 6).t(), zeros(6, dtype=LONG)),
+        functional.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG), reduction="none"),
+        _aten.multilabel_margin_loss_forward(empty(4, 6).t(), zeros(6, 4, dtype=LONG), 1),
+    ),
+    "losses of classes": lambda: [
+        _aten.nll_loss_backward(
+            empty(),
+            x,
+            zeros(8, dtype=LONG),
+            empty(16),
+            1,
+            -100,
+            _aten.nll_loss_forward(x, zeros(8, dtype=LONG), empty(16), 1, -100)[1],
+        )
+        for x in (empty(8, 16), empty(16, 8).t())
+    ],
+    "a loss of sequences": ctc,
+    "cells of gates": lambda: [
+        _aten._thnn_fused_gru_cell_backward(empty(8192, 256), empty(8192, 5 * 256), bias)
+        for bias in (True, False)
+    ],
+    # Copies, by what lies how.
+    "histogram of a range": lambda: (torch.histc(empty(64), 8, 0, 7), torch.histc(empty(64), 8)),
+    "windows": lambda: [
+        getattr(torch, f"{name}_window")(size, device="cuda")
+        for name in ("hann", "bartlett", "kaiser", "blackman")
+        for size in (64, 1)
+    ],
+    "products of what cuBLAS cannot read": lambda: [
+        x @ empty(16, 4)
+        for x in (empty(8, 16), empty(16, 8).t(), empty(8, 32)[:, ::2], empty(1, 1).expand(8, 16))
+    ],
+    "products of conjugates": lambda: [
+        x @ x.mT
+        for x in (
+            empty(8, 16, dtype=torch.complex64).conj(),
+            empty(4, 8, 16, dtype=torch.complex64).conj(),
+        )
+    ],
+    "packed sequences": lambda: [
+        pack_padded_sequence(x, torch.tensor([6, 4, 3, 3]), first)
+        for x, first in ((empty(4, 6, 64), True), (empty(6, 4, 64), False))
+    ],
+    "choices": lambda: (
+        torch.where(empty(64, dtype=BOOL), empty(64, dtype=BFLOAT), empty(64)),
+        torch.where(empty(64, dtype=BOOL), empty(64), empty(64)),
+        torch.where(empty(64, dtype=torch.uint8), empty(64), empty(64)),
+    ),
+    "scattering": lambda: scattered(empty(10, 4), zeros(50, 4, dtype=LONG), empty(50, 4)),
+    "deterministic scattering of much": deterministic(
+        lambda: scattered(empty(100, 8), zeros(5000, 8, dtype=LONG), empty(5000, 8))
+    ),
+    "deterministic scattering of a vector": deterministic(
+        lambda: scattered(empty(100), zeros(5000, dtype=LONG), empty(5000))
+    ),
+    "copies by index": lambda: empty(100, 8).index_copy(0, zeros(5, dtype=LONG), empty(5, 8)),
+    "deterministic copies by index": deterministic(
+        lambda: empty(100, 8).index_copy(0, zeros(5, dtype=LONG), empty(5, 8))
+    ),
+    "reductions by index": lambda: [
+        empty(10, 4).index_reduce(0, zeros(50, dtype=LONG), empty(50, 4), reduction)
+        for reduction in ("mean", "amax")
+    ],
+    "sums by index of an expanded row": lambda: zeros(100, 16).index_put_(
+        (zeros(4096, dtype=LONG),), zeros(16), accumulate=True
+    ),
+    "sums by indices apart": lambda: _aten.index_put_(
+        zeros(8, 16, 8),
+        [zeros(100, dtype=LONG), None, zeros(100, dtype=LONG)],
+        zeros(100, 16),
+        True,
+    ),
+    "sums by indices beside each other": lambda: _aten.index_put_(
+        zeros(8, 16, 8), [zeros(100, dtype=LONG), zeros(100, dtype=LONG)], zeros(100, 8), True
+    ),
+    "equality": lambda: (
+        torch.equal(zeros(10, 10), zeros(10, 10)),
+        torch.equal(zeros(10), zeros(9)),
+    ),
+    "selections": lambda: [
+        (x.kthvalue(2, 1), x.median(1), x.nanmedian(1)) for x in (empty(8, 16), empty(16, 8).t())
+    ],
+    "topk that is not sorted": lambda: empty(50, 20_000).topk(5000, sorted=False),
+    "sort of short rows": lambda: empty(8, 4096).sort(),
+    "boundaries": lambda: (
+        torch.bucketize(empty(100), empty(8, dtype=DOUBLE)),
+        torch.searchsorted(empty(8), empty(100)),
+        torch.searchsorted(empty(8, dtype=DOUBLE)[::2], 0.5),
+        torch.bucketize(0.5, empty(8)),
+    ),
+    "norms of rows": lambda: (
+        empty(8, 16).renorm(2, 0, 1.0),
+        empty(8, 16, dtype=HALF).renorm_(2, 0, 1.0),
+    ),
+    "places": lambda: [
+        torch.nonzero_static(x, size=size)
+        for x, size in (
+            (empty(40, 50), 7),
+            (empty(100, 8192), 7),
+            (empty(300, 8192), 7),
+            (empty(300, 8192, dtype=BOOL), 7),
+            (empty(50, 40).t(), 7),
+            (empty(40, 50), 0),
+        )
+    ],
+    "distances": distances,
+    "few channels interpolated": lambda: interpolated(3),
+    "channels interpolated": lambda: (interpolated(4), interpolated(16)),
+    "volumes interpolated": volumes,
+    "pooling": pooled,
+    "pooling undone": lambda: functional.max_unpool3d(
+        empty(2, 8, 4, 4, 4).transpose(2, 3), zeros(2, 8, 4, 4, 4, dtype=LONG), 2
+    ),
+    "windows of images": lambda: [
+        empty(2, 8, 8, 16).roll(shifts, dims)
+        for shifts, dims in (([1], [1]), ([1], []), ([-3, -3], [1, 2]), ([1, 1, 1], [0, 1, 2]))
+        if dims
+    ],
+    "windows that overlap": lambda: (
+        _aten.unfold_backward(empty(499, 4), [1000], 0, 4, 2),
+        _aten.unfold_backward(empty(500, 2), [1000], 0, 2, 2),
+    ),
+}
+
+
+def requests(profile: MemoryProfile) -> list[int]:
+    """Return what was requested and, with negative bytes, released.
+
+    Of releases without a request between them the order is nobody's.
+    """
+    allocations, found = profile.timeline.allocations, list[int]()
+    sizes = [(event > 0, allocations[abs(event) - 1].nbytes) for event in profile.timeline.events]
+    for is_request, group in groupby((one for one in sizes if one[1]), lambda one: one[0]):
+        of_group = [nbytes for _, nbytes in group]
+        found += of_group if is_request else [-one for one in sorted(of_group, reverse=True)]
+    return found
+
+
+def read_requests() -> dict[str, dict[str, list[int]]]:
+    """Return what was recorded, by GPU and program."""
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    del recorded["torch"]
+    return {
+        gpu: {name: [*map(int, text.split())] for name, text in found.items()}
+        for gpu, found in recorded.items()
+    }
+
+
+def main(gpu: str) -> None:
+    """Record what each program requests on the GPU that is there, and leave out what cannot run."""
+    recorded: dict[str, Any] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    found: dict[str, str] = {}
+    for name, program in PROGRAMS.items():
+        try:
+            found[name] = " ".join(map(str, requests(measure(program, device="cuda"))))
+        except RuntimeError as error:
+            print(f"{gpu}, {name}: {error}")
+    recorded |= {"torch": torch.__version__, gpu: found}
+    RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
