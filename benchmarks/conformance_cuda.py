@@ -14,8 +14,6 @@ a trace fails, the step is run for real: one that fails there as well is skipped
 operator that torch has no kernel of for CUDA.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

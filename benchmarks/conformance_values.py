@@ -12,8 +12,6 @@ that it does not know the values. It is skipped if it fails for real, if two rea
 torch has no kernel of its operator for CUDA.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import functools

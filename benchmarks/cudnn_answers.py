@@ -8,8 +8,6 @@ traces ask is asked for five GPUs. Needs torchvision and ``pytest-torchmem[cudnn
 of the process that asks cuDNN is measured, since a question takes milliseconds.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -6,8 +6,6 @@ InvokeAI pull request 9305: Qwen-Image's autoencoder in float16 on an RTX 4090 (
 cuDNN is 9.7.1). The model is that of diffusers, which is needed, and ``pytest-torchmem[cudnn]``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

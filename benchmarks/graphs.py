@@ -19,8 +19,6 @@ operations nothing counts, in how many models, with the share of all bytes that 
 measured, each model in a process of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The language models that several benchmarks share, with random weights and token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -74,21 +72,26 @@ BERT = LanguageModel(
     length=128,
     labels=False,
 )
-LLAMA_70B = LanguageModel(
-    "Llama, 70 billion parameters",
-    _transformers(
+
+
+def _llama(
+    name: str, width: int, layers: int, heads: int, inner: int, batch: int, length: int
+) -> LanguageModel:
+    make = _transformers(
         "LlamaForCausalLM",
         "LlamaConfig",
-        hidden_size=8192,
-        num_hidden_layers=80,
-        num_attention_heads=64,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         num_key_value_heads=8,
-        intermediate_size=28672,
+        intermediate_size=inner,
         vocab_size=128256,
         max_position_embeddings=8192,
-        tie_word_embeddings=False,
-    ),
-    batch=1,
-    length=4096,
-    labels=True,
-)
+        tie_word_embeddings=width == 2048,
+        use_cache=False,
+    )
+    return LanguageModel(name, make, batch, length, labels=True)
+
+
+LLAMA_1B = _llama("Llama 3.2 1B", 2048, 16, 32, 8192, 1, 2048)
+LLAMA_70B = _llama("Llama, 70 billion parameters", 8192, 80, 64, 28672, 1, 4096)

@@ -8,8 +8,6 @@ from the beginning, but for ``load``, which makes it. Processor time, and the mo
 a process has held.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ AdamW. Processor time of the search alone, in this process, after one that finds
 imported and cached then is left out, and told by itself.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Sequence
@@ -16,22 +14,12 @@ from typing import Any
 
 import torch
 from tabulate import tabulate
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import pytest_torchmem as torchmem
+from benchmarks.language_models import LLAMA_1B
 from pytest_torchmem.units import format_size
 
 LIMIT = 5.0
-_CONFIG = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    tie_word_embeddings=True,
-    use_cache=False,
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,8 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", default="h100,a100-80gb,rtx-4090")
     parser.add_argument("--sequence", type=int, default=2048)
     options = parser.parse_args(arguments)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(_CONFIG).to(torch.bfloat16)
+    model = LLAMA_1B.build("meta", torch.bfloat16)
     size = sum(parameter.numel() for parameter in model.parameters())
     print(f"{size / 1e9:.2f} billion parameters, sequences of {options.sequence}")
 

@@ -3,13 +3,10 @@
 python -m benchmarks.llama_70b
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import torch
 from tabulate import tabulate
@@ -27,10 +24,8 @@ def main() -> int:
     model = LLAMA_70B.build("meta", torch.bfloat16)
     inputs = LLAMA_70B.inputs("cpu")
     built = time.perf_counter()
-    before = resident()
     profile = torchmem.trace(model, device="cpu", **inputs)  # type: ignore[arg-type]
     traced = time.perf_counter()
-    after = resident()
     torchmem.trace(model, device="cpu", **inputs)  # type: ignore[arg-type]
     again = time.perf_counter()
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -39,23 +34,12 @@ def main() -> int:
         ("build on meta", f"{built - start:.2f} s"),
         ("first trace", f"{traced - built:.2f} s"),
         ("repeated trace", f"{again - traced:.2f} s"),
-        ("resident before the trace", format_size(before)),
-        ("resident after the trace", format_size(after)),
         ("most ever resident", format_size(most_resident())),
         *((name.replace("_", " "), format_size(size)) for name, size in profile.figures().items()),
     ]
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     print(tabulate(rows, colalign=("left", "right"), disable_numparse=True))
     return 0
-
-
-def resident() -> int:
-    """Return the bytes of this process that are in memory now."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return most_resident()
-    return pages * resource.getpagesize()
 
 
 def most_resident() -> int:

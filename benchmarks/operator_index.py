@@ -3,8 +3,6 @@
 python -m benchmarks.operator_index --write
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,23 +1,17 @@
 """Compare the operators that a real device runs with those that the trace of it runs.
 
-python -m benchmarks.operator_lists                          on the GPU of this machine
-python -m benchmarks.operator_lists --device cpu             on the CPU, which needs no GPU
-python -m benchmarks.operator_lists --device fake-tensors    forward only, what C++ makes of
-                                                             composites for tensors that say they
-                                                             are on cuda: needs torch with CUDA, no
-                                                             GPU
-python -m benchmarks.operator_lists -k conv --shard 1/8      a part of it
-python -m benchmarks.operator_lists --suites zoo             the models of the zoo
+python -m benchmarks.operator_lists                        on the GPU of this machine
+torchmem stand-in -- python -m benchmarks.operator_lists   by torch's CUDA code, without a GPU
+python -m benchmarks.operator_lists --device cpu           on the CPU
+python -m benchmarks.operator_lists -k conv --shard 1/8    a part of it
+python -m benchmarks.operator_lists --suites zoo           the models of the zoo
 
 Every operator that reaches a kernel is written down, forward and backward, in order. For real as in
 the trace that is the Fake key's place in the dispatcher, below autograd and above the backends: a
 ``TorchDispatchMode`` would be seen by composite operators, which then take other paths.
 """
 
-from __future__ import annotations
-
 import argparse
-import copy
 import ctypes
 import difflib
 import functools
@@ -33,9 +27,6 @@ from unittest import mock
 
 import torch
 from tabulate import tabulate
-from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import pytest_torchmem as torchmem
 from benchmarks.comparison import Comparison, Status, describe
@@ -50,14 +41,12 @@ from pytest_torchmem.interception.plan import remembered_plans
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.targets.gpus import registered_gpus
 from pytest_torchmem.torch_private.dispatch.dispatcher import interception
 from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded
 from pytest_torchmem.torch_private.dispatch.operators import is_view
 from pytest_torchmem.torch_private.self_test import check_torch
 
-FAKE_TENSORS = "fake-tensors"
 HERE = "this-machine"
 """The name by which the GPU of this machine is in the catalogue while it is compared with."""
 
@@ -96,66 +85,6 @@ def recorded_for_real(sample: Sample, device: str, **options: Any) -> list[str]:
         with torch.enable_grad(), interception(run):
             step_there()
     return names
-
-
-def recorded_on_fake_tensors(sample: Sample) -> list[str]:
-    """Run a step's forward on ``FakeTensorMode``'s cuda tensors, whose device C++ sees.
-
-    Tensors of a subclass are seen by some composites, which then write less in place; and what
-    asks the driver for the GPU (attention) does not find one.
-    """
-    names: list[str] = []
-
-    class Log(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, overload: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if _counts(overload):
-                names.append(str(overload.name()))
-            return overload(*args, **(kwargs or {}))
-
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-
-        def twin(tensor: Tensor) -> Tensor:
-            moved = mode.from_tensor(tensor.detach()).to("cuda")
-            return moved.requires_grad_(tensor.requires_grad)
-
-        args, kwargs = replace_tensors((sample.args, dict(sample.kwargs)), twin)
-        target = copy.deepcopy(sample.target)
-        if isinstance(target, torch.nn.Module):
-            target = target.to("cuda")
-        with Log(), torch.no_grad():
-            target(*args, **kwargs)
-    return names
-
-
-_WAYS_IN_AND_OUT = frozenset({"aten::lift_fresh", "aten::_to_copy", "prim::device"})
-
-
-def _counts(overload: Any) -> bool:
-    """Return whether an operator is intercepted in a trace, and not Python's way in or out."""
-    return not is_view(overload) and overload.name() not in _WAYS_IN_AND_OUT
-
-
-class _WithoutGradient(torch.nn.Module):
-    def __init__(self, target: Any) -> None:
-        super().__init__()
-        self.target = target
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return self.target(*args, **kwargs)
-
-
-def _against_fake_tensors(sample: Sample, gpu: str) -> tuple[list[str], list[str]]:
-    real = recorded_on_fake_tensors(sample)
-    forward = Sample(0, _WithoutGradient(sample.target), sample.args, sample.kwargs)
-    traced = recorded_in_trace(forward, "cuda", gpu, backward=False)
-    return real, [name for name in traced if name not in _WAYS_IN_AND_OUT]
-
-
-def _moved(tensor: Tensor, device: str) -> Tensor:
-    return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
 
 
 def recorded_in_trace(sample: Sample, device: Any, gpu: str | None, **options: Any) -> list[str]:
@@ -244,8 +173,6 @@ def run_sample(
     """Record one step for real and in a trace, and compare."""
     start = time.perf_counter()
     options = dict(sample.options)
-    if device == FAKE_TENSORS:
-        return _compared(case, sample, start, lambda: _against_fake_tensors(sample, "a100"))
     try:
         try:
             real = recorded_for_real(sample, device, **options)
@@ -260,16 +187,6 @@ def run_sample(
             traced = recorded_in_trace(sample, device, gpu.name if gpu else None, **options)
     except Exception as error:
         return Comparison(case, Status.UNSUPPORTED, error=describe(error))
-    return _compared(case, sample, start, lambda: (real, traced))
-
-
-def _compared(
-    case: str, sample: Sample, start: float, run: Callable[[], tuple[list[str], list[str]]]
-) -> Comparison:
-    try:
-        real, traced = run()
-    except Exception as error:
-        return Comparison(case, Status.SKIPPED, error=describe(error))
     found = differences(real, traced)
     return Comparison(
         case,
@@ -288,9 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     kept: list[Comparison] = []
     limits = Limits(options.samples, options.seconds, options.threads)
-    if options.device == FAKE_TENSORS and not torch.backends.cuda.is_built():
-        print("this torch was built without CUDA: its C++ does not take such tensors to be there")
-        return 2
     gpu = gpu_here() if options.device == "cuda" else None
     run = functools.partial(run_sample, device=options.device, gpu=gpu)
     Supervisor(found_units(options), samples, limits, kept.append, run).run(options.processes)
@@ -324,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.operator_lists", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
-    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda", FAKE_TENSORS))
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=["op", "module"], choices=SUITES)
     parser.add_argument("--dtypes", nargs="+", default=list(USUAL_DTYPES), choices=list(DTYPES))

@@ -4,8 +4,6 @@ python -m benchmarks.operator_table            the table of docs/cuda-operators.
 python -m benchmarks.operator_table --write    the same, written into the page
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -9,8 +9,6 @@ process, which imports and remembers, has a line of its own. The models' own mod
 With ``--fresh`` there is no byte code but what pip makes when it installs, as in a new container.
 """
 
-from __future__ import annotations
-
 import argparse
 import compileall
 import json

@@ -10,8 +10,6 @@ median of the rounds' ratios. The first round, in which a trace finds what later
 left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

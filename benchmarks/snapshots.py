@@ -5,10 +5,8 @@ transformer, so that what is left is reading, comparing, explaining and writing.
 same tests that only make the profile. Times are the processor's, user and system, of whole runs,
 the best of three: they say the same on a machine that does other things besides:
 
-    python benchmarks/snapshots.py [--tests 1000]
+    python -m benchmarks.snapshots [--tests 1000]
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -18,7 +16,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -84,7 +81,7 @@ def main() -> int:
         rows["compare (strict)"] = best_of_three(project, "--torchmem-strict")
         rows["rewrite every entry"] = best_of_three(project, "--torchmem-update", steps=(1, 2, 3))
         size = file.stat().st_size
-    print(machine())
+    print(f"Python {platform.python_version()}, pytest {pytest.__version__}")
     print(f"{tests} tests that only make a profile: {base:.2f} s; file of {size / 1e6:.1f} MB")
     worst = 0.0
     for what, seconds in rows.items():
@@ -113,12 +110,6 @@ def best_of_three(
             without.unlink(missing_ok=True)
         seconds.append(run(project, *options, STEP=str(step)))
     return min(seconds)
-
-
-def machine() -> str:
-    """Return what it was measured with, in one line."""
-    versions = f"Python {platform.python_version()}, pytest {pytest.__version__}"
-    return f"{date.today().isoformat()}, {versions}, {os.cpu_count()} cores"
 
 
 def run(project: Path, *options: str, **environment: str) -> float:

@@ -12,8 +12,6 @@ Exits with 1 where anything is. Meant for torch's nightly builds, in an environm
 pip install --pre torch --index-url https://download.pytorch.org/whl/nightly/cpu
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

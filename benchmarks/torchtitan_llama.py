@@ -8,12 +8,9 @@ The published figures are those of torchtitan's benchmarks/llama3_h100_202412_to
 llama3_70b.toml and llama3_405b.toml: tensor and sequence parallelism with a loss by classes,
 checkpoints, ``fully_shard`` of each layer (parameters in bfloat16, gradients reduced in float32),
 ``foreach`` AdamW, layers that are compiled, linear layers in Float8 (which needs torchao), and
-asynchronous tensor parallelism, as published. The rows of 70B and 405B with "eager" in their name
-are the same steps not compiled, which were not published: they show what that changes. Nor was
-"405B-512-one-stage", a step without a pipeline, whose time and resident memory are of interest.
+asynchronous tensor parallelism, as published. "405B-512-one-stage", a step without
+a pipeline, was not: its time and resident memory are of interest.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
@@ -128,8 +125,6 @@ _STAGES = Row(
 _INTERLEAVED = replace(_STAGES, published=72.7, interleaved=True)
 _LONG = replace(_STAGES, batch=8, published=75.3, tokens=32768, expandable=True)
 _LONG_8B = Row(SMALL, 8, 1, 83.9, full=True, compiled=True, float8=True, tokens=32768)
-_EAGER_FLOAT8: dict[str, Any] = {"compiled": False, "asynchronous": False}
-_EAGER: dict[str, Any] = {**_EAGER_FLOAT8, "float8": False}
 ROWS = {
     "8B-8-eager": Row(SMALL, 8, 2, 82.4),
     "8B-8-compiled": Row(SMALL, 8, 2, 77.0, compiled=True),
@@ -143,19 +138,13 @@ ROWS = {
     "8B-128": Row(SMALL, 128, 2, 61.8, compiled=True, float8=True),
     "70B-256": _SHARDED,
     "70B-256-asynchronous": replace(_SHARDED, published=67.6, asynchronous=True),
-    "70B-256-eager": replace(_SHARDED, **_EAGER),
-    "70B-256-eager-float8": replace(_SHARDED, **_EAGER_FLOAT8),
     "405B-512-one-stage": Row(LARGE, 512, 1, math.nan, 8, full=True),
     "405B-512": _STAGES,
     "405B-512-long": _LONG,
     "405B-512-context-2": replace(_LONG, published=75.9, tokens=2 * 32768, context=2),
     "405B-512-context-4": replace(_LONG, published=77.1, tokens=4 * 32768, context=4),
     "405B-512-context-8": replace(_LONG, published=84.9, tokens=8 * 32768, context=8),
-    "405B-512-eager": replace(_STAGES, **_EAGER),
-    "405B-512-eager-float8": replace(_STAGES, **_EAGER_FLOAT8),
     "405B-512-interleaved": _INTERLEAVED,
-    "405B-512-interleaved-eager": replace(_INTERLEAVED, **_EAGER),
-    "405B-512-interleaved-eager-float8": replace(_INTERLEAVED, **_EAGER_FLOAT8),
 }
 """Tables 1 to 6."""
 

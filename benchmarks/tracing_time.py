@@ -13,8 +13,6 @@ once per process (a self-test of torch's private parts) is not in it. Attributio
 is about one linear layer: what a trace costs that does next to nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

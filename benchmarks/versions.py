@@ -7,10 +7,9 @@ The programs reach every part of torch that a trace replaces something of, once 
 what a version has renamed there would stop every trace. Figures may differ where torch does.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +21,6 @@ import torch.distributed as dist
 from tabulate import tabulate
 from torch import nn
 
-from benchmarks.wheels import environment, version_of
 from pytest_torchmem import trace
 
 WIDTH = 64
@@ -179,6 +177,19 @@ def _run(interpreter: Path, names: Sequence[str]) -> dict[str, str]:
             read: dict[str, str] = json.loads(line.removeprefix(_MARK))
             return read
     return dict.fromkeys(names, f"the process ended with {done.returncode}")
+
+
+def version_of(interpreter: Path) -> str:
+    """Return which torch an interpreter has, and built for which CUDA."""
+    code = "import torch; print('torch', torch.__version__, 'cuda', torch.version.cuda)"
+    done = subprocess.run([str(interpreter), "-c", code], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def environment() -> dict[str, str]:
+    """Return the environment with this checkout first: an interpreter may have none installed."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return {**os.environ, "PYTHONPATH": root}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

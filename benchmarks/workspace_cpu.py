@@ -5,8 +5,6 @@ as the trace would see it: composite operators are decomposed. What the allocato
 a mark's ends, less the storages that the operator returned, is what its function has to say.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ python -m benchmarks.conformance -k 'conv|lstm'       operators whose name match
 python -m benchmarks.conformance --samples 0          every sample
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -3,8 +3,6 @@
 python -m benchmarks.conformance.explain op:nn.functional.conv2d:float32:contiguous:function/3
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator, Sequence

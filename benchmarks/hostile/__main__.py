@@ -5,8 +5,6 @@
 Each begins with a seed of its own, which a finding prints: ``--seed`` with ``--runs 1`` repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
@@ -28,13 +26,6 @@ from benchmarks.hostile.replaced import hostile_replaced
 from benchmarks.hostile.runs import hostile_file, hostile_neighbours, hostile_signal
 from benchmarks.hostile.suites import hostile_suite
 
-
-def _threads(project: Project, chance: random.Random) -> list[str]:
-    from benchmarks.hostile.threads import hostile_threads  # traces for real, and imports it all
-
-    return hostile_threads(project, chance)
-
-
 KINDS = {
     "suites": hostile_suite,
     "signals": hostile_signal,
@@ -42,19 +33,10 @@ KINDS = {
     "files": hostile_file,
     "names": hostile_names,
     "replaced": hostile_replaced,
-    "threads": _threads,
 }
-TURNS = (
-    *("suites", "signals", "neighbours", "files", "names", "suites", "replaced") * 2,
-    "threads",
-)
-"""Which kind comes next; traces take the longest."""
+TURNS = ("suites", "signals", "neighbours", "files", "names", "suites", "replaced")
+"""Which kind comes next."""
 _PACKAGES = ("_pytest", "pytest_torchmem")
-_AT_FIRST_USE = ("torch._dynamo", "torch._subclasses.schema_check_mode")
-"""What an optimizer's first step and a tensor's ``repr`` import (_compile.py, _tensor_str.py).
-
-What each run would import takes longer than all else of it.
-"""
 _MINUTE = 60.0
 
 
@@ -70,8 +52,6 @@ def prepare() -> None:
         ):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    for name in _AT_FIRST_USE:
-        importlib.import_module(name)
     inspect.getmodule(sys._getframe())  # remembers the file of every module
     gc.collect()
     gc.freeze()

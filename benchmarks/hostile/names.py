@@ -3,8 +3,6 @@
 Ids are those that pytest escapes unless it is told not to; the oracle has sizes and outcomes alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ The profiler is a double, for which a model is a number of bytes: what is tried 
 of figures, files and outcomes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

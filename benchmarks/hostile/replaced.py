@@ -1,7 +1,5 @@
 """Tests that replace functions of Python, and do not always put them back."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Signals in the middle of runs, two and three runs at once, and files that are no snapshots."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

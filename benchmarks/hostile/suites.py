@@ -3,8 +3,6 @@
 The oracle knows nothing of the package: it has the rules of the documentation.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What a benchmark compares: one step, and the named units that make such steps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

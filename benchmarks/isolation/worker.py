@@ -1,7 +1,5 @@
 """The process that runs units of samples; it may crash, and its supervisor goes on without it."""
 
-from __future__ import annotations
-
 import gc
 import time
 import warnings

@@ -8,8 +8,6 @@ The libraries are not installed with this project; a model whose library is not 
 ``names.json`` has the names to install.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys
@@ -19,12 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from tabulate import tabulate
 
-import benchmarks.libraries.all  # noqa: F401
 from benchmarks.comparison import Comparison, Status, error_table
 from benchmarks.conformance import report
 from benchmarks.conformance_cuda import run_sample
 from benchmarks.isolation.supervisor import Limits, Supervisor
-from benchmarks.libraries.registry import models, samples
+from benchmarks.libraries.registry import import_steps, models, samples
 from benchmarks.zoo.__main__ import models_table
 
 _BAD = (Status.DIFFERENT, Status.UNSUPPORTED, Status.CRASHED)
@@ -64,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept: list[Comparison] = []
     limits = Limits(0, options.seconds, options.threads, units_per_process=20)
     run = functools.partial(run_sample, gpu=options.gpu) if options.device == "cuda" else None
+    import_steps()
     found = models(options.pattern)
     Supervisor(found, samples, limits, kept.append, run).run(options.processes)
     kept.sort(key=lambda comparison: comparison.case.lower())

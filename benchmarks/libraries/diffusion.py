@@ -1,7 +1,5 @@
 """diffusers' networks, narrow ones, and a diffusion of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Language models: peft's adapters, x-transformers, quantised codes, recurrent blocks, CLIP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Optimizers of other libraries, two steps of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

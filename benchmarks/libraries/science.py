@@ -1,7 +1,5 @@
 """Graphs, volumes, operators, flows and processes: torch_geometric, monai, neuraloperator, …"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

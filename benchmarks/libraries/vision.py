@@ -1,7 +1,5 @@
 """Image models: timm's, one of each of its modules, and torchvision's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ python -m benchmarks.programs --count 2000           count and list what differs
 python -m benchmarks.programs --shrink               find the simplest program that differs
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -23,9 +21,8 @@ from benchmarks.comparison import PHASES, Comparison, Status, compare, error_tab
 from benchmarks.conformance import report
 from benchmarks.conformance.explain import side_by_side
 from benchmarks.isolation.supervisor import Limits, Supervisor
-from benchmarks.programs.drawing import QUIET, Chunk, drawn, samples
+from benchmarks.programs.drawing import QUIET, Chunk, drawn, programs, samples
 from benchmarks.programs.program import Program
-from benchmarks.programs.strategies import programs
 
 CHUNK = 50
 

@@ -1,7 +1,5 @@
 """What the steps of a random program do: each takes and returns matrices of one size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

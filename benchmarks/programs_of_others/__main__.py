@@ -4,8 +4,6 @@ python -m benchmarks.programs_of_others [--cache DIR] [--sources DIR] [--only WO
     [--modes cuda cpu pytest] [--jobs 2] [--json FILE] [--trace-options '{"values": "real"}']
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

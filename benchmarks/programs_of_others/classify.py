@@ -1,7 +1,5 @@
 """What became of a program: the classes of the table, from what its process left behind."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any

@@ -3,8 +3,6 @@
 A name is ``kind`` or ``kind:folder``; the folder is relative to the program's.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

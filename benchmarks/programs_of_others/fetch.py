@@ -1,7 +1,5 @@
 """Brings the files of a program into a folder, by commit, and checks what came."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import subprocess

@@ -4,8 +4,6 @@ A line that was executed more or less often in the trace than in the real run me
 was taken which is not taken for real, unless the program itself asks for the device there.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The manifest: which programs there are, where they come from and how each is run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 ``run.py`` starts it and sets limits; ``result.json`` says how it ended.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Runs the programs, each in processes of its own with limits, and gathers what became of them."""
 
-from __future__ import annotations
-
 import functools
 import json
 import multiprocessing

@@ -6,8 +6,6 @@ Each line is one rank and phase: the bytes of the trace, those of the real proce
 took for itself, and those with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import warnings

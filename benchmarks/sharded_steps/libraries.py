@@ -6,8 +6,6 @@ Prints the peak of each rank, by kind. Each program is that of a launched proces
 process group and wraps its model itself. A library that is not installed is named and left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -4,8 +4,6 @@ A program is called in a process that knows its place from ``torchrun``'s variab
 ``start``. Models are small: what is compared are bytes, not sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@
 is one of them, started with ``torchrun``'s variables.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import pickle

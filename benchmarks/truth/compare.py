@@ -10,8 +10,6 @@ go through the replay of the caching allocator, which has to give the recorded p
 where its segments lie at the recorded addresses; where they lie as a trace takes them to lie, most.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

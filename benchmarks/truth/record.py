@@ -10,8 +10,6 @@ It needs torch alone. Each case has a process of its own, which makes the model 
 steps. ``benchmarks/truth/recording.py`` describes what is written, and reads it.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

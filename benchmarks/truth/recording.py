@@ -12,8 +12,6 @@ bytes]`` for each segment of the device, minus its bytes where it is given back.
 member per case, so that a recording can be taken up again.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

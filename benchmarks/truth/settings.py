@@ -1,7 +1,5 @@
 """The settings that each model is recorded in, and its step: the same on a GPU as in a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ python -m benchmarks.zoo -k 'bert|lstm'       models whose name matches
 python -m benchmarks.zoo --published          models of published width, in four ways
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

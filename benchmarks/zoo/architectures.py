@@ -4,8 +4,6 @@
 those that several share), and what it is called with, where that is not what is usual.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

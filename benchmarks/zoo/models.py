@@ -1,7 +1,5 @@
 """The models of the zoo by name, as steps to trace and measure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Networks in plain ``torch.nn``: the tiny ones of ``benchmarks.truth``, and what these lack."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Which kernel a CPU runs, and what it takes besides, depends on sizes: what holds
 need not hold for a real one. Stacks are cut to a few layers, which repeat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

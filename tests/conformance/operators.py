@@ -3,8 +3,6 @@
 Names are those of ``benchmarks.conformance``; a dot parts an operator from its variant.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 OPERATORS = tuple(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split())

@@ -1,7 +1,5 @@
 """torch's own samples of named operators: traced, they take what they are measured to take."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 from functools import cache

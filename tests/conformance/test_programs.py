@@ -1,7 +1,5 @@
 """Random programs take in a trace what they take of the real CPU allocator, to the byte."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest
@@ -9,9 +7,8 @@ import torch
 from hypothesis import given, reject, settings
 
 from benchmarks.comparison import Status, compare, describe
-from benchmarks.programs.drawing import QUIET
+from benchmarks.programs.drawing import QUIET, programs
 from benchmarks.programs.program import Program
-from benchmarks.programs.strategies import programs
 
 
 @settings(max_examples=40, suppress_health_check=QUIET)

@@ -1,7 +1,5 @@
 """Models of transformers for pictures, sound and series: one step of training each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

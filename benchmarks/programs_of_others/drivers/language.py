@@ -1,7 +1,5 @@
 """Language models of transformers: training, generating, sentence transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """transformers' pipelines, diffusers, whisper and open_clip, from tiny configurations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

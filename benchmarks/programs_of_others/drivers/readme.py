@@ -1,7 +1,5 @@
 """Blocks of code of a README, run as they stand there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Differential equations, Gaussian processes, attributions and attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A tokenizer of words and tiny configurations of models of transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lightning, Accelerate, Ignite, fastai, torchmetrics, stable-baselines3, PyG and others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

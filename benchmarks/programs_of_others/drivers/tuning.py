@@ -1,7 +1,5 @@
 """The trainers of transformers and trl, peft's adapters, bitsandbytes' layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

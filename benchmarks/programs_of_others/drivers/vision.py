@@ -1,7 +1,5 @@
 """torchvision, timm, segmentation-models-pytorch, ultralytics, kornia, MONAI."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Convolutional networks: classifiers, segmentation, generators, video and sound."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

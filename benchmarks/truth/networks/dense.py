@@ -1,7 +1,5 @@
 """Perceptrons, autoencoders and tables of embeddings."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Diffusion: U-shaped denoisers with and without attention, transformers, autoencoders."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

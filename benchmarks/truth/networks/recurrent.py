@@ -1,7 +1,5 @@
 """Recurrent networks: cuDNN's layers, cells in a loop, and a translator with attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

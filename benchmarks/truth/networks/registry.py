@@ -1,7 +1,5 @@
 """The models by name, each with its sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

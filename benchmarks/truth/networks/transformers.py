@@ -1,7 +1,5 @@
 """Transformers: decoders, encoders, both, on images and on sound."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -15,8 +15,6 @@ python -m benchmarks.truth.published DIR --only Wedson    sources whose name mat
 An error is traced minus recorded, of what was recorded.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

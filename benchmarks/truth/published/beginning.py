@@ -6,8 +6,6 @@ block that it frees, what was asked for is known and not always what it had: a f
 1 MiB, where they were not split off.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Those between are not in the repository: its README says what changed from each 
 causal mask is made where it is no buffer is taken to be the same expression, in the forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ A ``[memory]`` event has the bytes of a block (what was asked for in multiples o
 thread then say whose it is.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -3,8 +3,6 @@
 In bfloat16, from embedded words to logits in float32.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

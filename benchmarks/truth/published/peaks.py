@@ -12,8 +12,6 @@ the lower decides. A trace puts each segment behind all earlier ones; ``--orders
 requests through the replay with segments in twenty random orders.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

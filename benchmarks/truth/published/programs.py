@@ -8,8 +8,6 @@ normalisation before each part, rotary positions and a gated feed-forward layer,
 product is an ``einsum``. Optimizer and loss are the course's, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """A recorded history through the replay of the caching allocator, event by event."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

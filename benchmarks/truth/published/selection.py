@@ -7,8 +7,6 @@ with batch norms in evaluation. The case *Surgical*, the first quarter of all la
 an earlier state of the repository counted them, and is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ are let through here. ``segments`` is what the allocator had when the snapshot w
 block; ``device_traces`` what happened before, per device (torch/csrc/cuda/memory_snapshot.cpp).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

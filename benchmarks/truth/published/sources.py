@@ -1,7 +1,5 @@
 """Where published recordings are, and how they come here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

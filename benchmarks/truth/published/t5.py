@@ -1,7 +1,5 @@
 """T5 base as ``transformers`` 4.41 had it, without dropout, from embedded words to logits."""
 
-from __future__ import annotations
-
 import math
 
 import torch

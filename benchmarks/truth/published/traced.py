@@ -1,7 +1,5 @@
 """Recorded steps beside traces of the same programs: the requests in order, and the peaks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher

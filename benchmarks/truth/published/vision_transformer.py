@@ -7,8 +7,6 @@ result another order in memory, so that the projection behind it copied it, and 
 temporary of all parameters. With ``former`` both are as they were then.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import count
 
