@@ -1,7 +1,5 @@
 """What records give for a call that a test writes down."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

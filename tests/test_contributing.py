@@ -1,7 +1,5 @@
 """The worked example of CONTRIBUTING.md passes as it stands there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a user does wrong is said with what to do."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

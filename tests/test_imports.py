@@ -1,10 +1,9 @@
 """Folders are layers: a module imports from its own folder and from those listed below it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -41,19 +40,6 @@ def layer_of(path: str) -> str:
     return first + separator
 
 
-def imported(tree: ast.AST, path: str) -> Iterator[str]:
-    """Yield the files that a module imports, those for annotations and in functions included."""
-    for node in ast.walk(tree):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path} has a relative import: name the package"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            yield from file_of(name)
-
-
 def file_of(name: str) -> Iterator[str]:
     """Yield the file of a module, or of the module that a name is taken from."""
     first, *rest = name.split(".")
@@ -69,14 +55,26 @@ def file_of(name: str) -> Iterator[str]:
                 return
 
 
+@cache
+def names_imported(path: Path) -> tuple[str, ...]:
+    """Return the names that a module imports, those for annotations and in functions included."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import: name the package"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(names)
+
+
 def imports_of_the_package() -> dict[str, set[str]]:
     """Return what each file imports of the package."""
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        own = path.relative_to(PACKAGE).as_posix()
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found[own] = set(imported(tree, own)) - {own}
-    return found
+    return {
+        own: {file for name in names_imported(path) for file in file_of(name)} - {own}
+        for path in PACKAGE.rglob("*.py")
+        for own in [path.relative_to(PACKAGE).as_posix()]
+    }
 
 
 def test_every_file_stands_in_a_layer() -> None:
@@ -122,12 +120,9 @@ def test_no_circle_of_files() -> None:
 
 def test_only_the_plugin_imports_pytest() -> None:
     for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
         if layer_of(path.relative_to(PACKAGE).as_posix()) != "plugin/":
-            for node in ast.walk(tree):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-                assert not {"pytest", "_pytest"} & {name.split(".")[0] for name in names}, path
+            packages = {name.split(".")[0] for name in names_imported(path)}
+            assert not {"pytest", "_pytest"} & packages, path
 
 
 def test_files_and_names_in_the_document_exist() -> None:

@@ -1,7 +1,5 @@
 """The oldest Python that is supported reads what it has to: a newer one would not notice."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reference has every name that users can write."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

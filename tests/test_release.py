@@ -1,7 +1,5 @@
 """What is published and tested says the same in every place that has to repeat it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes, as people write and read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_torchmem.errors import UsageError

@@ -5,8 +5,6 @@ the small pool, whose allocator is the same), the constants of c10/core/Allocato
 rules of c10/cuda/CUDACachingAllocator.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What holds of the allocator whatever is asked of it; its options are read as torch reads them."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is found decides the outcome, without pytest; reports make the text of it."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands ``torchmem trace`` and ``torchmem html``."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

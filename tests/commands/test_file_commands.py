@@ -1,7 +1,5 @@
 """Commands that read and change snapshot files, without a run of their tests."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """A cuDNN to be asked, and a place of its own for what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The process that asks cuDNN, what it answers and what is remembered of that."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """The table of ``torchmem cudnn``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -6,8 +6,6 @@ ResNet's first layer in float32 on an A100: 9.10.2 (torch 2.8 to 2.10) convolves
 ``nvidia-cudnn-cu13==9.20.0.48`` into.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

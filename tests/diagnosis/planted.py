@@ -3,13 +3,10 @@
 Each is built as it was and as it is; a comment «here: <name>» marks the line that is to blame.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -103,7 +100,7 @@ class Block(nn.Module):
         if "strided" in self.wrong:
             v = v.transpose(-1, -2).contiguous().transpose(-1, -2)
         if "eager" in self.wrong:
-            scores = (q @ k.transpose(-1, -2)).softmax(-1)  # here: eager_attention
+            scores = (q @ k.transpose(-1, -2)).softmax(-1)
             return scores @ v
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)  # here: strided_values
 
@@ -156,11 +153,6 @@ def strided_values(wrong: bool) -> Step:
     return model, (ids(),), {}
 
 
-@planted("attention", "attention fell from flash to eager", "Decoder.blocks.*", "softmax", "cpu")
-def eager_attention(wrong: bool) -> Step:
-    return Decoder(wrong={"eager": True} if wrong else None).bfloat16(), (ids(),), {}
-
-
 @planted("attention", "from flash to memory-efficient: attn_mask", "Causal", "full", "cuda")
 def mask_given(wrong: bool) -> Step:
     class Causal(nn.Module):
@@ -181,31 +173,9 @@ def widened(wrong: bool) -> Step:
     return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
 
 
-@planted("type", "float32 from the parameter Mixer.scale on", "Mixer", "aten::mul")
-def scale_in_float32(wrong: bool) -> Step:
-    class Mixer(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.up(x) * self.scale  # here: scale_in_float32
-            return x.sin().cos()
-
-    model = Mixer(
-        up=nn.Linear(WIDTH, 8 * WIDTH).bfloat16(),
-        scale=nn.Parameter(torch.ones(1, 8 * WIDTH).to(None if wrong else torch.bfloat16)),
-    )
-    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
-
-
 @planted("held", "keeps what it made in the forward", "Decoder.blocks.*", "aten::mul", "cpu")
 def kept_in_a_list(wrong: bool) -> Step:
     return Decoder(wrong={"kept": True} if wrong else None), (ids(),), {}
-
-
-@planted(
-    "checkpoint", "Decoder.blocks.2 is no longer checkpointed", "Decoder.blocks.", "aten::", "cuda"
-)
-def one_block_without_checkpoint(wrong: bool) -> Step:
-    recompute = (0, 1, 3) if wrong else (0, 1, 2, 3)
-    return Decoder(recompute=recompute), (ids(),), {}
 
 
 @planted(
@@ -226,33 +196,10 @@ def untied_weights(wrong: bool) -> Step:
     return Decoder(depth=1, tied=not wrong), (ids(1, 8),), {"optimizer": torch.optim.AdamW}
 
 
-@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "Decoder", "aten::", "cpu")
-def larger_batch(wrong: bool) -> Step:
-    return Decoder(), (ids(6 if wrong else BATCH),), {}
-
-
-@planted("copy", "makes float32[4, 64, 200] of the bfloat16", "", "aten::_to_copy", "cpu")
-def logits_twice(wrong: bool) -> Step:
-    def loss(logits: Tensor) -> Tensor:
-        if wrong:
-            logits = logits.float()  # here: logits_twice
-        return cross_entropy(logits)
-
-    return Decoder(depth=1).bfloat16(), (ids(),), {"loss_fn": loss}
-
-
 @planted("optimizer", "the optimizer is AdamW (", "", "aten::", "cpu")
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
-
-
-@planted("optimizer", "AdamW (foreach), and was AdamW (loop)", "", "aten::_foreach", "cuda")
-def another_implementation(wrong: bool) -> Step:
-    def adam(parameters: Any) -> Any:
-        return torch.optim.AdamW(parameters, foreach=wrong)
-
-    return Decoder(), (ids(1, 8),), {"optimizer": adam}
 
 
 class Net(nn.Module):
@@ -299,17 +246,6 @@ def positions_in_float64(wrong: bool) -> Step:
     return Net(positions=torch.zeros(4, 16, 16, 16, dtype=dtype)), (images(),), {}
 
 
-@planted("size", "and was [", "Wide.", "aten::", "cpu")
-def wider_layer(wrong: bool) -> Step:
-    class Wide(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.narrow(self.wide(x).relu())
-
-    hidden = 64 if wrong else 16
-    model = Wide(wide=nn.Linear(32, hidden), narrow=nn.Linear(hidden, 32))
-    return model, (torch.zeros(64, 32),), {}
-
-
 @planted("broadcast", "broadcasting", "", "aten::mse_loss", "cpu")
 def product_of_vectors(wrong: bool) -> Step:
     def loss(output: Tensor) -> Tensor:
@@ -354,19 +290,6 @@ def graphs_of_several_steps(wrong: bool, device: str) -> None:
         total = total + (loss if wrong else loss.detach())
 
 
-@planted("gradients recorded", "Teacher runs with gradients", "Teacher", "aten::", "cpu")
-def teacher_with_gradients(wrong: bool, device: str) -> None:
-    class Teacher(nn.Sequential):
-        pass
-
-    student = nn.Linear(32, 32).to(device)
-    teacher = Teacher(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)).to(device)
-    x = torch.zeros(64, 32, device=device)
-    with torch.set_grad_enabled(wrong):
-        wanted = teacher(x)
-    F.mse_loss(student(x), wanted).backward()
-
-
 @planted("autocast", "Decoder runs without autocast", "Decoder", "aten::", "cpu")
 def outside_of_autocast(wrong: bool, device: str) -> None:
     model = Decoder().to(device)
@@ -382,24 +305,6 @@ def casts_are_not_kept(wrong: bool, device: str) -> None:
     with torch.autocast(device, dtype=torch.bfloat16, cache_enabled=not wrong):
         loss = model(torch.zeros(8, 256, device=device)).sum()  # here: casts_are_not_kept
     loss.backward()
-
-
-@planted("trained", "Backbone", "Backbone", "aten::", "cpu")
-def backbone_is_trained(wrong: bool) -> Step:
-    class Backbone(nn.Sequential):
-        pass
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.Backbone = Backbone(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32))
-            self.Backbone.requires_grad_(wrong)
-            self.head = nn.Linear(32, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.Backbone(x))
-
-    return Model(), (torch.zeros(16, 32),), {"optimizer": torch.optim.AdamW}
 
 
 @planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat", "cpu")
@@ -431,28 +336,6 @@ def cache_in_training(wrong: bool) -> Step:
     return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
 
 
-@planted("training mode", "Cell is in training mode, and was in eval mode", "Cell", "aten::", "cpu")
-def not_in_eval(wrong: bool) -> Step:
-    class Cell(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.dropout(self.rnn(x)[0]) * 2
-
-    return (
-        Cell(rnn=nn.GRU(16, 32, batch_first=True), dropout=nn.Dropout(0.5)).train(wrong),
-        (torch.zeros(4, 16, 16),),
-        {},
-    )
-
-
-@planted("layer", "Net.layers.*.2 is SiLU(), and was ReLU()", "Net.layers.", "aten::silu", "cpu")
-def another_activation(wrong: bool) -> Step:
-    model = Net(torch.zeros(1, 16, 16, 16))
-    if wrong:
-        for layer in model.layers:
-            layer[2] = nn.SiLU()
-    return model, (images(),), {}
-
-
 @planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4", "aten::", "cpu")
 def another_block(wrong: bool) -> Step:
     return Decoder(depth=5 if wrong else 4), (ids(),), {}
@@ -469,11 +352,6 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, keep_all: bool = False) -> Any:
         made = [torch.tanh(expert(x)) for expert in self.experts[: self.chosen]]
         return (made[0].sum(), made) if keep_all else made[-1].sum()
-
-
-@planted("attribute", "Experts has chosen=4, and had chosen=2", "Experts", "aten::", "cpu")
-def more_experts(wrong: bool) -> Step:
-    return Experts(4 if wrong else 2), (torch.zeros(128, WIDTH),), {}
 
 
 @planted(
@@ -514,19 +392,6 @@ def repeated(wrong: bool) -> Step:
     return model, (torch.zeros(64, 32, 32),), {}
 
 
-@planted("operators", "in the place of gelu", "Mlp", "aten::")
-def gelu_by_hand(wrong: bool) -> Step:
-    class Mlp(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.up(x)
-            if not wrong:
-                return self.down(F.gelu(x, approximate="tanh"))
-            x = 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x**3)))  # here: gelu_by_hand
-            return self.down(x)
-
-    return Mlp(up=nn.Linear(32, 256), down=nn.Linear(256, 32)), (torch.zeros(128, 32),), {}
-
-
 @planted("backwards", "backward runs once, and was run 3 times", "Sequential", "aten::")
 def losses_added_up(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)).to(device)
@@ -542,31 +407,6 @@ def losses_added_up(wrong: bool, device: str) -> None:
 
 
 @planted(
-    "lives longer",
-    "the graph of the list outputs of outputs_with_graphs",
-    "",
-    "aten::tanh",
-    "cpu",
-)
-def outputs_with_graphs(wrong: bool, device: str) -> None:
-    model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 8)).to(device)
-    outputs = []
-    for _ in range(4):
-        y = model(torch.zeros(64, 32, device=device))
-        outputs.append(y if wrong else y.detach())
-
-
-@planted("held between", "the OrderedDict best of best_weights", "", "aten::clone", "cpu")
-def best_weights(wrong: bool, device: str) -> None:
-    model, best = nn.Linear(256, 256).to(device), None
-    for _ in range(2):
-        model(torch.zeros(8, 256, device=device)).sum().backward()
-        model.zero_grad()
-        best = copy.deepcopy(model.state_dict()) if wrong else None  # here: best_weights
-    del best
-
-
-@planted(
     "held between",
     "of gradients between two steps: the variable flat of gradients_in",
     "",
@@ -579,35 +419,6 @@ def gradients_in_one_tensor(wrong: bool, device: str) -> None:
         gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
         flat = torch.cat(gradients)  # here: gradients_in_one_tensor
         flat.norm()
-
-
-@planted("earlier steps", "are still alive: the list Metric.seen", "Linear", "aten::addmm", "cuda")
-def metric_keeps_outputs(wrong: bool, device: str) -> None:
-    class Metric:
-        def __init__(self) -> None:
-            self.seen: list[Tensor] = []
-
-        def update(self, output: Tensor) -> None:
-            self.seen.append(output if wrong else output.argmax(-1))
-
-    model, metric = nn.Linear(32, 512).to(device), Metric()
-    for _ in range(3):
-        y = model(torch.zeros(64, 32, device=device))
-        metric.update(y.detach())
-        y.sum().backward()
-
-
-@planted("checkpoint", "a part of Stage is no longer checkpointed", "Stage", "aten::", "cuda")
-def function_without_checkpoint(wrong: bool) -> Step:
-    class Stage(Parts):
-        def act(self, x: Tensor) -> Tensor:
-            return torch.tanh(torch.sigmoid(torch.exp(x)))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.linear(x)
-            return self.act(x) if wrong else checkpoint(self.act, x, use_reentrant=False)
-
-    return Stage(linear=nn.Linear(64, 64)), (torch.zeros(512, 64),), {}
 
 
 @planted(
@@ -644,17 +455,6 @@ def larger_scale(wrong: bool) -> Step:
 
     model = Up(down=nn.Conv2d(3, 16, 3, padding=1), up=nn.Conv2d(16, 4, 3, padding=1))
     return model, (images(),), {}
-
-
-@planted("new tensor", "the buffer Masked.mask is new", "Masked", "mask", "cpu")
-def another_buffer(wrong: bool) -> Step:
-    class Masked(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(32, 32)
-            if wrong:
-                self.register_buffer("mask", torch.zeros(256, 256))
-
-    return Masked(), (torch.zeros(8, 32),), {}
 
 
 @planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like", "cpu")
@@ -753,16 +553,6 @@ def weights_asked_for(wrong: bool) -> Step:
     return model, (torch.zeros(2, 128, 32),), {}
 
 
-@planted("attention", "to math: attn_mask has shape [4, 64, 64]", "Biased", "softmax", "cpu")
-def bias_of_three_dimensions(wrong: bool) -> Step:
-    class Biased(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            q, bias = x * self.scale, x.new_zeros((4, 64, 64) if wrong else (64, 64))
-            return F.scaled_dot_product_attention(q, q, q, bias)  # here: bias_of_three_dimensions
-
-    return Biased(scale=nn.Parameter(torch.ones(16))), (torch.zeros(2, 4, 64, 16),), {}
-
-
 @planted("new module", "LSTMCell is new, in the place of LSTM", "LSTMCell", "aten::", "cuda")
 def cells_in_a_loop(wrong: bool, device: str) -> None:
     x = torch.zeros(64, 16, 32, device=device)
@@ -774,36 +564,6 @@ def cells_in_a_loop(wrong: bool, device: str) -> None:
         state = cell(part, state)
         made.append(state[0])
     torch.stack(made).sum().backward()
-
-
-@planted("operators", "F.one_hot (aten::zeros)", "OneHot", "F.one_hot (aten::", "cpu")
-def one_hot_instead_of_embedding(wrong: bool) -> Step:
-    class OneHot(Parts):
-        def forward(self, words: Tensor) -> Tensor:
-            if wrong:
-                hot = F.one_hot(words, WORDS)  # here: one_hot_instead_of_embedding
-                return hot.to(self.table.dtype) @ self.table
-            return F.embedding(words, self.table)
-
-    return OneHot(table=nn.Parameter(torch.zeros(WORDS, 8))), (ids(),), {}
-
-
-@planted(
-    "given",
-    "is given [4, 64, 32] of aten::embedding, and was given",
-    "Pooled.head",
-    "aten::",
-    "cpu",
-)
-def every_position(wrong: bool) -> Step:
-    class Pooled(Parts):
-        def forward(self, words: Tensor) -> Tensor:
-            x = self.embed(words)
-            if wrong:
-                return self.head(x)[:, 0].sum()  # here: every_position
-            return self.head(x[:, 0]).sum()
-
-    return Pooled(embed=nn.Embedding(WORDS, 32), head=nn.Linear(32, 400)), (ids(),), {}
 
 
 @planted("called", "Sequential is called twice, and was once: at ", "Sequential", "aten::", "cpu")
@@ -869,16 +629,6 @@ def attention_at_more_levels(wrong: bool) -> Step:
         attend=nn.ModuleDict({str(level): Attend(project=nn.Linear(16, 48)) for level in levels})
     )
     return model, (torch.zeros(2, 256, 16),), {}
-
-
-@planted("type", "bool became int64 from the buffer Mask.mask on", "Mask", "mask", "cpu")
-def mask_of_integers(wrong: bool) -> Step:
-    class Mask(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.masked_fill(self.mask[:8, :8] == 0, -1e9).sum()
-
-    mask = torch.ones(256, 256, dtype=torch.bool)
-    return Mask(mask=mask.long() if wrong else mask), (torch.zeros(8, 8),), {"backward": False}
 
 
 @planted(
@@ -966,18 +716,6 @@ def as_many_classes_as_channels(wrong: bool) -> Step:
     return Head(head=nn.Conv2d(16, 16 if wrong else 2, 1)), (torch.zeros(4, 16, 64, 64),), {}
 
 
-@planted(
-    "checkpoint",
-    "Decoder.blocks.{1 3} is no longer checkpointed",
-    "Decoder.blocks.",
-    "aten::",
-    "cpu",
-)
-def every_second_checkpoint_of_a_model_that_is_gone(wrong: bool, device: str) -> None:
-    recompute = (0, 2) if wrong else (0, 1, 2, 3)
-    Decoder(recompute=recompute).to(device)(ids().to(device)).sum().backward()
-
-
 @planted("reentrant", "is checkpointed with use_reentrant=True, and was", "Sequential", "", "cpu")
 def another_kind_of_checkpoint(wrong: bool, device: str) -> None:
     stage = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(device)
@@ -1002,12 +740,6 @@ def more_queries(wrong: bool) -> Step:
         table=torch.zeros(1 << 20),
     )
     return model, (torch.zeros(64, 32),), {}
-
-
-@planted("layer", "LSTM is LSTM(bidirectional=True), and was LSTM()", "LSTM", "_rnn")
-def both_directions(wrong: bool) -> Step:
-    model = nn.LSTM(16, 32, batch_first=True, bidirectional=wrong)
-    return model, (torch.zeros(8, 32, 16),), {"loss_fn": lambda made: made[0].sum()}
 
 
 @planted("layer", "Sequential.0 is EmbeddingBag(), and was EmbeddingBag(sparse", "", "", "cpu")
@@ -1098,27 +830,6 @@ def no_longer_packed(wrong: bool) -> Step:
     return model, (torch.zeros(16, LENGTH, WIDTH),), {}
 
 
-@planted(
-    "given",
-    "is given [4, 32, 64, 64] of F.interpolate (aten::upsample_nearest2d), and was",
-    "UpThenMix",
-    "aten::",
-    "cpu",
-)
-def upsampled_too_early(wrong: bool) -> Step:
-    class UpThenMix(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            skip = x[:, :8].repeat(1, 1, 2, 2)
-            if wrong:
-                x = self.mix(F.interpolate(x, scale_factor=2.0))  # here: upsampled_too_early
-            else:
-                x = F.interpolate(self.mix(x), scale_factor=2.0)
-            return self.out(torch.cat([skip, x], 1))
-
-    model = UpThenMix(mix=nn.Conv2d(32, 8, 1), out=nn.Conv2d(16, 8, 3, padding=1))
-    return model, (torch.zeros(4, 32, 32, 32, requires_grad=True),), {}
-
-
 @planted("earlier steps", "still alive: Trainer.last.logits", "Linear", "aten::", "cpu")
 def output_kept_by_a_trainer(wrong: bool, device: str) -> None:
     @dataclass
@@ -1185,16 +896,6 @@ def another_level(wrong: bool) -> Step:
         head=nn.Conv2d(2, 64, 3, padding=1),
     )
     return model, (images(),), {}
-
-
-@planted("larger", "aten::_log_softmax makes float32[64, 400], and made [4, 400]", "", "", "cpu")
-def rows_chosen_too_late(wrong: bool) -> Step:
-    def loss(logits: Tensor) -> Tensor:
-        if wrong:
-            return logits.log_softmax(-1)[:4].sum()  # here: rows_chosen_too_late
-        return logits[:4].log_softmax(-1).sum()
-
-    return nn.Linear(8, 400), (torch.zeros(64, 8),), {"loss_fn": loss}
 
 
 @planted("lives longer", "the dict model.masks of masks_of_every", "Masked", "aten::triu", "cpu")
@@ -1350,22 +1051,6 @@ def copied_for_an_evaluation(wrong: bool, device: str) -> None:
     own = copy.deepcopy(model) if wrong else model
     with torch.no_grad():
         own(x)
-
-
-@planted("optimizer", "history_size=20), and was LBFGS (loop, max_iter=4, ", "", "aten::", "cpu")
-def longer_history(wrong: bool, device: str) -> None:
-    model = nn.Linear(64, 64).to(device)
-    size = 20 if wrong else 2
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=size)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = model(torch.ones(4, 64, device=device)).square().sum()
-        loss.backward()
-        return loss
-
-    for _ in range(3):
-        optimizer.step(closure)
 
 
 @planted("given", "is given [5, 64, 20] of aten::add.Tensor", "Sampled", "aten::add", "cpu")
@@ -1642,18 +1327,6 @@ def boxes_matched_with_a_graph(wrong: bool) -> Step:
     return Matched(layer=nn.Linear(8, 4)), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
 
 
-@planted("gradients recorded", "Sequential runs with gradients", "Sequential.", "", "cuda")
-def evaluated_with_a_graph(wrong: bool, device: str) -> None:
-    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
-    model = model.to(device)
-    model(torch.zeros(256, 256, device=device)).sum().backward()
-    model.zero_grad()
-    batches = [torch.zeros(256, 256, device=device) for _ in range(3)]
-    for batch in batches:  # another forward is the largest now, of the same tensors
-        with torch.set_grad_enabled(wrong):
-            model(batch).argmax()
-
-
 @planted("reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "aten::relu")
 def target_with_its_graph(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
@@ -1664,24 +1337,6 @@ def target_with_its_graph(wrong: bool, device: str) -> None:
         return F.mse_loss(model(now).amax(1), wanted if wrong else wanted.detach())
 
     loss(*torch.zeros(2, 256, 32, device=device)).backward()
-
-
-@planted("in place", "add is no longer in place (3 of 6 calls)", "Sequential.", "aten::add", "cpu")
-def two_no_longer_in_place(wrong: bool) -> Step:
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Conv2d(8, 8, 3, padding=1)
-            self.norm = nn.BatchNorm2d(8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.norm(self.layer(x))
-            if wrong:
-                return F.relu(y + x)  # here: two_no_longer_in_place
-            y += x
-            return F.relu_(y)
-
-    return nn.Sequential(*(Residual() for _ in range(3))), (torch.zeros(4, 8, 32, 32),), {}
 
 
 @planted("larger", "aten::new_zeros makes float32[4, 512, 32]", "Cached", "new_zeros", "cpu")
@@ -1712,19 +1367,6 @@ def made_into_an_object(wrong: bool, device: str) -> None:
     assert average is None or average.copy
 
 
-@planted("graph kept", "runs 4 times, and ran once: it keeps its graph", "", "aten::", "cpu")
-def more_inner_steps(wrong: bool, device: str) -> None:
-    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
-    weights = dict(model.named_parameters())
-    for _ in range(4 if wrong else 1):
-        made = torch.func.functional_call(model, weights, torch.zeros(64, 32, device=device))
-        wanted = made.square().mean()
-        found = torch.autograd.grad(wanted, [*weights.values()], create_graph=True)
-        weights = {name: w - g for (name, w), g in zip(weights.items(), found, strict=True)}
-    made = torch.func.functional_call(model, weights, torch.zeros(64, 32, device=device))
-    made.sum().backward()
-
-
 @planted("larger", "float32[64, 128] of the parameter Adapted.up, and", "Adapted", "", "cuda")
 def weights_merged_in_the_forward(wrong: bool) -> Step:
     class Adapted(Parts):
@@ -1748,46 +1390,6 @@ def two_layers_of_a_sequence_otherwise(wrong: bool) -> Step:
     rare, width = (True, 256) if wrong else (False, 16)
     embedding = nn.Embedding(1000, 16, scale_grad_by_freq=rare)
     return nn.Sequential(embedding, nn.Linear(16, width)), (ids(),), {}
-
-
-@planted("operators", ", for the mask of attention) in the place of", "Masked", "", "cuda")
-def mask_made_by_hand(wrong: bool) -> Step:
-    class Masked(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            mask = torch.ones(8, 4, 64, 64, dtype=torch.bool, device=x.device).tril()
-            if wrong:
-                none = x.new_zeros(mask.shape)  # here: mask_made_by_hand
-                mask = none.masked_fill(~mask, float("-inf"))
-            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-
-    return Masked(), (torch.zeros(8, 4, 64, 8, requires_grad=True),), {}
-
-
-@planted("type", "float32 from the parameter Sequential.*.norm.weight on", "norm", "", "cuda")
-def norms_in_float32(wrong: bool) -> Step:
-    class Norm(nn.LayerNorm):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.to(self.weight.dtype)).to(x.dtype)  # here: norms_in_float32
-
-    def block() -> nn.Module:
-        return nn.Sequential(OrderedDict(up=nn.Linear(WIDTH, WIDTH), norm=Norm(WIDTH)))
-
-    model = nn.Sequential(*(block() for _ in range(3))).bfloat16()
-    for one in model:
-        one.norm.to(torch.float32 if wrong else None)
-    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
-
-
-@planted("checkpoint", "Stages.* is no longer checkpointed", "Stages", "", "cpu")
-def reentrant_checkpoints_lost(wrong: bool) -> Step:
-    class Stages(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self:
-                x = layer(x) if wrong else checkpoint(layer, x, use_reentrant=True)
-            return x
-
-    layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Sigmoid()) for _ in range(3))
-    return Stages(*layers), (torch.zeros(256, WIDTH, requires_grad=True),), {}
 
 
 @planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "", "cpu")
@@ -1818,9 +1420,7 @@ def mask_made(wrong: bool) -> Step:
                 if not wrong:
                     x = F.scaled_dot_product_attention(x, x, x, is_causal=True)
                     continue
-                mask = x.new_full((LENGTH, LENGTH), -1e4).triu(
-                    1
-                )  # here: mask_in_the_place_of_causal
+                mask = x.new_full((LENGTH, LENGTH), -1e4).triu(1)  # here: mask_made
                 x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
             return x
 
@@ -1839,18 +1439,6 @@ def classes_as_numbers(wrong: bool) -> Step:
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels)
 
     return nn.Linear(8, 512), (torch.zeros(BATCH, LENGTH, 8),), {"loss_fn": loss}
-
-
-@planted("type", "float32 from logits.float (aten::_to_copy) on", "", "aten::_to_copy")
-def float_before_a_slice(wrong: bool) -> Step:
-    def loss(logits: Tensor) -> Tensor:
-        if wrong:
-            logits = logits.float()  # here: float_before_a_slice
-        labels = torch.zeros(len(logits) * (LENGTH - 1), dtype=torch.long, device=logits.device)
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels)
-
-    x = torch.zeros(BATCH, LENGTH, 8, dtype=torch.bfloat16)
-    return nn.Linear(8, 512).bfloat16(), (x,), {"loss_fn": loss}
 
 
 @planted("recomputed", ", recomputed, are alive together", "Spanned.blocks.", "aten::")

@@ -3,8 +3,6 @@
 Each is built as it was and as it is; a comment «here: <name>» marks the line that is to blame.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 from contextlib import nullcontext
@@ -15,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.diagnosis.planted import Parts, Step
+from tests.diagnosis.planted import Step
 from tests.diagnosis.planted import planted as planted_in
 
 WORDS, WIDTH, BATCH, LENGTH = 320, 32, 4, 64
@@ -67,45 +65,6 @@ def t5() -> Any:
     )
 
 
-def resnet() -> Any:
-    config = library().ResNetConfig(
-        embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
-    )
-    return library().ResNetModel(config)
-
-
-@planted(
-    "attention",
-    "fell from flash to math: value is not contiguous",
-    "LlamaForCausalLM.model.layers.*.self_attn",
-    "softmax",
-)
-def attention_given_strided_values(wrong: bool, device: str) -> None:
-    def attend(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any
-    ) -> Any:
-        if wrong:
-            v = v.transpose(-1, -2).contiguous().transpose(-1, -2)
-        made = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=False)
-        return made.transpose(1, 2).contiguous(), None
-
-    library().AttentionInterface.register("of_this_test", attend)
-    heads = {"num_key_value_heads": 4, "attn_implementation": "of_this_test"}
-    model = llama(**heads).to(device, torch.bfloat16)
-    model(ids().to(device)).logits.sum().backward()
-
-
-@planted("copy", "makes float32[4, 64, 320] of the bfloat16 of aten::mm in", "", "aten::_to_copy")
-def logits_in_float32(wrong: bool) -> Step:
-    def loss(output: Any) -> Tensor:
-        logits = output.logits
-        if wrong:
-            logits = logits.float()  # here: logits_in_float32
-        return F.cross_entropy(logits.flatten(0, 1), ids().flatten().to(logits.device))
-
-    return gpt2(attn_pdrop=0.0).bfloat16(), (ids(),), {"loss_fn": loss}
-
-
 @planted("checkpoint", "is no longer checkpointed", "GPT2LMHeadModel.transformer.h.", "aten::")
 def checkpointing_off(wrong: bool, device: str) -> None:
     model = gpt2().to(device).train()
@@ -123,15 +82,6 @@ def autocast_left(wrong: bool, device: str) -> None:
     made.float().sum().backward()
 
 
-@planted("gradients recorded", "GPT2LMHeadModel runs with gradients, and ran under", "", "aten::")
-def teacher_with_gradients(wrong: bool, device: str) -> None:
-    student, teacher = nn.Embedding(WORDS, WORDS).to(device), gpt2().to(device)
-    words = ids().to(device)
-    with torch.set_grad_enabled(wrong):
-        wanted = teacher(words).logits  # here: teacher_with_gradients
-    F.kl_div(student(words).log_softmax(-1), wanted.softmax(-1)).backward()
-
-
 @planted("tied", "is no longer tied to", "GPT2LMHeadModel.lm_head", "aten::")
 def weights_untied(wrong: bool, device: str) -> None:
     model = gpt2(n_layer=1, vocab_size=2000)
@@ -141,13 +91,6 @@ def weights_untied(wrong: bool, device: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(ids(1, 8).to(device)).logits.sum().backward()  # here: weights_untied
     optimizer.step()
-
-
-@planted("arguments", "with use_cache=True, and was", "LlamaForCausalLM.model.layers.*", "cat")
-@torch.no_grad()
-def cache_in_an_evaluation(wrong: bool, device: str) -> None:
-    model = llama(num_key_value_heads=4, num_hidden_layers=6).to(device)
-    model(ids().to(device), use_cache=wrong)  # here: cache_in_an_evaluation
 
 
 @planted("gradients kept", "gradients of an earlier backward are alive in the", "", "aten::")
@@ -170,54 +113,10 @@ def losses_added_up(wrong: bool, device: str) -> None:
         total = total + (loss if wrong else loss.detach())
 
 
-@planted(
-    "inputs",
-    "labels of T5ForConditionalGeneration int64[4, 16] → [4, 64]",
-    "T5ForConditionalGeneration.",
-    "aten::",
-)
-def longer_labels(wrong: bool, device: str) -> None:
-    labels = ids(BATCH, 64 if wrong else 16).to(device)
-    t5().to(device)(input_ids=ids().to(device), labels=labels).loss.backward()
-
-
-@planted("inputs", "input 0 int64[4, 64] → [6, 64]", "LlamaForCausalLM", "aten::")
-def larger_batch(wrong: bool) -> Step:
-    return llama(), (ids(6 if wrong else BATCH),), {}
-
-
 @planted("settings", "has attention eager, and had attention sdpa", "BertModel", "aten::")
 def another_attention(wrong: bool) -> Step:
     model = bert(attn_implementation="eager" if wrong else "sdpa").eval()
     return model, (ids(),), {"loss_fn": lambda made: made.last_hidden_state.sum()}
-
-
-@planted("arguments", "output_hidden_states=True", "LlamaForCausalLM", "aten::")
-@torch.no_grad()
-def hidden_states_asked_for(wrong: bool, device: str) -> None:
-    model = llama(num_hidden_layers=6).to(device)
-    model(ids().to(device), output_hidden_states=wrong)  # here: hidden_states_asked_for
-
-
-@planted("arguments", "bert is called with output_hidden_states=True", "Tagger.bert", "aten::")
-def hidden_states_asked_for_within(wrong: bool) -> Step:
-    class Tagger(Parts):
-        @torch.no_grad()
-        def forward(self, words: Tensor) -> Tensor:
-            found = self.bert(words, output_hidden_states=wrong)
-            return found.last_hidden_state.mean(1)  # type: ignore[no-any-return]
-
-    return Tagger(bert=bert(num_hidden_layers=6)).eval(), (ids(),), {"backward": False}
-
-
-@planted("trained", "Probe.trunk is trained, and was frozen", "Probe.trunk", "aten::")
-def trunk_is_trained(wrong: bool) -> Step:
-    class Probe(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.trunk(x).last_hidden_state[:, 0])  # here: trunk_is_trained
-
-    model = Probe(trunk=vit().requires_grad_(wrong), head=nn.Linear(WIDTH, 10))
-    return model, (torch.zeros(BATCH, 3, 64, 64),), {}
 
 
 @planted("training mode", "is in training mode, and was in eval mode", "BertModel", "aten::")
@@ -242,40 +141,6 @@ def another_layer(wrong: bool) -> Step:
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
     return gpt2(), (ids(1, 8),), {"optimizer": optimizer}
-
-
-@planted("float64", "float64 comes from", "", "aten::")
-def positions_in_float64(wrong: bool) -> Step:
-    class Positions(Parts):
-        def forward(self, words: Tensor) -> Tensor:
-            x = self.bert(words).last_hidden_state
-            return (x * self.scale).sin().cos().exp().tanh()  # here: positions_in_float64
-
-    scale = torch.ones(LENGTH, 1, dtype=torch.float64 if wrong else torch.float32)
-    return Positions(bert=bert(), scale=scale), (ids(32),), {}
-
-
-@planted("lives longer", "the list features of hook_keeps_features", "ResNetModel.", "aten::")
-@torch.no_grad()
-def hook_keeps_features(wrong: bool, device: str) -> None:
-    model, features = resnet().to(device).eval(), []
-
-    def keep(module: nn.Module, given: Any, made: Tensor) -> None:
-        features.append(made if wrong else made.mean())
-
-    for stage in model.encoder.stages:
-        stage.register_forward_hook(keep)
-    for _ in range(3):
-        model(torch.zeros(BATCH, 3, 64, 64, device=device))
-
-
-@planted("called", "GPT2LMHeadModel is called twice, and was once: at", "GPT2LMHeadModel", "aten::")
-def called_for_a_metric(wrong: bool, device: str) -> None:
-    model, words = gpt2().to(device), ids().to(device)
-    loss = model(words, labels=words).loss
-    if wrong:
-        model(words).logits.argmax(-1)
-    loss.backward()
 
 
 @planted("held between", ": average.embeddings.", "", "aten::clone")
@@ -312,14 +177,6 @@ def cache_in_training(wrong: bool) -> Step:
     return model, (ids(),), {"loss_fn": lambda made: made.logits.sum()}
 
 
-@planted("optimizer", "the optimizer is AdamW (foreach), and was AdamW (loop)", "", "_foreach")
-def another_implementation(wrong: bool, device: str) -> None:
-    model = gpt2(n_layer=6).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=wrong)
-    model(ids(1, 8).to(device)).logits.sum().backward()
-    optimizer.step()  # here: another_implementation
-
-
 @planted("type", "bfloat16 became float32 from", "DenseReluDense.wo", "weight")
 def layers_kept_in_float32(wrong: bool, device: str) -> None:
     model = t5().bfloat16().to(device)
@@ -328,25 +185,6 @@ def layers_kept_in_float32(wrong: bool, device: str) -> None:
             module.float()  # here: layers_kept_in_float32
     words, labels = ids().to(device), ids(BATCH, 8).to(device)
     model(input_ids=words, labels=labels).loss.backward()
-
-
-@planted("in place", "aten::add is no longer in place (2 of 2 calls)", "layers.1.self_attn", "add")
-@torch.no_grad()
-def mask_not_in_place(wrong: bool, device: str) -> None:
-    def attend(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any
-    ) -> Any:
-        scores, causal = q @ k.transpose(-1, -2), torch.ones_like(q[0, 0] @ k[0, 0].t()).tril()
-        if wrong:
-            weights = (scores + causal.log()).softmax(-1)  # here: mask_not_in_place
-        else:
-            scores += causal.log()
-            weights = scores.softmax(-1)
-        return (weights @ v).transpose(1, 2).contiguous(), None
-
-    library().AttentionInterface.register("of_this_test", attend)
-    model = llama(num_key_value_heads=4, attn_implementation="of_this_test").to(device)
-    model.model(ids().to(device))
 
 
 @planted("held", "the list kept of layers_kept_for_a", "BertModel.encoder.layer.*", "aten::clone")

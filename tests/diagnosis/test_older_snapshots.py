@@ -1,7 +1,5 @@
 """Snapshots of schema 3, whose facts are texts: read as what the same programs have today."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

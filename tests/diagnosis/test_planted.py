@@ -1,7 +1,5 @@
 """Every rule recognises its planted regression, on both devices, from what a snapshot keeps."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

@@ -1,7 +1,5 @@
 """A rename is no cause: snapshots are compared under the names that modules have now."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_torchmem.diagnosis.difference import with_names_of

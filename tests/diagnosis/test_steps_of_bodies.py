@@ -1,7 +1,5 @@
 """How the steps of a loop are told apart that a test's body or a function runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

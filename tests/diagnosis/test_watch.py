@@ -1,7 +1,5 @@
 """What a second, watched trace sees: why attention fell, and what refers to tensors."""
 
-from __future__ import annotations
-
 import importlib
 from collections import deque
 from collections.abc import Callable

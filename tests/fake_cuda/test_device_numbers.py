@@ -1,7 +1,5 @@
 """Devices that a program names by a number, and what C++ asks its build for otherwise."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Modes of ``torch.utils._python_dispatch``: what C++ makes stays beside its tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``torch.cuda`` and ``torch.accelerator`` answer for the GPU, with the trace's own figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

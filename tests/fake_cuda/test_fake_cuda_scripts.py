@@ -1,7 +1,5 @@
 """What scripts for GPUs call besides, and ways to name a device that are older than ``.to``."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import warnings

@@ -1,7 +1,5 @@
 """A program's own fake tensors, and those on ``meta``, on fake cuda."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

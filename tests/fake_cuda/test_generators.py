@@ -1,7 +1,5 @@
 """A GPU's generator draws what its seed and its state say."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

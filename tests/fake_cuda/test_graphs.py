@@ -4,8 +4,6 @@ The figures of the caching allocator are those that torch's own test expects of 
 (test/test_cuda.py, ``test_graph_memory_stats_and_use_result_after_destroy_graph``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What a program or a test has put in the place of torch's functions stays there in a trace."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock, patch
 

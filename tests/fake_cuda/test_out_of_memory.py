@@ -1,7 +1,5 @@
 """A trace on a GPU that is named runs out of memory where the GPU would."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

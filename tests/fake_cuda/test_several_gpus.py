@@ -1,7 +1,5 @@
 """A program that sees several GPUs: each has its ledger and its allocator."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

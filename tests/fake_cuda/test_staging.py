@@ -1,7 +1,5 @@
 """Copies between host and GPU: temporaries where torch makes them, and pinned memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Side streams: the caching allocator keeps their blocks apart, backward follows the forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """What a real GPU's libraries take is measured, and a trace that is told agrees with the GPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

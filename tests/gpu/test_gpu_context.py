@@ -1,7 +1,5 @@
 """A trace has nothing to do with the real GPU's context."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -7,8 +7,6 @@ TORCHMEM_SAMPLES=0 python -m pytest tests/gpu -k conv  all samples of some
 ``python -m benchmarks.operator_lists`` gives the same as one report.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

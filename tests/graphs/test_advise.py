@@ -1,7 +1,5 @@
 """Changes that would help: each saves what a trace of the changed step says."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

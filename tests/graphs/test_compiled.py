@@ -1,10 +1,6 @@
 """What a program compiles is profiled as compiled: as the real allocator counts it."""
 
-from __future__ import annotations
-
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.torch_private.compilers import compiler, inductor
 from pytest_torchmem.tracing.compiled import Compiled
+from tests.processes import run_program
 
 
 class Net(nn.Module):
@@ -217,7 +214,7 @@ def test_a_trace_without_a_compiler_does_not_import_it() -> None:
         "trace(torch.nn.Linear(2, 2), torch.ones(1, 2), device='cuda');"
         "assert not {'torch._dynamo', 'torch._inductor'} & {*sys.modules}"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_program(code)
 
 
 def softmax_under_autocast(x: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """The table of operators: its totals are the profile's, its cells what autograd really saves."""
 
-from __future__ import annotations
-
 import csv
 import io
 import pickle

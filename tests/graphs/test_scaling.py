@@ -1,7 +1,5 @@
 """Memory as a polynomial of sizes: sizes that were not traced are predicted to the byte."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """Whose bytes they are: modules, operators, lines and phases."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

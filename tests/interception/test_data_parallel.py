@@ -1,7 +1,5 @@
 """``DistributedDataParallel`` in a trace: its own reducer in C++ runs, and makes its buckets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """``copy.deepcopy`` of tensors in a trace: whole storages, and what shared one goes on to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 

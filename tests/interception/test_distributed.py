@@ -1,9 +1,6 @@
 """Programs that use torch.distributed, in one process of their own: groups belong to a process."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
+from tests.processes import run_program
 
 PROGRAM = """
 import sys
@@ -105,7 +102,4 @@ dist.destroy_process_group()
 
 def test_programs_that_use_torch_distributed() -> None:
     """Collectives keep tensors hollow, wrappers say what to do, groups do not outlive a trace."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    run_program(PROGRAM)

@@ -1,7 +1,5 @@
 """``DTensor`` on fake cuda takes the GPU's paths; checkpoints of shards are written and read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

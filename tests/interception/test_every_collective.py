@@ -1,9 +1,5 @@
 """Every collective of ``torch.distributed`` traces, and gives tensors of the right shapes."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
+from tests.processes import run_program
 
 ROWS = 8
 OPERATORS: Any = torch.ops._c10d_functional
@@ -539,4 +536,4 @@ assert torch._C._distributed_c10d._get_work_registry_size() == 0
 
 def test_no_work_outlives_a_trace_of_a_functional_collective() -> None:
     # In a process of its own: who imports torch's functional collectives gets kernels for "meta".
-    subprocess.run([sys.executable, "-c", _ALONE], check=True)
+    run_program(_ALONE)

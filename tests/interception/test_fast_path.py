@@ -1,7 +1,5 @@
 """The fast path writes down what the whole way of a call does, and most calls go it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

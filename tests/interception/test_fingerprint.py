@@ -1,7 +1,5 @@
 """The fingerprint of what a step works on: the same for the same work, however it is come by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``fully_shard`` in a trace, against the real CPU allocator and a group that sends nothing."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """Small kernels that a trace runs for values keep to their thread; no other thread notices."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

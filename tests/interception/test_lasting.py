@@ -1,7 +1,5 @@
 """Functions that stand in torch's place are made once, and belong to the trace that runs."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Calls of modules are followed, and ``nn.Module.__call__`` is itself all the while."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

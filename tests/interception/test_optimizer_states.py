@@ -1,7 +1,5 @@
 """State that an optimizer loads is its state, wherever it was made."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stages of pipelines, each traced as its own rank."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Kernels of a CPU on which oneDNN was not checked are run once, and take what they took then."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tools that take a program apart: export, fake tensors, TorchScript, swapped and lazy tensors."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable

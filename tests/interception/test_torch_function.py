@@ -1,7 +1,5 @@
 """Subclasses of tensors with a ``__torch_function__``: asked for what they are asked for really."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any, ClassVar

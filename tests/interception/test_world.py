@@ -1,7 +1,5 @@
 """The world of a trace: groups, variables, stores and meshes of one process of many."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

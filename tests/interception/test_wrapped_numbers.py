@@ -1,7 +1,5 @@
 """A Python number that C++ wraps in a tensor lives as long as on the real device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A GPU for machines without one: tensors are the CPU's, an allocator like CUDA's counts them."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Calibration on a GPU, which a stand-in with an allocator of its own takes the place of."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator

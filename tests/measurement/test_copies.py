@@ -1,7 +1,5 @@
 """Copies on which the tensors of a step lie, on the real CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

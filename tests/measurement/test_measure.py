@@ -1,7 +1,5 @@
 """The real step: figures counted by hand, and a user's model that stays as it was."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random

@@ -1,7 +1,5 @@
 """Steps on a GPU, which a stand-in with an allocator of its own takes the place of."""
 
-from __future__ import annotations
-
 import gc
 import random
 

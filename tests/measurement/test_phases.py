@@ -1,7 +1,5 @@
 """A trace and the real step agree on what a phase is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

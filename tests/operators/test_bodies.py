@@ -1,7 +1,5 @@
 """Kernels that call other operators, and what decides their outputs by value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mistakes that ``meta`` takes are refused as on the device, in the words of its kernel."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Callable

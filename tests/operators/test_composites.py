@@ -1,7 +1,5 @@
 """Operators made of others: every call asks the allocator for the same, in the same order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whose kernels take a convolution on a GPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """One rule for each library says the memory format of a convolution's operands and results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The shape of a convolution's output, which is computed without torch's own shape function."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

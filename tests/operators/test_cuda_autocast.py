@@ -1,7 +1,5 @@
 """Autocast on fake cuda casts what ``torch.autocast("cuda")`` casts, and keeps what it keeps."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

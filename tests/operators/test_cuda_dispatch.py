@@ -1,7 +1,5 @@
 """Composite operators on fake cuda run what the named GPU would."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

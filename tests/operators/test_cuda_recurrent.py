@@ -1,7 +1,5 @@
 """Recurrent layers on a GPU that cuDNN does not take."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators that torch does not come with, and kernels that cannot be traced."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What cuDNN keeps for the dropout between recurrent layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What kernels copy to have it in a memory format."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

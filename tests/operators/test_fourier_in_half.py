@@ -1,7 +1,5 @@
 """Fourier transforms in half precision, which the GPU has and the CPU refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Outputs are laid out as the CPU's kernels lay them out, whatever the layout of the inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 What cuSOLVER asks for itself is not known, here or there, and counts as nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

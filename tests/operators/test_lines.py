@@ -1,7 +1,5 @@
 """Convolutions of one dimension on lines whose channels are the densest (text, speech)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

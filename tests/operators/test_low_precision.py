@@ -1,7 +1,5 @@
 """Products of packed numbers, which only a GPU has kernels for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The memory format that a tensor's strides suggest, and what follows of it."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

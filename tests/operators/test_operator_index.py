@@ -1,7 +1,5 @@
 """The index of families names every operator that they speak of, so that none is missed."""
 
-from __future__ import annotations
-
 from benchmarks.operator_index import INDEX, text
 
 

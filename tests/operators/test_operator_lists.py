@@ -1,7 +1,5 @@
 """What compares the operators of a real run with those of its trace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of docs/cuda-operators.md is the one that the records give."""
 
-from __future__ import annotations
-
 from benchmarks.operator_table import PAGE, table, written
 
 

@@ -1,7 +1,5 @@
 """The order in which CUDA kernels make their outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

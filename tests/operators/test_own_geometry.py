@@ -1,7 +1,5 @@
 """Geometry that is given here rather than by torch's Python functions is that of the kernels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What cuDNN takes for recurrent layers: recorded and published sizes, and how sure they are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Every record speaks of operators that torch has, of arguments they have, and can be asked."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """torchvision's own kernels, against the real allocator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version

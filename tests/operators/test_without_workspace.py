@@ -1,7 +1,5 @@
 """What is known to take nothing, and that whatever is not is named, on both devices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Workspaces of convolutions on the CPU, against what the real allocator gives out."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Workspaces of CPU kernels, against what the real allocator gives out on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

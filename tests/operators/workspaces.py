@@ -1,7 +1,5 @@
 """Calls of CPU kernels, their workspaces as predicted and as the allocator counts them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

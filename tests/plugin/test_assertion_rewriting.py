@@ -1,7 +1,5 @@
 """pytest does not compile the modules of this package a second time, and finds all others."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

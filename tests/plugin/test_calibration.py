@@ -1,7 +1,5 @@
 """Updates measure what no formula gives where there is a GPU, and checks without one use it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Calibration files: their format, what an update makes of them, and that they are no snapshots."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from functools import partial
@@ -220,22 +218,6 @@ def test_of_a_merge_conflict_what_both_sides_agree_on_is_known(tmp_path: Path) -
 # -- what an update makes of a file ----------------------------------------------------------------
 
 
-def test_figures_that_a_run_did_not_touch_stay() -> None:
-    plan = plan_calibration(stored(FIGURES), {T4: {CONVOLUTION: WorkspaceSize(5)}})
-    assert plan.added == ((T4, CONVOLUTION),)
-    assert plan.changed == plan.removed == ()
-    assert plan.text is not None
-    assert load(plan.text) == {
-        **FIGURES,
-        T4: {FFT: WorkspaceSize(0), CONVOLUTION: WorkspaceSize(5)},
-    }
-
-
-def test_nothing_is_written_without_a_cause() -> None:
-    assert not plan_calibration(stored(FIGURES), FIGURES).changes_file
-    assert not plan_calibration(StoredCalibration(Path("x")), {}).changes_file
-
-
 @pytest.mark.parametrize("setup", [OLDER, OLD_TORCH])
 def test_a_figure_replaces_that_of_another_library(setup: Setup) -> None:
     before = stored({setup: {CONVOLUTION: WorkspaceSize(1), FFT: WorkspaceSize(2)}})
@@ -254,23 +236,6 @@ def test_split_by_torch_keeps_a_figure_for_each_series() -> None:
     plan = plan_calibration(before, {A100: {FFT: WorkspaceSize(3)}}, by_series=True)
     assert plan.text is not None
     assert load(plan.text) == {OLD_TORCH: {FFT: WorkspaceSize(1)}, A100: {FFT: WorkspaceSize(3)}}
-
-
-def test_modes_of_an_update() -> None:
-    measured = {A100: {CONVOLUTION: WorkspaceSize(1), FFT: WorkspaceSize(2)}}
-    only_new = plan_calibration(stored(FIGURES), measured, ("new",))
-    assert (only_new.added, only_new.changed) == (((A100, FFT),), ())
-    only_changed = plan_calibration(stored(FIGURES), measured, ("changed",))
-    assert (only_changed.added, only_changed.changed) == ((), ((A100, CONVOLUTION),))
-
-
-def test_obsolete_figures_go_with_the_file() -> None:
-    plan = plan_calibration(stored(FIGURES), {}, obsolete={"a100-80gb": {LSTM}})
-    assert plan.removed == ((A100, CONVOLUTION),)
-    assert plan.text is not None
-    assert load(plan.text) == {A100: {LSTM: FIGURES[A100][LSTM]}, T4: FIGURES[T4]}
-    everything = plan_calibration(stored(FIGURES), {}, obsolete={"a100-80gb": (), "t4": ()})
-    assert (everything.text, everything.changes_file) == (None, True)
 
 
 def _update(path: Path, measured: Figures, **options: Any) -> None:

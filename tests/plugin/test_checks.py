@@ -1,7 +1,5 @@
 """The fixture and the marker in whole runs: what passes, what fails, and what the message says."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest

@@ -1,7 +1,5 @@
 """The files for CI: what they call exists, and they do what they say in a small repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``torchmem compare`` and ``torchmem show``."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

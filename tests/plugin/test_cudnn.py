@@ -1,7 +1,5 @@
 """Updates store what cuDNN tells, and checks without cuDNN give the same figures."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``--torchmem-fake-cuda``: whole suites, without a marker, as if a GPU were there."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

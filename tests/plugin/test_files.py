@@ -1,7 +1,5 @@
 """Snapshot files that cannot be used are left as they are, and said to be so; conflicts resolve."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A GPU that is named: what is traced has to fit on it."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures of memory tests on a fake GPU, and tests beside them that see the machine as it is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Snapshot files changed by hand in random ways: read or refused, never lost, never a crash."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was asked for and not checked never passes unseen."""
 
-from __future__ import annotations
-
 import json
 from fnmatch import fnmatch
 

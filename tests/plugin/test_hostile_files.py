@@ -1,7 +1,5 @@
 """Files and names that mean harm: one sentence, and everything stays as it was."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """A few runs of the benchmark that means harm, others each time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

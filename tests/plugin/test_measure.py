@@ -1,7 +1,5 @@
 """Checks that are run on a real GPU too; a stand-in with an allocator of its own is that GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -334,7 +332,7 @@ def test_workers_send_what_they_measured(project: Project, gpu: StandIn, there_i
         "from tests.measurement.stand_in import StandIn\n"
         "device.cuda_device = lambda found=StandIn(): found\n"
     )
-    options = ("-p", "no:cacheprovider", "--torchmem-update", "-n2")
+    options = ("-p", "no:cacheprovider", "--torchmem-update", "-n1")
     project.run_apart(*options, passed=2)
     assert path.read_bytes() == serial
     assert serial.count(b'"measured"') == 2

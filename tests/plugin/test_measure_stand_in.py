@@ -1,7 +1,5 @@
 """``--torchmem-measure=stand-in`` where the process beside a run has no CUDA build of torch."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Mocks of fixtures and tests that have checks, and a directory that a test has removed."""
 
-from __future__ import annotations
-
 from .conftest import Project
 
 

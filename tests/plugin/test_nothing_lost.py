@@ -1,7 +1,5 @@
 """An update removes what is certainly gone, and nothing that might only have another name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Obsolete entries are told apart from those that were not selected; renames are recognised."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

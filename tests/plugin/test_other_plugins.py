@@ -3,8 +3,6 @@
 Those that are not installed are skipped: ``pip install -e '.[test,plugins]'`` brings them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

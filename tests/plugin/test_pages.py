@@ -1,7 +1,5 @@
 """``--torchmem-html``: a page for each check that failed, and an index."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of the ranks of a distributed step: ``world_size=`` and ``ranks=`` in whole runs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What the README shows is what its examples print, and what pages by task say is true."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """GPUs and operators that conftest files add for one run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

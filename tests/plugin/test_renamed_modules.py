@@ -1,7 +1,5 @@
 """Snapshot files whose test module is gone: told, removed or moved, never by a part of a run."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

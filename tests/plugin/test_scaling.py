@@ -1,7 +1,5 @@
 """check(scaling=) and the marker: how fast memory may grow with sizes of the input."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.plugin.conftest import Project

@@ -1,7 +1,5 @@
 """Every option and every ini key does what it says, alone and one by one."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_torchmem.checks.defaults import DEFAULT_GPU

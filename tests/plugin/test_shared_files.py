@@ -1,7 +1,5 @@
 """Files that several runs write, that signals meet, and that are no ordinary files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """Tolerances: what can be written, and whose rule holds."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_torchmem.errors import UsageError

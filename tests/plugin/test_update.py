@@ -1,7 +1,5 @@
 """What an update writes and what it leaves alone, in every way of running a part of a suite."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Pictures show the figures of the profile."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Profiles written for other programs, and read again."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Properties of plans: nothing that lives at once overlaps, and no arena is too small."""
 
-from __future__ import annotations
-
 import time
 from itertools import combinations
 

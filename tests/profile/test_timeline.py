@@ -1,7 +1,5 @@
 """Properties of timelines: peaks are what a replay of the events gives."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,8 +3,6 @@
 torchmem stand-in --gpu a100-80gb -- pytest tests/stand_in
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

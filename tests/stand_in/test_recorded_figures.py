@@ -6,8 +6,6 @@ One sample of each operator and module, a part of them, measured under the stand
         --dtypes float32 bfloat16 float16 complex64 --record tests/stand_in/recorded_figures.json
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The step that a trace and a measurement run says what keeps it from a backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """What was measured on a GPU takes the place of what cannot be computed."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from functools import partial

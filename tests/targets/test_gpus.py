@@ -1,7 +1,5 @@
 """The catalogue of GPUs is consistent, and a GPU found in a machine is the right one of it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

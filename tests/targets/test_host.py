@@ -1,7 +1,5 @@
 """The CPU that a trace stands for, and how sure its figures are where that was not checked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

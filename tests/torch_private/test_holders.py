@@ -1,10 +1,10 @@
 """Functions of torch that other modules hold by names of their own."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.processes import run_program
 
 PROGRAM = """
 import sys
@@ -33,11 +33,11 @@ for _ in range(2):
 """
 
 
-def test_they_are_replaced_there_too_and_put_back(tmp_path: Path) -> None:
+def test_they_are_replaced_there_too_and_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "held_later.py").write_text(
         "from torch import tensor\n\ndef made():\n    return tensor([1], device='cuda')\n"
     )
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    run_program(PROGRAM)

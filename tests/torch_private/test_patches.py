@@ -1,7 +1,5 @@
 """Functions and methods of torch are replaced together, and put back exactly as they were."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_torchmem.errors import UnsupportedTorchError

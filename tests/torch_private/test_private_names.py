@@ -1,11 +1,7 @@
 """Private names of torch are declared once, in ``torch_private/``, and used nowhere else."""
 
-from __future__ import annotations
-
 import ast
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -22,8 +18,10 @@ from pytest_torchmem import trace
 from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private import names
 from pytest_torchmem.torch_private.patching.patches import replaced
+from tests.processes import run_program
 
 PACKAGE = Path(pytest_torchmem.__file__).parent
+OF_TORCH = "torch_private/**/*.py"
 
 #: Private names that stand elsewhere, and why they may.
 EXCEPTIONS = {
@@ -114,11 +112,10 @@ def private_names(tree: ast.AST) -> Iterator[str]:
     """Yield the private names in a module that are not its own: torch's, or Python's."""
     own = _own_names(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and _PRIVATE.match(node.attr):
             root = ast.unparse(node.value)
             if (
-                _PRIVATE.match(node.attr)
-                and root not in ("self", "cls")
+                root not in ("self", "cls")
                 and not re.search(r"\b_?(torch\.ops\.)?aten$", root)
                 and (node.attr not in own or root.startswith("torch"))
             ):
@@ -152,8 +149,8 @@ def _own_names(tree: ast.AST) -> set[str]:
     return found
 
 
-def _parsed() -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
+def _parsed(pattern: str = "*.py") -> Iterator[tuple[str, ast.AST]]:
+    for path in sorted(PACKAGE.rglob(pattern)):
         yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
@@ -194,9 +191,9 @@ def test_private_names_stand_in_torch_private_alone() -> None:
 
 def _declared() -> Iterator[str]:
     """Yield the paths that ``torch_private/`` declares."""
-    for path, tree in _parsed():
+    for _, tree in _parsed(OF_TORCH):
         for node in ast.walk(tree):
-            if path.startswith("torch_private/") and isinstance(node, ast.Call) and node.args:
+            if isinstance(node, ast.Call) and node.args:
                 function, argument = ast.unparse(node.func), node.args[0]
                 if function in DECLARING and isinstance(argument, ast.Constant):
                     yield str(argument.value)
@@ -210,16 +207,15 @@ def test_a_private_name_is_declared_once() -> None:
 
 def test_what_torch_private_uses_is_declared() -> None:
     parts = {part for path in _declared() for part in path.split(".")}
-    for path, tree in _parsed():
-        if path.startswith("torch_private/"):
-            types = {
-                name
-                for node in ast.walk(tree)
-                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-                for name in private_names(node)
-            }
-            used = {name.split(".")[-1] for name in private_names(tree)}
-            assert used - types <= parts | _NOT_DECLARED, path
+    for path, tree in _parsed(OF_TORCH):
+        types = {
+            name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for name in private_names(node)
+        }
+        used = {name.split(".")[-1] for name in private_names(tree)}
+        assert used - types <= parts | _NOT_DECLARED, path
 
 
 def test_every_name_is_there() -> None:
@@ -294,8 +290,6 @@ try:
 except UnsupportedTorchError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "dispatch key Fake" in done.stdout
-    assert done.stdout.count("torch._C._") > 40
+    said = run_program(program).stdout
+    assert "dispatch key Fake" in said
+    assert said.count("torch._C._") > 40

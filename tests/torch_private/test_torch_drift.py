@@ -1,7 +1,5 @@
 """The description of torch agrees with the one it was written for; what differs is found."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

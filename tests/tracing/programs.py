@@ -1,7 +1,5 @@
 """Small models and programs that the tests of the profiler share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

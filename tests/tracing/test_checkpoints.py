@@ -1,7 +1,5 @@
 """Files that a traced program writes and reads: what is not known takes no space, and stays so."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import io

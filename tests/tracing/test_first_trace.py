@@ -1,9 +1,6 @@
 """The first trace of a process gives what the others give, and imports little."""
 
-from __future__ import annotations
-
 import importlib
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +12,7 @@ import torch
 from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.step import imports
+from tests.processes import run_program
 
 _NO_COMPILER = """
 import gc
@@ -94,13 +92,7 @@ def test_first_trace_of_a_process(name: str, device: str) -> None:
     """What torch imports on the way holds no tensors; no model needs any of it. A program
     may import the compiler without ``torch.compile``.
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROGRAMS[name], device],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_program(_PROGRAMS[name], device).stderr == ""
 
 
 _BACK_AND_FORTH = """
@@ -127,9 +119,7 @@ def test_a_module_that_torch_imports_in_turn(tmp_path: Path) -> None:
     """It is being imported on the trace's thread, and another would wait for it for ever."""
     (tmp_path / "torchmem_back_and_forth.py").write_text("import torch.torchmem_probe\n")
     (tmp_path / "torchmem_probe.py").write_text("import torchmem_back_and_forth\n")
-    command = [sys.executable, "-W", "ignore", "-c", _BACK_AND_FORTH, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_program(_BACK_AND_FORTH, str(tmp_path)).stderr == ""
 
 
 _WAYS = {

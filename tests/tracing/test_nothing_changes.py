@@ -1,12 +1,8 @@
 """A trace leaves the user's model, the generators and torch as they were."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.torch_private.state.all_settings import all_settings, answers
+from tests.processes import run_program
 from tests.tracing.programs import MODELS, hooked
 
 DEVICES = ("cpu", "cuda")
@@ -430,9 +427,7 @@ with torch.device("meta"):
     assert torch.tensor([1.0]).device.type == "meta"
 trace(lambda: torch.tensor([1.0], device="cuda"), device="cuda")
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_program(program)
 
 
 def test_a_configuration_is_not_asked_while_the_program_runs() -> None:

@@ -1,12 +1,9 @@
 """After a trace, however it ended, torch is as it was."""
 
-from __future__ import annotations
-
 import builtins
 import gc
 import random
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +22,7 @@ from torch.optim import optimizer as optimizers
 
 from pytest_torchmem import trace
 from pytest_torchmem.journal.in_place import InPlace
+from tests.processes import run_program
 
 DEVICES = ("cpu", "cuda")
 OWN_KEYS = ("Fake", "AutocastIPU", "AutocastHPU")
@@ -279,13 +277,7 @@ assert {row for row in table if table[row] != after[row]} == set()
 
 def test_nobody_notices_the_first_trace_of_a_process() -> None:
     """What it registers stands for keys that nobody else includes; the process ends in peace."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _FIRST_OF_A_PROCESS],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_program(_FIRST_OF_A_PROCESS).stderr == ""
 
 
 _ITS_OWN_PROFILER = """
@@ -316,13 +308,7 @@ else:
 
 def test_a_program_may_run_the_profiler_with_stacks() -> None:
     """The tracer of Python frames takes each module's from the frame of its call."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _ITS_OWN_PROFILER],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(_ITS_OWN_PROFILER)
 
 
 _COMPILER_OF_A_PROCESS = """
@@ -359,13 +345,7 @@ for table in (lowerings, known, variables.constant_fold_functions):
 def test_the_compiler_lists_functions_of_torch_alone(chance: random.Random) -> None:
     """A process first uses Dynamo and Inductor in a trace; they keep what they list."""
     way = chance.choice(["make_fx", "linearize", "compile"])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _COMPILER_OF_A_PROCESS, way],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert run_program(_COMPILER_OF_A_PROCESS, way).stderr == ""
 
 
 def test_other_threads_see_torch_as_it_is() -> None:

@@ -1,11 +1,7 @@
 """Threads that train for real beside traces notice nothing of them."""
 
-from __future__ import annotations
-
 import math
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +14,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
+from tests.processes import run_program
 
 
 def attention() -> Tensor:
@@ -293,7 +290,7 @@ began.wait()
 
 def test_a_process_ends_while_a_daemon_thread_traces() -> None:
     for _ in range(4):
-        subprocess.run([sys.executable, "-c", ENDS], check=True, stderr=subprocess.DEVNULL)
+        run_program(ENDS)
 
 
 def test_another_thread_prints_a_tensor_while_a_module_is_asked_about_itself(
@@ -332,6 +329,4 @@ print(torchmem.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).peak)
 
 def test_another_thread_imports_the_compiler() -> None:
     """As the first step of an optimizer does (torch/_compile.py)."""
-    command = [sys.executable, "-c", _WHILE_THE_COMPILER_IS_IMPORTED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, int(done.stdout or 0) > 0) == (0, True), done.stderr
+    assert int(run_program(_WHILE_THE_COMPILER_IS_IMPORTED).stdout) > 0

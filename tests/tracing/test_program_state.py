@@ -1,7 +1,5 @@
 """A program is traced again as if it ran for the first time."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """A fake GPU that stands between traces: what it says, what traces take of it, what is left."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """What a program keeps beyond a trace, in caches and objects, does no harm to the next one."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import threading

@@ -1,7 +1,5 @@
 """The threads that a traced program starts are in its trace."""
 
-from __future__ import annotations
-
 import _thread
 import asyncio
 import queue

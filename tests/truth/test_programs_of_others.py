@@ -1,7 +1,5 @@
 """The corpus of others' programs: its manifest, its checksums, its classes, its record of lines."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 from pathlib import Path

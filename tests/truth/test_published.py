@@ -4,8 +4,6 @@ The recordings themselves are no part of this repository (``python -m benchmarks
 compares with them). Snapshots here are made by the replay itself, in the form torch gives them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

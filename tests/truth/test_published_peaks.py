@@ -1,7 +1,5 @@
 """Traces of public programs beside figures that others published of real GPUs."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.truth.published import gpt, peaks

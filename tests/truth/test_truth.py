@@ -1,7 +1,5 @@
 """Recordings of what a GPU counts; a stand-in with an allocator of its own takes its place."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path

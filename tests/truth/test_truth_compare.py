@@ -1,7 +1,5 @@
 """Recordings compared with traces: what a trace itself counted is met, what is doctored is told."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

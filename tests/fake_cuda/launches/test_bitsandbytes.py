@@ -1,7 +1,5 @@
 """bitsandbytes on fake cuda: states of optimizers, 8-bit and 4-bit layers, nothing left behind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
+from tests.processes import run_program
 
 MIB = 1024 * 1024
 BLOCKS = MIB // 256
@@ -189,11 +188,10 @@ def test_nothing_of_a_trace_stays_in_the_library() -> None:
     assert error.abs().max() < 0.02  # for real, with a map that holds numbers
 
 
-def test_it_may_be_imported_in_the_trace(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
+_IMPORTED_IN_THE_TRACE = """
 import sys
 import torch
+from pytest_torchmem import trace
 
 def body():
     import bitsandbytes as bnb
@@ -202,12 +200,13 @@ def body():
     parameter.grad = torch.randn_like(parameter)
     optimizer.step()
 
-def test_body(torchmem):
-    assert "bitsandbytes" not in sys.modules
-    first = torchmem.trace(body, device="cuda").figures()
-    assert first == torchmem.trace(body, device="cuda").figures()
-    import bitsandbytes
-    assert bitsandbytes.cextension.BNB_BACKEND == "CPU" or torch.cuda.is_available()
+assert "bitsandbytes" not in sys.modules
+first = trace(body, device="cuda").figures()
+assert first == trace(body, device="cuda").figures()
+import bitsandbytes
+assert bitsandbytes.cextension.BNB_BACKEND == "CPU" or torch.cuda.is_available()
 """
-    )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_it_may_be_imported_in_the_trace() -> None:
+    run_program(_IMPORTED_IN_THE_TRACE)

@@ -3,8 +3,6 @@
 torch/_inductor/kernel/flex/flex_attention.py and flex_decoding.py say what the kernels request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels in CUDA C++, and addresses for other packages: an output, or one sentence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Launches of triton kernels: nothing is taken, what they write is computed, hooks run."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
+from tests.processes import run_program
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -213,6 +212,21 @@ def test_operators_of_triton_kernels_are_counted_with_what_their_bodies_make() -
     assert profile.unknown_workspaces == ()
 
 
+_IMPORTED_IN_THE_TRACE = """
+import sys
+import torch
+from pytest_torchmem import trace
+
+def program():
+    from kernels import negate
+    x = torch.ones(64, device="cuda")
+    negate[(1,)](x, BLOCK=64)
+
+assert "triton" not in sys.modules
+assert trace(program, device="cuda").peak == 256
+"""
+
+
 def test_triton_may_be_imported_in_the_trace(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         kernels="""
@@ -221,21 +235,9 @@ import triton, triton.language as tl
 def negate(x_ptr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     tl.store(x_ptr + offsets, -tl.load(x_ptr + offsets))
-""",
-        test_it="""
-import sys
-import torch
-def test_body(torchmem):
-    def program():
-        from kernels import negate
-        x = torch.ones(64, device="cuda")
-        negate[(1,)](x, BLOCK=64)
-    assert "triton" not in sys.modules
-    profile = torchmem.trace(program, device="cuda")
-    assert profile.peak == 256
-""",
+"""
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    run_program(_IMPORTED_IN_THE_TRACE)
 
 
 def test_a_missing_triton_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Which arguments of a triton kernel count as written to, by its source."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_torchmem.fake_cuda.launches.triton_values import written_arguments

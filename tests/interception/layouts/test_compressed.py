@@ -1,7 +1,5 @@
 """Compressed sparse tensors: indices that are known and values that are not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Sparse COO tensors, against the real allocator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

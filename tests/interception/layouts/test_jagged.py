@@ -1,7 +1,5 @@
 """Jagged nested tensors: a subclass in Python on ordinary values and offsets."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Nested tensors: encoder layers in inference, which make them of a padding mask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantized tensors are real, and programs with them run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What operators on sparse tensors compute, where a trace knows values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What a trace takes for true of values that it does not know."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

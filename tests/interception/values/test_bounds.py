@@ -1,7 +1,5 @@
 """What is kept by values that nobody knows counts as all that there may be, and profiles say so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Collectives of a group of one process have values: what it hands out is what it gets back."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """What C++ reads of tensors without memory: what is known, a stated assumption, or one sentence."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import io
@@ -9,7 +7,6 @@ import multiprocessing
 import os
 import queue
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +20,7 @@ from torch import Tensor
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
+from tests.processes import run_program
 
 READS: dict[str, Callable[[Tensor], Any]] = {
     "torch.tensor": lambda t: torch.tensor([t, t]),
@@ -196,13 +194,8 @@ print("done")
 
 def test_no_way_ends_the_process() -> None:
     seed = os.environ.get("TORCHMEM_SEED", str(random.randrange(1 << 30)))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _FUZZ, seed],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "done\n", f"TORCHMEM_SEED={seed}: {done.returncode} {done.stderr}"
+    print(f"TORCHMEM_SEED={seed}")
+    assert run_program(_FUZZ, seed).stdout == "done\n"
 
 
 _FROM_BEFORE = """
@@ -230,14 +223,7 @@ print(trace(program, values="none").warnings)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there are no such pages")
 def test_a_thread_from_before_reads_zeros_and_the_profile_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _FROM_BEFORE],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "it read zeros" in done.stdout
+    assert "it read zeros" in run_program(_FROM_BEFORE).stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of addresses are Linux's")
@@ -249,11 +235,8 @@ def test_without_reserved_pages_a_trace_is_the_same() -> None:
         "from pytest_torchmem.torch_private.tensors.storages import nowhere;"
         "print(trace(nn.Linear(4, 4), torch.ones(2, 4)).figures(), nowhere().address)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
     figures = trace(torch.nn.Linear(4, 4), torch.ones(2, 4)).figures()
-    assert done.stdout.strip() == f"{figures} 0", done.stderr
+    assert run_program(program).stdout.strip() == f"{figures} 0"
 
 
 def test_nothing_stays_resident_after_a_trace() -> None:

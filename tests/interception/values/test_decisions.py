@@ -5,8 +5,6 @@ Programs are drawn: operators on random numbers, operators that make a mask of t
 masks, and a decision in Python.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping

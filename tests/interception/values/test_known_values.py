@@ -1,7 +1,5 @@
 """Small integers, booleans and tables keep their values; the rest is asked for in vain."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import math

@@ -1,7 +1,5 @@
 """The memory that holds values goes with the storages that they belong to."""
 
-from __future__ import annotations
-
 import gc
 
 import torch

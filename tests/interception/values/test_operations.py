@@ -1,9 +1,5 @@
 """The operations that a budget counts are those of torch's own counter, which is not imported."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
 from pytest_torchmem.interception.values import policy
+from tests.processes import run_program
 
 
 def step(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], None]:
@@ -80,6 +77,4 @@ def test_a_first_trace_does_not_import_the_compiler() -> None:
         "print([name for name in ('triton', 'torch._dynamo', 'torch._inductor', 'sympy',"
         " 'torch.utils.flop_counter') if name in sys.modules])"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    assert done.stdout.strip() == "[]"
+    assert run_program(program).stdout.strip() == "[]"

@@ -1,7 +1,5 @@
 """Real values of outputs that CUDA's kernels make in other shapes than the CPU's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product

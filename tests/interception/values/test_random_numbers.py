@@ -1,7 +1,5 @@
 """Random numbers that a trace computes are the program's, whatever it did not compute before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pytest

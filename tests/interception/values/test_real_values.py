@@ -1,7 +1,5 @@
 """Values computed beside a trace: programs that decide by their data go where they really do."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Programs compute in a trace what they compute for real: outputs, gradients, losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,0 +1,69 @@
+"""Programs in processes of their own, which are forked from one that has imported torch.
+
+To import torch takes longer than most of these programs.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_SERVER = """
+import json, os, sys
+import torch
+while line := sys.stdin.readline():
+    job = json.loads(line)
+    if not (process := os.fork()):
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+if line:
+    files = os.devnull, job["output"], job["errors"]
+    for number, file in enumerate(files):
+        os.dup2(os.open(file, os.O_RDWR), number)
+    os.chdir(job["directory"])
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    sys.argv[1:] = job["arguments"]
+    exec(compile(job["program"], "<string>", "exec"))
+"""
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-W", "ignore", "-c", _SERVER], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+
+
+def run_program(
+    program: str, *arguments: str, seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that has to succeed, as ``python -W ignore -c`` does."""
+    server = _server()
+    sent, answers = server.stdin, server.stdout
+    assert sent is not None
+    assert answers is not None
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        for file in (output, errors):
+            file.touch()
+        job = {
+            "program": program,
+            "arguments": arguments,
+            "directory": os.getcwd(),
+            "environment": dict(os.environ),
+            "output": str(output),
+            "errors": str(errors),
+        }
+        print(json.dumps(job), file=sent, flush=True)
+        if not select.select([answers], [], [], seconds)[0]:
+            os.killpg(server.pid, signal.SIGKILL)
+            _server.cache_clear()
+            raise TimeoutError(f"no end after {seconds} s: {errors.read_text()}")
+        status = int(answers.readline())
+        assert status == 0, f"status {status}: {errors.read_text()}"
+        return subprocess.CompletedProcess(program, status, output.read_text(), errors.read_text())
