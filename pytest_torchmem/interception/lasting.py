@@ -8,8 +8,7 @@ or the capture of a graph, holds the trace's own context instead: ``TraceContext
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from types import SimpleNamespace
+from functools import cache, wraps
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pytest_torchmem.interception.attribution import Attribution
@@ -50,24 +49,27 @@ def instead_of(owner: Any, *names: str) -> Callable[[_Method], _Method]:
 class Functions:
     """Methods in the place of functions of torch or Python, in one trace after another.
 
-    ``originals`` has what they stand for, by the methods' names.
+    They are called with the function that they stand for, and with what that is called with.
     """
 
     def __init__(self, trace: TraceContext) -> None:
         self._trace = trace
-        first = {name: places[0].original for name, places in self._marked()}
-        self.originals: Any = SimpleNamespace(**first)
-
-    def _marked(self) -> Iterator[tuple[str, list[Replaceable]]]:
-        for name, one in vars(type(self)).items():
-            if places := getattr(one, _PLACES, None):
-                yield name, places
 
     def replacements(self) -> Replacements:
-        """Return the methods and their places."""
+        """Return the methods that are marked, in their places."""
         return [
-            place.by(getattr(self, name)) for name, places in self._marked() for place in places
+            place.by(_calling(getattr(self, name), place.original))
+            for name, method in vars(type(self)).items()
+            for place in getattr(method, _PLACES, ())
         ]
+
+
+def _calling(method: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    @wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return method(original, *args, **kwargs)
+
+    return function
 
 
 @dataclass(frozen=True)

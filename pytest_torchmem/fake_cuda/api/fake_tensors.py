@@ -224,4 +224,4 @@ class WrapperSubclasses:
                     self._devices[made] = device
             return made
 
-        return staticmethod(make_wrapper_subclass)
+        return make_wrapper_subclass

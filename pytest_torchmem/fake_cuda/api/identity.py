@@ -150,20 +150,20 @@ class DataLoaders(Functions):
         self._pinning.clear()
 
     @instead_of(begin_loading)
-    def begin_loading(self, iterator: Any, loader: Any) -> None:
+    def begin_loading(self, original: Any, iterator: Any, loader: Any) -> None:
         """Begin to load."""
         if self._trace.off() or not loader.pin_memory:
-            self.originals.begin_loading(iterator, loader)
+            original(iterator, loader)
             return
         loader.pin_memory = False
         try:
-            self.originals.begin_loading(iterator, loader)
+            original(iterator, loader)
         finally:
             loader.pin_memory = True
         self._pinning.add(iterator)
 
     @instead_of(next_batch)
-    def next_data(self, iterator: Any) -> Any:
+    def next_data(self, original: Any, iterator: Any) -> Any:
         """Return the next batch."""
-        data = self.originals.next_data(iterator)
+        data = original(iterator)
         return pin_memory(data) if iterator in self._pinning and not self._trace.off() else data

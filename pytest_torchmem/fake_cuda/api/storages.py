@@ -40,7 +40,6 @@ class Storages(Functions):
             "device": property(self.device),
             "is_cuda": property(lambda storage: self.device(storage).type == "cuda"),
             "get_device": lambda storage: _index(self.device(storage)),
-            **{name: self._copying(name) for name in ("cuda", "cpu", "to")},
         }
         return [*super().replacements(), (torch.UntypedStorage, storage)]
 
@@ -65,17 +64,17 @@ class Storages(Functions):
         )
 
     @instead_of(torch.UntypedStorage)
-    def clone(self, storage: torch.UntypedStorage) -> Any:
+    def clone(self, original: Any, storage: torch.UntypedStorage) -> Any:
         """Copy a storage on its device."""
         if self._trace.record_of(storage) is None:
-            return self.originals.clone(storage)
+            return original(storage)
         return self._as_bytes(storage).clone().untyped_storage()
 
     @instead_of(torch.serialization, "default_restore_location")
-    def restore(self, storage: Any, location: str) -> Any:
+    def restore(self, original: Any, storage: Any, location: str) -> Any:
         """Book a storage that a file holds, or ``map_location`` asks to have, on the GPU."""
         if self._trace.off() or not str(location).startswith("cuda"):
-            return self.originals.restore(storage, location)
+            return original(storage, location)
         device = torch.device(location)
         if (device.index or 0) >= self._trace.gpus:  # as torch/serialization.py, _validate_device
             raise RuntimeError(
@@ -86,18 +85,14 @@ class Storages(Functions):
         self._trace.meet_storage(storage, self._trace.device(device))
         return storage
 
-    def _copying(self, name: str) -> Callable[..., Any]:
-        """Return the method that copies a storage as the tensor's method ``name`` does."""
-        original: Any = getattr(torch.UntypedStorage, name)
-
-        def copy(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            if self._trace.off() or storage.device.type == "meta":
-                return original(storage, *args, **kwargs)
-            tensor = self._as_bytes(storage)
-            copied = getattr(tensor, name)(*args, **kwargs)
-            return storage if copied is tensor else copied.untyped_storage()
-
-        return copy
+    @instead_of(torch.UntypedStorage, "cuda", "cpu", "to")
+    def copied(self, original: Any, storage: torch.UntypedStorage, *args: Any, **named: Any) -> Any:
+        """Copy a storage as the tensor's method of that name does."""
+        if self._trace.off() or storage.device.type == "meta":
+            return original(storage, *args, **named)
+        tensor = self._as_bytes(storage)
+        copied = getattr(tensor, original.__name__)(*args, **named)
+        return storage if copied is tensor else copied.untyped_storage()
 
     def _as_bytes(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return a tensor on a storage, which one that C++ made is met with here."""

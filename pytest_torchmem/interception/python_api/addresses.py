@@ -9,7 +9,7 @@ beginning of pages that the operating system gives when they are first touched.
 import ctypes
 import mmap
 import sys
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,21 +53,21 @@ class Addresses(Functions):
         self._pages.clear()
 
     @instead_of(Tensor, "data_ptr")
-    def of_tensor(self, tensor: Tensor) -> int:
+    def of_tensor(self, original: Any, tensor: Tensor) -> int:
         """Return an address that differs where memory would."""
         if self._trace.without_memory(tensor) is None or not tensor.numel() or is_wrapper(tensor):
-            return cast(int, self.originals.of_tensor(tensor))
-        start = self.of_storage(tensor.untyped_storage())
+            return cast(int, original(tensor))
+        start = tensor.untyped_storage().data_ptr()
         return start + int(tensor.storage_offset()) * tensor.element_size()
 
     @instead_of(torch.UntypedStorage, "data_ptr")
-    def of_storage(self, storage: torch.UntypedStorage) -> int:
+    def of_storage(self, original: Any, storage: torch.UntypedStorage) -> int:
         """Return where a storage begins; one of no bytes lies nowhere on any device."""
         if not storage.nbytes():
             return 0
         record = self._trace.record_of(storage)
         if record is None or not record.hollow:
-            return cast(int, self.originals.of_storage(storage))
+            return cast(int, original(storage))
         self._trace.values.contents.begin_writing(record)
         known = self._trace.values.contents.known(record)
         memory = record.memory if known is None else known

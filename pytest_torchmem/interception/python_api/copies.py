@@ -30,10 +30,10 @@ class Copies(Functions):
     """Copies by operators; torch copies a storage's memory."""
 
     @instead_of(Tensor, "__deepcopy__")
-    def of_tensor(self, tensor: Tensor, memo: dict[int, Any]) -> Any:
+    def of_tensor(self, original: Any, tensor: Tensor, memo: dict[int, Any]) -> Any:
         """Copy a tensor with its gradient and attributes; torch/_tensor.py, ``__deepcopy__``."""
         if self._trace.record(tensor) is None:
-            return self.originals.of_tensor(tensor, memo)
+            return original(tensor, memo)
         if id(tensor) in memo:
             return memo[id(tensor)]
         if not tensor.is_leaf:
@@ -48,12 +48,12 @@ class Copies(Functions):
             copy.requires_grad_(tensor.requires_grad)
         memo[id(tensor)] = copy
         if tensor.grad is not None:
-            copy.grad = self.of_tensor(tensor.grad, memo)
+            copy.grad = self.of_tensor(original, tensor.grad, memo)
         copy.__dict__.update(deepcopy(tensor.__dict__, memo))
         return copy
 
     @instead_of(nn.Parameter, "__deepcopy__")
-    def of_parameter(self, parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
+    def of_parameter(self, original: Any, parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
         """Copy a parameter without its gradient; torch/nn/parameter.py, ``__deepcopy__``."""
         if id(parameter) not in memo:
             copy = type(parameter)(parameter.data.clone(), parameter.requires_grad)
@@ -98,12 +98,12 @@ class Pickling(Functions):
         self._places.clear()
 
     @instead_of(Tensor, "__reduce_ex__")
-    def reduce(self, tensor: Tensor, protocol: Any) -> Any:
+    def reduce(self, original: Any, tensor: Tensor, protocol: Any) -> Any:
         """Pickle a real tensor of the same geometry."""
         record = self._trace.without_memory(tensor)
         if record is None or tensor.layout is not torch.strided or is_wrapper(tensor):
             # Of its parts, each as it comes.
-            return self.originals.reduce(tensor, protocol)
+            return original(tensor, protocol)
         nbytes = tensor.untyped_storage().nbytes()
         with self._trace.working():
             content = self._trace.values.contents.known(record)
@@ -115,22 +115,24 @@ class Pickling(Functions):
             place = "cpu" if on_host else str(record.ledger.device)
             self._places[storage._cdata] = storage, place
             real = Output.of(tensor).on(storage)
-            return self.originals.reduce(real.requires_grad_(tensor.requires_grad), protocol)
+            return original(real.requires_grad_(tensor.requires_grad), protocol)
 
     @instead_of(torch.serialization)
-    def location_tag(self, storage: Any) -> Any:
+    def location_tag(self, original: Any, storage: Any) -> Any:
         """Return where a pickled storage was, which ``torch.load`` will put it to."""
         place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
-        return self.originals.location_tag(storage) if place is None else place[1]
+        return original(storage) if place is None else place[1]
 
     @instead_of(legacy_save)
-    def save(self, obj: Any, file: Any, pickle_module: Any, pickle_protocol: Any) -> None:
+    def save(
+        self, original: Any, obj: Any, file: Any, pickle_module: Any, pickle_protocol: Any
+    ) -> None:
         """Write an archive instead of the older format, which ``pickle`` asks for: there is no
         place in that to say what is not known. Either is read back by ``torch.load``. A program
         may have put something else, which asks for the older one, in the place of ``torch.save``.
         """
         if self._trace.off():
-            self.originals.save(obj, file, pickle_module, pickle_protocol)
+            original(obj, file, pickle_module, pickle_protocol)
             return
         self.older = True
         try:
@@ -157,10 +159,10 @@ class Swaps(Functions):
     """``swap_tensors`` in a trace."""
 
     @instead_of(torch.utils, "swap_tensors")
-    def swap(self, t1: Tensor, t2: Tensor) -> None:
+    def swap(self, original: Any, t1: Tensor, t2: Tensor) -> None:
         """Swap two tensors, and what is noted of their contents."""
         if not self._trace.on_thread():
-            self.originals.swap(t1, t2)
+            original(t1, t2)
             return
         stay, move = (
             self._trace.own.by_tensor if self._trace.own else (),
@@ -170,7 +172,7 @@ class Swaps(Functions):
         notes = [(table.pop(t1, _NOTHING), table.pop(t2, _NOTHING)) for table in tables]
         swapped = False
         try:
-            self.originals.swap(t1, t2)
+            original(t1, t2)
             swapped = True
         finally:
             for position, (table, (first, second)) in enumerate(zip(tables, notes, strict=True)):

@@ -10,7 +10,6 @@ tensor and gives it a Python object of that class (torch/csrc/autograd/ python_v
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 from weakref import ReferenceType, finalize, ref
 
@@ -19,11 +18,10 @@ import torch.utils.dlpack
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.interception.lasting import LASTING, Functions, Layer, instead_of
 from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
 from pytest_torchmem.torch_private.patching.patches import (
     SHARING,
-    Replacements,
     replaced,
     to_dlpack,
 )
@@ -31,11 +29,6 @@ from pytest_torchmem.torch_private.tensors.storages import bytes_of
 from pytest_torchmem.torch_private.tensors.tensors import make_subclass
 
 _CPU = torch.device("cpu")
-_FROM_DATA = ("tensor", "as_tensor", "asarray")
-_FROM_MEMORY = ("from_dlpack", "from_file", "from_numpy", "frombuffer")
-"""What lays a tensor on memory that is there, and stays shared with whoever has it."""
-_METHODS_FROM_DATA = ("new_tensor", "new")
-_ELEMENT_BY_ELEMENT = ("apply_", "map_", "map2_")
 _SEQUENCES = (list, tuple)
 _MOST_DIMENSIONS = 128
 """Beyond them torch raises; ``MAX_DIMS`` of torch/csrc/utils/tensor_new.cpp."""
@@ -50,8 +43,7 @@ def data_functions(device: str) -> AbstractContextManager[None]:
 
 
 def _functions(trace: TraceContext) -> Layer[None]:
-    data = _Data(trace)
-    return Layer([*data.from_data(), *data.by_address(), *data.storages()], None)
+    return Layer(_Data(trace).replacements(), None)
 
 
 def readable(trace: TraceContext, data: Any, name: str, depth: int = 0) -> Any:
@@ -73,39 +65,46 @@ def readable(trace: TraceContext, data: Any, name: str, depth: int = 0) -> Any:
         return trace.values.stand_in(data.detach(), record, asked)
 
 
-class _Data:
+class _Data(Functions):
     """The functions for one trace."""
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
+        super().__init__(trace)
         self._in_capsules: dict[int, ReferenceType[Tensor]] = {}
         """Tensors without memory that capsules were made of, by the address of their values."""
 
     # -- tensors made of data ----------------------------------------------------------------------
 
-    def from_data(self) -> Replacements:
-        """Return the functions that make a tensor of nested sequences."""
-        functions = {name: self._of_data(getattr(torch, name), 0) for name in _FROM_DATA}
-        methods = {name: self._of_data(getattr(Tensor, name), 1) for name in _METHODS_FROM_DATA}
-        functions |= {name: self._shares(getattr(torch, name)) for name in _FROM_MEMORY}
-        of_capsules = {"from_dlpack": functions["from_dlpack"]}
-        return [(torch, functions), (torch.utils.dlpack, of_capsules), (Tensor, methods)]
+    @instead_of(torch, "from_dlpack", "from_file", "from_numpy", "frombuffer")
+    @instead_of(torch.utils.dlpack, "from_dlpack")
+    def on_memory(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Meet a tensor on memory that is there, and stays shared with whoever has it, as one of
+        numpy's array is.
+        """
+        if self._trace.off():
+            return original(*args, **kwargs)
+        if args and isinstance(args[0], Tensor) and not kwargs:  # of from_dlpack
+            return args[0].detach()
+        with self._trace.placing_on(_CPU):
+            made = original(*args, **kwargs)
+            known = self._made_into_capsule(made)
+            return torch.ops.aten.lift_fresh.default(made) if known is None else known.detach()
 
-    def _shares(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function whose tensor is met as one of numpy's array is."""
+    @instead_of(torch, "tensor", "as_tensor", "asarray")
+    def of_data(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a tensor of nested sequences, which may have tensors in them."""
+        return self._of_data(original, 0, args, kwargs)
 
-        @wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if self._trace.off():
-                return original(*args, **kwargs)
-            if args and isinstance(args[0], Tensor) and not kwargs:  # of from_dlpack
-                return args[0].detach()
-            with self._trace.placing_on(_CPU):
-                made = original(*args, **kwargs)
-                known = self._made_into_capsule(made)
-                return torch.ops.aten.lift_fresh.default(made) if known is None else known.detach()
+    @instead_of(Tensor, "new_tensor", "new")
+    def beside(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make one as another is."""
+        return self._of_data(original, 1, args, kwargs)
 
-        return function
+    def _of_data(self, original: Any, position: int, args: Any, kwargs: Any) -> Any:
+        if len(args) <= position or type(args[position]) not in _SEQUENCES or self._trace.off():
+            return original(*args, **kwargs)
+        data = readable(self._trace, args[position], original.__name__)
+        return original(*args[:position], data, *args[position + 1 :], **kwargs)
 
     def _made_into_capsule(self, made: Tensor) -> Tensor | None:
         """Return the tensor whose values ``made`` shares by a capsule, if it is still there."""
@@ -126,94 +125,56 @@ class _Data:
         with self._trace.working():
             return int(contents.value(record, tensor.detach()).data_ptr())
 
-    def _of_data(self, original: Callable[..., Any], position: int) -> Callable[..., Any]:
-        """Return the function whose argument at ``position`` may have tensors in its lists."""
-
-        @wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if len(args) <= position or type(args[position]) not in _SEQUENCES or self._trace.off():
-                return original(*args, **kwargs)
-            data = readable(self._trace, args[position], original.__name__)
-            return original(*args[:position], data, *args[position + 1 :], **kwargs)
-
-        return function
-
     # -- elements, one by one, and addresses -------------------------------------------------------
 
-    def by_address(self) -> Replacements:
-        """Return what C++ does with the memory of a tensor itself."""
-        methods = {name: self._on_elements(name) for name in _ELEMENT_BY_ELEMENT}
-        exporting: Any = torch.utils.dlpack
-        functions = [each.by(self._exported(each.original)) for each in to_dlpack]
-        public = {"to_dlpack": self._exported(exporting.to_dlpack)}
-        return [(Tensor, methods), (exporting, public), *functions]
+    @instead_of(to_dlpack[0])
+    @instead_of(to_dlpack[1])
+    @instead_of(torch.utils.dlpack, "to_dlpack")
+    def exported(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Make a capsule of a tensor."""
+        if self._trace.without_memory(tensor) is None:
+            return original(tensor, *args, **kwargs)
+        capsule = tensor.__dlpack__()
+        address = self._address_of_values(tensor)
+        if address is not None:
+            self._in_capsules[address] = ref(tensor)
+        return capsule
 
-    def _exported(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that makes a capsule of a tensor."""
-
-        def export(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._trace.without_memory(tensor) is None:
-                return original(tensor, *args, **kwargs)
-            capsule = tensor.__dlpack__()
-            address = self._address_of_values(tensor)
-            if address is not None:
-                self._in_capsules[address] = ref(tensor)
-            return capsule
-
-        return export
-
-    def _on_elements(self, name: str) -> Callable[..., Any]:
-        """Return the method that calls Python for each element."""
-        original: Any = getattr(Tensor, name)
-
-        def method(tensor: Tensor, *args: Any) -> Any:
-            real: list[tuple[Any, Any]] = []
-            for one in (tensor, *args[:-1]):
-                record = self._trace.without_memory(one)
-                if record is not None and self._trace.values.contents.known(record) is None:
-                    raise self._trace.values.unknown(f".{name}() of a tensor of unknown values")
-                real.append((one, record))
-            if all(record is None for _, record in real):
-                return original(tensor, *args)
-            with self._trace.working():
-                value = self._trace.values.contents.value
-                known = [one if record is None else value(record, one) for one, record in real]
-                original(*known, args[-1])
-            return tensor
-
-        return method
+    @instead_of(Tensor, "apply_", "map_", "map2_")
+    def on_elements(self, original: Any, tensor: Tensor, *args: Any) -> Any:
+        """Call a function of Python's for each element."""
+        real: list[tuple[Any, Any]] = []
+        for one in (tensor, *args[:-1]):
+            record = self._trace.without_memory(one)
+            if record is not None and self._trace.values.contents.known(record) is None:
+                asked = f".{original.__name__}() of a tensor of unknown values"
+                raise self._trace.values.unknown(asked)
+            real.append((one, record))
+        if all(record is None for _, record in real):
+            return original(tensor, *args)
+        with self._trace.working():
+            value = self._trace.values.contents.value
+            known = [one if record is None else value(record, one) for one, record in real]
+            original(*known, args[-1])
+        return tensor
 
     # -- storages ----------------------------------------------------------------------------------
 
-    def storages(self) -> Replacements:
-        """Return the methods by which a storage is written, and handed to another process."""
-        methods: dict[str, Any] = {
-            "fill_": self._written("fill_", lambda whole, value: whole.fill_(value)),
-            "copy_": self._written("copy_", self._copy),
-            "__setitem__": self._written("__setitem__", self._set_item),
-            "byteswap": self._written("byteswap", lambda whole, dtype: self._forget(whole)),
-            "share_memory_": self._share(),
-            "is_shared": self._is_shared(),
-        }
-        sharing = [each.by(self._shared(each.original)) for each in SHARING]
-        return [(torch.UntypedStorage, methods), *sharing]
-
-    def _written(self, name: str, by_tensor: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method that does by a tensor what torch does in the storage's memory."""
-        original: Any = getattr(torch.UntypedStorage, name)
-
-        def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            record = self._trace.record_of(storage)
-            if record is None or not record.hollow:
-                return original(storage, *args, **kwargs)
-            by_tensor(self._whole(storage), *args, **kwargs)
-            return storage
-
-        return method
+    @instead_of(torch.UntypedStorage, "fill_", "copy_", "__setitem__", "byteswap")
+    def write(self, original: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        """Do by a tensor what torch does in the storage's memory."""
+        record = self._trace.record_of(storage)
+        if record is None or not record.hollow:
+            return original(storage, *args, **kwargs)
+        _WRITES[original.__name__](self, self._whole(storage), *args, **kwargs)
+        return storage
 
     def _whole(self, storage: torch.UntypedStorage) -> Tensor:
         with self._trace.working():
             return bytes_of(storage)
+
+    def _fill(self, whole: Tensor, value: Any) -> None:
+        whole.fill_(value)
 
     def _copy(self, whole: Tensor, source: Any, non_blocking: bool | None = None) -> None:
         whole.copy_(self._whole(source.untyped() if hasattr(source, "untyped") else source))
@@ -221,65 +182,59 @@ class _Data:
     def _set_item(self, whole: Tensor, index: Any, value: Any) -> None:
         whole[index] = value
 
-    def _share(self) -> Callable[..., torch.UntypedStorage]:
-        """Return the method that moves a storage to shared memory; the program's own storages stay
-        in place.
-        """
-        original: Any = torch.UntypedStorage.share_memory_
-
-        def share_memory_(storage: torch.UntypedStorage, *args: Any) -> torch.UntypedStorage:
-            record = self._trace.record_of(storage)
-            if record is None and not (self._trace.off() or self._trace.stands):
-                self._trace.borrow_storage(storage)
-                record = self._trace.record_of(storage)
-            if record is None:
-                return original(storage, *args)  # type: ignore[no-any-return]
-            record.shared = True
-            return storage
-
-        return share_memory_
-
-    def _is_shared(self) -> Callable[..., bool]:
-        """Return the method that says whether other processes may see a storage.
-
-        One on a GPU always is (torch/csrc/StorageSharing.cpp, ``THPStorage_isShared``).
-        """
-        original: Any = torch.UntypedStorage.is_shared
-
-        def is_shared(storage: torch.UntypedStorage) -> bool:
-            record = self._trace.record_of(storage)
-            if record is None:
-                return bool(original(storage))
-            if record.ledger.device.type == "cuda":
-                return True
-            return getattr(record, "shared", False) or (not record.hollow and original(storage))
-
-        return is_shared
-
-    def _forget(self, whole: Tensor) -> None:
+    def _forget(self, whole: Tensor, dtype: Any) -> None:
         record = self._trace.record(whole)
         if record is not None:
             self._trace.values.contents.assume(record, None)
 
-    def _shared(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the method by which another process gets a storage; it gets what is known."""
-
-        def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+    @instead_of(torch.UntypedStorage)
+    def share_memory_(self, original: Any, storage: torch.UntypedStorage, *args: Any) -> Any:
+        """Move a storage to shared memory; the program's own storages stay in place."""
+        record = self._trace.record_of(storage)
+        if record is None and not (self._trace.off() or self._trace.stands):
+            self._trace.borrow_storage(storage)
             record = self._trace.record_of(storage)
-            if record is None or not record.hollow:
-                return original(storage, *args, **kwargs)
-            self._trace.values.contents.begin_writing(record)
-            known = self._trace.values.contents.known(record)
-            if known is None:
-                raise self._trace.values.unknown("a tensor of unknown values is sent to a process")
-            with self._trace.working():
-                sent = known.clone().untyped_storage()  # its file is open while it lives
-                finalize(storage, sent.nbytes)
-                return original(sent, *args, **kwargs)
+        if record is None:
+            return original(storage, *args)
+        record.shared = True
+        return storage
 
-        return method
+    @instead_of(torch.UntypedStorage)
+    def is_shared(self, original: Any, storage: torch.UntypedStorage) -> bool:
+        """Return whether other processes may see a storage.
+
+        One on a GPU always is (torch/csrc/StorageSharing.cpp, ``THPStorage_isShared``).
+        """
+        record = self._trace.record_of(storage)
+        if record is None:
+            return bool(original(storage))
+        if record.ledger.device.type == "cuda":
+            return True
+        return getattr(record, "shared", False) or (not record.hollow and original(storage))
+
+    @instead_of(SHARING[0])
+    @instead_of(SHARING[1])
+    def sent(self, original: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        """Hand a storage to another process, which gets what is known."""
+        record = self._trace.record_of(storage)
+        if record is None or not record.hollow:
+            return original(storage, *args, **kwargs)
+        self._trace.values.contents.begin_writing(record)
+        known = self._trace.values.contents.known(record)
+        if known is None:
+            raise self._trace.values.unknown("a tensor of unknown values is sent to a process")
+        with self._trace.working():
+            sent = known.clone().untyped_storage()  # its file is open while it lives
+            finalize(storage, sent.nbytes)
+            return original(sent, *args, **kwargs)
 
 
+_WRITES: dict[str, Callable[..., None]] = {
+    "fill_": _Data._fill,
+    "copy_": _Data._copy,
+    "__setitem__": _Data._set_item,
+    "byteswap": _Data._forget,
+}
 _OF_TORCH = "torch."
 
 

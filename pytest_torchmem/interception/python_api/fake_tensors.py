@@ -37,9 +37,9 @@ class FakeTensors(Functions):
         self._before.clear()
 
     @instead_of(push_mode)
-    def enter(self, mode: Any) -> Any:
+    def enter(self, original: Any, mode: Any) -> Any:
         """Make a mode the thread's innermost one."""
-        result = self.originals.enter(mode)
+        result = original(mode)
         if not self._trace.on_thread():
             return result
         if makes_fake_tensors(mode):
@@ -50,31 +50,31 @@ class FakeTensors(Functions):
         return result
 
     @instead_of(pop_mode)
-    def leave(self, *args: Any) -> Any:
+    def leave(self, original: Any, *args: Any) -> Any:
         """Take a mode away."""
-        mode = self.originals.leave(*args)
+        mode = original(*args)
         if makes_fake_tensors(mode) and self._trace.on_thread() and self._before:
             set_excluded(FAKE, self._before.pop())
         return mode
 
     @instead_of(set_mode)
-    def put(self, mode: Any) -> Any:
+    def put(self, original: Any, mode: Any) -> Any:
         """Put back a mode that was taken away for a while."""
-        result = self.originals.put(mode)
+        result = original(mode)
         if makes_fake_tensors(mode) and self._trace.on_thread():
             set_excluded(FAKE, True)
         return result
 
     @instead_of(unset_mode)
-    def take(self, kind: Any) -> Any:
+    def take(self, original: Any, kind: Any) -> Any:
         """Take a mode away for a while."""
-        mode = self.originals.take(kind)
+        mode = original(kind)
         if makes_fake_tensors(mode) and self._trace.on_thread():
             set_excluded(FAKE, self._trace.inside)
         return mode
 
     @instead_of(print_tensor)
-    def text(self, *args: Any, **kwargs: Any) -> Any:
+    def text(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what a tensor is printed as.
 
         Modes are left meanwhile, also for an error that C++ then drops (the next overload is
@@ -82,12 +82,14 @@ class FakeTensors(Functions):
         keys that were excluded when it began (torch/_tensor_str.py, ``_str``).
         """
         if not self._trace.on_thread():
-            return self.originals.text(*args, **kwargs)
+            return original(*args, **kwargs)
         with excluded(FAKE, is_excluded(FAKE)):
-            return self.originals.text(*args, **kwargs)
+            return original(*args, **kwargs)
 
     @instead_of(fallback_kernel)
-    def run(self, mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception) -> Any:
+    def run(
+        self, original: Any, mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception
+    ) -> Any:
         """Run an operator without a kernel for ``meta``; the device's would run on zeros, and a
         GPU's is not there.
         """
@@ -96,5 +98,5 @@ class FakeTensors(Functions):
         if first is not None and self._trace.on_thread():
             geometry = spec_of(func).on(first.device.type).meta
         if geometry is None:
-            return self.originals.run(mode, func, flat_args, args_spec, error)
+            return original(mode, func, flat_args, args_spec, error)
         return fakes_of_meta(mode, func, geometry, flat_args, args_spec)

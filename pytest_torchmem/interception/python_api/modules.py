@@ -106,17 +106,19 @@ class Changes(Functions):
     # -- what is seen ------------------------------------------------------------------------------
 
     @instead_of(Optimizer, "__init__")
-    def make_optimizer(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def make_optimizer(
+        self, original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
         """Make an optimizer, which is the trace's own."""
         self._note_new(optimizer)
-        self.originals.make_optimizer(optimizer, *args, **kwargs)
+        original(optimizer, *args, **kwargs)
 
     @instead_of(Optimizer, "__setstate__")
-    def restore_optimizer(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    def restore_optimizer(self, original: Any, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Make one of a copy or a pickle, or load into one that is there."""
         if not vars(optimizer):
             self._note_new(optimizer)
-        self.originals.restore_optimizer(optimizer, state)
+        original(optimizer, state)
 
     def _note_new(self, optimizer: Optimizer) -> None:
         if self._trace.own is not None and self._trace.on_thread():

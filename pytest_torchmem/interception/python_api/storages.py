@@ -49,15 +49,14 @@ class RealStorages(Functions):
         self._sizes: dict[str, Any] = {name: getattr(torch.UntypedStorage, name) for name in _SIZES}
 
     def replacements(self) -> Replacements:
-        """Return the methods, and what stands for several functions."""
-        received = [each.by(staticmethod(self._received(each.original))) for each in RECEIVING]
+        """Return the methods, and what says sizes."""
         sizes = {name: self._size(name) for name in _SIZES}
-        return [*super().replacements(), *received, (torch.UntypedStorage, sizes)]
+        return [*super().replacements(), (torch.UntypedStorage, sizes)]
 
     @instead_of(torch.serialization, "default_restore_location")
-    def restore(self, storage: Any, location: str) -> Any:
+    def restore(self, original: Any, storage: Any, location: str) -> Any:
         """Book the storages that ``torch.load`` reads; a mapped file is booked as a whole."""
-        restored = self.originals.restore(storage, location)
+        restored = original(storage, location)
         if self._trace.off() or location != "cpu":
             return restored
         if not self._trace.mapped.holds(storage):
@@ -67,11 +66,11 @@ class RealStorages(Functions):
         return restored
 
     @instead_of(torch.jit, "load")
-    def load_script(self, *args: Any, **kwargs: Any) -> Any:
+    def load_script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Book the tensors that C++ reads from a module's file, but not the texts of its code
         (torch/csrc/jit/serialization/import.cpp).
         """
-        module = self.originals.load_script(*args, **kwargs)
+        module = original(*args, **kwargs)
         if not self._trace.off():
             for tensor in (*module.parameters(), *module.buffers()):
                 if tensor.layout is torch.strided and not tensor.is_meta:
@@ -79,51 +78,49 @@ class RealStorages(Functions):
         return module
 
     @instead_of(torch.UntypedStorage)
-    def from_file(self, filename: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_file(self, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         """Book a file that is mapped, as torch's profiler does (aten/src/ATen/MapAllocator.cpp).
 
         ``torch.load(mmap=True)`` and safetensors cut their tensors out of it.
         """
-        storage = self.originals.from_file(filename, *args, **kwargs)
+        storage = original(filename, *args, **kwargs)
         if not self._trace.off():
             self._trace.mapped.add(storage, unknown_regions(filename))
             self._trace.meet_storage(storage)
         return storage
 
     @instead_of(torch.UntypedStorage)
-    def from_buffer(self, *args: Any, **kwargs: Any) -> Any:
+    def from_buffer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Book a copy of a program's bytes: an object that is sent, say
         (torch/distributed/distributed_c10d.py, ``_object_to_tensor``).
         """
-        storage = self.originals.from_buffer(*args, **kwargs)
+        storage = original(*args, **kwargs)
         if not self._trace.off():
             self._trace.expect_made(storage)
         return storage
 
-    def _received(self, original: Any) -> Callable[..., Any]:
+    @instead_of(RECEIVING[0])
+    @instead_of(RECEIVING[1])
+    def received(self, original: Any, *args: Any) -> Any:
         """Book memory that processes share where it is mapped, as torch's profiler does
         (aten/src/ATen/MapAllocator.cpp).
         """
-
-        def received(*args: Any) -> Any:
-            storage = original(*args)
-            if not (self._waiting or self._trace.off()):
-                self._trace.meet_storage(storage)
-            return storage
-
-        return received
+        storage = original(*args)
+        if not (self._waiting or self._trace.off()):
+            self._trace.meet_storage(storage)
+        return storage
 
     @instead_of(next_batch)
-    def next_batch(self, iterator: Any) -> Any:
+    def next_batch(self, original: Any, iterator: Any) -> Any:
         """Book what a ``DataLoader``'s workers have loaded where the program gets it.
 
         Which batches arrive before it, and wait for their turn, is a matter of time.
         """
         if self._trace.off():
-            return self.originals.next_batch(iterator)
+            return original(iterator)
         self._waiting += 1
         try:
-            batch = self.originals.next_batch(iterator)
+            batch = original(iterator)
         finally:
             self._waiting -= 1
         for tensor in tensors_in(batch):
@@ -132,35 +129,35 @@ class RealStorages(Functions):
         return batch
 
     @instead_of(set_from_file)
-    def set_from_file(self, storage: torch.UntypedStorage, *args: Any) -> Any:
+    def set_from_file(self, original: Any, storage: torch.UntypedStorage, *args: Any) -> Any:
         """Read a storage that is there already, as ``torch.load`` does files of the older format
         (torch/serialization.py, ``_legacy_load``): what was known of it before is not its content.
         """
         record = self._trace.record_of(storage)
         if record is None:
-            return self.originals.set_from_file(storage, *args)
+            return original(storage, *args)
         contents = self._trace.values.contents
         with self._trace.working():
             read = torch.UntypedStorage(storage.nbytes()) if record.hollow else storage
-            self.originals.set_from_file(read, *args)
+            original(read, *args)
             if record.hollow or contents.known(record) is not None:
                 contents.remember(record, bytes_of(read))
         return storage
 
     @instead_of(torch.UntypedStorage, "__getitem__")
-    def get(self, storage: torch.UntypedStorage, index: Any) -> Any:
+    def get(self, original: Any, storage: torch.UntypedStorage, index: Any) -> Any:
         """Return a part of a storage, or one byte; that of a mapped file stands in the file.
 
         ``torch.asarray(storage)`` takes the first, to see that it is no sequence of sequences
         (torch/csrc/utils/tensor_new.cpp, ``compute_sizes``).
         """
         if isinstance(index, slice) or self._trace.off() or not self._trace.mapped.holds(storage):
-            return self.originals.get(storage, index)
+            return original(storage, index)
         with self._trace.working():
-            return self.originals.get(storage, index)
+            return original(storage, index)
 
     @instead_of(torch.UntypedStorage, "resize_")
-    def resize(self, storage: torch.UntypedStorage, size: int) -> Any:
+    def resize(self, original: Any, storage: torch.UntypedStorage, size: int) -> Any:
         """Book that a storage without memory gets or gives back memory, as ``fully_shard`` does.
 
         Its tensors keep their geometry, and it has room for as much as it was made for. What the
@@ -168,7 +165,7 @@ class RealStorages(Functions):
         """
         record = self._trace.record_of(storage)
         if record is None or (not record.hollow and storage.resizable()):
-            return self.originals.resize(storage, size)
+            return original(storage, size)
         if size > self._sizes["nbytes"](storage):
             raise UnsupportedOperatorError(
                 f"{self._trace.user_line()}: UntypedStorage.resize_ to more bytes than the storage "
@@ -194,9 +191,9 @@ class RealStorages(Functions):
 
     @instead_of(torch.random)
     @instead_of(torch)
-    def get_rng_state(self) -> Tensor:
+    def get_rng_state(self, original: Any) -> Tensor:
         """Book the tensor that the CPU's generator writes its state to."""
-        state: Tensor = self.originals.get_rng_state()
+        state: Tensor = original()
         if not self._trace.off():
             self._trace.meet(state)
         return state

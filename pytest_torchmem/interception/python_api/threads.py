@@ -22,10 +22,10 @@ class Threads(Functions):
     """Runs threads and submitted calls of the trace's threads inside of the trace."""
 
     @instead_of(threading.Thread)
-    def start(self, thread: threading.Thread) -> None:
+    def start(self, original: Any, thread: threading.Thread) -> None:
         """Start a thread that runs in the trace."""
         if self._trace.off() or isinstance(thread, ThreadApart):
-            self.originals.start(thread)
+            original(thread)
             return
         attributes = vars(thread)
         own = attributes.get(_RUN)
@@ -42,38 +42,46 @@ class Threads(Functions):
 
         attributes[_RUN] = once
         try:
-            self.originals.start(thread)
+            original(thread)
         except BaseException:
             give_back()
             raise
 
     @instead_of(_thread, "start_new_thread")
-    def start_bare(self, function: Callable[..., Any], *args: Any) -> int:
+    def start_bare(self, original: Any, function: Callable[..., Any], *args: Any) -> int:
         """Start a thread that has no object."""
         if not self._trace.off():
             function = self._in_trace(function)
-        number: int = self.originals.start_bare(function, *args)
+        number: int = original(function, *args)
         return number
 
     @instead_of(ThreadPoolExecutor)
     def submit(
-        self, pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+        self,
+        original: Any,
+        pool: ThreadPoolExecutor,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> Future[Any]:
         """Have a thread of a pool, which may be there since before the trace, run a call in it."""
         if not self._trace.off():
             function = self._in_trace(function)
-        made: Future[Any] = self.originals.submit(pool, function, *args, **kwargs)
+        made: Future[Any] = original(pool, function, *args, **kwargs)
         return made
 
     @instead_of(queue.Queue)
-    def put(self, to: queue.Queue[Any], item: Any, *args: Any, **kwargs: Any) -> None:
+    def put(
+        self, original: Any, to: queue.Queue[Any], item: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """Take note of tensors that a thread which is there since before the trace hands over."""
         if not self._trace.on_thread():
             for tensor in tensors_in(item):
                 if type(tensor) in _PLAIN and tensor.layout is torch.strided:
                     storage = tensor.untyped_storage()
                     self._trace.handed[storage._cdata] = storage
-        self.originals.put(to, item, *args, **kwargs)
+        original(to, item, *args, **kwargs)
 
     def _in_trace(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return partial(_run, self._trace.joined_by_new(), function)

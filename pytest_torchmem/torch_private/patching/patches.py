@@ -71,9 +71,9 @@ class Replaceable:
 
     def by(self, replacement: Any) -> tuple[Any, Mapping[str, Any]]:
         """Return one of ``Replacements``; in the place of a static method is one."""
-        if isinstance(replacement, MethodType) and isinstance(self._owner, type):
-            static = isinstance(getattr_static(self._owner, self._name), staticmethod)
-            replacement = staticmethod(replacement) if static else replacement
+        static = isinstance(getattr_static(self._owner, self._name, None), staticmethod)
+        if static and isinstance(self._owner, type):
+            replacement = staticmethod(replacement)
         return self._owner, {self._name: replacement}
 
     def unless(
