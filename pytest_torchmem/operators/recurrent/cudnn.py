@@ -319,8 +319,8 @@ def dropout_state(machine: Gpu) -> Buffer:
 
 
 def _is_recorded(machine: Gpu) -> bool:
-    """Return whether cuDNN was asked on such a GPU."""
-    return machine.capability == (9, 0)
+    """Return whether cuDNN was asked on such a GPU: an H100 with 132 multiprocessors."""
+    return (machine.capability, machine.multiprocessors) == ((9, 0), 132)
 
 
 _rnn = operator("aten::_cudnn_rnn", library_output=3, not_in_key=("dropout_state",))
@@ -414,7 +414,8 @@ def workspace(
 ) -> Workspace:
     """A dense copy of the input, and cuDNN's workspace; states are dense already."""
     taken = temporary_space(machine, input, weight, settings)
-    return _as_recorded(machine, _by_step(input, settings), taken)
+    made = map(Made, (0, 1, 2, 4))  # the reserve follows cuDNN's workspace
+    return _as_recorded(machine, _by_step(input, settings), *made, taken, ALL)
 
 
 @_rnn_backward.workspace("cuda")
