@@ -83,9 +83,7 @@ _WITH_FLOAT_RESULT = {
 def half_to_float(
     call: CompositeCall, input: Tensor, dim: int, dtype: torch.dtype | None = None
 ) -> Any:
-    """Of half precision with a float result: one kernel on CUDA, a copy and a kernel on the CPU;
-    native/SoftMax.cpp, softmax and log_softmax.
-    """
+    """Half precision with a float result: one kernel on CUDA, two on the CPU; SoftMax.cpp."""
     if input.dtype is torch.float16 and dtype is torch.float32:
         return _WITH_FLOAT_RESULT[call.overload](input, dim, True)
     return call()

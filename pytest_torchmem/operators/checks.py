@@ -73,9 +73,7 @@ def _in_cpp(tensor: Tensor) -> str:
 
 
 def _output(input: Tensor, *outputs: Tensor) -> str:
-    """Return what a structured kernel says of its outputs; torchgen/dest/register_dispatch_key.py,
-    resize_out.
-    """
+    """What a structured kernel says of outputs; dest/register_dispatch_key.py, resize_out."""
     says = "Expected out tensor to have dtype {}, but got {} instead"
     return next(filter(None, (_types(input, out, says, _in_cpp) for out in outputs)), "")
 

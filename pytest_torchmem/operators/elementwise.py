@@ -169,9 +169,7 @@ def base_on_gpu(input: complex) -> int:
 
 @operator("aten::abs", "aten::angle").workspace()
 def complex_to_real(input: Tensor) -> int:
-    """The complex result before its real part is taken; native/UnaryOps.cpp,
-    unary_op_impl_with_complex_to_float.
-    """
+    """The complex result before it is real; UnaryOps.cpp, unary_op_impl_with_complex_to_float."""
     return dense_bytes(input) if input.dtype.is_complex else 0
 
 

@@ -367,9 +367,7 @@ def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[Request, ..
 
 @_native_backward.workspace("cuda")
 def betas_and_lengths(log_probs: Tensor, log_alpha: Tensor) -> tuple[Request, ...]:
-    """``log_beta``, as large as ``log_alpha``, and the lengths; exact, LossCTC.cu,
-    ``ctc_loss_backward_gpu_template``.
-    """
+    """``log_beta`` like ``log_alpha``, and the lengths; exact, ctc_loss_backward_gpu_template."""
     lengths = log_probs.shape[1] * LONG
     return (lengths, lengths, lengths, dense_bytes(log_alpha), ALL)
 

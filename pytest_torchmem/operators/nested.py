@@ -181,9 +181,7 @@ def one_kernel(
 
 @operator("aten::to_padded_tensor").nested("cuda")
 def to_padded_tensor(self: Tensor, padding: float, output_size: list[int] | None = None) -> Tensor:
-    """native/nested/cuda/NestedTensorTransformerFunctions.cpp,
-    NestedTensor_to_padded_tensor_cuda.
-    """
+    """NestedTensorTransformerFunctions.cpp, NestedTensor_to_padded_tensor_cuda."""
     dtypes = (torch.float32, torch.float64, torch.float16)
     if self.dim() not in (2, 3, 4) or self.dtype not in dtypes:
         # NestedTensor_to_padded_tensor_generic

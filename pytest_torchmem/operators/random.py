@@ -104,9 +104,7 @@ def check_of_deviations(std: Tensor) -> int:
 
 @operator("aten::randperm").workspace("cpu")
 def check_of_number(outputs: Tensor) -> int:
-    """The number in the type of the result; native/TensorFactories.h,
-    check_supported_max_int_with_precision.
-    """
+    """The number in the result's type; check_supported_max_int_with_precision."""
     return outputs.element_size()
 
 

@@ -433,9 +433,7 @@ def volume_copies(outputs: Tensor, input: Tensor) -> int:
 
 @operator("aten::im2col", "aten::col2im").decomposition()
 def resized(call: GivenCall, self: Tensor) -> Tensor:
-    """A tensor like the input, then as large as the output: the larger storage stays;
-    im2col_out_cpu_template, col2im_out_cpu_template.
-    """
+    """On the storage of one like the input; im2col_out_cpu_template, col2im_out_cpu_template."""
     result = torch.empty_like(self, memory_format=torch.contiguous_format)
     dense = self.contiguous()
     result.resize_(meta_result(call.overload, *call.args, **call.kwargs).shape)

@@ -256,9 +256,7 @@ rolling = operator("aten::roll")
 
 @rolling.workspace("cpu")
 def rolled_on_cpu(input: Tensor, dims: Sequence[int] = ()) -> int:
-    """Several dimensions are rolled one after the other, all of them as one;
-    native/TensorTransformations.cpp, roll_common.
-    """
+    """Several dimensions are rolled one by one, all as one; TensorTransformations.cpp."""
     return (len(dims) - 1) * dense_bytes(input) if len(dims) > 0 else contiguous_copy(input)
 
 

@@ -74,9 +74,7 @@ def cublas_copy(matrices: Tensor) -> int:
 
 
 def onednn_copy(matrices: Tensor) -> int:
-    """Bytes of the copy for oneDNN, which takes no gaps between rows or columns;
-    native/mkldnn/Utils.cpp, is_mkldnn_optimized_format.
-    """
+    """Bytes of the copy for oneDNN, which takes no gaps; is_mkldnn_optimized_format."""
     if matrices.is_contiguous():
         return 0
     rows, columns = matrices.shape[-2:]

@@ -312,9 +312,7 @@ def statistics_workspace(input: Tensor) -> Workspace | tuple[int, ...]:
 
 @_reduce.workspace("cuda")
 def reduce_workspace(grad_out: Tensor, input: Tensor) -> Workspace | tuple[int, ...]:
-    """Sums of blocks where both are channels last; native/cuda/Normalization.cu,
-    ``batch_norm_backward_reduce_cuda``.
-    """
+    """Sums of blocks where both are channels last; ``batch_norm_backward_reduce_cuda``."""
     if is_channels_innermost_on_cuda(input) and is_channels_innermost_on_cuda(grad_out):
         return staging(input, 2)
     return () if input.is_contiguous() and grad_out.is_contiguous() else unknown()
@@ -400,9 +398,7 @@ def gathered(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Those of all processes together, whose running ones are moved on;
-    ``batch_norm_reduce_statistics_kernel``.
-    """
+    """Of all processes, and the running ones moved on; ``batch_norm_reduce_statistics_kernel``."""
     counts = counts.to(mean.dtype).view(-1, 1)
     total = counts.sum()
     whole = (mean * counts).sum(0) / total

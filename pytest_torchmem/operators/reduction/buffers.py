@@ -293,9 +293,7 @@ GRAIN = 32768
 
 
 def partial_results(machine: Host, elements: int, results: int, element_size: int) -> int:
-    """One result per thread, where everything is reduced to one element on several threads;
-    native/TensorIteratorReduce.cpp, two_pass_reduction.
-    """
+    """A result per thread, where several reduce all to one element; two_pass_reduction."""
     if results != 1 or elements < GRAIN or machine.threads < 2:
         return 0
     return machine.threads * element_size

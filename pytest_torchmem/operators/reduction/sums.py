@@ -263,9 +263,7 @@ def reduced_in_own_type(machine: Gpu, input: Tensor, dim: Dims = ()) -> tuple[in
 @of_elements.workspace("cpu")
 @pair.workspace("cpu")
 def contiguous_input(input: Tensor, dim: int | None = None, other: Tensor | None = None) -> int:
-    """A contiguous copy where all dimensions are reduced; native/cpu/ReduceAllOpsKernel.cpp, and
-    native/ReduceOps.cpp, argmax_argmin.
-    """
+    """A dense copy to reduce all dimensions; ReduceAllOpsKernel.cpp, argmax_argmin."""
     return dense_copy(input) if dim is None and other is None else 0
 
 

@@ -73,9 +73,7 @@ def sort_requests(
 
 
 def _strides_with_last(input: Tensor, dim: int) -> tuple[int, ...]:
-    """Return dense strides in the order of the input's own, but for ``dim``, which comes last;
-    native/Sorting.cpp, ``infer_dense_strides_dim_last``.
-    """
+    """Return dense strides in the input's own order, ``dim`` last; infer_dense_strides_dim_last."""
     own, dim = input.stride(), dim % input.dim()
     outwards = sorted(range(input.dim()), key=lambda axis: (axis == dim, -own[axis]))
     strides, size = [0] * input.dim(), 1

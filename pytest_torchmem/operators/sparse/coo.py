@@ -108,9 +108,7 @@ def unchanged(input: Tensor) -> Tensor | None:
 
 @operator("aten::_to_sparse", "aten::_to_sparse.sparse_dim").decomposition()
 def of_dense(call: GivenCall) -> Any:
-    """Positions of what is not zero, and the values there: C++ that calls operators;
-    native/TensorConversions.cpp, dense_to_sparse.
-    """
+    """Positions of what is not zero, and the values: C++ that calls operators; dense_to_sparse."""
     return run_cpu_kernel(call.overload, *call.args, **call.kwargs)
 
 
