@@ -6,13 +6,14 @@ from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.operators.calls import RecurrentSettings
+from pytest_torchmem.operators.recurrent import cudnn
 from pytest_torchmem.operators.recurrent.cudnn import (
     GRU,
     LSTM,
     RELU,
     TANH,
     Algorithm,
-    _Space,
+    algorithm,
     reserve,
     temporary_space,
 )
@@ -117,7 +118,7 @@ def test_older_versions_kept_as_much() -> None:
 
 def test_the_smallest_layer_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tests/rnn_test.py, ``test_struct_encoding_determinism``: the standard algorithm."""
-    monkeypatch.setattr(_Space, "algorithm", lambda *given: Algorithm.STANDARD)
+    monkeypatch.setattr(cudnn, "algorithm", lambda *given: Algorithm.STANDARD)
     computed, published = sizes("LSTM 1 1 1 0 1 1 1 - float32 0 8389440 8389440 320")
     assert computed == published
 
@@ -143,8 +144,8 @@ def test_the_algorithm_of_half_precision(
 ) -> None:
     """native/cudnn/RNN.cpp, ``get_algo``."""
     settings = RecurrentSettings(cell, hidden, 0, 1, False, 0.0, True, False, (), None)
-    space = _Space(settings, width, 0, steps, batch, steps * batch)
-    assert space.algorithm(find_gpu(gpu), torch.float16, backward=False) is expected
+    input = torch.empty(steps, batch, width, dtype=torch.float16, device="meta")
+    assert algorithm(find_gpu(gpu), input, settings, backward=False) is expected
 
 
 def test_sizes_are_estimates_on_gpus_that_were_not_asked() -> None:

@@ -87,131 +87,98 @@ def temporary_space(
     backward: bool = False,
 ) -> int:
     """Return what a call takes while it runs; in bytes. In training all phases are provided for."""
-    weights = sum(one.numel() for one in weight if one.dim() > 1)
-    space = _Space(settings, input.shape[-1], weights, *extent(input, settings))
-    algorithm = space.algorithm(machine, input.dtype, backward)
-    small = algorithm is not Algorithm.STANDARD
-    phases = [space.forward(small)]
-    if settings.train:
-        phases.append(space.backward(small))
-    if settings.train and algorithm is Algorithm.PERSISTENT:
-        phases.append(space.persistent_backward())
-    size, layers = input.element_size(), settings.num_layers * settings.directions
-    lengths = 0 if settings.batch_sizes else _part(8 * space.batch)
-    largest = max(sum(_part(one * size) for one in buffers) for buffers in phases)
-    return _HEADER + _PRODUCTS * layers + lengths + largest
+    chosen = algorithm(machine, input, settings, backward)
+    given = input, sum(one.numel() for one in weight if one.dim() > 1), settings
+    phases = _phases(*given, small=chosen is not Algorithm.STANDARD)[: 1 + settings.train]
+    _, batch, rows = extent(input, settings)
+    if settings.train and chosen is Algorithm.PERSISTENT:  # another backward, which few steps take
+        more = GATES[settings.mode] * rows, 2 * batch, _PERSISTENT
+        longest = _phases(*given, small=False)[1]
+        phases = (*phases, [*longest, *(settings.hidden_size * one for one in more)])
+    layers = settings.num_layers * settings.directions
+    lengths = 0 if settings.batch_sizes else _part(8 * batch)
+    sizes = (sum(_part(one * input.element_size()) for one in phase) for phase in phases)
+    return _HEADER + _PRODUCTS * layers + lengths + max(sizes)
 
 
-class _Space(NamedTuple):
-    """The elements of each of cuDNN's buffers, by a layer's settings and numbers of elements."""
+def _phases(
+    input: Tensor, weights: int, settings: RecurrentSettings, small: bool
+) -> tuple[list[int], ...]:
+    """Return the elements of each of cuDNN's buffers: those of the forward, and of the backward."""
+    (steps, batch, rows), width = extent(input, settings), input.shape[-1]
+    hidden, output, both = settings.hidden_size, _output_size(settings), settings.bidirectional
+    gates, is_lstm = GATES[settings.mode], settings.mode == LSTM
+    directions, layers = settings.directions, settings.num_layers
+    whole, state = rows * hidden, layers * directions * batch * hidden
+    always = [weights, *[2 * state] * ((small or both) + is_lstm)]
+    if settings.proj_size:
+        always.append(directions * whole)
+    copies = []
+    if not settings.batch_sizes:  # of input, output, and states before and after
+        copies = [rows * width, directions * rows * output]
+        copies += 2 * [layers * directions * batch * output] + 2 * is_lstm * [state]
+    forward = [
+        *always,
+        *copies,
+        4 * whole if both else whole * bool(settings.train and settings.dropout),
+    ]
+    if small:
+        forward += [directions * gates * whole, 4 * gates * whole, state * both]
+    else:
+        part = 2 * whole if both else min(rows, 256 * batch) * hidden
+        forward += [gates * part, gates * state]
+    backward = [*always, *copies, *copies, directions**2 * rows * max(width, hidden)]
+    if small or both:
+        backward.append(directions * whole * min(layers, 2))
+    else:
+        backward.append(min(rows, _steps_at_once(layers, steps, batch) * batch) * hidden)
+    if small:
+        backward += [_KEPT_GATES[settings.mode] * whole, 8 * whole]
+    if both or not small:
+        backward.append(state)
+    return forward, backward
 
-    settings: RecurrentSettings
-    input: int
-    weights: int
-    steps: int
-    batch: int
-    rows: int
 
-    def algorithm(self, machine: Gpu, dtype: torch.dtype, backward: bool) -> Algorithm:
-        """Return the one that ATen asks for; ``get_algo``.
+def _steps_at_once(layers: int, steps: int, batch: int) -> int:
+    """How many steps the backward of one direction has in memory between two layers."""
+    if layers == 1:
+        return steps
+    few = 8 if steps >= 128 else 4 if batch <= 96 else 2
+    chunk = 32 if batch == 1 else 16 if batch <= 8 else 8 if batch <= 16 else few
+    return min(steps, layers * chunk + max(chunk, 8))
 
-        For bfloat16 cuDNN takes what the standard one does, whichever it is asked for.
-        """
-        settings = self.settings
-        is_plain = not settings.proj_size and not settings.batch_sizes
-        if not is_plain or dtype not in (torch.float32, torch.float16):
-            return Algorithm.STANDARD
-        if settings.hidden_size <= _SMALL[settings.mode][backward]:
-            return Algorithm.SMALL
-        persists = dtype is torch.float16 and self._persists(machine)
-        return Algorithm.PERSISTENT if persists else Algorithm.STANDARD
 
-    def _persists(self, machine: Gpu) -> bool:
-        """``use_persist_common_heuristics`` and ``use_persist_device_heuristics``."""
-        settings, batch, (major, minor) = self.settings, self.batch, machine.capability
-        mode, hidden = settings.mode, settings.hidden_size
-        if settings.num_layers > 1 or settings.bidirectional:
-            return False
-        if hidden > 1024 or hidden % 128 or self.input % 128:
-            return False
-        if major == 7:
-            is_liked = batch == 8 or (batch % 16 == 0 and batch not in (80, 112))
-            most = ((40, 128), (20, 96), (10, 32))
-            is_long = any(self.steps >= steps and batch <= limit for steps, limit in most)
-            return minor != 5 and is_liked and is_long
-        if major < 8 or minor == 6 or machine.multiprocessors < 98 or mode == GRU:
-            return False
-        return batch % 8 == 0 and batch <= 128 and (mode == LSTM or batch < 96 or hidden < 896)
+def algorithm(
+    machine: Gpu, input: Tensor, settings: RecurrentSettings, backward: bool
+) -> Algorithm:
+    """Return the one that ATen asks for; ``get_algo``.
 
-    def forward(self, small: bool) -> list[int]:
-        """Return those of the forward."""
-        settings, hidden, state = self.settings, self.rows * self.settings.hidden_size, self._state
-        gates, both = GATES[settings.mode], settings.bidirectional
-        found = [*self._in_every_phase(small), *self._copies()]
-        if both:
-            found.append(4 * hidden)
-        elif settings.train and settings.dropout:
-            found.append(hidden)
-        if small:
-            return [*found, settings.directions * gates * hidden, 4 * gates * hidden, state * both]
-        at_once = min(self.rows, 256 * self.batch) * settings.hidden_size
-        return [*found, gates * (2 * hidden if both else at_once), gates * state]
+    For bfloat16 cuDNN takes what the standard one does, whichever it is asked for.
+    """
+    is_plain = not settings.proj_size and not settings.batch_sizes
+    if not is_plain or input.dtype not in (torch.float32, torch.float16):
+        return Algorithm.STANDARD
+    if settings.hidden_size <= _SMALL[settings.mode][backward]:
+        return Algorithm.SMALL
+    persists = input.dtype is torch.float16 and _persists(machine, input, settings)
+    return Algorithm.PERSISTENT if persists else Algorithm.STANDARD
 
-    def backward(self, small: bool) -> list[int]:
-        """Return those of both gradients."""
-        settings, hidden, state = self.settings, self.rows * self.settings.hidden_size, self._state
-        directions, layers = settings.directions, settings.num_layers
-        widest = self.rows * max(self.input, settings.hidden_size)
-        found = [*self._in_every_phase(small), *self._copies(), *self._copies()]
-        found.append(directions**2 * widest)
-        if small or settings.bidirectional:
-            found.append(directions * hidden * (1 if layers == 1 else 2))
-        else:
-            found.append(min(self.rows, self._steps_at_once() * self.batch) * settings.hidden_size)
-        if small:
-            found += [_KEPT_GATES[settings.mode] * hidden, 8 * hidden]
-        return found if small and directions == 1 else [*found, state]
 
-    def persistent_backward(self) -> list[int]:
-        """Return those of another backward, which few steps take."""
-        gates, hidden = GATES[self.settings.mode], self.settings.hidden_size
-        more = [gates * self.rows * hidden, 2 * self._state, _PERSISTENT * hidden]
-        return self.backward(small=False) + more
-
-    @property
-    def _state(self) -> int:
-        """One state of every layer and direction."""
-        settings = self.settings
-        return settings.num_layers * settings.directions * self.batch * settings.hidden_size
-
-    def _in_every_phase(self, small: bool) -> list[int]:
-        settings = self.settings
-        found = [self.weights]
-        if settings.proj_size:
-            found.append(settings.directions * self.rows * settings.hidden_size)
-        return found + [2 * self._state] * ((small or settings.bidirectional) + self._is_lstm)
-
-    def _copies(self) -> list[int]:
-        """Input, output, and states before and after, of sequences that are not packed."""
-        settings, output = self.settings, _output_size(self.settings)
-        if settings.batch_sizes:
-            return []
-        states = 2 * [self._state // settings.hidden_size * output]
-        cells = 2 * [self._state] * self._is_lstm
-        return [self.rows * self.input, settings.directions * self.rows * output, *states, *cells]
-
-    @property
-    def _is_lstm(self) -> bool:
-        return self.settings.mode == LSTM
-
-    def _steps_at_once(self) -> int:
-        """How many steps the backward of one direction has in memory between two layers."""
-        layers, steps, batch = self.settings.num_layers, self.steps, self.batch
-        if layers == 1:
-            return steps
-        few = 8 if steps >= 128 else 4 if batch <= 96 else 2
-        chunk = 32 if batch == 1 else 16 if batch <= 8 else 8 if batch <= 16 else few
-        return min(steps, layers * chunk + max(chunk, 8))
+def _persists(machine: Gpu, input: Tensor, settings: RecurrentSettings) -> bool:
+    """``use_persist_common_heuristics`` and ``use_persist_device_heuristics``."""
+    (steps, batch, _), (major, minor) = extent(input, settings), machine.capability
+    mode, hidden = settings.mode, settings.hidden_size
+    if settings.num_layers > 1 or settings.bidirectional:
+        return False
+    if hidden > 1024 or hidden % 128 or input.shape[-1] % 128:
+        return False
+    if major == 7:
+        is_liked = batch == 8 or (batch % 16 == 0 and batch not in (80, 112))
+        most = ((40, 128), (20, 96), (10, 32))
+        return minor != 5 and is_liked and any(steps >= n and batch <= m for n, m in most)
+    if major < 8 or minor == 6 or machine.multiprocessors < 98 or mode == GRU:
+        return False
+    return batch % 8 == 0 and batch <= 128 and (mode == LSTM or batch < 96 or hidden < 896)
 
 
 def _output_size(settings: RecurrentSettings) -> int:
