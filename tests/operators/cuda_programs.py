@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import linalg
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -30,9 +31,19 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype, device="cuda")
 
 
+def drawn(*shape: int) -> torch.Tensor:
+    """Return a matrix that can be inverted."""
+    return torch.randn(shape, device="cuda")
+
+
 def empty(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
     """Return a tensor on the GPU."""
     return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def differentiated(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> None:
+    """Run a function of what is given, and its backward."""
+    function(*(one.requires_grad_() for one in given)).sum().backward()
 
 
 def last(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
@@ -134,6 +145,18 @@ def scattered(into: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> 
     into.scatter_add(0, index, source)
     for reduction in ("mean", "amax"):
         into.scatter_reduce(0, index, source, reduction)
+
+
+def clipped() -> None:
+    parameters = [torch.nn.Parameter(empty(256, 1024)), torch.nn.Parameter(empty(8))]
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+
+def without_cudnn() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        functional.conv2d(empty(2, 4, 10, 10), empty(8, 4, 3, 3))
 
 
 def ctc() -> None:
@@ -406,6 +429,63 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         for shifts, dims in (([1], [1]), ([1], []), ([-3, -3], [1, 2]), ([1, 1, 1], [0, 1, 2]))
         if dims
     ],
+    # What C++ decides by the device, and the order of outputs.
+    "maximum": lambda: differentiated(torch.max, empty(1000, 1000)),
+    "rows made shorter": lambda: differentiated(lambda x: x.renorm(2, 0, 1.0), empty(1000, 1000)),
+    "absolute values of complex numbers": lambda: differentiated(
+        lambda x: torch.view_as_complex(x.view(1000, 500, 2)).abs(), empty(1000, 1000)
+    ),
+    "padded volumes": lambda: differentiated(torch.nn.ReflectionPad3d(1), empty(2, 4, 4, 4)),
+    "volumes pooled by fractions": lambda: differentiated(
+        torch.nn.FractionalMaxPool3d(2, output_size=3), empty(2, 4, 7, 7, 7)
+    ),
+    "inverse transform": lambda: torch.fft.irfft(empty(4, 10, 20, dtype=torch.complex64), dim=1),
+    "rows of a list": lambda: differentiated(lambda x: x[[1, 2, 3]], empty(100, 100)),
+    "chunks": lambda: torch._chunk_cat([empty(5, 3), empty(4, 3)], 0, 2),
+    "product with itself": lambda: differentiated(lambda x: x @ x.mT, empty(64, 64)),
+    "product with a vector": lambda: torch.mv(empty(16, 32)[:, ::2], empty(16), out=empty(16)),
+    "linear layer": lambda: differentiated(
+        lambda *given: functional.linear(*given).square(),
+        empty(8192, 256),
+        empty(768, 256),
+        empty(768),
+    ),
+    "clipped gradients": clipped,
+    "distances by products": lambda: _aten._euclidean_dist(empty(640, 32), empty(480, 32)),
+    "convolution without cuDNN": without_cudnn,
+    "repetitions": lambda: (empty(100, 100).repeat(2, 3), empty(10, 10).tile(2, 1, 3)),
+    "group norm in bfloat16": lambda: functional.group_norm(
+        empty(4, 6, 5, dtype=BFLOAT), 3, empty(6, dtype=BFLOAT), empty(6, dtype=BFLOAT)
+    ),
+    "draws in bfloat16": lambda: torch.bernoulli(zeros(2, 3, 4, dtype=BFLOAT)),
+    "powers of a number": lambda: 2.0 ** empty(100),
+    "norms of complex numbers": lambda: (
+        empty(5, 1, dtype=torch.complex64).norm(2, dim=1),
+        empty().norm(2, 0),
+    ),
+    "batch norm in evaluation": lambda: differentiated(
+        torch.nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)
+    ),
+    "dropout": lambda: functional.dropout(empty(4096), 0.5),
+    "cells": lambda: (
+        torch.nn.GRUCell(8, 64, device="cuda")(empty(2, 8)),
+        torch.nn.LSTMCell(8, 64, device="cuda")(empty(2, 8)),
+    ),
+    "bags of words": lambda: torch._embedding_bag(
+        empty(50, 24), zeros(40, dtype=LONG), zeros(3, dtype=LONG)
+    ),
+    # Linear algebra, without what cuSOLVER asks for itself.
+    "triangle": lambda: differentiated(
+        lambda a, b: linalg.solve_triangular(a, b, upper=True), drawn(64, 64), drawn(64, 8)
+    ),
+    "factors": lambda: differentiated(lambda a: linalg.lu_factor(a)[0], drawn(4, 64, 64)),
+    "factors of a tall matrix": lambda: differentiated(lambda a: linalg.lu(a)[2], drawn(64, 32)),
+    "solutions": lambda: differentiated(linalg.solve, drawn(16, 64, 64), drawn(16, 64, 8)),
+    "inverse": lambda: differentiated(linalg.inv, drawn(64, 64)),
+    "solutions by Cholesky factors": lambda: differentiated(
+        torch.cholesky_solve, drawn(4, 64, 8), drawn(4, 64, 64)
+    ),
+    "inverse by Cholesky factors": lambda: differentiated(torch.cholesky_inverse, drawn(64, 64)),
     "windows that overlap": lambda: (
         _aten.unfold_backward(empty(499, 4), [1000], 0, 4, 2),
         _aten.unfold_backward(empty(500, 2), [1000], 0, 2, 2),
@@ -437,10 +517,12 @@ def read_requests() -> dict[str, dict[str, list[int]]]:
 
 
 def main(gpu: str) -> None:
-    """Record what each program requests on the GPU that is there, and leave out what cannot run."""
+    """Record what each new program requests on the GPU that is there; leave out what cannot run."""
     recorded: dict[str, Any] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    found: dict[str, str] = {}
+    found: dict[str, str] = recorded.get(gpu, {})
     for name, program in PROGRAMS.items():
+        if name in found:
+            continue
         try:
             found[name] = " ".join(map(str, requests(measure(program, device="cuda"))))
         except RuntimeError as error:

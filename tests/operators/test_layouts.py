@@ -88,3 +88,16 @@ def test_layouts(operator: str) -> None:
     traced: list[list[tuple[int, ...]]] = []
     trace(lambda: traced.append(strides()))
     assert traced == [strides()]
+
+
+def test_on_the_host_the_order_is_that_of_what_is_returned() -> None:
+    def program() -> None:
+        torch.native_dropout(torch.ones(4096), 0.5, True)
+
+    profile = trace(program, device="cpu")
+    sizes = [
+        allocation.nbytes
+        for allocation in profile.timeline.allocations
+        if "dropout" in allocation.origin.operator
+    ]
+    assert sizes[:2] == [16_384, 4096]

@@ -77,20 +77,6 @@ def test_the_gradient_of_batch_norm_lies_as_its_input(
     assert dense == [not training or layout is not LAST]
 
 
-def test_batch_norm_saves_statistics_in_evaluation_too() -> None:
-    def run() -> None:
-        layer = nn.BatchNorm1d(64, device="cuda").eval()
-        layer(torch.ones(4, 64, device="cuda", requires_grad=True))
-
-    profile = trace(run, device="cuda", gpu="a100")
-    kept = [
-        one.nbytes
-        for one in profile.timeline.allocations
-        if one.origin.operator == "aten::native_batch_norm"
-    ]
-    assert kept == [4 * 4 * 64, 4 * 64, 4 * 64]
-
-
 def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:
     """The gradient is contiguous, and cuDNN wants it as the image is."""
     profile = {}
@@ -161,38 +147,3 @@ def test_folded_columns_keep_the_storage_of_the_columns() -> None:
 
     assert storages_of(fold) == [columns]
     assert storages_of(unfold) == [columns, columns]
-
-
-# -- against torch's CUDA code without a GPU, 2.13.0+cu130 -----------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("program", "x", "forward"),
-    [
-        # ATen makes the index of ``repeat`` on the host.
-        (lambda x: x.repeat(2, 3), torch.ones(100, 100), 280_000),
-        (lambda x: x.tile(2, 1, 3), torch.ones(10, 10), 2800),
-        (nn.GroupNorm(3, 6, dtype=BFLOAT), torch.ones(4, 6, 5, dtype=BFLOAT), 840),
-        (torch.bernoulli, torch.ones(2, 3, 4, dtype=BFLOAT), 192),
-        (lambda x: 2.0**x, torch.ones(100), 808),
-        (lambda x: x @ x.mT, torch.ones(5, 10, dtype=torch.complex64).conj(), 8_520_680),
-        (lambda x: x.norm(2, dim=1), torch.ones(5, 1, dtype=torch.complex64), 100),
-        (lambda x: x.norm(2, 0), torch.ones(()), 8),
-    ],
-    ids=[
-        "repeat",
-        "tile",
-        "group norm",
-        "bernoulli",
-        "pow",
-        "conjugate",
-        "norm",
-        "norm of a number",
-    ],
-)
-def test_forward_peaks(program: Callable[[Tensor], Tensor], x: Tensor, forward: int) -> None:
-    model = program if isinstance(program, nn.Module) else nn.Module()
-    if model is not program:
-        model.forward = program
-    profile = trace(model, x, device="cuda", gpu="a100-80gb", backward=False)
-    assert profile.forward_peak == forward
