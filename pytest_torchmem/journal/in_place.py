@@ -404,25 +404,31 @@ class InPlace:
         """Let all be as it was."""
         torch.clear_autocast_cache()
         with DisableTorchFunctionSubclass():
-            self._undo_changes()
-            while self._scripted:
-                given, tensor = self._scripted.pop()
-                setattr(given.scripted, given.name.rpartition(".")[2], tensor)
-            while self._laid:
-                key, laid = self._laid.popitem()
-                own = laid.tensor()
-                if own is not None:
-                    laid.give_back(own)
-                elif key in self.given:
-                    self.given[key].anew = laid.found()
-            for holder, gradient in self._gradients:
-                if (wrapper := holder()) is not None:
-                    wrapper.grad = gradient
-            self._gradients.clear()
-            for restore in filter(None, self._lie):
-                restore()
+            try:
+                self._undo_changes()
+            finally:
+                self._lift()
         for module in self.modules.values():
             module.restore()
+
+    def _lift(self) -> None:
+        """Let tensors lie where they did."""
+        while self._scripted:
+            given, tensor = self._scripted.pop()
+            setattr(given.scripted, given.name.rpartition(".")[2], tensor)
+        while self._laid:
+            key, laid = self._laid.popitem()
+            own = laid.tensor()
+            if own is not None:
+                laid.give_back(own)
+            elif key in self.given:
+                self.given[key].anew = laid.found()
+        for holder, gradient in self._gradients:
+            if (wrapper := holder()) is not None:
+                wrapper.grad = gradient
+        self._gradients.clear()
+        for restore in filter(None, self._lie):
+            restore()
 
     def _undo_changes(self) -> None:
         for changed in [*self._changed.values()]:

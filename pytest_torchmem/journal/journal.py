@@ -216,31 +216,22 @@ def undisturbed() -> Iterator[None]:
 
     No other thread runs any.
     """
-    arrived: list[tuple[_Handler, int, FrameType | None]] = []
-    held: list[tuple[int, _Handler]] = []
+    arrived: list[tuple[int, FrameType | None]] = []
+    handlers: dict[int, _Handler] = {}
     try:
         if threading.current_thread() is threading.main_thread():
             for number in compress(_SIGNALS, map(callable, map(_handler_of, _SIGNALS))):
-                _hold(number, held, arrived)
+                handlers[number] = _handler_of(number)
+                _set(number, lambda *signal: arrived.append(signal))
         yield
     finally:
+        held = [*handlers.items()]
         try:
             _give_back(held)
         finally:
             _give_back(held)  # what a signal kept the first from giving back
-        for handler, number, frame in arrived:
-            handler(number, frame)
-
-
-def _hold(
-    number: int,
-    held: list[tuple[int, _Handler]],
-    arrived: list[tuple[_Handler, int, FrameType | None]],
-) -> None:
-    handler = _handler_of(number)
-    if callable(handler):
-        held.append((number, handler))
-        _set(number, lambda number, frame: arrived.append((handler, number, frame)))
+        for number, frame in arrived:
+            handlers[number](number, frame)
 
 
 def _give_back(held: list[tuple[int, _Handler]]) -> None:

@@ -403,7 +403,8 @@ def test_an_interrupt_while_tensors_are_laid_leaves_them_as_they_were() -> None:
     model = nn.Linear(4, 4)
     model(torch.ones(2, 4)).sum().backward()
     before = [(one, one.detach().clone(), one.grad) for one in model.parameters()]
-    codes = {InPlace.lay.__code__, InPlace._lay.__code__, InPlace.restore.__code__}
+    methods = InPlace.lay, InPlace._lay, InPlace.restore, InPlace._lift
+    codes = {method.__code__ for method in methods}
     for number in range(60):
         seen = 0
 
