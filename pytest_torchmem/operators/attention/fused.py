@@ -28,7 +28,7 @@ from pytest_torchmem.operators.geometry import (
     round_up,
 )
 from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
-from pytest_torchmem.operators.matmul.onednn import SCALE, SMALLEST, Product, has_onednn_products
+from pytest_torchmem.operators.matmul.products import SCALE, SMALLEST, Product, has_onednn_products
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import ALL, First, Made, Request, Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
