@@ -69,24 +69,15 @@ def _first(kernels: Sequence[Kernel], problem: Problem) -> Primitive | None:
 
 
 def _taken(kernels: Sequence[Kernel], problem: Problem) -> Primitive:
+    """Return what a forward takes, or the gradient of an input, or those of weight and bias."""
     found = _first(kernels, problem)
     assert found is not None, "products of columns take every convolution"
     return found
 
 
-def forward(problem: Problem) -> Primitive:
-    """Return what the forward takes."""
-    return _taken(_FORWARD, problem)
-
-
-def backward_data(problem: Problem) -> Primitive:
-    """Return what the gradient of the input takes."""
-    return _taken(_BACKWARD_DATA, problem)
-
-
-def backward_weights(problem: Problem) -> Primitive:
-    """Return what the gradients of weight and bias take."""
-    return _taken(_BACKWARD_WEIGHTS, problem)
+forward = partial(_taken, _FORWARD)
+backward_data = partial(_taken, _BACKWARD_DATA)
+backward_weights = partial(_taken, _BACKWARD_WEIGHTS)
 
 
 def _nested(primitive: Primitive, *further: int) -> Primitive:
