@@ -61,7 +61,7 @@ _BY_NAMESPACE = {
     "c10d": _COLLECTIVES,
     "_c10d_functional": _COLLECTIVES,
     "_c10d_functional_autograd": _COLLECTIVES,
-    "torch_attn": "pytest_torchmem.operators.attention.varlen",
+    "torch_attn": "pytest_torchmem.operators.attention.values",
     "torchvision": "pytest_torchmem.operators.third_party.torchvision",
     "fsdp": "pytest_torchmem.operators.distributed.fully_shard",
     "symm_mem": "pytest_torchmem.operators.distributed.symmetric_memory",
