@@ -278,9 +278,10 @@ class Judge:
             if power > bound.power:
                 polynomial = str(self.scaling.polynomial())
                 fastest = self.scaling.fastest(bound.size)
-                found.append(
-                    GrowsFaster(bound=bound, power=power, polynomial=polynomial, fastest=fastest)
+                grows = GrowsFaster(
+                    bound=bound, power=power, polynomial=polynomial, fastest=fastest
                 )
+                found.append(grows)
         return found
 
     def _measurement(self, snapshot: SnapshotResult | None) -> Measurement | None:

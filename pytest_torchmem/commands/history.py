@@ -119,9 +119,8 @@ def _versions(path: Path, test: str, limit: int | None) -> list[Version]:
         subject, *names = [line for line in rest.split("\n") if line]
         progress.step()
         if names:
-            found.append(
-                Version(commit, date, subject, _entries_in(folder, commit, names[0], test))
-            )
+            entries = _entries_in(folder, commit, names[0], test)
+            found.append(Version(commit, date, subject, entries))
     progress.done()
     return found
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from pytest_torchmem.errors import UsageError
-
 if TYPE_CHECKING:
     from pytest_torchmem.operators.custom_operators import OperatorModel
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -97,6 +95,8 @@ class PluginRegistrations:
         self._ask(_OPERATORS, OperatorModel, register_operator)
 
     def _ask(self, name: str, kind: type[T], register: Callable[[T], Callable[[], None]]) -> None:
+        from pytest_torchmem.errors import UsageError  # every run imports this module
+
         manager = self._config.pluginmanager
         asked = self._asked[name]
         implementing = [call.plugin for call in getattr(manager.hook, name).get_hookimpls()]

@@ -420,9 +420,8 @@ class StandingGpus:
                 found.records = standing.live(before)
             result = (fixture.cached_result or (None,))[0]
             found.on_cuda = gpu is not None and (bool(found.records) or names_cuda(result))
-            found.depends = (
-                failed or bool(asked) or found.on_cuda or self._uses_one_that_depends(found)
-            )
+            found.depends = failed or bool(asked) or found.on_cuda
+            found.depends = found.depends or self._uses_one_that_depends(found)
             made = self._worlds.group(world)
             made = None if made is group else made
             asked_for_group = self._worlds.asked(world) > times

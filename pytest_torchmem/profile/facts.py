@@ -246,9 +246,8 @@ def settings_of(said: str) -> Mapping[str, Scalar]:
 
 def parts_of(settings: Mapping[str, Scalar]) -> list[str]:
     """Return settings as they read: ``name=value``, or the value of what has a place alone."""
-    return [
-        str(value) if name.isdecimal() else f"{name}={value}" for name, value in settings.items()
-    ]
+    named = settings.items()
+    return [str(value) if name.isdecimal() else f"{name}={value}" for name, value in named]
 
 
 class FactChange(NamedTuple):

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 
 # What a profile is turned into is imported when it is asked for: most are asked for figures alone.
 
-PEAK_FIELDS = {
-    f"{phase.value}_peak": phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-}
+_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+PEAK_FIELDS = {f"{phase.value}_peak": phase for phase in _PHASES}
 """The fields of a profile that are the peak of a phase."""
 
 #: Communicators and their channels: NCCL allocates by itself (``ncclCommInitRank``).

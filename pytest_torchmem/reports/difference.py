@@ -209,10 +209,8 @@ def render(
 def verdict(groups: dict[DifferenceKind, list[Difference]]) -> str:
     """Return the groups' sizes in one line: "2 grew, 1 shrank, 40 unchanged"."""
     words = {DifferenceKind.WITHIN: "changed within tolerance", DifferenceKind.SAME: "unchanged"}
-    parts = [
-        f"{len(members)} {words.get(group, group.name.lower())}"
-        for group, members in groups.items()
-    ]
+    named = ((words.get(group, group.name.lower()), members) for group, members in groups.items())
+    parts = [f"{len(members)} {name}" for name, members in named]
     return ", ".join(parts) if parts else "no checks"
 
 

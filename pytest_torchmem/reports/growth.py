@@ -94,9 +94,8 @@ def why(diagnosis: Diagnosis) -> str:
     if row is not None:
         return describe(row)
     found = diagnosis.difference  # of nothing now, too, where neither run knows
-    return (
-        "" if found.recorded or not found.now else "what was alive is not recorded in the snapshot"
-    )
+    unknown = "what was alive is not recorded in the snapshot"
+    return "" if found.recorded or not found.now else unknown
 
 
 def place(diagnosis: Diagnosis) -> str:

@@ -238,9 +238,8 @@ def _keyed(module: str, entries: Mapping[Key, Entry]) -> dict[tuple[str, Key], E
 def git(directory: Path, *arguments: str) -> str:
     """Return what git prints; raises ``UsageError`` where it fails or is not there."""
     try:
-        result = subprocess.run(
-            ["git", *arguments], cwd=directory, capture_output=True, check=False
-        )
+        command = ["git", *arguments]
+        result = subprocess.run(command, cwd=directory, capture_output=True, check=False)
     except FileNotFoundError:
         raise UsageError("git is not installed, so revisions cannot be compared") from None
     if result.returncode:

@@ -83,6 +83,8 @@ class LibraryAnswer(NamedTuple):
 
 Figures = Mapping[Setup, Mapping[WorkspaceKey, WorkspaceSize]]
 FigureTable = dict[Setup, dict[WorkspaceKey, WorkspaceSize]]
+_Stored = tuple[WorkspaceSize, Setup]
+"""A size, and the setup that it was stored for."""
 
 
 class Calibration:
@@ -97,7 +99,7 @@ class Calibration:
         self.figures: Figures = MappingProxyType(
             {setup: MappingProxyType(dict(found)) for setup, found in figures.items()}
         )
-        self._by_gpu: dict[tuple[str, str], dict[WorkspaceKey, tuple[WorkspaceSize, Setup]]] = {}
+        self._by_gpu: dict[tuple[str, str], dict[WorkspaceKey, _Stored]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.figures.values()))
@@ -119,9 +121,7 @@ class Calibration:
         ]
         return max(versions, key=_numbers, default="")
 
-    def find(
-        self, question: WorkspaceKey, gpu: str, series: str
-    ) -> tuple[WorkspaceSize, Setup] | None:
+    def find(self, question: WorkspaceKey, gpu: str, series: str) -> _Stored | None:
         """Return what was measured on ``gpu``, and where; ``None`` where nothing was.
 
         Figures of torch's minor ``series`` come first, of cuDNN's versions the latest; where that
@@ -132,9 +132,7 @@ class Calibration:
             known = self._by_gpu[gpu, series] = dict(self._on(gpu, series))
         return known.get(question)
 
-    def _on(
-        self, gpu: str, series: str
-    ) -> Iterator[tuple[WorkspaceKey, tuple[WorkspaceSize, Setup]]]:
+    def _on(self, gpu: str, series: str) -> Iterator[tuple[WorkspaceKey, _Stored]]:
         """Yield every figure of a GPU, the better of two for one question later."""
 
         def rank(setup: Setup) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:

@@ -259,6 +259,18 @@ def test_never_does_not_import_what_would_ask(project: Project) -> None:
     project.run_apart("--torchmem-update", "--torchmem-measure=never", passed=1)
 
 
+def test_a_check_that_passes_imports_nothing_that_explains_or_draws(project: Project) -> None:
+    unused = ("diagnosis", "graphs", "advice", "stand_in", "profile.pictures", "profile.formats")
+    project.write(
+        model=MODEL,
+        test_net=ONE.format("") + "    import sys\n"
+        "    names = {one.partition('.')[2] for one in sys.modules if 'pytest_torchmem' in one}\n"
+        f"    assert 'snapshots.compare' in names and names.isdisjoint({unused!r})\n",
+    )
+    project.run_apart("--torchmem-update", passed=1)
+    project.run_apart(passed=1)
+
+
 def test_require_fails_without_a_gpu(project: Project, there_is: Any) -> None:
     there_is(NONE)
     project.checks("--torchmem-update", passed=1)

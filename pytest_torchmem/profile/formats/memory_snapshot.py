@@ -301,9 +301,8 @@ def frames_of(found: Allocation) -> list[dict[str, Any]]:
     frames = [{"name": origin.operator, "filename": "torch", "line": 0}] if origin.operator else []
     if origin.line:
         number = int(line) if line.isdecimal() else 0
-        frames.append(
-            {"name": origin.module, "filename": file if number else origin.line, "line": number}
-        )
+        named = file if number else origin.line
+        frames.append({"name": origin.module, "filename": named, "line": number})
     elif origin.module or found.label:
         frames.append({"name": found.label or origin.module, "filename": "", "line": 0})
     return frames
