@@ -1,6 +1,7 @@
 """Every rule recognises its planted regression, on both devices, from what a snapshot keeps."""
 
 import functools
+import gc
 import importlib
 import os
 import random
@@ -27,7 +28,16 @@ from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets.world import World
 from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Planted, Step
-from tests.diagnosis.real_models import gpt2, ids
+from tests.diagnosis.real_models import bert, gpt2, ids, llama, vit
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_models_import_is_left_out_of_collections() -> None:
+    """As what is imported before: who holds a tensor is looked for among all objects of Python."""
+    for make in (bert, gpt2, llama, vit):
+        make()
+    gc.collect()
+    gc.freeze()
 
 
 def profile_of(step: tuple[Any, ...], device: str) -> MemoryProfile:

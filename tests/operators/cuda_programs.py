@@ -154,6 +154,14 @@ def clipped() -> None:
     torch.nn.utils.clip_grad_norm_(parameters, 1.0)
 
 
+@torch.no_grad()
+def encoded(dtype: torch.dtype) -> None:
+    layer = torch.nn.TransformerEncoderLayer(
+        32, 4, 64, batch_first=True, device="cuda", dtype=dtype
+    )
+    layer.eval()(empty(2, 8, 32, dtype=dtype))
+
+
 def without_cudnn() -> None:
     with torch.backends.cudnn.flags(enabled=False):
         functional.conv2d(empty(2, 4, 10, 10), empty(8, 4, 3, 3))
@@ -467,9 +475,36 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         torch.nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)
     ),
     "dropout": lambda: functional.dropout(empty(4096), 0.5),
-    "cells": lambda: (
-        torch.nn.GRUCell(8, 64, device="cuda")(empty(2, 8)),
-        torch.nn.LSTMCell(8, 64, device="cuda")(empty(2, 8)),
+    "cells and their gradients": lambda: (
+        differentiated(torch.nn.GRUCell(8, 64, device="cuda"), empty(2, 8)),
+        differentiated(lambda x: torch.nn.LSTMCell(8, 64, device="cuda")(x)[0], empty(2, 8)),
+    ),
+    "log sigmoid": lambda: functional.logsigmoid(empty(1024)),
+    "softmax of halves in float32": lambda: [
+        differentiated(lambda x, of=of: of(x, -1, dtype=FLOAT), empty(4, 8, dtype=dtype))
+        for of in (functional.softmax, functional.log_softmax)
+        for dtype in (HALF, BFLOAT)
+    ],
+    "rms norm": lambda: (
+        differentiated(torch.nn.RMSNorm(64, device="cuda"), empty(2, 8, 64)),
+        functional.rms_norm(empty(2, 64, dtype=HALF), (64,), empty(64)),
+    ),
+    "group norm where channels are the densest": lambda: differentiated(
+        lambda x, scale: functional.group_norm(x, 2, scale), last(2, 8, 4, 8), empty(8)
+    ),
+    "shuffled pixels": lambda: [
+        differentiated(lambda x, of=of: of(x, 2), last(2, 8, 4, 4))
+        for of in (functional.pixel_shuffle, functional.pixel_unshuffle)
+    ],
+    "encoders in evaluation": lambda: [encoded(dtype) for dtype in (HALF, FLOAT, DOUBLE)],
+    "a loss of sequences with targets on the host": lambda: differentiated(
+        lambda x: functional.ctc_loss(
+            x.log_softmax(-1),
+            torch.tensor([[1, 2], [3, 4]]),
+            torch.tensor([10, 10]),
+            torch.tensor([2, 2]),
+        ),
+        empty(10, 2, 5),
     ),
     "bags of words": lambda: torch._embedding_bag(
         empty(50, 24), zeros(40, dtype=LONG), zeros(3, dtype=LONG)

@@ -178,32 +178,6 @@ def test_instance_norm_is_cudnn() -> None:
     assert "aten::cudnn_batch_norm" in operators(body)
 
 
-def test_dropout_keeps_a_boolean_mask() -> None:
-    def body() -> None:
-        functional.dropout(cuda(1024), 0.5).sum().backward()
-
-    profile = trace(body, device="cuda")
-    masks = [one for one in profile.timeline.allocations if one.dtype == "bool"]
-    assert [(one.nbytes, one.origin.operator) for one in masks] == [(1024, "aten::native_dropout")]
-
-
-def test_rms_norm_is_fused() -> None:
-    def body() -> None:
-        nn.RMSNorm(64).cuda()(cuda(2, 8, 64)).sum().backward()
-
-    found = operators(body)
-    assert "aten::_fused_rms_norm" in found
-    assert "aten::_fused_rms_norm_backward" in found
-    assert "aten::rsqrt" not in found
-    with torch.inference_mode():
-        assert "aten::_fused_rms_norm" in operators(lambda: nn.RMSNorm(64).cuda()(cuda(2, 64)))
-
-    def mixed() -> None:
-        functional.rms_norm(cuda(2, 64, dtype=HALF), (64,), cuda(64))
-
-    assert "aten::_fused_rms_norm" not in operators(mixed)
-
-
 @pytest.mark.parametrize(
     ("program", "forward", "retained"),
     [
@@ -256,17 +230,6 @@ def test_a_gradient_of_cuda_is_differentiable_and_named_as_in_torch() -> None:
     trace(body, device="cuda")
 
 
-def test_softmax_of_half_to_float_is_one_kernel() -> None:
-    def body() -> None:
-        functional.softmax(cuda(4, 8, dtype=HALF), -1, dtype=FLOAT).sum().backward()
-        functional.log_softmax(cuda(4, 8, dtype=HALF), -1, dtype=FLOAT).sum().backward()
-
-    assert operators(body).count("aten::_to_copy") == 0
-    assert "aten::_to_copy" in operators(
-        lambda: functional.softmax(cuda(4, 8, dtype=BFLOAT), -1, dtype=FLOAT)
-    )
-
-
 def test_sampling_is_cudnn_where_corners_are_aligned() -> None:
     def body(align: bool) -> Callable[[], None]:
         def program() -> None:
@@ -277,11 +240,6 @@ def test_sampling_is_cudnn_where_corners_are_aligned() -> None:
 
     assert "aten::cudnn_grid_sampler_backward" in operators(body(True))
     assert "aten::grid_sampler_2d" in operators(body(False))
-
-
-def test_log_sigmoid_has_no_buffer() -> None:
-    profile = trace(lambda: functional.logsigmoid(cuda(1024)), device="cuda")
-    assert profile.peak == 2 * 4096
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -321,42 +279,6 @@ def test_projections_of_an_lstm() -> None:
         output.sum().backward()
 
     assert "aten::_cudnn_rnn" in operators(body)
-
-
-def test_cells_are_fused() -> None:
-    def body() -> None:
-        nn.LSTMCell(4, 8).cuda()(cuda(2, 4))[0].sum().backward()
-        nn.GRUCell(4, 8).cuda()(cuda(2, 4)).sum().backward()
-
-    found = operators(body)
-    assert "aten::_thnn_fused_lstm_cell" in found
-    assert "aten::_thnn_fused_gru_cell_backward" in found
-
-
-def test_targets_of_ctc_are_moved_to_the_gpu() -> None:
-    def body() -> None:
-        log_probs = functional.log_softmax(cuda(10, 2, 5), -1)
-        targets = torch.tensor([[1, 2], [3, 4]])
-        lengths = torch.tensor([10, 10]), torch.tensor([2, 2])
-        functional.ctc_loss(log_probs, targets, *lengths).backward()
-
-    assert "aten::_ctc_loss" in operators(body)
-
-
-def test_encoder_layers_take_the_fast_path_in_inference() -> None:
-    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
-
-    def body(dtype: torch.dtype) -> list[str]:
-        with torch.no_grad():
-            profile = trace(
-                layer.to(dtype), torch.ones(2, 8, 32, dtype=dtype), device="cuda", backward=False
-            )
-        return [one.origin.operator for one in profile.timeline.allocations]
-
-    assert FLASH in body(HALF)
-    assert EFFICIENT in body(FLOAT)
-    assert "aten::_transform_bias_rescale_qkv" in body(torch.float64)
-    layer.float()
 
 
 @pytest.mark.parametrize(
@@ -440,27 +362,6 @@ def test_ctc_loss(options: dict[str, Any], expected: str, lengths_in_tensors: bo
     assert ("aten::_ctc_loss_backward" in found) == (expected == "aten::_ctc_loss")
 
 
-@pytest.mark.skipif(TORCH_VERSION >= (2, 14), reason="has a kernel for channels-last")
-def test_group_norm_is_of_contiguous_input() -> None:
-    def body(channels_last: bool) -> Callable[[], None]:
-        def program() -> None:
-            image = cuda(2, 8, 4, 8, requires_grad=False)
-            if channels_last:
-                image = image.contiguous(memory_format=torch.channels_last)
-            scale = cuda(8)
-            output = functional.group_norm(image, 2, scale)
-            del image
-            assert output.is_contiguous()
-            output.sum().backward()
-
-        return program
-
-    size = 2 * 8 * 4 * 8 * 4
-    plain, turned = (trace(body(last), device="cuda") for last in (False, True))
-    assert turned.retained == plain.retained  # the copy is kept, and the image is gone
-    assert turned.forward_peak == plain.forward_peak + size
-
-
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_group_norm_without_gradients(context: Any) -> None:
     _group_norm_copies.cache_clear()
@@ -475,16 +376,6 @@ def test_group_norm_without_gradients(context: Any) -> None:
     copied = "aten::clone" if TORCH_VERSION < (2, 14) else "aten::native_group_norm"
     assert found == ["aten::_to_copy", copied, *["aten::native_group_norm"] * 3]
     assert operators(body) == found
-
-
-def test_pixels_are_shuffled_into_contiguous_images() -> None:
-    def body() -> None:
-        image = cuda(2, 8, 4, 4).contiguous(memory_format=torch.channels_last)
-        for output in (functional.pixel_shuffle(image, 2), functional.pixel_unshuffle(image, 2)):
-            assert output.is_contiguous()
-            output.sum().backward(retain_graph=True)
-
-    trace(body, device="cuda")
 
 
 @pytest.mark.parametrize("heads", [1, 2])
