@@ -98,8 +98,6 @@ class PluginRegistrations:
         from pytest_torchmem.errors import UsageError  # every run imports this module
 
         manager = self._config.pluginmanager
-        from pytest_torchmem.errors import UsageError  # runs without memory tests import little
-
         asked = self._asked[name]
         implementing = [call.plugin for call in getattr(manager.hook, name).get_hookimpls()]
         for plugin in implementing:
