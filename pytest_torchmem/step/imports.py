@@ -22,9 +22,9 @@ from pytest_torchmem.torch_private.compilers.not_needed import (
     COMPILER,
     INDUCTOR,
     LOWERING,
-    compiler_not_needed,
+    NotNeeded,
 )
-from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
+from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced_all
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""
@@ -51,13 +51,16 @@ def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[Non
     """
     bootstrap: Any = _frozen_importlib
     original: Callable[[str, Any], Any] = bootstrap._find_and_load
-    thread = threading.get_ident()
+    thread, not_needed = threading.get_ident(), NotNeeded()
+
+    def is_here() -> bool:
+        return threading.get_ident() == thread or on_thread()
 
     def find_and_load(name: str, import_: Any) -> Any:
         if name in sys.modules:
             return original(name, import_)
         followed = _followed[-1] if _followed and on_thread() else None
-        here = followed is not None or threading.get_ident() == thread or on_thread()
+        here = followed is not None or is_here()
         with nullcontext() if followed is None else followed(name):
             if here and _is_apart(name, followed is not None, sys._getframe(1)):
                 _on_another_thread(partial(_import, original, import_), name)
@@ -67,8 +70,12 @@ def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[Non
             _tell(name)
         return module
 
-    with compiler_not_needed(on_thread), replaced(bootstrap, _find_and_load=find_and_load):
-        yield
+    apart = bootstrap, {"_find_and_load": find_and_load}
+    try:
+        with replaced_all([apart, *not_needed.replacements(is_here)]):
+            yield
+    finally:
+        not_needed.forget()
 
 
 def _is_apart(name: str, followed: bool, frame: FrameType) -> bool:

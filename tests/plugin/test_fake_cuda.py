@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.compilers.not_needed import COMPILER, compiler_not_needed
+from pytest_torchmem.torch_private.compilers.not_needed import COMPILER, NotNeeded
+from pytest_torchmem.torch_private.patching.patches import replaced_all
 
 from .conftest import Project
 
@@ -134,7 +135,8 @@ def test_an_import_that_fails_shows_the_lines_of_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, COMPILER, raising=False)
-    with pytest.raises(ModuleNotFoundError) as failure, compiler_not_needed():
+    instead = NotNeeded().replacements(lambda: True)
+    with pytest.raises(ModuleNotFoundError) as failure, replaced_all(instead):
         import no_such_module_at_all  # type: ignore[import-not-found]  # noqa: F401
     shown = failure.traceback.filter(failure)
     assert {Path(entry.path).name for entry in shown} == {Path(__file__).name}

@@ -10,9 +10,7 @@ imports get what says just that.
 import builtins
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import reduce
 from importlib import import_module
 from operator import and_, or_
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.torch_private.names import private_name_if_imported
-from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patching.patches import Replacements
 
 COMPILER = "torch._dynamo"
 """The compiler's package."""
@@ -107,41 +105,35 @@ class NotNeeded:
             return self._symbols
         return None
 
+    def replacements(self, is_here: Callable[[], bool]) -> Replacements:
+        """Return what gives stand-ins where ``is_here()`` is true, until the compiler is imported,
+        and with it all that it imports.
+        """
+        if COMPILER in sys.modules:
+            return []
+        original = builtins.__import__
+
+        # Its parameters have the names of those of ``__import__``: some give them by name.
+        def import_(
+            name: str,
+            globals: Mapping[str, Any] | None = None,
+            locals: Any = None,
+            fromlist: Any = (),
+            level: int = 0,
+        ) -> Any:
+            __tracebackhide__ = True  # an import that fails is the program's own
+            if locals is None and name not in sys.modules:
+                instead = self.stand_in(name, globals, fromlist) if is_here() else None
+                if instead is not None:
+                    return instead
+            return original(name, globals, locals, fromlist, level)
+
+        return [(builtins, {"__import__": import_})]
+
     def forget(self) -> None:
         """Let functions that were called meanwhile ask the compiler when they are called again."""
         while self._disabled:
             vars(self._disabled.pop()).pop(_DISABLED, None)
-
-
-@contextmanager
-def compiler_not_needed(on_thread: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Have stand-ins on this thread, and where ``on_thread()``; torch forgets them afterwards."""
-    if COMPILER in sys.modules:  # which has imported all of it
-        yield
-        return
-    original, thread, not_needed = builtins.__import__, threading.get_ident(), NotNeeded()
-
-    # Its parameters have the names of those of ``__import__``: some give them by name.
-    def import_(
-        name: str,
-        globals: Mapping[str, Any] | None = None,
-        locals: Any = None,
-        fromlist: Any = (),
-        level: int = 0,
-    ) -> Any:
-        __tracebackhide__ = True  # an import that fails is the program's own
-        if locals is None and name not in sys.modules:
-            here = threading.get_ident() == thread or on_thread()
-            instead = not_needed.stand_in(name, globals, fromlist) if here else None
-            if instead is not None:
-                return instead
-        return original(name, globals, locals, fromlist, level)
-
-    try:
-        with replaced(builtins, __import__=import_):
-            yield
-    finally:
-        not_needed.forget()
 
 
 def _on_numbers(name: str, kinds: tuple[type, ...], plain: Callable[..., Any]) -> Any:

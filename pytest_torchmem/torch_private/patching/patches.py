@@ -3,11 +3,11 @@
 The private functions of torch that a trace, or a measured step, replaces stand at the end.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial, wraps
 from inspect import getattr_static
-from operator import is_, itemgetter
+from operator import getitem, is_
 from types import MethodType, ModuleType
 from typing import Any, ClassVar, TypeAlias
 
@@ -137,21 +137,27 @@ class _Bound:
     There are hundreds, which are asked for twice in every trace: a step of Python for each counts.
     """
 
-    __slots__ = ("_find", "_found", "_missing", "_names")
+    __slots__ = ("_absent", "_found", "_names", "_owns")
 
-    def __init__(self, attributes: Mapping[str, Any]) -> None:
-        there = {name: one for name, one in attributes.items() if one is not ABSENT}
-        self._names, self._found = tuple(there), (*there.values(), *[*there.values()][:1])
-        self._missing = attributes.keys() - there.keys()
-        if there:  # of a single name this would not give a tuple
-            self._find = itemgetter(*self._names, self._names[0])
+    def __init__(self, attributes: Iterable[tuple[Mapping[str, Any], str, Any]]) -> None:
+        self._owns: list[Mapping[str, Any]] = []
+        self._names: list[str] = []
+        self._found: list[Any] = []
+        self._absent: list[tuple[Mapping[str, Any], str]] = []
+        for own, name, found in attributes:
+            if found is ABSENT:
+                self._absent.append((own, name))
+                continue
+            self._owns.append(own)
+            self._names.append(name)
+            self._found.append(found)
 
-    def holds(self, own: Mapping[str, Any]) -> bool:
-        """Return whether the attributes of a module or class are these."""
-        if self._missing and not self._missing.isdisjoint(own):
+    def holds(self) -> bool:
+        """Return whether they are."""
+        if any(name in own for own, name in self._absent):
             return False
         try:
-            return not self._names or all(map(is_, self._find(own), self._found))
+            return all(map(is_, map(getitem, self._owns, self._names), self._found))
         except KeyError:
             return False
 
@@ -159,40 +165,31 @@ class _Bound:
 class _Place:
     """A class or module, and some of its attributes by name."""
 
-    __slots__ = ("_as_before", "_at_once", "_own", "_replaced", "before", "owner", "replacements")
+    __slots__ = ("_at_once", "before", "own", "owner", "replacements")
 
     def __init__(
         self, owner: Any, replacements: Mapping[str, Any], before: Mapping[str, Any]
     ) -> None:
         self.owner, self.replacements, self.before = owner, replacements, before
-        self._own: Any = vars(owner)
-        self._as_before: _Bound | None = None
-        self._replaced: _Bound | None = None
-        """Made where this is used again."""
+        self.own: Any = vars(owner)
         self._at_once = type(owner) is ModuleType and not any(map(_is_absent, before.values()))
         """Whether all can be set by an update of the module's own names."""
-
-    def is_as_before(self) -> bool:
-        """Return whether every attribute is what it was."""
-        if self._as_before is None:
-            self._as_before, self._replaced = _Bound(self.before), _Bound(self.replacements)
-        return self._as_before.holds(self._own)
 
     def replace(self) -> None:
         """Have the replacements there."""
         if self._at_once:
-            self._own.update(self.replacements)
+            self.own.update(self.replacements)
             return
         owner = self.owner
         for name, attribute in self.replacements.items():
             setattr(owner, name, attribute)
 
-    def put_back(self) -> None:
-        """Have there what was before, also where not all was replaced, and nowhere where a program
-        has put something meanwhile.
+    def put_back(self, as_replaced: bool) -> None:
+        """Have there what was before; unless all is ``as_replaced``, also where not all was, and
+        nowhere where a program has put something meanwhile.
         """
-        owner, own, before = self.owner, self._own, self.before
-        if self._replaced is None or not self._replaced.holds(own):
+        owner, own, before = self.owner, self.own, self.before
+        if not as_replaced:
             before = {
                 name: attribute
                 for name, attribute in before.items()
@@ -243,6 +240,8 @@ class Patch:
                 owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
             replacements = [*owners.values()]
         self._places = [self._place(owner, attributes) for owner, attributes in replacements]
+        self._bound: tuple[_Bound, _Bound] | None = None
+        """What is there before and meanwhile; made where this is used again."""
 
     def _place(self, owner: Any, attributes: Mapping[str, Any]) -> _Place:
         own, of_module, replacements = vars(owner), isinstance(owner, ModuleType), {}
@@ -281,9 +280,15 @@ class Patch:
 
     def fits(self) -> bool:
         """Return whether what was there when this was made is there now."""
-        for place in self._places:
-            if not place.is_as_before():
-                return False
+        if self._bound is None:
+            self._bound = (
+                _Bound((p.own, name, one) for p in self._places for name, one in p.before.items()),
+                _Bound(
+                    (p.own, name, one) for p in self._places for name, one in p.replacements.items()
+                ),
+            )
+        if not self._bound[0].holds():
+            return False
         return all(own.get(name, ABSENT) is found for own, name, found in self._looked_at)
 
     def put_in_place(self) -> None:
@@ -316,8 +321,9 @@ class Patch:
             vars(module)[name] = original
         for one, _ in self._in_programs:
             one.put(one.original)
+        as_replaced = self._bound is not None and self._bound[1].holds()
         for place in self._places:
-            place.put_back()
+            place.put_back(as_replaced)
         for owner, name, found in self._of_program:
             now = vars(owner).get(name)
             if now is not found and is_left_over(now) and not self._stands(now):
