@@ -217,9 +217,9 @@ class Capture:
         self.streams = {stream}
         self._pool = pool
         self._memory = SESSION.memories[index]
-        self._end_serving = self._memory.serve(pool, self.streams.__contains__, graph=True)
         device = torch.device("cuda", index)
         self._recording = trace.values.begin_capture(device, self.streams.__contains__)
+        self._end_serving = self._memory.serve(pool, self.streams.__contains__, graph=True)
         SESSION.captures.append(self)
 
     def end(self) -> _Captured:

@@ -20,10 +20,13 @@ from pytest_torchmem.interception.values.computed import in_pairs
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step.trees import replace_tensors
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 from pytest_torchmem.torch_private.tensors.tensors import read_as
 
 _NUMBERS = itertools.count(-1, -1)
+_AT_EACH_CAPTURE = TORCH_VERSION < (2, 14)
+"""Whether a graph has a seed and an offset also if it draws nothing."""
 
 
 def not_permitted() -> Exception:
@@ -77,6 +80,8 @@ class GraphRecording:
         self._storages: dict[int, Captured] = {}
         self._random: list[int] = []
         """The ledger's entries of what a replay draws random numbers by."""
+        if _AT_EACH_CAPTURE:
+            self._keep_random_state()
 
     def covers(self, call: Call) -> bool:
         """Return whether a call goes to a stream that is being captured."""
@@ -116,12 +121,14 @@ class GraphRecording:
     def _keep_random_state(self) -> None:
         """Book a seed and an offset, in ordinary memory of the default stream.
 
-        native/cuda/CUDAGeneratorImpl.cpp, ``CUDAGeneratorCaptureState::initialize``.
+        native/cuda/CUDAGeneratorImpl.cpp, ``CUDAGeneratorCaptureState::initialize``. Torch 2.11 has
+        them on the stream of the capture (``register_graph``).
         """
         device, origin = self._device, Origin(self._ledger.phase, "")
         label = "random state of a CUDA graph"
         entry = Allocation(8, Kind.OTHER, origin, (1,), "int64", label)
-        stream, device.stream = device.stream, 0
+        stream = device.stream
+        device.stream = stream if TORCH_VERSION < (2, 12) else 0
         try:
             self._random = [device.add(entry), device.add(entry)]
         finally:

@@ -3,8 +3,8 @@
 cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize``, ``setCublasWorkspace``: one buffer for each
 thread and stream, taken through the caching allocator at the first product and kept until
 ``torch._C._cuda_clearCublasWorkspaces()``. cuBLASLt uses the same buffer
-(``unified_cublas_and_lt_workspaces``) unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``, the default
-before torch 2.12, which takes both.
+(``unified_cublas_and_lt_workspaces``) unless ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0``. Before torch
+2.12 it has one of its own by default, of cuBLAS's size at most, and both are taken.
 """
 
 import os
@@ -20,6 +20,7 @@ _SMALL = 4096 * _KIB * 2 + 16 * _KIB * 8
 _LARGE = 4096 * _KIB * 8
 _LARGE_ON = (9, 10, 12)
 _LT_ALONE = 1024 * _KIB
+_YES = ("1", "on", "yes", "true", "y", "t")
 _UNIFIES = TORCH_VERSION >= (2, 12)
 _MOST_DIGITS = 15
 """More would not fit into 63 bits, in bytes."""
@@ -51,19 +52,20 @@ def _bytes(variable: str, text: str, size: str, count: str = "1") -> int:
     return int(size) * _KIB * int(count)
 
 
-def _lt_workspace() -> int | None:
+def _lt_workspace(gpu: Gpu) -> int | None:
     """Return the bytes of cuBLASLt's own buffer; None where it shares cuBLAS's."""
-    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "01"[_UNIFIES]).lower()
-    if unified in ("1", "on", "yes", "true", "y", "t"):
+    unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
+    if (unified is None and _UNIFIES) or (unified or "").lower() in _YES:
         return None
     size = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     is_number = size.isascii() and size.isdigit()
-    return _bytes("CUBLASLT_WORKSPACE_SIZE", size, size) if is_number else _LT_ALONE
+    alone = _bytes("CUBLASLT_WORKSPACE_SIZE", size, size) if is_number else _LT_ALONE
+    return alone if unified else min(alone, cublas_workspace(gpu))
 
 
 def cublaslt_workspace(gpu: Gpu) -> int:
     """Return the bytes of the buffer that cuBLASLt uses: its own, or the one it shares."""
-    alone = _lt_workspace()
+    alone = _lt_workspace(gpu)
     return cublas_workspace(gpu) if alone is None else alone
 
 
@@ -74,7 +76,7 @@ def blas_buffer(gpu: Gpu) -> Buffer:
 
 def beside_buffer(gpu: Gpu, *requests: int, lt: bool = False) -> Workspace:
     """Return what a product takes: ``requests`` of its own, and the buffer that stays."""
-    alone = _lt_workspace() if lt else None
+    alone = _lt_workspace(gpu) if lt else None
     buffers = [] if alone is not None and _UNIFIES else [blas_buffer(gpu)]
     if alone is not None:
         buffers.append(Buffer("cuBLASLt", alone))
