@@ -67,8 +67,12 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 
 def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise ``UsageError`` for an argument of which nothing is left: a path would be this one."""
-    for before, argument in zip(("", *arguments), arguments, strict=False):
+    """Raise ``UsageError`` for an argument of which nothing is left: a path would be this one.
+
+    What follows ``--`` is another command's.
+    """
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for before, argument in zip(("", *own), own, strict=False):
         is_option = argument.startswith("--")
         option, sign, value = argument.partition("=") if is_option else ("", "=", argument)
         if sign and not value.strip():

@@ -5,6 +5,7 @@ import os
 import random
 import secrets
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,11 @@ from hypothesis import settings
 # Before torch is loaded: threads of OpenMP that wait for one another would take the processors of
 # the other workers, which is most of what small kernels cost then.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# The same figures on every machine: its GPU is for tests that are asked for by name.
+_CHOSEN = {"STAND_IN_NAME", "PYTEST_XDIST_WORKER"} & os.environ.keys()
+if not _CHOSEN and not any("tests/gpu" in argument for argument in sys.argv):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from pytest_torchmem.torch_private.dispatch.dispatcher import turns
 

@@ -49,11 +49,23 @@ def on_copies(
     try:
         with undisturbed():
             in_place.lay(_Copies(device, moved, stay=module is not None))
+            if moved and module is not None:
+                _flatten(module)
         yield run
     finally:
         with undisturbed():
             in_place.restore()
             state.restore()
+
+
+def _flatten(module: nn.Module) -> None:
+    """Let each recurrent layer's weights lie in one buffer, as ``Module.to`` does.
+
+    torch/nn/modules/rnn.py, ``RNNBase._apply``.
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters()
 
 
 class _Copies:

@@ -31,6 +31,7 @@ _LARGEST_CUDNN_DIMENSION = 65535
 #: From torch 2.14 on one head of keys and values goes with any number of queries', and grouped
 #: queries are also taken by memory-efficient attention (pytorch/pytorch#191085).
 _BROADCASTS = TORCH_VERSION >= (2, 14)
+_DROPS_SIXTEENTHS = TORCH_VERSION >= (2, 12)
 
 
 def _order(gpu: Gpu) -> tuple[int, ...]:
@@ -129,7 +130,7 @@ def _cudnn_takes(gpu: Gpu, call: AttentionArguments) -> bool:
         return False
     if not _shapes_fit(call, grouped=True, same_heads=False) or not mask_fits(call):
         return False
-    if call.dropout_p * 16 != int(call.dropout_p * 16):
+    if _DROPS_SIXTEENTHS and call.dropout_p * 16 != int(call.dropout_p * 16):
         return False
     return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(gpu, call)
 
