@@ -1,5 +1,6 @@
 """Recordings compared with traces: what a trace itself counted is met, what is doctored is told."""
 
+import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -7,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.truth.compare import main, recorded_gpu, replayed, traced_figures
-from benchmarks.truth.recording import Recording, RecordingError, Requests
+from benchmarks.truth.compare import (
+    RecordedAddresses,
+    errors_of,
+    main,
+    recorded_gpu,
+    replay_differences,
+    replayed,
+    traced_figures,
+)
+from benchmarks.truth.recording import Recording, RecordingError, Requests, load
 from benchmarks.truth.settings import Case, cases
 from pytest_torchmem.allocator.caching import CachingAllocator
 from pytest_torchmem.targets.gpus import find_gpu
@@ -98,3 +107,37 @@ def test_a_recording_without_a_gpu(recording: Recording) -> None:
         recorded_gpu({"torch": "2.13.0"})
     with pytest.raises(SystemExit):
         main([str(recording.path / "nowhere")])
+
+
+H100 = load(Path(__file__).parents[2] / "benchmarks" / "truth" / "recorded" / "h100")
+
+
+def test_the_replay_of_what_an_h100_was_asked_has_its_peaks() -> None:
+    """To the byte where segments lie as recorded; elsewhere mostly."""
+    differ = elsewhere = 0
+    for key, requests in itertools.islice(H100.requests(), 0, None, 9):
+        figures, there = H100.figures(key), CachingAllocator()
+        assert figures is not None
+        there.addresses = RecordedAddresses(requests.segments)
+        differ += len(replay_differences(key, requests, figures, there))
+        elsewhere += len(replay_differences(key, requests, figures, CachingAllocator()))
+    assert differ == 0
+    assert elsewhere <= 50  # of 530
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "dense/recommender/float32",
+        "recurrent/lstm-2-batch-first/float32",
+        "recurrent/gru-cell/bfloat16",
+        "transformer/llama-grouped/bfloat16",
+    ],
+)
+def test_traces_have_every_peak_that_an_h100_had(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")  # as the recording's torch 2.11
+    figures = H100.figures(key)
+    assert figures is not None
+    errors = errors_of(case(key), traced_figures(case(key), find_gpu("h100"), False)[0], figures)
+    assert len(errors) == 18
+    assert [error for error in errors if error.traced != error.recorded] == []
