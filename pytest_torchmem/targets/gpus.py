@@ -12,9 +12,10 @@ the "total capacity" of ``torch.OutOfMemoryError`` messages that people publishe
 the ``total_memory`` that ``torch.cuda.get_device_properties`` printed; it differs by up to 2 %
 between drivers. The L40 and the A40 check their memory (ECC), as they are sold; the RTX A6000 and
 the RTX 6000 Ada do not. What CUDA's context and libraries take of it is, in the same messages, what
-the process has in use less what PyTorch has allocated and reserved; for the L40, the RTX 4080, the
-H100 PCIe, the B300 and the GB200, that of the nearest GPU for which a message was found. So it is
-for the RTX 5070 Ti, whose memory llama.cpp printed on Linux (15,842 MiB), and for the RTX PRO 6000
+the process has in use less what PyTorch has allocated and reserved; for the H100, what one showed
+with driver 580.159.04 and torch 2.11 (527 MiB at first, 92 for the first kernel, 66 for cuBLAS, 8
+for cuDNN); for the L40, the RTX 4080, the H100 PCIe, the B300 and the GB200, that of the nearest
+GPU for which a message was found. So it is for the RTX 5070 Ti, whose memory llama.cpp printed on Linux (15,842 MiB), and for the RTX PRO 6000
 (``_CudaDeviceProperties(name='NVIDIA RTX PRO 6000 Blackwell Server Edition', …,
 total_memory=97250MB, multi_processor_count=188)``).
 
@@ -104,7 +105,7 @@ _GPUS = {
         Gpu("rtx-5090", "NVIDIA GeForce RTX 5090", (12, 0), _gib(31.36), 170, 1536, 496 * _MIB),
         Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), _gib(39.49), 108, 2048, 490 * _MIB),
         Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), _gib(79.25), 108, 2048, 490 * _MIB),
-        Gpu("h100", "NVIDIA H100 80GB HBM3", (9, 0), _gib(79.18), 132, 2048, 522 * _MIB),
+        Gpu("h100", "NVIDIA H100 80GB HBM3", (9, 0), _gib(79.18), 132, 2048, 693 * _MIB),
         Gpu("h100-pcie", "NVIDIA H100 PCIe", (9, 0), _gib(79.11), 114, 2048, 522 * _MIB),
         Gpu("h100-nvl", "NVIDIA H100 NVL", (9, 0), _gib(93.10), 132, 2048, 601 * _MIB),
         Gpu("gh200", "NVIDIA GH200 480GB", (9, 0), _gib(94.88), 132, 2048, 758 * _MIB),
