@@ -15,9 +15,9 @@ the RTX 6000 Ada do not. What CUDA's context and libraries take of it is, in the
 the process has in use less what PyTorch has allocated and reserved; for the H100, what one showed
 with driver 580.159.04 and torch 2.11 (527 MiB at first, 92 for the first kernel, 66 for cuBLAS, 8
 for cuDNN); for the L40, the RTX 4080, the H100 PCIe, the B300 and the GB200, that of the nearest
-GPU for which a message was found. So it is for the RTX 5070 Ti, whose memory llama.cpp printed on Linux (15,842 MiB), and for the RTX PRO 6000
-(``_CudaDeviceProperties(name='NVIDIA RTX PRO 6000 Blackwell Server Edition', …,
-total_memory=97250MB, multi_processor_count=188)``).
+GPU for which a message was found. So it is for the RTX 5070 Ti, whose memory llama.cpp printed on
+Linux (15,842 MiB), and for the RTX PRO 6000 (``_CudaDeviceProperties(name='NVIDIA RTX PRO 6000
+Blackwell Server Edition', …, total_memory=97250MB, multi_processor_count=188)``).
 
 Slices are those that ``nvidia-smi mig -lgip`` lists, with their memory and multiprocessors.
 
