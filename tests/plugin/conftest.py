@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -83,6 +83,13 @@ class _ModuleKeeper:
 def keeper() -> _ModuleKeeper:
     """What keeps imported modules from run to run."""
     return _ModuleKeeper()
+
+
+@pytest.fixture(autouse=True)
+def _modules_stay(keeper: _ModuleKeeper) -> Iterator[None]:
+    """Put back, once ``pytester`` has forgotten them, what later tests would import anew."""
+    yield
+    keeper.put_back()
 
 
 class Result(pytest.RunResult):
