@@ -40,8 +40,8 @@ from pytest_torchmem.torch_private.dispatch.modes import (
     fake_tensor_mode,
 )
 from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket, schema
+from pytest_torchmem.torch_private.patching.function_holders import HOLDERS
 from pytest_torchmem.torch_private.patching.patches import Replacements, having
-from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES
 
 _CPU = torch.device("cpu")

@@ -19,12 +19,12 @@ from pytest_torchmem.torch_private.names import (
     private_if_imported,
     private_name_if_imported,
 )
+from pytest_torchmem.torch_private.patching.function_holders import HOLDERS
 from pytest_torchmem.torch_private.patching.patches import (
     nothing_replaced,
     replaced,
     standing_functions,
 )
-from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 from pytest_torchmem.torch_private.tensors.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")

@@ -23,13 +23,13 @@ from pytest_torchmem.torch_private.names import (
     private_name_if_imported,
     unsupported,
 )
+from pytest_torchmem.torch_private.patching.function_holders import HOLDERS
 from pytest_torchmem.torch_private.patching.program_functions import (
     HeldOriginal,
     held_originals,
     is_left_over,
     is_of_program,
 )
-from pytest_torchmem.torch_private.tensors.function_holders import HOLDERS
 
 ABSENT: Any = object()
 """Stands for an attribute that is not there."""
