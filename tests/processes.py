@@ -5,12 +5,12 @@ To import torch takes longer than most of these programs.
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
 
 _SERVER = """
@@ -60,7 +60,7 @@ def run_program(
             "errors": str(errors),
         }
         print(json.dumps(job), file=sent, flush=True)
-        if not select.select([answers], [], [], seconds)[0]:
+        if not wait([answers], seconds):
             os.killpg(server.pid, signal.SIGKILL)
             _server.cache_clear()
             raise TimeoutError(f"no end after {seconds} s: {errors.read_text()}")
