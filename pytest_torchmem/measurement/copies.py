@@ -12,6 +12,7 @@ from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.journal.in_place import Given, InPlace
 from pytest_torchmem.journal.journal import undisturbed
 from pytest_torchmem.journal.reached import Reached
+from pytest_torchmem.measurement.device import cuda_device
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
@@ -61,8 +62,10 @@ def on_copies(
 def _flatten(module: nn.Module) -> None:
     """Let each recurrent layer's weights lie in one buffer, as ``Module.to`` does.
 
-    torch/nn/modules/rnn.py, ``RNNBase._apply``.
+    torch/nn/modules/rnn.py, ``RNNBase._apply``. The stand-in has none of cuDNN's recurrent layers.
     """
+    if cuda_device().is_stand_in:
+        return
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase):
             layer.flatten_parameters()
