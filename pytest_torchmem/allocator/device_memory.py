@@ -1,9 +1,10 @@
 """What the device gives in segments, how much of it, and at which addresses.
 
-Addresses matter: of free blocks of one size torch takes that of the lowest one, and what is left of
-it decides where later requests go.
+Of free blocks of one size torch takes that of the oldest segment, before torch 2.12 that of the
+lowest address; and what is left of it decides where later requests go.
 """
 
+import sys
 from bisect import insort
 from dataclasses import dataclass, field
 
@@ -16,6 +17,29 @@ _TOP = 1 << 47
 """Where the addresses of a program end; those of expandable segments are taken to begin there."""
 
 
+class Addresses:
+    """Each segment behind the ones before it, so that the lowest address is that of the oldest."""
+
+    def __init__(self) -> None:
+        self._next = 2 * MIB
+        self._reserved = _TOP
+
+    def take(self, size: int) -> int:
+        """Return where ``size`` bytes begin that nothing else has."""
+        address = self._next
+        self._next += size
+        return address
+
+    def give_back(self, address: int, size: int) -> None:
+        """Let others have a segment's addresses."""
+
+    def reserve(self, size: int) -> int:
+        """Return where ``size`` bytes begin that have no memory yet (``cuMemAddressReserve``)."""
+        address = self._reserved
+        self._reserved += size
+        return address
+
+
 @dataclass(order=True, slots=True)
 class _Chunk:
     """Addresses that the driver takes at once, and the parts of them that are free, in order."""
@@ -25,8 +49,8 @@ class _Chunk:
     free: list[tuple[int, int]] = field(compare=False)
 
 
-class Addresses:
-    """Where the driver puts segments, as a GPU showed it (benchmarks/results/recordings.md).
+class DriverAddresses(Addresses):
+    """Where the driver puts segments, as a GPU showed it (benchmarks/results/accuracy.md).
 
     It takes addresses in whole chunks, each as high as there is room below the one before. A
     segment lies in the lowest chunk that has room for it, a chunk that is free again is given
@@ -34,9 +58,9 @@ class Addresses:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         begin = _TOP - _OF_CONTEXT
         self._chunks = [_Chunk(begin, _TOP, [(begin, _TOP)])]
-        self._reserved = _TOP
 
     def take(self, size: int) -> int:
         """Return where ``size`` bytes begin that nothing else has."""
@@ -70,11 +94,11 @@ class Addresses:
         if chunk.end < _TOP and merged == [(chunk.begin, chunk.end)]:
             del self._chunks[position]
 
-    def reserve(self, size: int) -> int:
-        """Return where ``size`` bytes begin that have no memory yet (``cuMemAddressReserve``)."""
-        address = self._reserved
-        self._reserved += size
-        return address
+
+def addresses_of_this_torch() -> Addresses:
+    """Return those that the blocks of the torch that is imported are chosen by."""
+    version = getattr(sys.modules.get("torch"), "__version__", "3").split(".")
+    return DriverAddresses() if version[:2] == ["2", "11"] else Addresses()
 
 
 class ReservedMemory:
@@ -84,7 +108,7 @@ class ReservedMemory:
         self.capacity, self.total = capacity, total if total is not None else capacity
         self.statistics = Statistics()
         self.reserved = 0
-        self.addresses = Addresses()
+        self.addresses = addresses_of_this_torch()
         self.allowed: int | None = None
         """The most bytes of segments that this process may have, where it is limited."""
         self.options = options

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pytest_torchmem as torchmem
-from pytest_torchmem.allocator.device_memory import Addresses
+from pytest_torchmem.allocator.device_memory import DriverAddresses
 from pytest_torchmem.checks.gpu import find_parting
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
@@ -32,7 +32,7 @@ def test_segments_lie_where_a_trace_takes_them_to_lie() -> None:
 
     It comes first: what is there before it has addresses, too.
     """
-    chance, held, addresses = random.Random(0), list[torch.Tensor](), Addresses()
+    chance, held, addresses = random.Random(0), list[torch.Tensor](), DriverAddresses()
     assert not torch.cuda.memory_snapshot()
     expected: dict[int, tuple[int, int]] = {}
     distances = set()
@@ -50,6 +50,16 @@ def test_segments_lie_where_a_trace_takes_them_to_lie() -> None:
             expected[address] = addresses.take(now[address]), now[address]
             distances.add(address - expected[address][0])
     assert len(distances) == 1
+
+
+def test_of_free_blocks_of_one_size_that_of_the_oldest_segment_is_taken() -> None:
+    held = [torch.empty(600 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    addresses = [one.data_ptr() for one in held]
+    assert addresses == sorted(addresses, reverse=True)
+    held.clear()
+    held = [torch.empty(600 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    taken = [one.data_ptr() for one in held]
+    assert taken == sorted(addresses, reverse=TORCH_VERSION >= (2, 12))
 
 
 def test_no_library_of_nvidia_is_loaded() -> None:
