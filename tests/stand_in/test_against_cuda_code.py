@@ -53,6 +53,7 @@ def test_segments_lie_where_a_trace_takes_them_to_lie() -> None:
 
 
 def test_of_free_blocks_of_one_size_that_of_the_oldest_segment_is_taken() -> None:
+    torch.cuda.empty_cache()
     held = [torch.empty(600 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
     addresses = [one.data_ptr() for one in held]
     assert addresses == sorted(addresses, reverse=True)
