@@ -2,6 +2,7 @@
 how fast.
 
     python -m benchmarks.cudnn_answers [MODELS]
+    python -m benchmarks.cudnn_answers --recorded DIR    beside what cuDNN told on a GPU
 
 A step of each model (forward and backward) is traced in three types and both layouts, and what the
 traces ask is asked for five GPUs. Needs torchvision and ``pytest-torchmem[cudnn]``. Processor time
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from tabulate import tabulate
 
+from benchmarks.truth.recording import recorded_convolutions
 from pytest_torchmem import trace
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.library import Library, library
@@ -54,6 +55,8 @@ class Recorder:
 
 def questions_of(name: str, recorder: Recorder) -> int:
     """Trace a model's step in all types and layouts; return how many images a batch has."""
+    import torchvision
+
     asked.library = lambda: recorder  # type: ignore[assignment,return-value]
     size, batch = (299 if name == "inception_v3" else 224), 8
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
@@ -88,11 +91,26 @@ def processor_seconds(found: Library) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def compare(found: Library, path: Path) -> None:
+    """Print how many answers are those that the same cuDNN gave with a GPU (an H100)."""
+    equal = near = count = 0
+    for question, _, recorded in recorded_convolutions(path):
+        told = found.ask((9, 0), 132, question).workspace
+        count += 1
+        if told is not None:
+            equal += told == recorded
+            near += abs(told - recorded) <= max(1024, 0.05 * recorded)
+    print(f"{found!r}: of {count} workspaces {equal} equal, {near} within 5 % or 1 KiB")
+
+
 def main() -> None:
     """Print a row for each model, and what came of it in all."""
     found = library()
     if isinstance(found, str):
         sys.exit(found)
+    if sys.argv[1:2] == ["--recorded"]:
+        compare(found, Path(sys.argv[2]))
+        return
     rows, why, engines = [], Counter[str](), Counter[int]()
     total = unanswered = 0
     clock = spent = 0.0

@@ -192,33 +192,30 @@ def replay_differences(
 
 
 def error_table(errors: Iterable[Error]) -> str:
-    """Return the distribution of errors by counter, phase and family, and of all families."""
-    groups: dict[tuple[str, str, str], list[Error]] = {}
+    """Return the distribution of errors by family and counter, and of all families."""
+    groups: dict[tuple[str, str], list[Error]] = {}
     for error in errors:
         for family in ("all", error.family):
-            groups.setdefault((error.counter, error.phase, family), []).append(error)
-    order = {name: position for position, name in enumerate((*COUNTERS, *PHASES))}
+            groups.setdefault((family, error.counter), []).append(error)
     rows = []
-    for counter, phase, family in sorted(
-        groups, key=lambda group: (order[group[0]], order[group[1]], group[2] != "all", group[2])
+    for family, counter in sorted(
+        groups, key=lambda group: (group[0] != "all", group[0], COUNTERS.index(group[1]))
     ):
-        found = groups[counter, phase, family]
+        found = groups[family, counter]
         sizes = [abs(error.relative) for error in found]
         worst = max(found, key=lambda error: abs(error.relative))
         rows.append(
             (
-                counter.removesuffix("_bytes"),
-                phase,
                 family,
+                counter.removesuffix("_bytes"),
                 len(found),
-                sum(1 for error in found if error.traced == error.recorded),
-                f"{percentile(sizes, 0.5):.3%}",
-                f"{percentile(sizes, 0.9):.3%}",
-                f"{worst.relative:+.3%}",
-                worst.case,
+                sum(not size for size in sizes),
+                sum(size <= 0.01 for size in sizes),
+                *(f"{percentile(sizes, share):.2%}" for share in (0.5, 0.9, 0.99)),
+                f"{worst.relative:+.2%} {worst.case}",
             )
         )
-    headers = ("counter", "phase", "family", "figures", "exact", "p50", "p90", "worst", "case")
+    headers = ("family", "counter", "figures", "exact", "within 1 %", "p50", "p90", "p99", "worst")
     return tabulate(rows, headers=headers, disable_numparse=True)
 
 

@@ -89,7 +89,7 @@ def kitsune(case: Case, gpu: Gpu) -> int | None:
     from kitsune.predict import predict_memory
 
     inputs = build_inputs(case, tiny=False)
-    if case.setting.name not in _PLAIN or len(inputs) > 1 or not _floats(inputs[0]):
+    if case.setting.name not in _PLAIN or len(inputs) > 1 or not inputs[0].is_floating_point():
         return None
     batch, *shape = inputs[0].shape
     dtype, model = case.setting.dtype, build_model(case, tiny=False)
@@ -106,10 +106,6 @@ def accelerate(case: Case, gpu: Gpu) -> int | None:
     with torch.device("meta"):
         model: nn.Module = build_model(case, tiny=False)
     return 4 * int(calculate_maximum_sizes(model)[0])
-
-
-def _floats(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 TOOLS: tuple[Callable[[Case, Gpu], int | None], ...] = (

@@ -15,12 +15,16 @@ member per case, so that a recording can be taken up again.
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_torchmem.cudnn.questions import ConvolutionQuestion, Operand, contiguous_strides
+
 TRUTH, REQUESTS = "truth.json", "requests.jsonl.gz"
+CONVOLUTIONS = "convolutions.txt"
 PHASES = ("forward", "backward", "optimizer")
 STEPS = ("first", "second")
 COUNTERS = ("requested_bytes", "allocated_bytes", "reserved_bytes")
@@ -101,6 +105,21 @@ def load(path: Path) -> Recording:
     if not isinstance(truth, dict):
         raise RecordingError(f"{path / TRUTH} is not a recording: expected an object")
     return Recording(path, truth)
+
+
+def recorded_convolutions(path: Path) -> Iterator[tuple[ConvolutionQuestion, int, int]]:
+    """Yield what cuDNN was asked with its handle on the GPU, and engine and workspace of its first
+    plan: ``convolutions.txt``, a line of direction, geometry, engine and bytes each.
+    """
+    for line in (path / CONVOLUTIONS).read_text(encoding="utf-8").splitlines():
+        direction, geometry, engine, workspace = line.split("; ")
+        dtype = geometry.partition("[")[0]
+        *shapes, padding, stride, dilation = (
+            tuple(map(int, numbers.split(","))) for numbers in re.findall(r"\[(.*?)\]", geometry)
+        )
+        x, w, y = (Operand(dtype, shape, contiguous_strides(shape)) for shape in shapes)
+        question = ConvolutionQuestion(direction, x, w, y, padding, stride, dilation)
+        yield question, int(engine), int(workspace)
 
 
 def numbered(history: Sequence[Any], marks: Sequence[Bound]) -> Requests:

@@ -13,6 +13,7 @@ from pytest_torchmem.allocator.statistics import Statistics
 
 _CHUNK = 32 * MIB
 _OF_CONTEXT = 13 * _CHUNK
+"""What the context of an H100 has of addresses before the first kernel, and gives back then."""
 _TOP = 1 << 47
 """Where the addresses of a program end; those of expandable segments are taken to begin there."""
 

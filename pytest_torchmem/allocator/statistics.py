@@ -2,8 +2,6 @@
 
 c10/core/CachingDeviceAllocator.h, ``DeviceStats``; each is kept for the small pool, the large pool
 and both together.
-
-The memory that an allocator has of its device, and may have.
 """
 
 from collections.abc import Iterator

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.truth.recording import recorded_convolutions
 from pytest_torchmem.cudnn import driver
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.driver import device_properties
@@ -52,6 +53,19 @@ def test_a_question_as_text() -> None:
     assert layer("float32", allow_tf32=False).geometry.endswith("; float32 as ieee")
     strided = Operand("float16", (2, 3), (1, 2), alignment=16)
     assert str(strided) == "float16[2,3]@1:2 aligned to 16"
+
+
+def test_products_of_matrices_on_hopper_are_those_that_an_h100_took() -> None:
+    recorded = Path(__file__).parents[2] / "benchmarks" / "truth" / "recorded" / "h100"
+    products = as_recorded = 0
+    for question, engine, workspace in recorded_convolutions(recorded):
+        answer = asked._matrix_product((9, 0), question)
+        if answer is not None:
+            plan = answer.plans[0]
+            products += 1
+            as_recorded += plan.engine == engine and abs(plan.workspace - workspace) < 1024
+        assert asked._matrix_product((8, 0), question) is None
+    assert (products, as_recorded) == (337, 322)
 
 
 def test_strides_of_single_elements_follow_from_the_others() -> None:

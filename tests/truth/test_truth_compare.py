@@ -66,7 +66,7 @@ def test_nothing_differs(recording: Recording, capsys: pytest.CaptureFixture[str
     assert main([str(recording.path)]) == 0
     printed = capsys.readouterr().out
     assert "Beyond" not in printed
-    assert "0.000%" in printed
+    assert "0.00%" in printed
 
 
 def test_what_differs_is_told(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:

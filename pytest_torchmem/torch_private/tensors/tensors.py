@@ -66,7 +66,6 @@ HOOK_TABLES = (
     private_name("torch.nn.Module._backward_pre_hooks"),
 )
 #: Those that say what it is made of, too.
-MODULE_TABLES = (PARAMETERS, CHILDREN, *HOOK_TABLES)
 
 
 def read_as(tensor: Tensor, other: Tensor) -> Tensor:
