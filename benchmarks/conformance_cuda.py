@@ -185,8 +185,7 @@ def _differences(found: Comparison) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.conformance_cuda",
-        description=(__doc__ or "").partition("\n")[0],
+        prog="python -m benchmarks.conformance_cuda", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--gpu", default="a100-80gb")

@@ -92,10 +92,7 @@ def recorded_in_trace(sample: Sample, device: Any, gpu: str | None, **options: A
     torchmem.trace(_nothing)  # what the first trace of a process tries out is not the step's
     names: list[str] = []
     remembered_plans.cache_clear()
-    with (
-        _recording(names),
-        mock.patch.object(Step, "run", _noting_from_here(names)),
-    ):
+    with _recording(names), mock.patch.object(Step, "run", _noting_from_here(names)):
         torchmem.trace(
             sample.target,
             *sample.args,

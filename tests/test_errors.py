@@ -8,11 +8,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.errors import (
-    UnsupportedOperatorError,
-    UnsupportedTorchError,
-    UsageError,
-)
+from pytest_torchmem.errors import UnsupportedOperatorError, UnsupportedTorchError, UsageError
 from pytest_torchmem.torch_private import self_test
 
 

@@ -222,10 +222,7 @@ def run(
     gpu = {"gpu": GPU} if where == "cuda" else {}
     options = {"device": where, "memory": "unlimited", **gpu, **options}
     profile = pytest_torchmem.trace(program, **options)
-    return {
-        "peak": profile.peak,
-        "warnings": list(profile.warnings),
-    }
+    return {"peak": profile.peak, "warnings": list(profile.warnings)}
 
 
 @contextmanager

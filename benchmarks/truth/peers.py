@@ -25,14 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.comparison import percentile
 from benchmarks.truth.compare import recorded_gpu, traced_figures
 from benchmarks.truth.recording import PHASES, STEPS, load
-from benchmarks.truth.settings import (
-    Case,
-    build_inputs,
-    build_model,
-    cases,
-    optimizer_of,
-    run_step,
-)
+from benchmarks.truth.settings import Case, build_inputs, build_model, cases, optimizer_of, run_step
 from pytest_torchmem import Gpu
 
 _PLAIN = ("float32", "bfloat16")

@@ -37,14 +37,7 @@ from benchmarks.truth.recording import (
     load,
     numbered,
 )
-from benchmarks.truth.settings import (
-    Case,
-    build_inputs,
-    build_model,
-    cases,
-    optimizer_of,
-    run_step,
-)
+from benchmarks.truth.settings import Case, build_inputs, build_model, cases, optimizer_of, run_step
 
 _HISTORY = 4_000_000
 

@@ -9,10 +9,7 @@ from benchmarks.isolation.sample import Named, Sample, named
 from benchmarks.zoo.architectures import ARCHITECTURES
 from benchmarks.zoo.networks import NETWORKS
 
-OPTIMIZERS = {
-    "adamw": torch.optim.AdamW,
-    "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-}
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9)}
 
 
 def models(pattern: str = "") -> list[Named]:

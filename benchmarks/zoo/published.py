@@ -34,10 +34,7 @@ def _text(batch: int, length: int, vocabulary: int = 1000) -> Inputs:
 
 
 def _speech(batch: int) -> Inputs:
-    return {
-        "input_values": torch.rand(batch, 16000),
-        "labels": torch.randint(1, 30, (batch, 10)),
-    }
+    return {"input_values": torch.rand(batch, 16000), "labels": torch.randint(1, 30, (batch, 10))}
 
 
 def _spectrogram() -> Inputs:

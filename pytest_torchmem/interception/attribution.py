@@ -50,10 +50,7 @@ _CALLS_OF_MODULES = sys.modules[nn.Module.__module__].__file__
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _OWN_ROOT = _PACKAGE + os.sep
 #: Frames of these files end the search for a user's line: beyond them is who asked for the trace.
-_ENDS = (
-    os.path.join(_PACKAGE, "step", "step.py"),
-    os.path.join(_PACKAGE, "tracing", "trace.py"),
-)
+_ENDS = (os.path.join(_PACKAGE, "step", "step.py"), os.path.join(_PACKAGE, "tracing", "trace.py"))
 
 _SKIP, _USER, _END = range(3)
 _OF_OTHER_THREAD = (

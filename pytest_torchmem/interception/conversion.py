@@ -16,12 +16,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import NoCudaError
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.ledger import (
-    DeviceLedger,
-    Ledger,
-    StorageRecord,
-    dtype_name,
-)
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord, dtype_name
 from pytest_torchmem.interception.materialize import make_hollow
 from pytest_torchmem.interception.phases import Phases
 from pytest_torchmem.interception.plan import Output
@@ -38,11 +33,7 @@ from pytest_torchmem.torch_private.tensors.storages import (
     hollow_storage,
     storage_address,
 )
-from pytest_torchmem.torch_private.tensors.tensors import (
-    is_view_of_another,
-    read_as,
-    view_base,
-)
+from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, read_as, view_base
 
 _CPU = torch.device("cpu")
 
@@ -329,13 +320,7 @@ class Conversion:
         return hollow
 
     def enter_tensor(
-        self,
-        tensor: Tensor,
-        device: torch.device,
-        kind: Kind,
-        label: str,
-        module: str,
-        whole: bool,
+        self, tensor: Tensor, device: torch.device, kind: Kind, label: str, module: str, whole: bool
     ) -> Tensor:
         """Return a hollow tensor for a real one that is there before the step.
 

@@ -35,11 +35,7 @@ from pytest_torchmem.interception.plan_cache import (
     geometry_of_arguments,
     with_types,
 )
-from pytest_torchmem.interception.refusals import (
-    REFUSALS,
-    Refusals,
-    in_words_of_kernel,
-)
+from pytest_torchmem.interception.refusals import REFUSALS, Refusals, in_words_of_kernel
 from pytest_torchmem.interception.values.assumptions import may_be_assumed
 from pytest_torchmem.interception.values.computed import workspace_here
 from pytest_torchmem.interception.values.data_dependent import (
@@ -84,11 +80,7 @@ class Kernels:
     """Runs the operators that are one kernel, or a body of others, on hollow tensors."""
 
     def __init__(
-        self,
-        interceptor: Intercepts,
-        parts: Parts,
-        layouts: Layouts,
-        alone: References | None,
+        self, interceptor: Intercepts, parts: Parts, layouts: Layouts, alone: References | None
     ) -> None:
         self.sums = GradientSums(alone)
         self._interceptor = interceptor

@@ -41,9 +41,7 @@ _SIGNATURES: dict[tuple[type, ...], tuple[tuple[type, ...], _Several, _Several] 
 where some are neither tensors nor simple."""
 
 
-def _signature_of(
-    types: tuple[type, ...],
-) -> tuple[tuple[type, ...], _Several, _Several] | None:
+def _signature_of(types: tuple[type, ...]) -> tuple[tuple[type, ...], _Several, _Several] | None:
     if not (_TENSOR_TYPES | _SIMPLE).issuperset(types):
         return None
     places = [at for at, kind in enumerate(types) if kind in _TENSOR_TYPES]

@@ -119,12 +119,7 @@ class Refusals:
         """The operators, types and kinds of numbers that torch's kernels were asked about."""
 
     def check(
-        self,
-        operator: OperatorSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        on_gpu: bool,
+        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], *, on_gpu: bool
     ) -> None:
         """Raise what the kernel raises for numbers and types of a call that is new.
 

@@ -17,12 +17,7 @@ from pytest_torchmem.torch_private.dispatch.autocast import (
 )
 from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels, interception
 from pytest_torchmem.torch_private.dispatch.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.dispatch.keys import (
-    AUTOCAST_KEY,
-    COMPOSITE_KEY,
-    FAKE,
-    excluded,
-)
+from pytest_torchmem.torch_private.dispatch.keys import AUTOCAST_KEY, COMPOSITE_KEY, FAKE, excluded
 from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverload,
     find_operator,

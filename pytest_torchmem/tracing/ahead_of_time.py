@@ -115,10 +115,7 @@ class AheadOfTime:
 
     def _compile(self, others: int) -> Callable[..., Any]:
         # Imported when first asked for: they import the compiler.
-        from functorch.compile import (  # type: ignore[import-untyped]
-            aot_function,
-            min_cut_rematerialization_partition,
-        )
+        from functorch.compile import aot_function, min_cut_rematerialization_partition  # type: ignore[import-untyped]
 
         made: list[_Output] = []
 

@@ -119,10 +119,7 @@ class Compiled:
 
     def warnings(self) -> list[str]:
         """Return what the figures of compiled code leave out, or take for something else."""
-        return [
-            *self.reasons,
-            *(f"{_at(line)}{_NO_GRAPH}" for line in self._run_eagerly()),
-        ]
+        return [*self.reasons, *(f"{_at(line)}{_NO_GRAPH}" for line in self._run_eagerly())]
 
     def _run_eagerly(self) -> Iterator[str]:
         """Yield the lines of calls that no graph was made of, nor had been made of before."""

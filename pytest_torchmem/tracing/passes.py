@@ -149,10 +149,7 @@ def _as_rank(machine: Target, rank: int) -> Target:
 
 
 def _attempt(
-    run: Callable[[], MemoryProfile],
-    begin: Callable[[], ProgramState],
-    *,
-    for_profile: bool = True,
+    run: Callable[[], MemoryProfile], begin: Callable[[], ProgramState], *, for_profile: bool = True
 ) -> _Ended:
     """Run a pass of a program that may have to be run again, as if for the first time.
 

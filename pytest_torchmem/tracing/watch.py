@@ -58,8 +58,7 @@ class Watch:
         given = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
         given |= dict(zip(names, args[3:6], strict=False)) | kwargs
         reason = why_not_fused(
-            AttentionArguments(*args[:3], *(given[name] for name in names)),
-            self._device,
+            AttentionArguments(*args[:3], *(given[name] for name in names)), self._device
         )
         self.attention.setdefault(Attribution().user_line(), reason)
 

@@ -407,10 +407,7 @@ def losses_added_up(wrong: bool, device: str) -> None:
 
 
 @planted(
-    "held between",
-    "of gradients between two steps: the variable flat of gradients_in",
-    "",
-    "cat",
+    "held between", "of gradients between two steps: the variable flat of gradients_in", "", "cat"
 )
 def gradients_in_one_tensor(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)

@@ -103,8 +103,7 @@ def told_or_of_newer_python(part: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "planted",
-    [pytest.param(one, id=f"{Path(one.file).stem}-{one.name}") for one in PLANTED],
+    "planted", [pytest.param(one, id=f"{Path(one.file).stem}-{one.name}") for one in PLANTED]
 )
 def test_the_first_two_lines_name_cause_module_operator_and_line(
     planted: Planted, chance: random.Random, monkeypatch: pytest.MonkeyPatch

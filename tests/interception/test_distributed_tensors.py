@@ -143,10 +143,7 @@ def test_checkpoints_of_shards(tmp_path: Path, device: str, rank: int) -> None:
         if device == "cpu":  # it talks by gloo
             dcp.async_save(both, checkpoint_id=tmp_path / f"{device}-later").result()
         set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=both["model"],
-            optim_state_dict=both["optimizer"],
+            model, optimizer, model_state_dict=both["model"], optim_state_dict=both["optimizer"]
         )
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         assert bool(get_model_state_dict(model, options=whole)) == (dist.get_rank() == 0)

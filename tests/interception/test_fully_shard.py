@@ -27,10 +27,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.modules import module as modules
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -77,15 +74,7 @@ def real_process(world: World) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fsdp_checkpointed",
-        "hybrid",
-        "offloaded",
-        "tensor_parallel",
-    ],
-)
+@pytest.mark.parametrize("name", ["fsdp_checkpointed", "hybrid", "offloaded", "tensor_parallel"])
 def test_a_rank_needs_what_the_real_allocator_counts(name: str) -> None:
     program = NAMED[name]
     traced = trace(program, host="here", world_size=4, rank=1)

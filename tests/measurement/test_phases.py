@@ -56,10 +56,7 @@ def two_backwards_and_no_module() -> None:
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
-        (
-            backward_in_a_closure,
-            [FORWARD, OPTIMIZER, BACKWARD, OPTIMIZER, BETWEEN, FORWARD],
-        ),
+        (backward_in_a_closure, [FORWARD, OPTIMIZER, BACKWARD, OPTIMIZER, BETWEEN, FORWARD]),
         (optimizer_in_a_backward, [FORWARD, *[BACKWARD, OPTIMIZER] * 4, BACKWARD, BETWEEN]),
         (two_backwards_and_no_module, [FORWARD, BACKWARD, BETWEEN, BACKWARD]),
     ],

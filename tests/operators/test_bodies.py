@@ -69,9 +69,7 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
 
 @pytest.mark.parametrize("types", [(torch.int32, torch.int64), (torch.int64, torch.int32)])
 @pytest.mark.parametrize(
-    "given",
-    [{"mode": "mean"}, {"padding_idx": 1}, {"sparse": True}, {"weighted": True}],
-    ids=str,
+    "given", [{"mode": "mean"}, {"padding_idx": 1}, {"sparse": True}, {"weighted": True}], ids=str
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bags_of_positions_of_two_types(

@@ -16,13 +16,7 @@ Program = Callable[[Tensor, Tensor], Tensor]
 PROGRAMS: dict[str, tuple[Program, tuple[int, ...], tuple[int, ...], int, int]] = {
     "solve large": (linalg.solve, (4, 300, 300), (4, 300, 8), 11_541_296, 22_919_368),
     "determinant": (lambda a, b: linalg.slogdet(a)[1], (16, 64, 64), (1,), 9_057_860, 18_371_468),
-    "least squares": (
-        lambda a, b: linalg.lstsq(a, b)[0],
-        (64, 32),
-        (64, 8),
-        8_540_308,
-        17_186_824,
-    ),
+    "least squares": (lambda a, b: linalg.lstsq(a, b)[0], (64, 32), (64, 8), 8_540_308, 17_186_824),
 }
 
 

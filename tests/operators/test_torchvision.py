@@ -63,12 +63,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     },
     **{
         f"deform_conv2d {options}": partial(deformed, **options)
-        for options in (
-            {},
-            {"groups": 2, "masked": False},
-            {"images": 35},
-            {"images": 1},
-        )
+        for options in ({}, {"groups": 2, "masked": False}, {"images": 35}, {"images": 1})
     },
 }
 

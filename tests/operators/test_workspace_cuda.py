@@ -138,10 +138,7 @@ def test_eager_attention_peaks_in_the_backward_of_softmax() -> None:
 def test_a_convolution_says_that_it_does_not_know() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     profile = trace(model, torch.ones(2, 3, 16, 16), device="cuda", gpu="a100")
-    assert profile.unknown_workspaces == (
-        "aten::convolution",
-        "aten::convolution_backward",
-    )
+    assert profile.unknown_workspaces == ("aten::convolution", "aten::convolution_backward")
     assert "aten::convolution" in profile.warnings[-1]
 
 

@@ -116,10 +116,7 @@ def test_a_file_has_one_line_for_each_figure() -> None:
         (TEXT.replace('"schema": 1', '"schema": 2'), "written by a newer pytest-torchmem"),
         (TEXT.replace('"setups"', '"figures"'), 'it has no list "setups"'),
         (TEXT.replace('"schema"', '"x": 1, "schema"'), 'the file has "x", which is not part of'),
-        (
-            TEXT.replace('"gpu": "t4"', '"gpu": 4'),
-            'setup 2: "gpu" must be a string',
-        ),
+        (TEXT.replace('"gpu": "t4"', '"gpu": 4'), 'setup 2: "gpu" must be a string'),
         (TEXT.replace('"gpu": "t4"', '"gpu": ""'), 'setup 2 has no "gpu"'),
         (TEXT.replace('"cudnn"', '"cuda"'), 'the setup a100-80gb, torch 2.13 has "cuda", which is'),
         (TEXT.replace("12345", "-1"), "must be bytes such as"),

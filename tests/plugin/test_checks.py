@@ -393,10 +393,7 @@ def test_markers_that_cannot_be_read(project, marker, message, argument):
         ("check(make(), inputs(), name='')", "check(name=''): expected a non-empty string"),
         ("check(make(), inputs(), device='tpu')", "check(device=): 'tpu' is not a device"),
         ("check(make(), inputs(), gpu='gtx')", "'gtx' is not a known GPU"),
-        (
-            "check(make(), inputs(), tolerance=0.1)",
-            "check(tolerance=): 0.1 is not a tolerance",
-        ),
+        ("check(make(), inputs(), tolerance=0.1)", "check(tolerance=): 0.1 is not a tolerance"),
         ("check(make(), inputs(), host='here')", "must pass on others"),
         ("check(make(), torch.zeros(3, 3))", "RuntimeError: "),
         ("check('text')", "expected an nn.Module or a callable"),
@@ -494,10 +491,7 @@ class TestFixture(unittest.TestCase):
     project.run("--torchmem-update", failed=1, passed=2).tells(
         "* peak exceeds the budget of 1 KiB*, cpu*"
     )
-    assert set(project.entries()) == {
-        "TestFixture::test_check cpu",
-        "TestFixture::test_check cuda",
-    }
+    assert set(project.entries()) == {"TestFixture::test_check cpu", "TestFixture::test_check cuda"}
 
 
 def test_async_tests_say_why_not_and_what_instead(project):

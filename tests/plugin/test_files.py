@@ -262,11 +262,7 @@ def test_both_sides_of_a_conflict_are_read(tmp_path, style, ending):
     stored = read(file)
     assert stored.conflicted
     assert [key.test for key in stored.contested] == ["test_a"]
-    assert {key.test for key in stored.entries} == {
-        "test_same",
-        "test_mine",
-        "test_theirs",
-    }
+    assert {key.test for key in stored.entries} == {"test_same", "test_mine", "test_theirs"}
 
 
 @pytest.mark.parametrize(

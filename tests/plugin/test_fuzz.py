@@ -168,10 +168,7 @@ def test_any_edit_survives_an_update(tmp_path_factory: pytest.TempPathFactory, d
         assert stored.conflicted
         return
     after = load(plan.text or "")
-    assert after.entries[NOW.key].figures in (
-        NOW.figures,
-        stored.entries.get(NOW.key, NOW).figures,
-    )
+    assert after.entries[NOW.key].figures in (NOW.figures, stored.entries.get(NOW.key, NOW).figures)
     for key, entry in stored.entries.items():
         if key != NOW.key:
             assert after.entries[key] == entry

@@ -70,9 +70,7 @@ def test_listed_and_removed_by_an_update(changed):
 )
 def test_a_part_of_a_module_proves_nothing(changed, options):
     if "-m" in options:
-        changed.write(
-            test_net=ONE.replace("def test_other", "@pytest.mark.slow\ndef test_other"),
-        )
+        changed.write(test_net=ONE.replace("def test_other", "@pytest.mark.slow\ndef test_other"))
         (changed.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     before = changed.file().read_bytes()
     result = changed.run("--torchmem-update", *options)
@@ -148,9 +146,7 @@ def test_with_workers_as_without(changed):
 
 
 def test_a_worker_that_died_proves_nothing(changed):
-    changed.write(
-        test_else="import os\ndef test_else():\n    os.kill(os.getpid(), 9)\n",
-    )
+    changed.write(test_else="import os\ndef test_else():\n    os.kill(os.getpid(), 9)\n")
     before = changed.file().read_bytes()
     changed.run_apart("-n", "2", "--torchmem-update")
     assert changed.file().read_bytes() == before

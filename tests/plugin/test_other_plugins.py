@@ -101,9 +101,7 @@ def test_parts(torchmem, subtests):
     result.tells("2 memory checks: 2 updated")
 
 
-def test_split_parts_prove_nothing_and_write_what_they_ran(
-    request: pytest.FixtureRequest,
-) -> None:
+def test_split_parts_prove_nothing_and_write_what_they_ran(request: pytest.FixtureRequest) -> None:
     pytest.importorskip("pytest_split")
     written = request.getfixturevalue("written")
     before = written.file().read_bytes()

@@ -42,9 +42,7 @@ def test_no_write_is_lost_while_others_remove_the_directory(tmp_path: Path) -> N
     path = tmp_path / "__torchmem__" / "test_x.json"
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), name, "90"],
-            stderr=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", WRITER, str(path), name, "90"], stderr=subprocess.PIPE, text=True
         )
         for name in "abc"
     ]

@@ -117,10 +117,7 @@ def test_files_of_a_trace_are_read_by_others(tmp_path: Path) -> None:
     with safetensors.safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert file.get_slice("a")[1:].shape == (4, 3)
-    for state in (
-        torch.load(tmp_path / "a.pt"),
-        safetensors.load_file(tmp_path / "a.safetensors"),
-    ):
+    for state in (torch.load(tmp_path / "a.pt"), safetensors.load_file(tmp_path / "a.safetensors")):
         assert state["step"].tolist() == [0, 1, 2, 3]
         assert (state["a"].shape, state["half"].dtype) == ((5, 3), torch.float16)
         assert not state["a"].any()

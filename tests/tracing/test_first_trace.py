@@ -85,8 +85,7 @@ _PROGRAMS = {"imports": _NO_COMPILER, "compiler": _COMPILER_FIRST}
 
 
 @pytest.mark.parametrize(
-    ("name", "device"),
-    [("imports", "cpu"), ("imports", "cuda"), ("compiler", "cuda")],
+    ("name", "device"), [("imports", "cpu"), ("imports", "cuda"), ("compiler", "cuda")]
 )
 def test_first_trace_of_a_process(name: str, device: str) -> None:
     """What torch imports on the way holds no tensors; no model needs any of it. A program

@@ -23,11 +23,7 @@ def pipelines(task: str) -> Callable[[], None]:
     of_texts: dict[str, tuple[str, str, Any]] = {
         "text-generation": ("GPT2LMHeadModel", "gpt2", ["the cat", "a dog sees"]),
         "fill-mask": ("BertForMaskedLM", "bert", "the <mask> sees the dog"),
-        "text-classification": (
-            "BertForSequenceClassification",
-            "bert",
-            ["the cat", "a dog sees"],
-        ),
+        "text-classification": ("BertForSequenceClassification", "bert", ["the cat", "a dog sees"]),
         "token-classification": ("BertForTokenClassification", "bert", "the cat sees"),
         "feature-extraction": ("BertModel", "bert", "the cat"),
     }

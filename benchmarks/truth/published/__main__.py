@@ -156,8 +156,7 @@ def kineto_table(available: Sequence[tuple[Source, Path]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; return 1 where the allocator's replay differs from a recording."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.truth.published",
-        description=(__doc__ or "").partition("\n")[0],
+        prog="python -m benchmarks.truth.published", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("directory", type=Path, help="where the recordings are kept")
     parser.add_argument("--download", action="store_true", help="fetch those that are missing")

@@ -204,10 +204,7 @@ def _forget_states(wrapped: WeakSet[Any]) -> None:
 
 
 def _follow_states(replace: Callable[..., None], trace: TraceContext) -> None:
-    for place, name in (
-        (fully_sharding(), SHARDED_STATES),
-        (replicating(), REPLICATED_STATES),
-    ):
+    for place, name in ((fully_sharding(), SHARDED_STATES), (replicating(), REPLICATED_STATES)):
         if hasattr(place, name):
             replace(place, name, partial(_noting, trace))
 

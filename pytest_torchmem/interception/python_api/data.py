@@ -20,11 +20,7 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Functions, Layer, instead_of
 from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
-from pytest_torchmem.torch_private.patching.patches import (
-    SHARING,
-    replaced,
-    to_dlpack,
-)
+from pytest_torchmem.torch_private.patching.patches import SHARING, replaced, to_dlpack
 from pytest_torchmem.torch_private.tensors.storages import bytes_of
 from pytest_torchmem.torch_private.tensors.tensors import make_subclass
 

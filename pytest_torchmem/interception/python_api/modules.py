@@ -30,11 +30,7 @@ from pytest_torchmem.torch_private.patching.patches import (
     name_table,
     state_table,
 )
-from pytest_torchmem.torch_private.tensors.tensors import (
-    has_dispatch,
-    own_buffers,
-    own_parameters,
-)
+from pytest_torchmem.torch_private.tensors.tensors import has_dispatch, own_buffers, own_parameters
 
 _MAKING = ("__init__", "__setstate__")
 _HOOKING = (

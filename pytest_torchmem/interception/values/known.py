@@ -272,12 +272,7 @@ class KnownValues(Answers):
             self._written(call)
 
     def show(
-        self,
-        plan: Plan,
-        result: Any,
-        memories: Mapping[int, Tensor],
-        *,
-        unwritten: bool = False,
+        self, plan: Plan, result: Any, memories: Mapping[int, Tensor], *, unwritten: bool = False
     ) -> None:
         """Know a plan's outputs by their memories, unless these are ``unwritten``."""
         records, contents = self._ledger.records, self.contents

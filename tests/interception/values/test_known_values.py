@@ -257,10 +257,7 @@ def initialised(deviation: float, *bounds: float) -> None:
 
 @pytest.mark.parametrize(
     "bounds",
-    [
-        pytest.param((0.02, -2.0, 2.0), id="wide"),
-        pytest.param((1.0, 3.0, 4.0), id="narrow"),
-    ],
+    [pytest.param((0.02, -2.0, 2.0), id="wide"), pytest.param((1.0, 3.0, 4.0), id="narrow")],
 )
 def test_initialisers(bounds: tuple[float, ...]) -> None:
     def program() -> None:
