@@ -60,7 +60,7 @@ def run_program(
             "errors": str(errors),
         }
         print(json.dumps(job), file=sent, flush=True)
-        if not wait([answers], seconds):
+        if not wait([answers.fileno()], seconds):
             os.killpg(server.pid, signal.SIGKILL)
             _server.cache_clear()
             raise TimeoutError(f"no end after {seconds} s: {errors.read_text()}")

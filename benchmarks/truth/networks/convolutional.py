@@ -94,39 +94,17 @@ def resnet(
     return nn.Sequential(*layers, head(inner))
 
 
-_SMALL = tiny(blocks=(1, 1), base=16)
-network("cnn/resnet18", images, full(64, blocks=(2, 2, 2, 2)), _SMALL)(resnet)
-network("cnn/resnet34", images, full(48, blocks=(3, 4, 6, 3)), _SMALL)(resnet)
-network(
-    "cnn/resnet50",
-    images,
-    full(32, blocks=(3, 4, 6, 3), expand=4),
-    tiny(blocks=(1, 1), base=16, expand=4),
-)(resnet)
-network(
-    "cnn/resnet101",
-    images,
-    full(16, blocks=(3, 4, 23, 3), expand=4),
-    tiny(blocks=(1, 2), base=16, expand=4),
-)(resnet)
-network(
-    "cnn/resnext50",
-    images,
-    full(32, blocks=(3, 4, 6, 3), expand=2, wide=2, groups=32),
-    tiny(blocks=(1, 1), base=16, expand=2, groups=4),
-)(resnet)
-network(
-    "cnn/wide-resnet50",
-    images,
-    full(16, blocks=(3, 4, 6, 3), expand=4, wide=2),
-    tiny(blocks=(1, 1), base=16, expand=4, wide=2),
-)(resnet)
-network(
-    "cnn/resnet50-large-images",
-    images,
-    full(4, 640, blocks=(3, 4, 6, 3), expand=4),
-    tiny(side=48, blocks=(1, 1), base=16, expand=4),
-)(resnet)
+_SMALL, _FIFTY = tiny(blocks=(1, 1), base=16), (3, 4, 6, 3)
+for _name, _full, _tiny in (
+    ("resnet18", full(64, blocks=(2, 2, 2, 2)), {}),
+    ("resnet34", full(48, blocks=_FIFTY), {}),
+    ("resnet50", full(32, blocks=_FIFTY, expand=4), {}),
+    ("resnet101", full(16, blocks=(3, 4, 23, 3), expand=4), {"blocks": (1, 2)}),
+    ("resnext50", full(32, blocks=_FIFTY, expand=2, wide=2, groups=32), {"groups": 4, "wide": 1}),
+    ("wide-resnet50", full(16, blocks=_FIFTY, expand=4, wide=2), {}),
+    ("resnet50-large-images", full(4, 640, blocks=_FIFTY, expand=4), {"side": 48}),
+):
+    network(f"cnn/{_name}", images, _full, {**_SMALL, **_tiny})(resnet)
 
 
 def vgg(widths: tuple[int, ...], norm: bool = True, **_: Any) -> nn.Module:
@@ -157,13 +135,10 @@ def vgg(widths: tuple[int, ...], norm: bool = True, **_: Any) -> nn.Module:
 
 
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-network(
-    "cnn/vgg11",
-    images,
-    full(32, widths=(64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0), norm=False),
-    tiny(widths=(8, 0, 16), norm=False),
-)(vgg)
-network("cnn/vgg16-bn", images, full(16, widths=_VGG16), tiny(widths=(8, 0, 16)))(vgg)
+_VGG11 = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
+_FEW_WIDTHS = tiny(widths=(8, 0, 16))
+network("cnn/vgg11", images, full(32, widths=_VGG11, norm=False), _FEW_WIDTHS)(vgg)
+network("cnn/vgg16-bn", images, full(16, widths=_VGG16), _FEW_WIDTHS)(vgg)
 
 
 class Dense(nn.Module):
@@ -194,11 +169,11 @@ class Dense(nn.Module):
         return torch.cat(found, 1)
 
 
+_BLOCKS = (6, 12, 24, 16)
+
+
 @network(
-    "cnn/densenet121",
-    images,
-    full(16, blocks=(6, 12, 24, 16), growth=32),
-    tiny(blocks=(2, 2), growth=8),
+    "cnn/densenet121", images, full(16, blocks=_BLOCKS, growth=32), tiny(blocks=(2, 2), growth=8)
 )
 def densenet(blocks: tuple[int, ...], growth: int, **_: Any) -> nn.Module:
     """Return a densely connected network."""
@@ -266,28 +241,18 @@ _MOBILE = (
     (112, 3, 5, 1),
     (192, 4, 5, 2),
 )
-_FEW = ((16, 1, 3, 1), (24, 2, 5, 2))
-network(
-    "cnn/mobilenet-v2", images, full(48, stages=_MOBILE, gate=False), tiny(stages=_FEW, gate=False)
-)(mobile)
-network(
-    "cnn/mobilenet-v3",
-    images,
-    full(48, stages=_MOBILE, gate=True, act=nn.Hardswish),
-    tiny(stages=_FEW, gate=True, act=nn.Hardswish),
-)(mobile)
-network(
-    "cnn/efficientnet-b0",
-    images,
-    full(32, stages=_MOBILE, gate=True, act=nn.SiLU),
-    tiny(stages=_FEW, gate=True, act=nn.SiLU),
-)(mobile)
-network(
-    "cnn/efficientnet-b0-large-images",
-    images,
-    full(8, 480, stages=_MOBILE, gate=True, act=nn.SiLU),
-    tiny(side=48, stages=_FEW, gate=True, act=nn.SiLU),
-)(mobile)
+_FEW = tiny(stages=((16, 1, 3, 1), (24, 2, 5, 2)))
+for _name, _full, _tiny in (
+    ("mobilenet-v2", full(48, stages=_MOBILE, gate=False), {}),
+    ("mobilenet-v3", full(48, stages=_MOBILE, gate=True, act=nn.Hardswish), {}),
+    ("efficientnet-b0", full(32, stages=_MOBILE, gate=True, act=nn.SiLU), {}),
+    (
+        "efficientnet-b0-large-images",
+        full(8, 480, stages=_MOBILE, gate=True, act=nn.SiLU),
+        {"side": 48},
+    ),
+):
+    network(f"cnn/{_name}", images, _full, {**_FEW, **_tiny})(mobile)
 
 
 class ConvNextBlock(nn.Module):
@@ -307,18 +272,12 @@ class ConvNextBlock(nn.Module):
         return x + hidden.permute(0, 3, 1, 2)
 
 
-@network(
-    "cnn/convnext-tiny",
-    images,
-    full(32, widths=(96, 192, 384, 768), counts=(3, 3, 9, 3)),
-    tiny(widths=(16, 32), counts=(1, 1)),
-)
-@network(
-    "cnn/convnext-base",
-    images,
-    full(8, widths=(128, 256, 512, 1024), counts=(3, 3, 27, 3)),
-    tiny(widths=(24, 48), counts=(1, 1)),
-)
+_NEXT = full(32, widths=(96, 192, 384, 768), counts=(3, 3, 9, 3))
+_NEXT_BASE = full(8, widths=(128, 256, 512, 1024), counts=(3, 3, 27, 3))
+
+
+@network("cnn/convnext-tiny", images, _NEXT, tiny(widths=(16, 32), counts=(1, 1)))
+@network("cnn/convnext-base", images, _NEXT_BASE, tiny(widths=(24, 48), counts=(1, 1)))
 def convnext(widths: tuple[int, ...], counts: tuple[int, ...], **_: Any) -> nn.Module:
     """Return a convolutional network in the manner of vision transformers."""
     layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), nn.GroupNorm(1, widths[0])]
@@ -402,25 +361,15 @@ class SegmentationNet(nn.Module):
         return self.classes(x)
 
 
-@network(
-    "cnn/unet-transposed",
-    images,
-    full(4, 256, base=64, depth=5, transposed=True),
-    tiny(base=8, depth=3, transposed=True),
-)
-@network(
-    "cnn/unet-bilinear",
-    images,
-    full(4, 256, base=64, depth=5, transposed=False),
-    tiny(base=8, depth=3, transposed=False),
-)
-@network(
-    "cnn/unet-dilated",
-    images,
-    full(4, 320, base=48, depth=4, transposed=False, dilation=4),
-    tiny(base=8, depth=2, transposed=False, dilation=2),
-)
-def segmentation(base: int, depth: int, transposed: bool, dilation: int = 1, **_: Any) -> nn.Module:
+_UNET, _DILATED = full(4, 256, base=64, depth=5), full(4, 320, base=48, depth=4, dilation=4)
+
+
+@network("cnn/unet-transposed", images, {**_UNET, "transposed": True}, tiny(base=8, depth=3))
+@network("cnn/unet-bilinear", images, _UNET, tiny(base=8, depth=3))
+@network("cnn/unet-dilated", images, _DILATED, tiny(base=8, depth=2, dilation=2))
+def segmentation(
+    base: int, depth: int, transposed: bool = False, dilation: int = 1, **_: Any
+) -> nn.Module:
     """Return a U-shaped network."""
     return SegmentationNet(base, depth, transposed, dilation)
 
@@ -430,12 +379,10 @@ def noise(batch: int, latent: int, **_: Any) -> tuple[Tensor, ...]:
     return (torch.randn(batch, latent, 1, 1),)
 
 
-@network(
-    "cnn/dcgan-generator",
-    noise,
-    {"batch": 256, "latent": 128, "base": 64},
-    {"batch": 2, "latent": 16, "base": 4},
-)
+_LATENT = {"batch": 2, "latent": 16, "base": 4}
+
+
+@network("cnn/dcgan-generator", noise, {"batch": 256, "latent": 128, "base": 64}, _LATENT)
 def generator(latent: int, base: int, **_: Any) -> nn.Module:
     """Return transposed convolutions from noise to images of 64 x 64."""
     layers: list[nn.Module] = []
@@ -497,12 +444,10 @@ def waves(batch: int, length: int, **_: Any) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 1, length),)
 
 
-@network(
-    "cnn/sound-conv1d",
-    waves,
-    {"batch": 16, "length": 64000, "base": 64},
-    {"batch": 2, "length": 640, "base": 8},
-)
+_WAVES = {"batch": 2, "length": 640, "base": 8}
+
+
+@network("cnn/sound-conv1d", waves, {"batch": 16, "length": 64000, "base": 64}, _WAVES)
 def sound(base: int, **_: Any) -> nn.Module:
     """Return dilated convolutions over a wave."""
     layers: list[nn.Module] = [nn.Conv1d(1, base, 16, 4)]

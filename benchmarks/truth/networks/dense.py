@@ -69,12 +69,10 @@ def ids(batch: int, tables: int, size: int, **_: Any) -> tuple[Tensor, ...]:
     return (torch.randint(0, size, (batch, tables)),)
 
 
-@network(
-    "dense/recommender",
-    ids,
-    {"batch": 32768, "tables": 16, "size": 50_000, "width": 64},
-    {"batch": 4, "tables": 3, "size": 10, "width": 8},
-)
+_TABLES = {"batch": 32768, "tables": 16, "size": 50_000, "width": 64}
+
+
+@network("dense/recommender", ids, _TABLES, {"batch": 4, "tables": 3, "size": 10, "width": 8})
 def recommender(tables: int, size: int, width: int, **_: Any) -> nn.Module:
     """Return a recommender."""
     return Recommender(tables, size, width)

@@ -137,71 +137,26 @@ class Through(nn.Module):
         return x
 
 
-_TINY = {"batch": 2, "side": 8, "channels": 3, "base": 16, "scales": (1, 2), "looks": 1}
-
-
-@network(
-    "diffusion/unet",
-    noised,
-    {"batch": 16, "side": 64, "channels": 3, "base": 128, "scales": (1, 2, 2, 2), "looks": 9},
-    {**_TINY, "looks": 9},
-)
-@network(
-    "diffusion/unet-attention",
-    noised,
-    {"batch": 16, "side": 64, "channels": 3, "base": 128, "scales": (1, 2, 2, 4), "looks": 2},
-    _TINY,
-)
-@network(
-    "diffusion/unet-large-images",
-    noised,
-    {"batch": 2, "side": 256, "channels": 3, "base": 64, "scales": (1, 2, 4, 8), "looks": 3},
-    _TINY,
-)
-@network(
-    "diffusion/unet-latent",
-    noised,
-    {"batch": 8, "side": 64, "channels": 4, "base": 192, "scales": (1, 2, 4), "looks": 1},
-    {**_TINY, "channels": 4},
-)
-def denoiser(channels: int, base: int, scales: tuple[int, ...], looks: int, **_: Any) -> nn.Module:
-    """Return a denoiser without a text."""
-    return Denoiser(channels, base, scales, looks, False)
-
-
-@network(
-    "diffusion/unet-text",
-    prompted,
-    {
-        "batch": 4,
-        "side": 64,
-        "channels": 4,
-        "base": 320,
-        "scales": (1, 2, 4),
-        "looks": 0,
-        "words": 77,
-    },
-    {**_TINY, "words": 5},
-)
-@network(
-    "diffusion/unet-text-small",
-    prompted,
-    {
-        "batch": 16,
-        "side": 32,
-        "channels": 4,
-        "base": 192,
-        "scales": (1, 2, 2),
-        "looks": 1,
-        "words": 77,
-    },
-    {**_TINY, "words": 5},
-)
-def prompted_denoiser(
-    channels: int, base: int, scales: tuple[int, ...], looks: int, **_: Any
+def denoiser(
+    channels: int, base: int, scales: tuple[int, ...], looks: int, words: int = 0, **_: Any
 ) -> nn.Module:
-    """Return a denoiser with a text."""
-    return Denoiser(channels, base, scales, looks, True)
+    """Return a denoiser, with a text if it has words."""
+    return Denoiser(channels, base, scales, looks, bool(words))
+
+
+_SIZES = ("batch", "side", "channels", "base", "scales", "looks")
+_TINY = {"batch": 2, "side": 8, "base": 16, "scales": (1, 2), "looks": 1}
+_TEXT = {**_TINY, "channels": 3, "words": 5}
+for _name, _of, _sizes, _tiny in (
+    ("unet", noised, (16, 64, 3, 128, (1, 2, 2, 2), 9), {**_TINY, "looks": 9}),
+    ("unet-attention", noised, (16, 64, 3, 128, (1, 2, 2, 4), 2), _TINY),
+    ("unet-large-images", noised, (2, 256, 3, 64, (1, 2, 4, 8), 3), _TINY),
+    ("unet-latent", noised, (8, 64, 4, 192, (1, 2, 4), 1), _TINY),
+    ("unet-text", prompted, (4, 64, 4, 320, (1, 2, 4), 0), _TEXT),
+    ("unet-text-small", prompted, (16, 32, 4, 192, (1, 2, 2), 1), _TEXT),
+):
+    _full = dict(zip(_SIZES, _sizes, strict=True)) | ({"words": 77} if _of is prompted else {})
+    network(f"diffusion/{_name}", _of, _full, _tiny)(denoiser)
 
 
 class Modulated(nn.Module):
@@ -242,21 +197,13 @@ class DiffusionTransformer(nn.Module):
         return self.end(x)
 
 
-_DIT_TINY = {"batch": 2, "side": 8, "channels": 4, "width": 16, "heads": 2, "depth": 2}
+_DIT = {"batch": 32, "side": 32, "channels": 4, "width": 384, "heads": 6, "depth": 12}
+_DIT_BASE = {"batch": 16, "side": 64, "channels": 4, "width": 768, "heads": 12, "depth": 6}
+_DIT_TINY = {"batch": 2, "side": 8, "width": 16, "heads": 2, "depth": 2}
 
 
-@network(
-    "diffusion/transformer-small",
-    noised,
-    {"batch": 32, "side": 32, "channels": 4, "width": 384, "heads": 6, "depth": 12},
-    _DIT_TINY,
-)
-@network(
-    "diffusion/transformer-base",
-    noised,
-    {"batch": 16, "side": 64, "channels": 4, "width": 768, "heads": 12, "depth": 6},
-    _DIT_TINY,
-)
+@network("diffusion/transformer-small", noised, _DIT, _DIT_TINY)
+@network("diffusion/transformer-base", noised, _DIT_BASE, _DIT_TINY)
 def diffusion_transformer(channels: int, width: int, heads: int, depth: int, **_: Any) -> nn.Module:
     """Return a transformer that denoises."""
     return DiffusionTransformer(channels, width, heads, depth)
@@ -299,12 +246,10 @@ def pictures(batch: int, side: int, **_: Any) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 3, side, side),)
 
 
-@network(
-    "diffusion/autoencoder",
-    pictures,
-    {"batch": 4, "side": 256, "base": 96},
-    {"batch": 2, "side": 16, "base": 16},
-)
+_CODED = {"batch": 2, "side": 16, "base": 16}
+
+
+@network("diffusion/autoencoder", pictures, {"batch": 4, "side": 256, "base": 96}, _CODED)
 def coder(base: int, **_: Any) -> nn.Module:
     """Return a variational autoencoder."""
     return Coder(base)

@@ -47,7 +47,7 @@ _LAYERS: dict[str, dict[str, Any]] = {
     "lstm-2-batch-first": {"kind": nn.LSTM, "num_layers": 2, "batch_first": True},
     "lstm-3-dropout": {"kind": nn.LSTM, "num_layers": 3, "dropout": 0.1},
     "lstm-bidirectional": {"kind": nn.LSTM, "num_layers": 2, "bidirectional": True},
-    "lstm-projected": {"kind": nn.LSTM, "num_layers": 2, "proj_size": 4},
+    "lstm-projected": {"kind": nn.LSTM, "num_layers": 2, "proj_size": 256},
     "gru": {"kind": nn.GRU},
     "gru-2": {"kind": nn.GRU, "num_layers": 2},
     "gru-bidirectional": {"kind": nn.GRU, "num_layers": 2, "bidirectional": True, "dropout": 0.1},
@@ -55,10 +55,8 @@ _LAYERS: dict[str, dict[str, Any]] = {
     "rnn-relu": {"kind": nn.RNN, "nonlinearity": "relu"},
 }
 for _name, _options in _LAYERS.items():
-    _larger = {"proj_size": 256} if "proj_size" in _options else {}
-    network(
-        f"recurrent/{_name}", sequences, {**_FULL, **_options, **_larger}, {**_TINY, **_options}
-    )(layers)
+    _fewer = {**_TINY, "proj_size": 4} if "proj_size" in _options else _TINY
+    network(f"recurrent/{_name}", sequences, {**_FULL, **_options}, _fewer)(layers)
 
 
 class Unrolled(nn.Module):
@@ -78,18 +76,8 @@ class Unrolled(nn.Module):
         return torch.stack(outputs)
 
 
-@network(
-    "recurrent/lstm-cell",
-    sequences,
-    {**_FULL, "length": 64, "kind": nn.LSTMCell},
-    {**_TINY, "kind": nn.LSTMCell},
-)
-@network(
-    "recurrent/gru-cell",
-    sequences,
-    {**_FULL, "length": 64, "kind": nn.GRUCell},
-    {**_TINY, "kind": nn.GRUCell},
-)
+@network("recurrent/lstm-cell", sequences, {**_FULL, "length": 64, "kind": nn.LSTMCell}, _TINY)
+@network("recurrent/gru-cell", sequences, {**_FULL, "length": 64, "kind": nn.GRUCell}, _TINY)
 def cells(kind: Any, inner: int, width: int, **_: Any) -> nn.Module:
     """Return a cell in a loop."""
     return Unrolled(kind(inner, width))
@@ -116,12 +104,11 @@ def tokens(batch: int, length: int, vocabulary: int, **_: Any) -> tuple[Tensor, 
     return (torch.randint(0, vocabulary, (batch, length)),)
 
 
-@network(
-    "recurrent/language-model",
-    tokens,
-    {"batch": 32, "length": 128, "vocabulary": 20_000, "width": 650},
-    {"batch": 2, "length": 5, "vocabulary": 20, "width": 8},
-)
+_TEXT = {"batch": 32, "length": 128, "vocabulary": 20_000, "width": 650}
+_WORDS = {"batch": 2, "length": 5, "vocabulary": 20, "width": 8}
+
+
+@network("recurrent/language-model", tokens, _TEXT, _WORDS)
 def language_model(vocabulary: int, width: int, **_: Any) -> nn.Module:
     """Return a language model."""
     return LanguageModel(vocabulary, width)
@@ -145,12 +132,7 @@ class Translator(nn.Module):
         return self.scores(torch.cat([hidden, torch.bmm(weights, memory)], -1))
 
 
-@network(
-    "recurrent/translator",
-    tokens,
-    {"batch": 32, "length": 128, "vocabulary": 16_000, "width": 512},
-    {"batch": 2, "length": 5, "vocabulary": 20, "width": 8},
-)
+@network("recurrent/translator", tokens, {**_TEXT, "vocabulary": 16_000, "width": 512}, _WORDS)
 def translator(vocabulary: int, width: int, **_: Any) -> nn.Module:
     """Return a translator."""
     return Translator(vocabulary, width)

@@ -36,12 +36,15 @@ Sizes = dict[str, Any]
 def network(
     name: str, inputs: Inputs, full: Sizes, tiny: Sizes
 ) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
-    """Register a function that makes a model; ``inputs`` gets the same sizes by name."""
+    """Register a function that makes a model; ``inputs`` gets the same sizes by name.
+
+    ``tiny`` has the sizes that are others in a test.
+    """
 
     def register(make: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         if name in NETWORKS:
             raise ValueError(f"{name} is already registered")
-        NETWORKS[name] = Network(name, make, inputs, full, tiny)
+        NETWORKS[name] = Network(name, make, inputs, full, {**full, **tiny})
         return make
 
     return register

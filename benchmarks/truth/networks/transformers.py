@@ -252,7 +252,7 @@ for _name, _sizes, _options in (
     ("relative-positions", text(8, 512, 32000, 512, 8, 6), {**_T5, "causal": False}),
 ):
     _few = {"groups": 1} if "groups" in _options else {}
-    network(f"transformer/{_name}", tokens, {**_sizes, **_options}, {**_TINY, **_options, **_few})(
+    network(f"transformer/{_name}", tokens, {**_sizes, **_options}, {**_TINY, **_few})(
         language_model
     )
 
@@ -276,10 +276,7 @@ class Translator(nn.Module):
 
 @network("transformer/translator", tokens, text(16, 512, 32000, 512, 8, 6), _TINY)
 @network(
-    "transformer/translator-relative",
-    tokens,
-    {**text(8, 1024, 32000, 512, 8, 6), **_T5},
-    {**_TINY, **_T5},
+    "transformer/translator-relative", tokens, {**text(8, 1024, 32000, 512, 8, 6), **_T5}, _TINY
 )
 def translator(batch: int, length: int, vocabulary: int, **plan: Any) -> nn.Module:
     """Return a translator."""
@@ -295,13 +292,11 @@ _TORCH = {"batch": 8, "length": 512, "width": 768, "heads": 12, "depth": 6}
 _TORCH_TINY = {"batch": 2, "length": 8, "width": 16, "heads": 2, "depth": 2}
 
 
+_NORM_FIRST = {**_TORCH, "norm_first": True, "activation": "gelu"}
+
+
 @network("transformer/torch-encoder", vectors, _TORCH, _TORCH_TINY)
-@network(
-    "transformer/torch-encoder-norm-first",
-    vectors,
-    {**_TORCH, "norm_first": True, "activation": "gelu"},
-    {**_TORCH_TINY, "norm_first": True, "activation": "gelu"},
-)
+@network("transformer/torch-encoder-norm-first", vectors, _NORM_FIRST, _TORCH_TINY)
 def torch_encoder(
     width: int, heads: int, depth: int, batch: int, length: int, **options: Any
 ) -> nn.Module:
@@ -367,24 +362,16 @@ def picture(
 
 
 _VISION_TINY = picture(2, 16, 4, 16, 2, 2)
+_DROPOUT = {**picture(32, 224, 16, 768, 12, 6), "dropout": 0.1}
+_WINDOWS = {**picture(32, 224, 4, 128, 4, 6), "window": 7}
 
 
 @network("transformer/vit-small", images, picture(64, 224, 16, 384, 6, 12), _VISION_TINY)
 @network("transformer/vit-base", images, picture(32, 224, 16, 768, 12, 12), _VISION_TINY)
 @network("transformer/vit-large", images, picture(8, 224, 16, 1024, 16, 24), _VISION_TINY)
-@network(
-    "transformer/vit-base-dropout",
-    images,
-    {**picture(32, 224, 16, 768, 12, 6), "dropout": 0.1},
-    {**_VISION_TINY, "dropout": 0.1},
-)
+@network("transformer/vit-base-dropout", images, _DROPOUT, _VISION_TINY)
 @network("transformer/vit-many-patches", images, picture(4, 512, 8, 384, 6, 6), _VISION_TINY)
-@network(
-    "transformer/windows",
-    images,
-    {**picture(32, 224, 4, 128, 4, 6), "window": 7},
-    {**_VISION_TINY, "window": 2},
-)
+@network("transformer/windows", images, _WINDOWS, {**_VISION_TINY, "window": 2})
 def vision(side: int, patch: int, batch: int, window: int = 0, **plan: Any) -> nn.Module:
     """Return a vision transformer."""
     return Vision(Plan(**plan, causal=False), side, patch, window)
@@ -444,12 +431,10 @@ def spectrograms(batch: int, length: int, **_: Any) -> tuple[Tensor, ...]:
     return (torch.randn(batch, 80, length),)
 
 
-@network(
-    "transformer/speech",
-    spectrograms,
-    {**_TORCH, "length": 3000, "width": 512, "heads": 8, "batch": 4},
-    _TORCH_TINY,
-)
+_SPEECH = {**_TORCH, "length": 3000, "width": 512, "heads": 8, "batch": 4}
+
+
+@network("transformer/speech", spectrograms, _SPEECH, _TORCH_TINY)
 def speech(batch: int, length: int, **plan: Any) -> nn.Module:
     """Return an encoder of speech."""
     return Speech(Plan(**plan, causal=False))
