@@ -2,15 +2,23 @@
 
 Nothing here asks CUDA anything before a check has decided to measure: ``--torchmem-measure=never``
 does not even import what would.
+
+With ``--torchmem-measure=stand-in`` processes in which torch's own CUDA code runs make the same
+checks and leave what they measured in files, from which the run that was asked for takes them.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import groupby, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_torchmem.checks.request import CheckTarget
@@ -19,7 +27,7 @@ from pytest_torchmem.figures import MEASURED, PEAKS
 from pytest_torchmem.profile.timeline import Allocation, Phase
 from pytest_torchmem.snapshots.alive import contents_of
 from pytest_torchmem.snapshots.compare import Comparison, compare
-from pytest_torchmem.snapshots.format import Entry, Measured
+from pytest_torchmem.snapshots.format import Entry, Key, Measured
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
@@ -311,3 +319,90 @@ def _without(
         else:
             found.append(allocation)
     return tuple(sorted(found, key=lambda allocation: -allocation.nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmations:
+    """A directory with what was measured of each check, and with what became of each test."""
+
+    directory: Path
+    gpu: str = ""
+    """The GPU that this process measures for, "" where it only reads."""
+
+    def of(
+        self, test: str, key: Key, traced: MemoryProfile, measure: Callable[[], RealRun | None]
+    ) -> RealRun | None:
+        """Return what was measured of a check, or measure it; a process measures for one GPU.
+
+        ``test`` is the test's node id.
+        """
+        path = self._path("check", test, key.name, key.gpu)
+        if self.gpu and self.gpu != key.gpu:
+            self._path("gpu", key.gpu).write_text(key.gpu, encoding="utf-8")
+            return None
+        if self.gpu:
+            found = measure()
+            _write(path, pickle.dumps(found))
+            return found
+        if not path.is_file():
+            why = self.why_not(test, key.gpu) or "the test did not come to this check there"
+            return not_measured(key.gpu, why, on_stand_in=True)
+        run: RealRun | None = pickle.loads(path.read_bytes())
+        if run is None or not run.measurement.figures:
+            return run
+        estimate = dict(traced.figures())
+        return replace(run, measurement=replace(run.measurement, estimate=estimate))
+
+    def gpus(self) -> list[str]:
+        """Return the GPUs that checks named, and that no process has measured for yet."""
+        found = sorted(path.read_text(encoding="utf-8") for path in self.directory.glob("gpu-*"))
+        return [gpu for gpu in found if not self._path("done", gpu).exists()]
+
+    def finish(self, gpu: str) -> None:
+        """Take note that everything is measured for a GPU."""
+        self._path("done", gpu).touch()
+
+    def begin(self, test: str) -> None:
+        """Take note that a test begins."""
+        _write(self._path("test", test, self.gpu), test.encode())
+
+    def has_begun(self, test: str) -> bool:
+        """Tell whether a test has begun: if its process is gone, the test ended it."""
+        return self._path("test", test, self.gpu).exists()
+
+    def ended(self, test: str) -> bool:
+        """Tell whether it is known how a test ended."""
+        return self._path("why", test, self.gpu).exists()
+
+    def end(self, test: str, why: str) -> None:
+        """Take note of how a test ended: "" if it passed."""
+        _write(self._path("why", test, self.gpu), why.encode())
+
+    def why_not(self, test: str, gpu: str) -> str:
+        """Return how a test ended, "" where nothing is known of it."""
+        path = self._path("why", test, gpu)
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+    def lost(self, gpu: str, why: str) -> int:
+        """Let tests that began and did not end have ended so; return how many have begun."""
+        serving = replace(self, gpu=gpu)
+        begun = [path.read_text(encoding="utf-8") for path in self.directory.glob("test-*")]
+        begun = [test for test in begun if serving.has_begun(test)]
+        for test in begun:
+            if not serving.ended(test):
+                serving.end(test, why)
+        return len(begun)
+
+    def last_sign(self, since: float) -> float:
+        """Return when a test last began or ended since then; infinite before the first one."""
+        signs = (path.stat().st_mtime for path in self.directory.glob("[tw]*-*"))
+        return max((sign for sign in signs if sign >= since), default=math.inf)
+
+    def _path(self, kind: str, *parts: str) -> Path:
+        return self.directory / f"{kind}-{sha256(repr(parts).encode()).hexdigest()[:24]}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    whole = path.with_name(f".{path.name}.{os.getpid()}")
+    whole.write_bytes(content)
+    whole.replace(path)

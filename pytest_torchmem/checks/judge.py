@@ -45,7 +45,7 @@ from pytest_torchmem.snapshots.location import orphans_in, snapshot_path
 from pytest_torchmem.snapshots.store import StoredSnapshot, read
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.confirmations import Confirmations
+    from pytest_torchmem.checks.gpu import Confirmations
     from pytest_torchmem.diagnosis.causes import Watched
     from pytest_torchmem.diagnosis.diagnose import Diagnosis, StepGrowth
     from pytest_torchmem.graphs.scaling import Scaling

@@ -25,19 +25,17 @@ from typing import Any
 
 from pytest_torchmem.cudnn import driver
 from pytest_torchmem.cudnn.driver import device_properties
-from pytest_torchmem.cudnn.installed import (
-    VARIABLE,
-    Installed,
-    Version,
-    find_installed,
-    version_text,
-)
 from pytest_torchmem.cudnn.questions import (
+    VARIABLE,
     Answer,
     ConvolutionQuestion,
     ExecutionPlan,
+    Installed,
     Question,
+    Version,
     contiguous_strides,
+    find_installed,
+    version_text,
 )
 
 _FORMAT = 1

@@ -1,6 +1,6 @@
 """The process that asks cuDNN: a question a line on its input, an answer a line on its output.
 
-It never holds torch, and is started with ``library_path`` of ``installed.py`` in
+It never holds torch, and is started with ``library_path`` of ``questions.py`` in
 ``LD_LIBRARY_PATH``. cuDNN may end it (9.10.2 did, at a bfloat16 convolution of 4 channels):
 whoever asks then starts another one.
 """

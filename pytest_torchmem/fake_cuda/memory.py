@@ -12,10 +12,16 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.allocator.blocks import Block, PoolId
-from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT, CachingAllocator, OutOfMemory
+from pytest_torchmem.allocator.caching import (
+    SMALL,
+    SMALL_SEGMENT,
+    CachingAllocator,
+    OutOfMemory,
+    Peaks,
+    RunningPeaks,
+)
+from pytest_torchmem.allocator.device_memory import Block, PoolId
 from pytest_torchmem.allocator.options import AllocatorOptions
-from pytest_torchmem.allocator.recorded import Peaks, RunningPeaks
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS

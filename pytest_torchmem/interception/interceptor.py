@@ -27,7 +27,7 @@ from pytest_torchmem.interception.threads import TraceThreads
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.interception.wrapped_numbers import run_on_host
-from pytest_torchmem.journal.process import seed_what_is_imported
+from pytest_torchmem.journal.journal import seed_what_is_imported
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer

@@ -22,7 +22,7 @@ from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Ti
 from pytest_torchmem.torch_private.tensors.storages import storage_address
 
 if TYPE_CHECKING:
-    from pytest_torchmem.allocator.blocks import PoolId
+    from pytest_torchmem.allocator.device_memory import PoolId
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 
 

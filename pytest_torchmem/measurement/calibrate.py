@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.journal.process import generators_kept
+from pytest_torchmem.journal.journal import generators_kept
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.cuda import REQUESTED, run_warm
@@ -24,7 +24,7 @@ from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.later import without_collections
-from pytest_torchmem.step.compiling import eager
+from pytest_torchmem.step.imports import eager
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus

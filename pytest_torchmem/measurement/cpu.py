@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError, refuse_misspelt
-from pytest_torchmem.journal.process import generators_kept, program_kept
+from pytest_torchmem.journal.journal import generators_kept, program_kept
 from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.measurement.events import MODULE, STEP, recording
 from pytest_torchmem.measurement.timeline import build_timeline, labels_after, labels_before

@@ -28,7 +28,7 @@ from typing import Any
 from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.journal.process import environment
+from pytest_torchmem.journal.journal import environment
 from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
 from pytest_torchmem.torch_private.tensors.recording import (
     EventType,

@@ -28,7 +28,7 @@ from pytest_torchmem.plugin.seen import SeenFile, checks_memory, note_id
 from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.confirmations import Confirmations
+    from pytest_torchmem.checks.gpu import Confirmations
     from pytest_torchmem.checks.judge import Context
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.plugin.checker import Checker
@@ -169,7 +169,7 @@ class _RunHooks:
 
     def _find_confirmations(self) -> None:
         """Let checks find what was measured with the stand-in, or be measured in this process."""
-        from pytest_torchmem.checks.confirmations import Confirmations
+        from pytest_torchmem.checks.gpu import Confirmations
         from pytest_torchmem.plugin.stand_in import ServingHooks, served_confirmations
 
         served = served_confirmations()

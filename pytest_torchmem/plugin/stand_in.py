@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.checks.confirmations import Confirmations
+from pytest_torchmem.checks.gpu import Confirmations
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.collection import test_id
 from pytest_torchmem.plugin.seen import checks_memory

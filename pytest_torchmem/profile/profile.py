@@ -29,7 +29,7 @@ from pytest_torchmem.profile.timeline import (
 )
 
 if TYPE_CHECKING:
-    from pytest_torchmem.allocator.recorded import Peaks
+    from pytest_torchmem.allocator.caching import Peaks
     from pytest_torchmem.profile.node_table import NodeTable
     from pytest_torchmem.profile.static_plan import StaticPlan
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
@@ -361,7 +361,7 @@ class MemoryProfile(ComputedLater, Tabular):
 
     @classmethod
     def _of_plain(cls, plain: dict[str, Any]) -> MemoryProfile:
-        from pytest_torchmem.allocator.recorded import Peaks
+        from pytest_torchmem.allocator.caching import Peaks
         from pytest_torchmem.profile.formats.saved import (
             check_plain,
             escaped,

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchmem.cudnn.installed import VARIABLE, find_installed, version_text
-from pytest_torchmem.cudnn.questions import PREFIX
+from pytest_torchmem.cudnn.questions import PREFIX, VARIABLE, find_installed, version_text
 from pytest_torchmem.errors import UnknownValueError, UsageError
 from pytest_torchmem.reports.layout import table
 from pytest_torchmem.units import format_size

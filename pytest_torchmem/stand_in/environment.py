@@ -26,8 +26,8 @@ from pathlib import Path
 
 from pytest_torchmem.cudnn import driver
 from pytest_torchmem.cudnn.driver import device_properties
-from pytest_torchmem.cudnn.installed import PINNED, Version, find_installed
 from pytest_torchmem.cudnn.library import folder as cache_folder
+from pytest_torchmem.cudnn.questions import PINNED, Version, find_installed
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.targets.gpus import Gpu
 

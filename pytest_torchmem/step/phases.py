@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.step.compiling import when_compiler_is_used
+from pytest_torchmem.step.imports import when_compiler_is_used
 from pytest_torchmem.torch_private.compilers.compiler import (
     own_module_calls_followed,
     run_uncompiled,

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short_path
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Kind, Origin
-from pytest_torchmem.step.compiling import eager, when_compiler_is_used
+from pytest_torchmem.step.imports import eager, when_compiler_is_used
 from pytest_torchmem.torch_private.compilers import compiler
 from pytest_torchmem.torch_private.patching.module_calls import (
     module_calls_as_they_were,

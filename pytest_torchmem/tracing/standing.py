@@ -26,12 +26,13 @@ from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.journal.journal import (
     Journal,
     no_longer_stand,
+    program_kept,
+    settings_kept,
     stand,
     standing_paused,
     undisturbed,
     what_stands,
 )
-from pytest_torchmem.journal.process import program_kept, settings_kept
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target

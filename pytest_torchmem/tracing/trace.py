@@ -30,8 +30,7 @@ from pytest_torchmem.interception.values.policy import Values, ValuesMode, Value
 from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace
-from pytest_torchmem.journal.journal import run_alone, undisturbed
-from pytest_torchmem.journal.process import process_kept, settings_kept
+from pytest_torchmem.journal.journal import process_kept, run_alone, settings_kept, undisturbed
 from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import Later, without_collections

@@ -10,9 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from pytest_torchmem.allocator.caching import CachingAllocator, OutOfMemory
+from pytest_torchmem.allocator.caching import CachingAllocator, OutOfMemory, Peaks, replay
 from pytest_torchmem.allocator.options import parse_options
-from pytest_torchmem.allocator.recorded import Peaks, replay
 from pytest_torchmem.errors import UsageError
 
 MIB, GIB = 1024**2, 1024**3

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator, OutOfMemory
+from pytest_torchmem.allocator.device_memory import Block
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.allocator.statistics import NAMES
 from pytest_torchmem.errors import UsageError

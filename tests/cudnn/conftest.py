@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.cudnn import library as asked
-from pytest_torchmem.cudnn.installed import VARIABLE, find_installed
 from pytest_torchmem.cudnn.library import Library
+from pytest_torchmem.cudnn.questions import VARIABLE, find_installed
 from tests.conftest import CUDNN
 
 

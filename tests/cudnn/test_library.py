@@ -17,15 +17,17 @@ from benchmarks.truth.recording import recorded_convolutions
 from pytest_torchmem.cudnn import driver
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.driver import device_properties
-from pytest_torchmem.cudnn.installed import Installed, find_installed, parse_version
 from pytest_torchmem.cudnn.library import DiskMemory, Library
 from pytest_torchmem.cudnn.questions import (
     Answer,
     AttentionQuestion,
     ConvolutionQuestion,
     ExecutionPlan,
+    Installed,
     Operand,
     contiguous_strides,
+    find_installed,
+    parse_version,
     without_free_strides,
 )
 

@@ -8,8 +8,13 @@ import pytest
 from pytest_torchmem.cli import main
 from pytest_torchmem.commands.arguments import load_function
 from pytest_torchmem.cudnn import library as asked
-from pytest_torchmem.cudnn.installed import Installed
-from pytest_torchmem.cudnn.questions import Answer, ConvolutionQuestion, ExecutionPlan, Question
+from pytest_torchmem.cudnn.questions import (
+    Answer,
+    ConvolutionQuestion,
+    ExecutionPlan,
+    Installed,
+    Question,
+)
 from pytest_torchmem.reports import cudnn_table as tables
 from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
 

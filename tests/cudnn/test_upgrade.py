@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.cudnn.installed import VARIABLE, Installed, find_installed
+from pytest_torchmem.cudnn.questions import VARIABLE, Installed, find_installed
 
 TEST = """
 import torch

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.allocator.recorded import replay
+from pytest_torchmem.allocator.caching import replay
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import OutOfMemoryError, format_size
 from pytest_torchmem.profile.timeline import Phase

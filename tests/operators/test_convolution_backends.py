@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchmem.cudnn.installed import Version
+from pytest_torchmem.cudnn.questions import Version
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import CudaBackend, cuda_backend
 from pytest_torchmem.targets.gpus import find_gpu

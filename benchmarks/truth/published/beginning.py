@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchmarks.truth.published.snapshots import History, Segment, SnapshotError
-from pytest_torchmem.allocator.blocks import Block, Expandable, Pool
 from pytest_torchmem.allocator.caching import SMALL, SMALL_SEGMENT, CachingAllocator
+from pytest_torchmem.allocator.device_memory import Block, Expandable, Pool
 
 _ADDRESSES = 1 << 40
 """Room behind a mapped range, more than any recording asks for."""

@@ -29,9 +29,8 @@ from benchmarks.truth.published import gpt, mistral, selection, t5
 from benchmarks.truth.published.programs import Program
 from benchmarks.truth.published.vision_transformer import Setting, fine_tuning
 from pytest_torchmem import MemoryProfile
-from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator
-from pytest_torchmem.allocator.device_memory import Addresses
+from pytest_torchmem.allocator.device_memory import Addresses, Block
 
 _LIST = Path(__file__).with_name("figures.json")
 _UNITS = {"GB": 10**9, "GiB": 2**30}

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.truth.published.beginning import beginning, seed
 from benchmarks.truth.published.snapshots import Event, History
-from pytest_torchmem.allocator.blocks import Block
 from pytest_torchmem.allocator.caching import CachingAllocator
-from pytest_torchmem.allocator.device_memory import Addresses
+from pytest_torchmem.allocator.device_memory import Addresses, Block
 from pytest_torchmem.allocator.options import parse_options
 
 _NEW = ("segment_alloc", "segment_map")

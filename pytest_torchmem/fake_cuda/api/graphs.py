@@ -14,8 +14,8 @@ from weakref import finalize
 
 import torch
 
-from pytest_torchmem.allocator.blocks import PoolId
 from pytest_torchmem.allocator.caching import segments
+from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.fake_cuda.api.streams import capture_of

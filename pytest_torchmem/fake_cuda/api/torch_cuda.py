@@ -19,8 +19,8 @@ import torch.cuda.profiler
 from torch.autograd import profiler
 from torch.nn.parallel import comm
 
-from pytest_torchmem.allocator.blocks import PoolId
 from pytest_torchmem.allocator.caching import segments
+from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api import backends, data_parallel, device

@@ -19,7 +19,7 @@ from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import Output, Plan, Same, plan_of_result
 from pytest_torchmem.interception.values.collectives import run_functional
 from pytest_torchmem.interception.values.policy import zeros
-from pytest_torchmem.journal.process import environment
+from pytest_torchmem.journal.journal import environment
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.step.generators import (
     current_draws,

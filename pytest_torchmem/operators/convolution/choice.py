@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from pytest_torchmem.cudnn.installed import Version
+from pytest_torchmem.cudnn.questions import Version
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.geometry import HALVES, suggested_format
 from pytest_torchmem.targets.gpus import Gpu

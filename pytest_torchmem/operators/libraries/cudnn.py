@@ -6,8 +6,16 @@ import os
 import torch
 from torch import Tensor
 
-from pytest_torchmem.cudnn.installed import PINNED, Version, parse_version, version_text
-from pytest_torchmem.cudnn.questions import ALIGNED, Operand, Question, without_free_strides
+from pytest_torchmem.cudnn.questions import (
+    ALIGNED,
+    PINNED,
+    Operand,
+    Question,
+    Version,
+    parse_version,
+    version_text,
+    without_free_strides,
+)
 from pytest_torchmem.targets.calibration import CUDNN, LibraryAnswer, WorkspaceKey
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.names import TORCH_SERIES
