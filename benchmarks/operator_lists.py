@@ -42,9 +42,8 @@ from pytest_torchmem.measurement.copies import on_copies
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.gpus import registered_gpus
-from pytest_torchmem.torch_private.dispatch.dispatcher import interception
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded
-from pytest_torchmem.torch_private.dispatch.operators import is_view
+from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.keys import FAKE, excluded, is_view
 from pytest_torchmem.torch_private.self_test import check_torch
 
 HERE = "this-machine"

@@ -33,7 +33,7 @@ from torch._decomp import decomposition_table
 import pytest_torchmem
 from pytest_torchmem.operators.registry import records
 from pytest_torchmem.torch_private import names
-from pytest_torchmem.torch_private.dispatch.operators import (
+from pytest_torchmem.torch_private.keys import (
     OpOverload,
     all_operators,
     find_operator,

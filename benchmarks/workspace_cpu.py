@@ -21,13 +21,9 @@ from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import as_workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.dispatcher import interception
-from pytest_torchmem.torch_private.dispatch.kernels import (
-    run_composite_explicit,
-    run_composite_implicit,
-)
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded
-from pytest_torchmem.torch_private.dispatch.operators import is_view
+from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
+from pytest_torchmem.torch_private.keys import FAKE, excluded, is_view
 
 Program = Callable[[], Any]
 

@@ -15,7 +15,7 @@ from hypothesis import settings
 # the other workers, which is most of what small kernels cost then.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from pytest_torchmem.torch_private.dispatch.dispatcher import turns
+from pytest_torchmem.torch_private.dispatcher import turns
 
 # The same figures on every machine: its GPU is for tests that are asked for by name.
 _CHOSEN = {"STAND_IN_NAME", "PYTEST_XDIST_WORKER"} & os.environ.keys()

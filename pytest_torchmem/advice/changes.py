@@ -32,10 +32,10 @@ from pytest_torchmem.advice.observed import (
 )
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.torch_private.dispatch.modes import FunctionMode
-from pytest_torchmem.torch_private.patching.module_calls import step_tables
-from pytest_torchmem.torch_private.patching.patches import replaced, replaced_all
-from pytest_torchmem.torch_private.tensors.tensors import current_graph_task
+from pytest_torchmem.torch_private.modes import FunctionMode
+from pytest_torchmem.torch_private.module_calls import step_tables
+from pytest_torchmem.torch_private.patches import replaced, replaced_all
+from pytest_torchmem.torch_private.tensors import current_graph_task
 
 Entered = Callable[[], AbstractContextManager[object]]
 

@@ -15,10 +15,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.torch_private.dispatch.modes import FunctionMode
-from pytest_torchmem.torch_private.patching.module_calls import module_calls
-from pytest_torchmem.torch_private.patching.patches import replaced
-from pytest_torchmem.torch_private.tensors.tensors import current_graph_task, view_base
+from pytest_torchmem.torch_private.modes import FunctionMode
+from pytest_torchmem.torch_private.module_calls import module_calls
+from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.tensors import current_graph_task, view_base
 
 Layers: TypeAlias = tuple[str, str]
 """Modules of one kind: their path with ``*`` for numbers, and the name of their class."""

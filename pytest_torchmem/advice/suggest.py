@@ -252,7 +252,7 @@ def _compiled(trials: Trials) -> Iterator[StepChange]:
 
     A function in place is none of it: AOTAutograd makes the same graph of both.
     """
-    from pytest_torchmem.torch_private.compilers.inductor import activations_kept
+    from pytest_torchmem.torch_private.inductor import activations_kept
 
     yield from _losses(trials)
     yield from _autocast(trials)

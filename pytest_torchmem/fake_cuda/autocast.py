@@ -24,21 +24,21 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.recurrent.cudnn import flattened
-from pytest_torchmem.torch_private.dispatch.autocast import (
+from pytest_torchmem.torch_private.dispatcher import (
     autocast_kernels,
     autocast_key_included,
     autocast_operators_of_cpu,
     outside_autocast,
     outside_autocast_of_cpu,
+    overload_of,
     own_autocast_kernels,
     run_uncast,
 )
-from pytest_torchmem.torch_private.dispatch.dispatcher import overload_of
-from pytest_torchmem.torch_private.dispatch.operators import find_operator, has_kernel, schema
+from pytest_torchmem.torch_private.keys import find_operator, has_kernel, schema
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patching.patches import replaced
-from pytest_torchmem.torch_private.state.settings import own_keys_are_no_autocast
-from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another
+from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.settings import own_keys_are_no_autocast
+from pytest_torchmem.torch_private.tensors import is_view_of_another
 
 LOWER_PRECISION = listed("""
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d

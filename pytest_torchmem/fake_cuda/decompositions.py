@@ -15,8 +15,8 @@ from pytest_torchmem.operators.overlay import generation, taught_paths
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels, overload_of
-from pytest_torchmem.torch_private.dispatch.operators import is_composite_implicit, is_dispatched
+from pytest_torchmem.torch_private.dispatcher import composite_kernels, overload_of
+from pytest_torchmem.torch_private.keys import is_composite_implicit, is_dispatched
 
 
 @contextmanager

@@ -34,8 +34,8 @@ from pytest_torchmem.profile.node_table import NodeRow, NodeTable
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, tensors_in
 from pytest_torchmem.targets.target import DeviceName
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, is_view
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.keys import OpOverload, is_view
+from pytest_torchmem.torch_private.tensors import storage_address
 from pytest_torchmem.tracing.trace import trace
 
 

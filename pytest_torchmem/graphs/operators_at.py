@@ -36,12 +36,8 @@ from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from pytest_torchmem.step.trees import replace_tensors, tensors_in
 from pytest_torchmem.targets.target import DeviceName
-from pytest_torchmem.torch_private.dispatch.operators import (
-    HigherOrderOperator,
-    OpOverload,
-    is_view,
-)
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.keys import HigherOrderOperator, OpOverload, is_view
+from pytest_torchmem.torch_private.tensors import storage_address
 from pytest_torchmem.tracing.trace import trace
 
 

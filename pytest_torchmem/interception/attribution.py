@@ -27,9 +27,9 @@ from pytest_torchmem.printable import working_directory
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import modules_by_path
-from pytest_torchmem.torch_private.dispatch.modes import NoFunctionModes, not_jit_tracing
-from pytest_torchmem.torch_private.patching.module_calls import ModuleMethods
-from pytest_torchmem.torch_private.tensors.tensors import (
+from pytest_torchmem.torch_private.modes import NoFunctionModes, not_jit_tracing
+from pytest_torchmem.torch_private.module_calls import ModuleMethods
+from pytest_torchmem.torch_private.tensors import (
     ENGINE_CODE,
     VMAP_CODE,
     current_graph_task,

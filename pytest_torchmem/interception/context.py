@@ -20,14 +20,16 @@ from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.world import World
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded
-from pytest_torchmem.torch_private.tensors.storages import (
+from pytest_torchmem.torch_private.keys import FAKE, is_excluded
+from pytest_torchmem.torch_private.tensors import (
     bytes_of,
     hollow_storage,
+    is_wrapper,
     storage_address,
     storage_use_count,
+    unwrapped,
+    wrapped_tensors,
 )
-from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, unwrapped, wrapped_tensors
 
 _CPU = torch.device("cpu")
 _OWN_USES = 3

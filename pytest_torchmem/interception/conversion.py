@@ -27,13 +27,15 @@ from pytest_torchmem.interception.values.policy import memory_for, zeros
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.tensors.storages import (
+from pytest_torchmem.torch_private.tensors import (
     bytes_of,
     has_memory,
     hollow_storage,
+    is_view_of_another,
+    read_as,
     storage_address,
+    view_base,
 )
-from pytest_torchmem.torch_private.tensors.tensors import is_view_of_another, read_as, view_base
 
 _CPU = torch.device("cpu")
 

@@ -22,8 +22,8 @@ from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
 from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
-from pytest_torchmem.torch_private.patching.patches import having
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.patches import having
+from pytest_torchmem.torch_private.tensors import storage_address
 
 _CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_torchmem.torch_private.tensors.tensors import (
+from pytest_torchmem.torch_private.tensors import (
     current_graph_task,
     place_node,
     run_engine,

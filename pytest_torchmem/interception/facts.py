@@ -43,17 +43,16 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_by_path, tensors_in
-from pytest_torchmem.torch_private.dispatch.modes import (
+from pytest_torchmem.torch_private.distributed import arguments_of_sharding
+from pytest_torchmem.torch_private.modes import (
     NoFunctionModes,
     function_modes,
     jit_tracing,
     not_jit_tracing,
 )
-from pytest_torchmem.torch_private.distributed.sharding import arguments_of_sharding
-from pytest_torchmem.torch_private.state.all_settings import saved_tensors_hooks
-from pytest_torchmem.torch_private.state.settings import figure_settings
-from pytest_torchmem.torch_private.tensors.tensors import CHILDREN, unwrapped
-from pytest_torchmem.torch_private.tensors.tensors import PARAMETERS as OWN_PARAMETERS
+from pytest_torchmem.torch_private.settings import figure_settings, saved_tensors_hooks
+from pytest_torchmem.torch_private.tensors import CHILDREN, unwrapped
+from pytest_torchmem.torch_private.tensors import PARAMETERS as OWN_PARAMETERS
 
 #: What is installed stands in folders of these names, which may lie in the standard library's.
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

@@ -19,8 +19,7 @@ from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.profile.timeline import Allocation, Kind
 from pytest_torchmem.step.trees import shape_text, tensors_in
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import is_wrapper, wrapped_tensors
+from pytest_torchmem.torch_private.tensors import is_wrapper, storage_address, wrapped_tensors
 
 _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal"))
 """Factories by which a program without modules makes its inputs."""

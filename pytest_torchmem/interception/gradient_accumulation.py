@@ -13,10 +13,11 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.operators.geometry import is_dense
-from pytest_torchmem.torch_private.tensors.storages import storage_address, storage_use_count
-from pytest_torchmem.torch_private.tensors.tensors import (
+from pytest_torchmem.torch_private.tensors import (
     current_node,
     node_number,
+    storage_address,
+    storage_use_count,
     tensor_use_count,
 )
 

@@ -34,26 +34,28 @@ from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.dispatch.dispatcher import interception, run_outside
-from pytest_torchmem.torch_private.dispatch.kernels import run_composite_implicit
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_excluded, set_excluded
-from pytest_torchmem.torch_private.dispatch.modes import (
+from pytest_torchmem.torch_private.dispatcher import interception, run_outside
+from pytest_torchmem.torch_private.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.keys import (
+    FAKE,
+    OpOverload,
+    is_composite_implicit,
+    is_excluded,
+    is_only_python,
+    is_view,
+    set_excluded,
+)
+from pytest_torchmem.torch_private.modes import (
     CONVOLUTION,
+    DisableTorchFunctionSubclass,
     NoFunctionModes,
     convolution_for_jit,
     function_modes,
     jit_tracing,
     not_jit_tracing,
 )
-from pytest_torchmem.torch_private.dispatch.operators import (
-    OpOverload,
-    is_composite_implicit,
-    is_only_python,
-    is_view,
-)
-from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.patching.patches import having
-from pytest_torchmem.torch_private.tensors.storages import nowhere, storage_address
+from pytest_torchmem.torch_private.patches import having
+from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
 _CPU = torch.device("cpu")
 _LEAF = OperatorKind.LEAF

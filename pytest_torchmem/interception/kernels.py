@@ -54,18 +54,9 @@ from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace
 from pytest_torchmem.operators.workspace_of import library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.dispatch.kernels import (
-    LIKE_ANOTHER,
-    kernel_for,
-    run_composite_explicit,
-)
-from pytest_torchmem.torch_private.distributed.process_groups import (
-    GATHERS_LISTS,
-    flattened_like,
-    with_work,
-)
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES, TensorBase
+from pytest_torchmem.torch_private.distributed import GATHERS_LISTS, flattened_like, with_work
+from pytest_torchmem.torch_private.kernels import LIKE_ANOTHER, kernel_for, run_composite_explicit
+from pytest_torchmem.torch_private.tensors import ENGINE_CODES, TensorBase, storage_address
 
 _CPU = torch.device("cpu")
 _BACKWARD = Phase.BACKWARD

@@ -17,13 +17,8 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.patching.patches import (
-    LookedAt,
-    Patch,
-    Replaceable,
-    Replacements,
-)
-from pytest_torchmem.torch_private.patching.program_functions import program_functions_aside
+from pytest_torchmem.torch_private.function_holders import program_functions_aside
+from pytest_torchmem.torch_private.patches import LookedAt, Patch, Replaceable, Replacements
 
 _Owner = TypeVar("_Owner")
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -19,7 +19,7 @@ from torch import Tensor
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.profile.operator_calls import OperatorCall, Work
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors import storage_address
 
 if TYPE_CHECKING:
     from pytest_torchmem.allocator.device_memory import PoolId

@@ -15,12 +15,12 @@ from pytest_torchmem.interception.values.policy import EMPTY, NO_MEMORIES, memor
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
 from pytest_torchmem.step.trees import replace_leaves
-from pytest_torchmem.torch_private.tensors.storages import (
+from pytest_torchmem.torch_private.tensors import (
     hollow_storage,
+    in_engine_thread,
     storage_address,
     tensor_on,
 )
-from pytest_torchmem.torch_private.tensors.tensors import in_engine_thread
 
 _HOST = torch.device("cpu")
 _tuple: Any = tuple.__new__

@@ -21,7 +21,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRec
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.profile.timeline import Origin
-from pytest_torchmem.torch_private.tensors.tensors import current_node
+from pytest_torchmem.torch_private.tensors import current_node
 
 _requires_grad = attrgetter("requires_grad")
 _ledger, _index = attrgetter("ledger"), attrgetter("index")

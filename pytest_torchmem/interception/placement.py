@@ -22,8 +22,8 @@ from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.target import Target, not_linked
-from pytest_torchmem.torch_private.patching.patches import having
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.patches import having
+from pytest_torchmem.torch_private.tensors import storage_address
 
 _CPU = torch.device("cpu")
 _ledger = attrgetter("ledger")

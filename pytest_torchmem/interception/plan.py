@@ -28,9 +28,9 @@ from pytest_torchmem.step.trees import (
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.kernels import OnlyCpp, run_on_meta
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, lacks_geometry
-from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
+from pytest_torchmem.torch_private.kernels import OnlyCpp, run_on_meta
+from pytest_torchmem.torch_private.keys import OpOverload, lacks_geometry
+from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
 if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library

@@ -22,8 +22,8 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import environment_settings
 from pytest_torchmem.operators.workspace_of import library_output
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.dispatch.overrides import overrides, torch_function_enabled
-from pytest_torchmem.torch_private.state.settings import host_settings, kernel_settings
+from pytest_torchmem.torch_private.modes import overrides, torch_function_enabled
+from pytest_torchmem.torch_private.settings import host_settings, kernel_settings
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _AS_THEY_ARE = frozenset({int, type(None)})

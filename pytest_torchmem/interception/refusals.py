@@ -16,8 +16,8 @@ from torch import Tensor
 from pytest_torchmem.errors import TorchmemError, UnsupportedOperatorError
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.dispatch.keys import at_kernels
-from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
+from pytest_torchmem.torch_private.keys import at_kernels
+from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
 #: ``torch.linalg.LinAlgError``, which its module does not export.
 LinAlgError: type[RuntimeError] = cast(Any, torch.linalg).LinAlgError

@@ -24,8 +24,8 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.journal.contents import SharedState, holds_tensor
 from pytest_torchmem.operators.sparse.parts import COMPRESSED
-from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.modes import DisableTorchFunctionSubclass
+from pytest_torchmem.torch_private.tensors import storage_address
 
 _LRU_CACHE: Any = type(functools.lru_cache(lambda: None))
 _DEPTH = 3

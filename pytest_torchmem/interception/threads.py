@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
 
-from pytest_torchmem.torch_private.dispatch import dispatcher
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, is_included
+from pytest_torchmem.torch_private import dispatcher
+from pytest_torchmem.torch_private.keys import FAKE, is_included
 
 _PATIENCE = 10.0
 """Seconds that the end of a trace waits for an operator that another thread is at."""

@@ -17,14 +17,14 @@ from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import (
+from pytest_torchmem.torch_private.keys import OpOverload
+from pytest_torchmem.torch_private.tensors import (
     current_node,
     is_view_of_another,
     keeps_graph,
     node_number,
     saved_by,
+    storage_address,
     view_base,
 )
 

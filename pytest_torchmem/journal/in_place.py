@@ -32,9 +32,8 @@ from pytest_torchmem.journal.contents import (
 from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path, tensors_in
-from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import (
+from pytest_torchmem.torch_private.modes import DisableTorchFunctionSubclass
+from pytest_torchmem.torch_private.tensors import (
     ACCUMULATED_HOOKS,
     BUFFERS,
     CHILDREN,
@@ -46,6 +45,7 @@ from pytest_torchmem.torch_private.tensors.tensors import (
     own_buffers,
     own_parameters,
     set_version,
+    storage_address,
     version_of,
     wrapped_tensors,
 )

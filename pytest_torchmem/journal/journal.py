@@ -33,14 +33,14 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart
-from pytest_torchmem.torch_private.state.all_settings import (
+from pytest_torchmem.torch_private.settings import (
     NOT_SAID,
     Setting,
     all_settings,
     answer,
     answers,
+    is_within_transform,
 )
-from pytest_torchmem.torch_private.state.entered import is_within_transform
 
 _Result = TypeVar("_Result")
 _PATIENCE = 10.0

@@ -19,12 +19,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.torch_private.tensors.tensors import (
-    BUFFERS,
-    CHILDREN,
-    PARAMETERS,
-    UNSAVED_BUFFERS,
-)
+from pytest_torchmem.torch_private.tensors import BUFFERS, CHILDREN, PARAMETERS, UNSAVED_BUFFERS
 
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _DESCRIPTORS = (

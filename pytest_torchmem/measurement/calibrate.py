@@ -28,13 +28,9 @@ from pytest_torchmem.step.imports import eager
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
-from pytest_torchmem.torch_private.dispatch.dispatcher import interception
-from pytest_torchmem.torch_private.dispatch.kernels import (
-    run_composite_explicit,
-    run_composite_implicit,
-)
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, set_excluded
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, has_kernel_on
+from pytest_torchmem.torch_private.dispatcher import interception
+from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
+from pytest_torchmem.torch_private.keys import FAKE, OpOverload, has_kernel_on, set_excluded
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.tracing.trace import trace

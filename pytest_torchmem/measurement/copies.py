@@ -15,7 +15,7 @@ from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.measurement.device import cuda_device
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
+from pytest_torchmem.torch_private.tensors import has_dispatch
 
 Run = Callable[..., object]
 """Runs the step, and returns what outlives it."""

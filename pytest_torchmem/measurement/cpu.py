@@ -15,7 +15,7 @@ from pytest_torchmem.measurement.timeline import build_timeline, labels_after, l
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.target import DeviceName, HostName
-from pytest_torchmem.torch_private.tensors.recording import mark
+from pytest_torchmem.torch_private.devices import mark
 
 
 def measure(

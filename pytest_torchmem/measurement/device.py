@@ -18,9 +18,9 @@ import torch
 
 from pytest_torchmem.journal.journal import what_stands
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
-from pytest_torchmem.torch_private.state.devices import has_gpu
-from pytest_torchmem.torch_private.tensors.recording import (
+from pytest_torchmem.torch_private.devices import (
     clear_cublas_workspaces,
+    has_gpu,
     memory_snapshot,
     record_memory_history,
 )

@@ -22,8 +22,8 @@ from pytest_torchmem.operators.geometry import (
 from pytest_torchmem.operators.nested import NestedTensors
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
-from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
+from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors import nested_sizes
 
 operator("aten::hardswish_backward", "aten::mish_backward").meta()(like_operands)
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.step.trees import replace_tensors
-from pytest_torchmem.torch_private.dispatch.kernels import run_composite_implicit
-from pytest_torchmem.torch_private.dispatch.keys import below_autograd
-from pytest_torchmem.torch_private.dispatch.operators import (
+from pytest_torchmem.torch_private.kernels import run_composite_implicit
+from pytest_torchmem.torch_private.keys import (
     OpOverload,
+    below_autograd,
     is_composite_implicit,
     schema,
 )

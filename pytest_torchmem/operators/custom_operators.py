@@ -14,7 +14,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.overlay import LEADS, Taught, forget, taught_of, teach
 from pytest_torchmem.operators.registry import DEVICES
 from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.torch_private.dispatch.operators import (
+from pytest_torchmem.torch_private.keys import (
     OpOverload,
     OpOverloadPacket,
     custom_operator,

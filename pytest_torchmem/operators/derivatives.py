@@ -12,8 +12,8 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.geometry import accumulation_type
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.dispatch.keys import below_autograd, with_autograd
-from pytest_torchmem.torch_private.tensors.tensors import name_node, unwrapped
+from pytest_torchmem.torch_private.keys import below_autograd, with_autograd
+from pytest_torchmem.torch_private.tensors import name_node, unwrapped
 
 
 def gradients_of(

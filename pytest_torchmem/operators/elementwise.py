@@ -13,7 +13,7 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.geometry import dense_bytes, lying_alike, scalar_type, type_of_number
 from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import ALL, Request
-from pytest_torchmem.torch_private.dispatch.kernels import run_on_meta
+from pytest_torchmem.torch_private.kernels import run_on_meta
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 Operand = Tensor | bool | int | float | complex

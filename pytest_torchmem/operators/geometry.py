@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_torchmem.operators.workspace import ALL, Request
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.kernels import run_on_meta
+from pytest_torchmem.torch_private.kernels import run_on_meta
 
 Outputs = Tensor | Sequence["Tensor | None"]
 

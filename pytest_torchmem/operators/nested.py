@@ -17,8 +17,8 @@ from pytest_torchmem.operators.indexing.advanced import selects_serially
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
-from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
+from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.tensors import nested_sizes
 
 
 class NestedTensors(Protocol):

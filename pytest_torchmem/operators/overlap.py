@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.dispatch.operators import schema
+from pytest_torchmem.torch_private.keys import schema
 
 
 def _names(names: str) -> frozenset[str]:

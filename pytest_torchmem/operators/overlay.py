@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload
+from pytest_torchmem.torch_private.keys import OpOverload
 
 #: Aspects that are functions, and what each gets before the operator's arguments in their order.
 LEADS: Mapping[str, tuple[str, ...]] = {

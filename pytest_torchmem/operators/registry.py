@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pytest_torchmem.operators.families import load_for
 from pytest_torchmem.profile.timeline import Kind
-from pytest_torchmem.torch_private.patching.patches import is_another
+from pytest_torchmem.torch_private.patches import is_another
 
 DEVICES = ("cpu", "cuda")
 EVERY = ""

@@ -23,7 +23,7 @@ from pytest_torchmem.operators.registry import (
 )
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.dispatch.operators import (
+from pytest_torchmem.torch_private.keys import (
     OpOverload,
     composite_key,
     has_kernel,

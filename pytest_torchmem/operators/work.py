@@ -25,7 +25,7 @@ from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.profile.operator_calls import KnownWork
 from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload
+from pytest_torchmem.torch_private.keys import OpOverload
 
 _WRITTEN_ONLY = frozenset(
     aten("""

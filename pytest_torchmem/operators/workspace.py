@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from pytest_torchmem.profile.timeline import Confidence
-from pytest_torchmem.torch_private.state.settings import LIBRARY_VARIABLES
+from pytest_torchmem.torch_private.settings import LIBRARY_VARIABLES
 
 if TYPE_CHECKING:
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey

@@ -39,9 +39,9 @@ from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace,
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
+from pytest_torchmem.torch_private.keys import OpOverload, schema
 from pytest_torchmem.torch_private.names import TORCH_SERIES
-from pytest_torchmem.torch_private.state.settings import library_settings
+from pytest_torchmem.torch_private.settings import library_settings
 
 if TYPE_CHECKING:
     from pytest_torchmem.operators.libraries.cudnn import Cudnn

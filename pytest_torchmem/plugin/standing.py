@@ -192,7 +192,7 @@ class StandingGpus:
         if self._real is None:
             self._real = find_torch() is None
             if not self._real and self._settings.measure != "never":
-                from pytest_torchmem.torch_private.state.devices import has_gpu
+                from pytest_torchmem.torch_private.devices import has_gpu
 
                 self._real = has_gpu()
         return self._real

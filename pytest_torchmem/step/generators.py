@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.patching.patches import default_generator, having, replaced_all
+from pytest_torchmem.torch_private.patches import default_generator, having, replaced_all
 
 _NUMPY = "numpy.random"
 

@@ -24,14 +24,9 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.torch_private.compilers.compiler import compiled_calls, tables_of_originals
-from pytest_torchmem.torch_private.compilers.not_needed import (
-    COMPILER,
-    INDUCTOR,
-    LOWERING,
-    NotNeeded,
-)
-from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced, replaced_all
+from pytest_torchmem.torch_private.compiler import compiled_calls, tables_of_originals
+from pytest_torchmem.torch_private.not_needed import COMPILER, INDUCTOR, LOWERING, NotNeeded
+from pytest_torchmem.torch_private.patches import nothing_replaced, replaced, replaced_all
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})
 """Packages beside torch that are imported apart: they see the machine as it is, too."""

@@ -11,12 +11,9 @@ from torch.optim import Optimizer
 
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.imports import when_compiler_is_used
-from pytest_torchmem.torch_private.compilers.compiler import (
-    own_module_calls_followed,
-    run_uncompiled,
-)
-from pytest_torchmem.torch_private.patching.module_calls import step_tables
-from pytest_torchmem.torch_private.patching.patches import engine, replaced, replaced_all
+from pytest_torchmem.torch_private.compiler import own_module_calls_followed, run_uncompiled
+from pytest_torchmem.torch_private.module_calls import step_tables
+from pytest_torchmem.torch_private.patches import engine, replaced, replaced_all
 
 _Within = Callable[[], AbstractContextManager[object]]
 _Around = Callable[[Callable[..., Any]], Callable[..., Any]]

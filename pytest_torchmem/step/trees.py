@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.torch_private.tensors.tensors import CHILDREN
+from pytest_torchmem.torch_private.tensors import CHILDREN
 
 _Leaf = TypeVar("_Leaf")
 _CONTAINERS = frozenset({list, tuple, dict})

@@ -10,32 +10,34 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.dispatch.autocast import (
+from pytest_torchmem.torch_private.dispatcher import (
     autocast_kernels,
     autocast_key_included,
+    composite_kernels,
+    interception,
     outside_autocast,
 )
-from pytest_torchmem.torch_private.dispatch.dispatcher import composite_kernels, interception
-from pytest_torchmem.torch_private.dispatch.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.dispatch.keys import AUTOCAST_KEY, COMPOSITE_KEY, FAKE, excluded
-from pytest_torchmem.torch_private.dispatch.operators import (
+from pytest_torchmem.torch_private.kernels import run_cpu_kernel
+from pytest_torchmem.torch_private.keys import (
+    AUTOCAST_KEY,
+    COMPOSITE_KEY,
+    FAKE,
     OpOverload,
+    excluded,
     find_operator,
     has_kernel_on,
     is_composite_implicit,
 )
 from pytest_torchmem.torch_private.names import check_names, unsupported
-from pytest_torchmem.torch_private.tensors.storages import (
-    has_memory,
-    hollow_storage,
-    storage_address,
-    tensor_on,
-)
-from pytest_torchmem.torch_private.tensors.tensors import (
+from pytest_torchmem.torch_private.tensors import (
     current_graph_task,
     current_node,
+    has_memory,
+    hollow_storage,
     keeps_graph,
     sequence_number,
+    storage_address,
+    tensor_on,
 )
 
 

@@ -22,12 +22,12 @@ from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.compilers.compiler import (
+from pytest_torchmem.torch_private.compiler import (
     decides_by_values,
     given_a_list,
     taken_for_compiling,
 )
-from pytest_torchmem.torch_private.patching.patches import having
+from pytest_torchmem.torch_private.patches import having
 
 _Others: TypeAlias = dict[tuple[str, str], Tensor]
 """Tensors by the path of a module and the name of its attribute."""

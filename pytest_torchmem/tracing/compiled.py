@@ -24,17 +24,17 @@ from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.imports import eager, when_compiler_is_used
-from pytest_torchmem.torch_private.compilers import compiler
-from pytest_torchmem.torch_private.patching.module_calls import (
+from pytest_torchmem.torch_private import compiler
+from pytest_torchmem.torch_private.module_calls import (
     module_calls_as_they_were,
     own_step_hooks,
     step_wrapper,
 )
-from pytest_torchmem.torch_private.patching.patches import having
+from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.tracing.passes import Lowering
 
 if TYPE_CHECKING:
-    from pytest_torchmem.torch_private.compilers import inductor
+    from pytest_torchmem.torch_private import inductor
     from pytest_torchmem.tracing.ahead_of_time import AheadOfTime
 
 Level: TypeAlias = Literal["eager", "aot", "inductor"]
@@ -299,7 +299,7 @@ class Compiled:
         self.reasons.setdefault(f"{_at(line)}{_NOT_LOWERED} ({why})")
 
     def _by_inductor(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        from pytest_torchmem.torch_private.compilers import inductor
+        from pytest_torchmem.torch_private import inductor
 
         if not self._lowers:
             self._start_inductor()
@@ -330,7 +330,7 @@ class Compiled:
             raise
 
     def _start_inductor(self) -> None:
-        from pytest_torchmem.torch_private.compilers import inductor
+        from pytest_torchmem.torch_private import inductor
 
         interceptor, stack = self._interceptor, self._stack
         host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pytest_torchmem.interception.facts import is_installed
-from pytest_torchmem.torch_private.tensors.tensors import CHILDREN, node_number
+from pytest_torchmem.torch_private.tensors import CHILDREN, node_number
 
 _DEEPEST = 4
 _MOST_NODES = 100_000

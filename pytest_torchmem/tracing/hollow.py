@@ -10,8 +10,7 @@ from pytest_torchmem.interception.conversion import Conversion
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.journal.in_place import Given
 from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices, compressed_like
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
+from pytest_torchmem.torch_private.tensors import has_dispatch, storage_address
 
 
 class HollowTensors:

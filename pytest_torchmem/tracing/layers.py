@@ -41,11 +41,11 @@ from pytest_torchmem.step.phases import asked_engine, steps_seen
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.dispatch.kernels import below_interception
-from pytest_torchmem.torch_private.dispatch.modes import device_constructors
-from pytest_torchmem.torch_private.dispatch.operators import HigherOrderOperator
-from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import (
+from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private.kernels import below_interception
+from pytest_torchmem.torch_private.keys import HigherOrderOperator
+from pytest_torchmem.torch_private.modes import device_constructors
+from pytest_torchmem.torch_private.patches import (
     ABSENT,
     CONTRACT,
     Replacements,

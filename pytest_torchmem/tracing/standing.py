@@ -36,10 +36,10 @@ from pytest_torchmem.journal.journal import (
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
-from pytest_torchmem.torch_private.patching.patches import having
+from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.torch_private.state.all_settings import all_settings, thread_settings
-from pytest_torchmem.torch_private.tensors.storages import nowhere
+from pytest_torchmem.torch_private.settings import all_settings, thread_settings
+from pytest_torchmem.torch_private.tensors import nowhere
 from pytest_torchmem.tracing.compiled import Compiled
 from pytest_torchmem.tracing.layers import Memory, gradient_held_by_engine_alone, layers
 from pytest_torchmem.tracing.passes import Lowering

@@ -50,11 +50,10 @@ from pytest_torchmem.targets.target import (
     Target,
 )
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
-from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
+from pytest_torchmem.torch_private.distributed import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
-from pytest_torchmem.torch_private.state.all_settings import entered_settings
-from pytest_torchmem.torch_private.state.entered import ends_once
-from pytest_torchmem.torch_private.tensors.storages import nowhere
+from pytest_torchmem.torch_private.settings import ends_once, entered_settings
+from pytest_torchmem.torch_private.tensors import nowhere
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level
 from pytest_torchmem.tracing.hollow import HollowTensors
 from pytest_torchmem.tracing.layers import (

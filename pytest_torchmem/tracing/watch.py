@@ -25,9 +25,9 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.choice import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.profile.timeline import Allocation
-from pytest_torchmem.torch_private.dispatch.modes import FunctionMode
-from pytest_torchmem.torch_private.patching.patches import replaced
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.modes import FunctionMode
+from pytest_torchmem.torch_private.patches import replaced
+from pytest_torchmem.torch_private.tensors import storage_address
 from pytest_torchmem.tracing.holders import HeldNames, holding_graphs, tensors_alive
 
 _MOST_TENSORS = 20

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.patching.patches import Patch
-from pytest_torchmem.torch_private.patching.program_functions import is_of_program
+from pytest_torchmem.torch_private.function_holders import is_of_program
+from pytest_torchmem.torch_private.patches import Patch
 
 SOMETHING = object()
 

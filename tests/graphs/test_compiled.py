@@ -15,7 +15,7 @@ from torch._inductor import compile_fx
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MemoryProfile, measure, trace
-from pytest_torchmem.torch_private.compilers import compiler, inductor
+from pytest_torchmem.torch_private import compiler, inductor
 from pytest_torchmem.tracing.compiled import Compiled
 from tests.processes import run_program
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_lowered_runs_as_graphs_and_says_so(monkeypatch: pytest.M
     def fails(*args: object) -> None:
         raise NotImplementedError("no kernel here. More about it")
 
-    monkeypatch.setattr("pytest_torchmem.torch_private.compilers.inductor.compile", fails)
+    monkeypatch.setattr("pytest_torchmem.torch_private.inductor.compile", fails)
     profile = trace(program(Net))
     assert profile.level == "aot"
     assert any("did not lower them (no kernel here)" in one for one in profile.warnings)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.state.settings import OneThread
+from pytest_torchmem.torch_private.settings import OneThread
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.torch_private.patching.module_calls import module_calls
+from pytest_torchmem.torch_private.module_calls import module_calls
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pytest_torchmem.targets.gpus import Gpu, find_gpu
-from pytest_torchmem.torch_private.dispatch.keys import FAKE
+from pytest_torchmem.torch_private.keys import FAKE
 
 _BLOCK, _SEGMENT = 512, 2 * 1024**2
 _OF_STORAGES = (torch.ops.aten.set_.source_Storage, torch.ops.aten.copy_.default)

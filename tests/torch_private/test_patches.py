@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.patching.patches import replaced_all
+from pytest_torchmem.torch_private.patches import replaced_all
 
 
 class Base:

@@ -17,7 +17,7 @@ import pytest_torchmem
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private import names
-from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patches import replaced
 from tests.processes import run_program
 
 PACKAGE = Path(pytest_torchmem.__file__).parent

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import measure, trace
-from pytest_torchmem.torch_private.state.all_settings import all_settings, answers
+from pytest_torchmem.torch_private.settings import all_settings, answers
 from tests.processes import run_program
 from tests.tracing.programs import MODELS, hooked
 

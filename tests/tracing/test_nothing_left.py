@@ -315,7 +315,7 @@ _COMPILER_OF_A_PROCESS = """
 import sys
 import torch
 import pytest_torchmem as torchmem
-from pytest_torchmem.torch_private.patching.program_functions import is_left_over
+from pytest_torchmem.torch_private.function_holders import is_left_over
 
 def first_use(way):
     x = torch.ones(2, 2, device="cuda")

@@ -14,7 +14,7 @@ import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.survivors import forget_cached
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.torch_private.tensors.storages import bytes_of, hollow_storage
+from pytest_torchmem.torch_private.tensors import bytes_of, hollow_storage
 
 SIDE = 1500  # too large for the values of a first pass
 

@@ -345,7 +345,7 @@ def _is_loss(operator: str) -> bool:
         return True
     import torch  # the plugin is imported without it, and says so where it is not there
 
-    from pytest_torchmem.torch_private.dispatch.operators import schema
+    from pytest_torchmem.torch_private.keys import schema
 
     namespace, _, name = operator.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.partition(".")[0], None)

@@ -16,7 +16,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.attention.choice import BACKENDS, may_use
 from pytest_torchmem.operators.libraries.cublas import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.patching.patches import Replacements, can_use_attention
+from pytest_torchmem.torch_private.patches import Replacements, can_use_attention
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""

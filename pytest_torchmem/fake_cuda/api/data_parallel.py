@@ -19,8 +19,8 @@ from torch.nn.parallel import comm, scatter_gather
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.distributed.process_groups import Additions, nccl_groups
-from pytest_torchmem.torch_private.patching.patches import Replacements, added
+from pytest_torchmem.torch_private.distributed import Additions, nccl_groups
+from pytest_torchmem.torch_private.patches import Replacements, added
 
 _CPU = torch.device("cpu")
 #: Where ``parallel_apply`` is looked up: two of these modules share their names with a function.

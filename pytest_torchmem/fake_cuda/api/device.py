@@ -18,9 +18,9 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
-from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private.modes import made_by, make
+from pytest_torchmem.torch_private.patches import Replacements
 
 _HAS_CUDA = torch.backends.cuda.is_built()
 _CUDA_SUCCESS = 0

@@ -18,15 +18,16 @@ from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.data import readable
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.dispatch.modes import (
+from pytest_torchmem.torch_private.modes import (
     DeviceContext,
+    DisableTorchFunctionSubclass,
     cpp_makes_fake_tensors,
     default_device,
     device_constructors,
+    make,
 )
-from pytest_torchmem.torch_private.dispatch.overrides import DisableTorchFunctionSubclass, make
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, Replacements
+from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, Replacements
 
 _CPU = torch.device("cpu")
 _Factory = Callable[..., Any]

@@ -20,14 +20,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.dispatch.modes import ASKS_FOR_DEVICE, FakeTensor
-from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import (
-    Replacements,
-    make_wrapper,
-    metadata_handlers,
-)
-from pytest_torchmem.torch_private.tensors.tensors import has_dispatch, is_wrapper, wrapped_tensors
+from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private.modes import ASKS_FOR_DEVICE, FakeTensor
+from pytest_torchmem.torch_private.patches import Replacements, make_wrapper, metadata_handlers
+from pytest_torchmem.torch_private.tensors import has_dispatch, is_wrapper, wrapped_tensors
 
 _CPU = torch.device("cpu")
 _DEVICE = 2

@@ -19,7 +19,7 @@ from pytest_torchmem.interception.placement import GPU_GENERATORS
 from pytest_torchmem.interception.values.mersenne_twister import moved_on
 from pytest_torchmem.step.generators import content_of, drawn_from, set_apart, state_of
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
 _OnHost = torch.Generator

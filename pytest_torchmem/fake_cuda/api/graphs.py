@@ -22,8 +22,8 @@ from pytest_torchmem.fake_cuda.api.streams import capture_of
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.captured import GraphRecording
-from pytest_torchmem.torch_private.patching.patches import replaced
-from pytest_torchmem.torch_private.state.devices import host_cache_known
+from pytest_torchmem.torch_private.devices import host_cache_known
+from pytest_torchmem.torch_private.patches import replaced
 
 _NUMBERS = itertools.count(1)
 

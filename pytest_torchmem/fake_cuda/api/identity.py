@@ -34,9 +34,10 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Functions, Layer, instead_of
 from pytest_torchmem.step.generators import gpu_generators
-from pytest_torchmem.torch_private.dispatch.overrides import made_by
-from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import (
+from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private.devices import bindings_known
+from pytest_torchmem.torch_private.modes import made_by
+from pytest_torchmem.torch_private.patches import (
     LookedAt,
     Replacements,
     begin_loading,
@@ -44,7 +45,6 @@ from pytest_torchmem.torch_private.patching.patches import (
     pin_memory,
     replaced,
 )
-from pytest_torchmem.torch_private.state.devices import bindings_known
 
 
 @contextmanager

@@ -27,22 +27,18 @@ from pytest_torchmem.fake_cuda.decompositions import PATH
 from pytest_torchmem.interception.attribution import code_made_by, is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.compilers.compiler import (
-    engine_operators,
-    interpreters,
-    node_run_in,
-)
-from pytest_torchmem.torch_private.dispatch.modes import (
+from pytest_torchmem.torch_private.compiler import engine_operators, interpreters, node_run_in
+from pytest_torchmem.torch_private.function_holders import HOLDERS
+from pytest_torchmem.torch_private.keys import OpOverload, OpOverloadPacket, schema
+from pytest_torchmem.torch_private.modes import (
     FakeTensorMode,
     FunctionalTensorMode,
     TorchDispatchMode,
     device_constructors,
     fake_tensor_mode,
 )
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, OpOverloadPacket, schema
-from pytest_torchmem.torch_private.patching.function_holders import HOLDERS
-from pytest_torchmem.torch_private.patching.patches import Replacements, having
-from pytest_torchmem.torch_private.tensors.tensors import ENGINE_CODES
+from pytest_torchmem.torch_private.patches import Replacements, having
+from pytest_torchmem.torch_private.tensors import ENGINE_CODES
 
 _CPU = torch.device("cpu")
 _PUT = torch.ops.prims.device_put

@@ -23,8 +23,8 @@ from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.targets.target import index_of
-from pytest_torchmem.torch_private.patching.patches import ABSENT, LookedAt, replaced_all
-from pytest_torchmem.torch_private.patching.program_functions import is_of_program
+from pytest_torchmem.torch_private.function_holders import is_of_program
+from pytest_torchmem.torch_private.patches import ABSENT, LookedAt, replaced_all
 
 Functions = Mapping[str, Callable[..., Any]]
 """Functions by their names in a module."""

@@ -16,9 +16,9 @@ import torch.serialization
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.dispatch.overrides import make
-from pytest_torchmem.torch_private.patching.patches import Replacements
-from pytest_torchmem.torch_private.tensors.storages import bytes_of
+from pytest_torchmem.torch_private.modes import make
+from pytest_torchmem.torch_private.patches import Replacements
+from pytest_torchmem.torch_private.tensors import bytes_of
 
 _Base: Any = torch.UntypedStorage.__mro__[1]
 

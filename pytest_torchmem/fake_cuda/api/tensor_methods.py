@@ -16,16 +16,11 @@ from pytest_torchmem.fake_cuda.api.fake_tensors import WrapperSubclasses
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.dispatch.modes import FakeTensor, NoFunctionModes, dispatch_modes
+from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private.modes import FakeTensor, NoFunctionModes, dispatch_modes
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patching import patches
-from pytest_torchmem.torch_private.patching.patches import (
-    Replacements,
-    having,
-    make_wrapper,
-    unless,
-)
-from pytest_torchmem.torch_private.tensors.tensors import (
+from pytest_torchmem.torch_private.patches import Replacements, having, make_wrapper, unless
+from pytest_torchmem.torch_private.tensors import (
     TensorBase,
     functional_value,
     has_dispatch,

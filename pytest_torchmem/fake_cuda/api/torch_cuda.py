@@ -44,7 +44,7 @@ from pytest_torchmem.fake_cuda.api.streams import (
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patching.patches import Replacements, unless
+from pytest_torchmem.torch_private.patches import Replacements, unless
 
 _CUDA = (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _ACCELERATOR = (torch.accelerator, torch.accelerator.memory)

@@ -10,7 +10,7 @@ import torch
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.third_party.bitsandbytes import DoesNothing
-from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
+from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 
 @contextmanager

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.values.known import NotKnown
-from pytest_torchmem.torch_private.compilers.flex_attention import (
+from pytest_torchmem.torch_private.flex_attention import (
     FlexAttentionKernels,
     block_masks_replaced,
     captured_tensors_lifted,
     flex_kernels_replaced,
     in_what_inductor_compiles,
 )
-from pytest_torchmem.torch_private.tensors.tensors import current_graph_task
+from pytest_torchmem.torch_private.tensors import current_graph_task
 
 _ROWS_AT_ONCE = 1 << 24
 """Scores that are computed together, at most."""

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.compilers.flex_attention import MASKS
+from pytest_torchmem.torch_private.flex_attention import MASKS
 
 Follow = Callable[[TraceContext, Any], AbstractContextManager[None]]
 Libraries = Mapping[str, Follow]

@@ -16,7 +16,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.third_party.extensions import extension_function
-from pytest_torchmem.torch_private.patching.patches import Replacements, call_jitted, replaced_all
+from pytest_torchmem.torch_private.patches import Replacements, call_jitted, replaced_all
 
 _DESCRIBE = (
     "Put the call into a function decorated with @torch.library.custom_op and describe its outputs "

@@ -18,7 +18,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.fake_cuda.launches.triton_values import computed, written_arguments
 from pytest_torchmem.fake_cuda.memory import DeviceProperties
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patching.patches import having, replaced_all
+from pytest_torchmem.torch_private.patches import having, replaced_all
 
 _ABSENT: Any = object()
 

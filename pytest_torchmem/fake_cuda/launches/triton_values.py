@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patches import replaced
 
 _WRITES = ("store", "atomic", "scatter", "copy", "reduce_add", "asm", "extern")
 """Parts of the names of triton's functions that write to the pointer that they are given."""

@@ -32,25 +32,23 @@ from pytest_torchmem.interception.distributed.world import refuse_symmetric_memo
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path
-from pytest_torchmem.torch_private.dispatch.operators import schema
-from pytest_torchmem.torch_private.distributed.process_groups import (
-    SYMMETRIC_MEMORY,
-    symmetric_groups,
-    symmetric_memory,
-)
-from pytest_torchmem.torch_private.distributed.sharding import (
+from pytest_torchmem.torch_private.distributed import (
     CONCATENATE,
     NOT_CACHED,
     SHOWN,
     STATE_OF_SHARDING,
+    SYMMETRIC_MEMORY,
     is_of_this_world,
     mesh_class,
     op_schema,
     propagator,
     sharding_kept,
+    symmetric_groups,
+    symmetric_memory,
     tensor_spec,
 )
-from pytest_torchmem.torch_private.patching.patches import (
+from pytest_torchmem.torch_private.keys import schema
+from pytest_torchmem.torch_private.patches import (
     BACKWARD_RESULT,
     FORWARD_VOTE,
     GIVEN_TENSORS,

@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import (
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.targets.world import World
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patches import Replacements
 
 _MODULES = ("torch.multiprocessing", "torch.multiprocessing.spawn")
 """Of what starts processes the second calls its own, whoever has imported ``spawn`` by name."""

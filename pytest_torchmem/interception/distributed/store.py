@@ -24,7 +24,7 @@ import torch.distributed
 
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.values.messages import AWAITED_CHANGE, AWAITED_FILE, Mailbox
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patches import Replacements
 
 _Store: Any = getattr(torch.distributed, "Store", object)
 

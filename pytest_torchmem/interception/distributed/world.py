@@ -22,17 +22,17 @@ from pytest_torchmem.errors import UnsupportedOperatorError, UsageError
 from pytest_torchmem.interception.distributed.store import FilesOfOthers, SharedStore
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.targets.world import World
-from pytest_torchmem.torch_private.distributed.process_groups import (
+from pytest_torchmem.torch_private.distributed import (
     Groups,
     default_group_noted,
+    forget_meshes,
     groups_known,
     groups_of_world,
     groups_put_aside,
     know_groups,
     symmetric_memory,
 )
-from pytest_torchmem.torch_private.distributed.sharding import forget_meshes
-from pytest_torchmem.torch_private.patching.patches import Replacements, added, replaced_all
+from pytest_torchmem.torch_private.patches import Replacements, added, replaced_all
 
 _STANDING: "WeakSet[StandingWorld]" = WeakSet()
 _ON: "list[StandingWorld]" = []

@@ -43,9 +43,9 @@ from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.torch_private.dispatch.kernels import run_nested_kernel
-from pytest_torchmem.torch_private.dispatch.keys import outside_interception
-from pytest_torchmem.torch_private.tensors.storages import nowhere, storage_address
+from pytest_torchmem.torch_private.kernels import run_nested_kernel
+from pytest_torchmem.torch_private.keys import outside_interception
+from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
 
 class Layouts:

@@ -19,7 +19,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors import storage_address
 
 _OBSERVES = "aten::_fused_moving_avg_obs_fq_helper"
 

@@ -26,15 +26,14 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.kernels import run_sparse_kernel
-from pytest_torchmem.torch_private.dispatch.keys import (
+from pytest_torchmem.torch_private.kernels import run_sparse_kernel
+from pytest_torchmem.torch_private.keys import (
     COMPRESSED_CPU,
     SPARSE_CPU,
+    has_compressed_kernel,
     outside_interception,
 )
-from pytest_torchmem.torch_private.dispatch.operators import has_compressed_kernel
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import sparse_indices, sparse_values
+from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, storage_address
 
 
 def has_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -21,9 +21,8 @@ from pytest_torchmem.operators.sparse.parts import (
 )
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.dispatch.keys import at_kernels
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import sparse_indices, sparse_values
+from pytest_torchmem.torch_private.keys import at_kernels
+from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, storage_address
 
 _CPU = torch.device("cpu")
 _HALVES = (torch.float16, torch.bfloat16)

@@ -17,7 +17,7 @@ from torch import Tensor
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.interception.ledger import StorageRecord
-from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
+from pytest_torchmem.torch_private.tensors import is_wrapper
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 """``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""

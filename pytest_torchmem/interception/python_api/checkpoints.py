@@ -15,7 +15,7 @@ import torch
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import WRITTEN, Region
 from pytest_torchmem.interception.python_api.copies import Pickling
-from pytest_torchmem.torch_private.patching.patches import Replacements, file_reader, file_writer
+from pytest_torchmem.torch_private.patches import Replacements, file_reader, file_writer
 
 _Writer: Any = file_writer.original
 _Reader: Any = file_reader.original

@@ -19,8 +19,8 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.addresses import untouched_pages
 from pytest_torchmem.interception.values.policy import zeros
-from pytest_torchmem.torch_private.patching.patches import legacy_save
-from pytest_torchmem.torch_private.tensors.tensors import is_wrapper
+from pytest_torchmem.torch_private.patches import legacy_save
+from pytest_torchmem.torch_private.tensors import is_wrapper
 
 _COPIED = "pytest_torchmem: copied storages"
 """Where the memory of a deep copy has them."""

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import LASTING, Functions, Layer, instead_of
-from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
-from pytest_torchmem.torch_private.patching.patches import SHARING, replaced, to_dlpack
-from pytest_torchmem.torch_private.tensors.storages import bytes_of
-from pytest_torchmem.torch_private.tensors.tensors import make_subclass
+from pytest_torchmem.torch_private.dispatcher import reach_past_modes
+from pytest_torchmem.torch_private.patches import SHARING, replaced, to_dlpack
+from pytest_torchmem.torch_private.tensors import bytes_of, make_subclass
 
 _CPU = torch.device("cpu")
 _SEQUENCES = (list, tuple)

@@ -11,10 +11,10 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.dispatch.dispatcher import reach_past_modes
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded, is_excluded, set_excluded
-from pytest_torchmem.torch_private.dispatch.modes import fakes_of_meta, makes_fake_tensors
-from pytest_torchmem.torch_private.patching.patches import (
+from pytest_torchmem.torch_private.dispatcher import reach_past_modes
+from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded, set_excluded
+from pytest_torchmem.torch_private.modes import fakes_of_meta, makes_fake_tensors
+from pytest_torchmem.torch_private.patches import (
     fallback_kernel,
     pop_mode,
     print_tensor,

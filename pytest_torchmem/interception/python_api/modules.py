@@ -18,19 +18,19 @@ from torch.optim import Optimizer
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.journal.in_place import InPlace
-from pytest_torchmem.torch_private.patching.module_calls import (
+from pytest_torchmem.torch_private.module_calls import (
     APPLIES,
     Hooks,
     ModuleMethods,
     registration_tables,
 )
-from pytest_torchmem.torch_private.patching.patches import (
+from pytest_torchmem.torch_private.patches import (
     Replacements,
     applied_item,
     name_table,
     state_table,
 )
-from pytest_torchmem.torch_private.tensors.tensors import has_dispatch, own_buffers, own_parameters
+from pytest_torchmem.torch_private.tensors import has_dispatch, own_buffers, own_parameters
 
 _MAKING = ("__init__", "__setstate__")
 _HOOKING = (

@@ -21,7 +21,7 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import WRITTEN, Region
 from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.interception.python_api.addresses import Addresses
-from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
+from pytest_torchmem.torch_private.modes import made_by, make
 
 _ALIGNMENT = 8
 """Where the first tensor begins; safetensors/src/tensor.rs, ``prepare``."""

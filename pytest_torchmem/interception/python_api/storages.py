@@ -13,14 +13,9 @@ from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.lasting import Functions, instead_of
 from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.dispatch.overrides import made_by, make
-from pytest_torchmem.torch_private.patching.patches import (
-    RECEIVING,
-    Replacements,
-    next_batch,
-    set_from_file,
-)
-from pytest_torchmem.torch_private.tensors.storages import bytes_of
+from pytest_torchmem.torch_private.modes import made_by, make
+from pytest_torchmem.torch_private.patches import RECEIVING, Replacements, next_batch, set_from_file
+from pytest_torchmem.torch_private.tensors import bytes_of
 
 _SIZES = ("size", "nbytes", "__len__")
 """What says how many bytes a storage holds."""

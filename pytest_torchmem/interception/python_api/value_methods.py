@@ -13,8 +13,8 @@ from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.values.captured import not_permitted
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.unknown_numbers import functions_of_math
-from pytest_torchmem.torch_private.dispatch.keys import FAKE, excluded, is_excluded
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded
+from pytest_torchmem.torch_private.patches import Replacements
 
 
 class ValueMethods(Functions):

@@ -23,7 +23,7 @@ from pytest_torchmem.interception.values.contents import Assumption, Contents
 from pytest_torchmem.operators.registry import UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.tensors import storage_address
 
 _ALWAYS = {
     UnknownOutputs.TRUE: Assumption.TRUE,

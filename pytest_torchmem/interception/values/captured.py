@@ -21,8 +21,7 @@ from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from pytest_torchmem.torch_private.tensors.storages import storage_address
-from pytest_torchmem.torch_private.tensors.tensors import read_as
+from pytest_torchmem.torch_private.tensors import read_as, storage_address
 
 _NUMBERS = itertools.count(-1, -1)
 _AT_EACH_CAPTURE = TORCH_VERSION < (2, 14)

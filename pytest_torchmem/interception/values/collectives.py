@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.values.policy import worth_knowing
-from pytest_torchmem.torch_private.distributed.process_groups import place_in_group, reduction_among
+from pytest_torchmem.torch_private.distributed import place_in_group, reduction_among
 
 
 class Copy(NamedTuple):

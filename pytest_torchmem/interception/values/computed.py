@@ -31,11 +31,10 @@ from pytest_torchmem.step.generators import (
     state_of,
 )
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.dispatch.keys import at_kernels
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload, schema
-from pytest_torchmem.torch_private.state.settings import OneThread
-from pytest_torchmem.torch_private.tensors.recording import EventType, profiler_runs
-from pytest_torchmem.torch_private.tensors.storages import bytes_of, storage_address, tensor_on
+from pytest_torchmem.torch_private.devices import EventType, profiler_runs
+from pytest_torchmem.torch_private.keys import OpOverload, at_kernels, schema
+from pytest_torchmem.torch_private.settings import OneThread
+from pytest_torchmem.torch_private.tensors import bytes_of, storage_address, tensor_on
 
 _CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"

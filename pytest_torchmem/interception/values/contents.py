@@ -9,10 +9,9 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.values.policy import zeros
-from pytest_torchmem.torch_private.dispatch.modes import NoDispatchModes
-from pytest_torchmem.torch_private.state.settings import OneThread
-from pytest_torchmem.torch_private.tensors.storages import bytes_of, tensor_on
-from pytest_torchmem.torch_private.tensors.tensors import read_as
+from pytest_torchmem.torch_private.modes import NoDispatchModes
+from pytest_torchmem.torch_private.settings import OneThread
+from pytest_torchmem.torch_private.tensors import bytes_of, read_as, tensor_on
 
 _UNWRITTEN = 0xA5
 """The first and the last bytes of memory that is shown and that nobody has written to."""

@@ -55,11 +55,10 @@ from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
-from pytest_torchmem.torch_private.dispatch.kernels import function_of
-from pytest_torchmem.torch_private.dispatch.keys import COMPOSITE_EXPLICIT, CPU, at_kernels
-from pytest_torchmem.torch_private.dispatch.operators import has_kernel
-from pytest_torchmem.torch_private.state.settings import OneThread
-from pytest_torchmem.torch_private.tensors.storages import storage_address
+from pytest_torchmem.torch_private.kernels import function_of
+from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, CPU, at_kernels, has_kernel
+from pytest_torchmem.torch_private.settings import OneThread
+from pytest_torchmem.torch_private.tensors import storage_address
 
 #: What a kernel of the CPU raises for what it cannot compute; a user's own may raise anything.
 _NOT_COMPUTED = (RuntimeError, NotImplementedError, ValueError, TypeError)

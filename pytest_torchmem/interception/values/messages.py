@@ -15,7 +15,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.values.contents import Contents
-from pytest_torchmem.torch_private.distributed.process_groups import group_of
+from pytest_torchmem.torch_private.distributed import group_of
 
 _LARGEST_FLOATING = 16
 """Elements of floating tensors that are flags and statistics, rather than parameters."""

@@ -36,7 +36,7 @@ from pytest_torchmem.step.generators import (
     state_of,
 )
 from pytest_torchmem.step.trees import argument_leaves
-from pytest_torchmem.torch_private.dispatch.keys import at_kernels
+from pytest_torchmem.torch_private.keys import at_kernels
 
 _Generator = torch.Generator
 

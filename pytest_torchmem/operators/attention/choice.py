@@ -19,7 +19,7 @@ from pytest_torchmem.operators.geometry import HALVES
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from pytest_torchmem.torch_private.state.settings import attention_priority, must_be_deterministic
+from pytest_torchmem.torch_private.settings import attention_priority, must_be_deterministic
 
 MATH, FLASH, EFFICIENT, CUDNN = range(4)
 """``at::SDPBackend``."""

@@ -33,7 +33,7 @@ from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import ALL, First, Made, Request, Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.state.settings import must_be_deterministic
+from pytest_torchmem.torch_private.settings import must_be_deterministic
 
 _ANY = 65536
 _MUCH_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))

@@ -18,7 +18,7 @@ from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.geometry import HALVES, suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.state.settings import depthwise_kernel
+from pytest_torchmem.torch_private.settings import depthwise_kernel
 
 _CUDNN_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST_INDEX = 2**31 - 1

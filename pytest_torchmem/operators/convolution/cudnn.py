@@ -32,7 +32,7 @@ from pytest_torchmem.operators.workspace import (
     told,
     unknown,
 )
-from pytest_torchmem.torch_private.state.settings import (
+from pytest_torchmem.torch_private.settings import (
     allows_tf32_convolution,
     is_deterministic_convolution,
     tries_all,

@@ -20,12 +20,12 @@ from pytest_torchmem.operators.geometry import suggested_format
 from pytest_torchmem.operators.registry import DEVICES, OperatorKind, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.operators import all_operators
-from pytest_torchmem.torch_private.distributed.process_groups import (
+from pytest_torchmem.torch_private.distributed import (
     place_in_group,
     reduction_among,
     register_meta_kernels,
 )
+from pytest_torchmem.torch_private.keys import all_operators
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FLATTENS = "c10d::reduce_scatter_"

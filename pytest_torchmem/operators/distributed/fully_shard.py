@@ -14,7 +14,7 @@ from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.operators.registry import DEVICES, operator
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.dispatch.kernels import run_composite_explicit
+from pytest_torchmem.torch_private.kernels import run_composite_explicit
 
 _BLOCK, _BYTES_PER_THREAD, _INTEGER = 128, 16, 8
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.distributed.collectives import size_of
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.torch_private.dispatch.operators import all_operators
-from pytest_torchmem.torch_private.distributed.process_groups import dtypes_of_numbers
+from pytest_torchmem.torch_private.distributed import dtypes_of_numbers
+from pytest_torchmem.torch_private.keys import all_operators
 
 _aten: Any = torch.ops.aten
 _Multiply = Callable[..., Tensor]

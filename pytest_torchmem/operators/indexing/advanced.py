@@ -27,7 +27,7 @@ from pytest_torchmem.operators.workspace import ALL, Request, Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from pytest_torchmem.torch_private.state.settings import prefers_deterministic
+from pytest_torchmem.torch_private.settings import prefers_deterministic
 
 _ELEMENTS_OF_BLOCK = 512 * 16
 """What a block of ``nonzero_static`` looks at in one round."""

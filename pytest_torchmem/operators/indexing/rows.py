@@ -30,7 +30,7 @@ from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import ALL, Request, Workspace, passing, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.state.settings import prefers_deterministic
+from pytest_torchmem.torch_private.settings import prefers_deterministic
 
 scattering = operator("aten::scatter", "aten::scatter_")
 adding = operator("aten::scatter_add", "aten::scatter_add_")

@@ -19,7 +19,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from pytest_torchmem.torch_private.tensors.tensors import saved_by
+from pytest_torchmem.torch_private.tensors import saved_by
 
 _forward = operator("aten::native_group_norm")
 _backward = operator("aten::native_group_norm_backward")

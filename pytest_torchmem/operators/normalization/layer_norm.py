@@ -33,8 +33,8 @@ from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import ALL, Request, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.keys import below_autograd
-from pytest_torchmem.torch_private.tensors.tensors import nested_sizes
+from pytest_torchmem.torch_private.keys import below_autograd
+from pytest_torchmem.torch_private.tensors import nested_sizes
 
 layer_norm = operator("aten::native_layer_norm")
 layer_norm.workspace("cuda")(

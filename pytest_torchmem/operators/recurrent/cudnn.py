@@ -32,7 +32,7 @@ from pytest_torchmem.operators.workspace import (
 )
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.tensors.storages import storage_address, tensor_on
+from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
 RELU, TANH, LSTM, GRU = range(4)
 """``cudnnRNNMode_t``."""

@@ -11,7 +11,7 @@ from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
 from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, RELU, TANH, Gradients, Layer
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.step.generators import current_generator, drawing_from, state_of
-from pytest_torchmem.torch_private.tensors.storages import bytes_of
+from pytest_torchmem.torch_private.tensors import bytes_of
 
 _LAYERS: dict[int, Any] = {RELU: torch.rnn_relu, TANH: torch.rnn_tanh, GRU: torch.gru}
 

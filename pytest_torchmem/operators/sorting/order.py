@@ -29,7 +29,7 @@ from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import UnknownOutputs, operator
 from pytest_torchmem.operators.workspace import ALL, Request, Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.state.settings import prefers_deterministic
+from pytest_torchmem.torch_private.settings import prefers_deterministic
 
 _SMALL_SORT = 4096
 _LARGE_SEGMENT = 1_000_000

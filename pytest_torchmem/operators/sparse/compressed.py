@@ -23,7 +23,7 @@ from pytest_torchmem.operators.sparse.parts import (
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.tensors.tensors import specified_elements
+from pytest_torchmem.torch_private.tensors import specified_elements
 
 _aten: Any = torch.ops.aten
 _WITH_PLACES = ("amax", "amin", "max", "min")

@@ -17,13 +17,9 @@ from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.sparse.parts import multiplied, sparse_of, unsupported_layout
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.torch_private.dispatch.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.dispatch.keys import outside_interception
-from pytest_torchmem.torch_private.tensors.tensors import (
-    sparse_indices,
-    sparse_values,
-    specified_elements,
-)
+from pytest_torchmem.torch_private.kernels import run_cpu_kernel
+from pytest_torchmem.torch_private.keys import outside_interception
+from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, specified_elements
 
 _aten: Any = torch.ops.aten
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.torch_private.dispatch.operators import OpOverload
-from pytest_torchmem.torch_private.tensors.tensors import sparse_values
+from pytest_torchmem.torch_private.keys import OpOverload
+from pytest_torchmem.torch_private.tensors import sparse_values
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _aten: Any = torch.ops.aten

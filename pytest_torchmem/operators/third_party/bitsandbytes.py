@@ -19,9 +19,9 @@ import torch
 
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.dispatch.operators import all_operators
-from pytest_torchmem.torch_private.patching.patches import Replacements, replaced_all
-from pytest_torchmem.torch_private.state.devices import raw_stream_known
+from pytest_torchmem.torch_private.devices import raw_stream_known
+from pytest_torchmem.torch_private.keys import all_operators
+from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 NAMESPACE = "bitsandbytes"
 _ACROSS_DEVICES = "bitsandbytes::optimizer_update_"

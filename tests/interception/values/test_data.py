@@ -232,7 +232,7 @@ def test_without_reserved_pages_a_trace_is_the_same() -> None:
         "import resource, torch; from torch import nn;"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40));"
         "from pytest_torchmem import trace;"
-        "from pytest_torchmem.torch_private.tensors.storages import nowhere;"
+        "from pytest_torchmem.torch_private.tensors import nowhere;"
         "print(trace(nn.Linear(4, 4), torch.ones(2, 4)).figures(), nowhere().address)"
     )
     figures = trace(torch.nn.Linear(4, 4), torch.ones(2, 4)).figures()
@@ -240,7 +240,7 @@ def test_without_reserved_pages_a_trace_is_the_same() -> None:
 
 
 def test_nothing_stays_resident_after_a_trace() -> None:
-    from pytest_torchmem.torch_private.tensors.storages import nowhere
+    from pytest_torchmem.torch_private.tensors import nowhere
 
     given: queue.Queue[Tensor] = queue.Queue()
     written = threading.Event()

@@ -14,18 +14,14 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.names import (
     private,
     private_if_imported,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patching.function_holders import HOLDERS
-from pytest_torchmem.torch_private.patching.patches import (
-    nothing_replaced,
-    replaced,
-    standing_functions,
-)
-from pytest_torchmem.torch_private.tensors.tensors import numbers_saved_by
+from pytest_torchmem.torch_private.patches import nothing_replaced, replaced, standing_functions
+from pytest_torchmem.torch_private.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")
 _eval_frame = private_if_imported("torch._dynamo.eval_frame")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.dispatch.keys import (
+from pytest_torchmem.torch_private.keys import (
     COMPOSITE_EXPLICIT,
     COMPOSITE_IMPLICIT,
     COMPOSITE_NESTED,
@@ -32,18 +32,16 @@ from pytest_torchmem.torch_private.dispatch.keys import (
     OWN_KEYS,
     SPARSE_CPU,
     ExcludeKeys,
-    keys_above_kernels,
-    past_own_keys,
-    set_excluded,
-)
-from pytest_torchmem.torch_private.dispatch.modes import dispatch_modes
-from pytest_torchmem.torch_private.dispatch.operators import (
     OpOverload,
     composite_key,
     has_kernel,
     is_structured,
+    keys_above_kernels,
+    past_own_keys,
     schema,
+    set_excluded,
 )
+from pytest_torchmem.torch_private.modes import dispatch_modes
 from pytest_torchmem.torch_private.names import (
     dispatch_key,
     listed,
@@ -53,12 +51,12 @@ from pytest_torchmem.torch_private.names import (
     private_name,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.tensors.tensors import has_dispatch
+from pytest_torchmem.torch_private.tensors import has_dispatch
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
-    from pytest_torchmem.torch_private.dispatch.modes import TorchDispatchMode
+    from pytest_torchmem.torch_private.modes import TorchDispatchMode
 
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.

@@ -1,8 +1,14 @@
-"""What torch's profiler and its caching allocator record of a step on a real device."""
+"""Whether a GPU is there, functions of ``torch._C`` that builds without CUDA lack, and what torch's
+profiler and its caching allocator record of a step on a real device.
+
+Other packages ask for the raw CUDA stream as they are imported or launch kernels, and
+``torch.cuda.graph`` empties the cache of pinned memory (torch/csrc/cuda/Module.cpp). A test may
+have put something in the place of torch's functions: ``has_gpu`` asks the driver too.
+"""
 
 import ctypes
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +16,43 @@ from typing import Any
 import torch
 
 from pytest_torchmem.torch_private.names import private, private_attribute
-from pytest_torchmem.torch_private.patching.patches import having
+from pytest_torchmem.torch_private.patches import added, having, replaced, unless
+
+#: Asks the driver; builds without CUDA have none.
+_count: Callable[[], int] = (
+    private("torch._C._cuda_getDeviceCount")
+    if hasattr(torch._C, "_cuda_getDeviceCount")
+    else lambda: 0
+)
+
+
+def has_gpu() -> bool:
+    """Return whether ``is_available()`` and the driver say so: a test may mock the first."""
+    return torch.cuda.is_available() and _count() > 0
+
+
+def raw_stream_known(off: Callable[[], bool]) -> AbstractContextManager[None]:
+    """Let torch give the default stream, unless ``off()``."""
+    return bindings_known({"_cuda_getCurrentRawStream": lambda device: 0}, off)
+
+
+@contextmanager
+def bindings_known(
+    functions: Mapping[str, Callable[..., Any]], off: Callable[[], bool]
+) -> Iterator[None]:
+    """Let ``torch._C`` have functions by these names, unless ``off()``."""
+    own = vars(torch._C)
+    either = {name: unless(off, one, own[name]) for name, one in functions.items() if name in own}
+    with added({torch._C: functions}), replaced(torch._C, **either):
+        yield
+
+
+@contextmanager
+def host_cache_known() -> Iterator[None]:
+    """Let a build without CUDA have a cache of pinned memory, which is empty."""
+    with added({torch._C: {"_host_emptyCache": lambda: None}}):
+        yield
+
 
 #: A context that marks a range of the recording.
 mark: Callable[[str], Any] = private("torch._C._profiler._RecordFunctionFast")

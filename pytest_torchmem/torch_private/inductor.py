@@ -27,7 +27,7 @@ from pytest_torchmem.torch_private.names import (
     private_name,
     private_name_if_imported,
 )
-from pytest_torchmem.torch_private.patching.patches import nothing_replaced, replaced
+from pytest_torchmem.torch_private.patches import nothing_replaced, replaced
 
 _graph_lowering = private_if_imported("torch._inductor.graph.GraphLowering")
 _TO_MODULE = private_name_if_imported(

@@ -13,7 +13,14 @@ from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
-from pytest_torchmem.torch_private.dispatch.overrides import of_functions, of_tensors
+from pytest_torchmem.torch_private.function_holders import (
+    HOLDERS,
+    HeldOriginal,
+    held_originals,
+    is_left_over,
+    is_of_program,
+)
+from pytest_torchmem.torch_private.modes import of_functions, of_tensors
 from pytest_torchmem.torch_private.names import (
     MissingName,
     find,
@@ -22,13 +29,6 @@ from pytest_torchmem.torch_private.names import (
     private_if_imported,
     private_name_if_imported,
     unsupported,
-)
-from pytest_torchmem.torch_private.patching.function_holders import HOLDERS
-from pytest_torchmem.torch_private.patching.program_functions import (
-    HeldOriginal,
-    held_originals,
-    is_left_over,
-    is_of_program,
 )
 
 ABSENT: Any = object()
@@ -40,7 +40,7 @@ Replacements: TypeAlias = Sequence[tuple[Any, Mapping[str, Any]]]
 
 A bound method among the attributes of a class becomes a method of that class: what the class is
 called with follows the object that the method is bound to. Those of ``torch.Tensor`` ask its
-subclasses first (``overrides.py``).
+subclasses first (``modes.py``).
 """
 
 
@@ -210,7 +210,7 @@ class _Place:
 class Patch:
     """Replacements that are made once and put in the place of torch's own again and again.
 
-    What a program has put there itself stays (``program_functions.py``). ``looked_at`` is what else
+    What a program has put there itself stays (``function_holders.py``). ``looked_at`` is what else
     they depend on. Raises ``UnsupportedTorchError`` for attributes that are not there, or of
     another kind.
     """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.torch_private.names import private_attribute, private_name_if_imported
-from pytest_torchmem.torch_private.patching.patches import replaced
+from pytest_torchmem.torch_private.patches import replaced
 
 MODULE = "torch._higher_order_ops.flex_attention"
 MASKS = "torch.nn.attention.flex_attention"

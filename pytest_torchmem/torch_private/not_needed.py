@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.torch_private.names import private_name_if_imported
-from pytest_torchmem.torch_private.patching.patches import Replacements
+from pytest_torchmem.torch_private.patches import Replacements
 
 COMPILER = "torch._dynamo"
 """The compiler's package."""

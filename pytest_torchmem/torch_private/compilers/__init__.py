@@ -1,1 +1,0 @@
-"""Dynamo, AOTAutograd, Inductor and what they leave to kernels."""

@@ -1,1 +1,0 @@
-"""Dispatch keys, kernels and operators, and the modes that are asked before them."""

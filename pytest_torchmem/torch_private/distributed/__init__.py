@@ -1,1 +1,0 @@
-"""Process groups and sharded tensors."""

@@ -1,1 +1,0 @@
-"""Replacing functions of torch for the length of a trace."""

@@ -1,0 +1,559 @@
+"""What torch lets a program set for its process or thread, and what a thread has entered.
+
+All of it is asked for before a trace, and set to the same after it; contexts that a program enters
+in a trace and leaves open end with it, and only once. Memory depends on some of the settings.
+"""
+
+import ctypes
+import gc
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache, partial
+from types import BuiltinMethodType, GeneratorType
+from typing import Any, ClassVar, NamedTuple, cast
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+import torch.backends.mha
+import torch.backends.opt_einsum
+import torch.multiprocessing
+from torch.autograd import forward_ad
+from torch.cpu.amp.autocast_mode import autocast as cpu_autocast
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.serialization import config
+
+from pytest_torchmem.torch_private.modes import dispatch_modes, global_device_context
+from pytest_torchmem.torch_private.module_calls import REGISTRATION_HOOKS, STEP_HOOKS
+from pytest_torchmem.torch_private.names import (
+    listed,
+    optional,
+    private,
+    private_name,
+    torch_library,
+)
+from pytest_torchmem.torch_private.patches import Patch, replaced
+
+NOT_SAID = object()
+
+
+class Setting(NamedTuple):
+    """The getter and the setter of one setting of torch."""
+
+    ask: Callable[[], Any]
+    set_to: Callable[[Any], Any]
+
+
+# In this order: what sets one for all devices also sets those of each.
+_ASKED_FOR_AS_SET = listed("""
+    float32_matmul_precision cublas_allow_tf32 cudnn_allow_tf32 onednn_allow_tf32 cudnn_enabled
+    cudnn_benchmark cudnn_deterministic cudnn_depthwise_kernel mkldnn_enabled
+    mkldnn_deterministic nnpack_enabled qengine math_sdp_allow_fp16_bf16_reduction
+    sdp_priority_order cublas_allow_fp16_accumulation cpu_allow_fp16_reduced_precision_reduction
+    linalg_preferred_backend blas_preferred_backend deterministic_fill_uninitialized_memory
+    warnAlways backcompat_broadcast_warn backcompat_keepdim_warn graph_executor_optimize
+    dtensor_allow_implicit_replication sm_carveout_experimental miopen_immediate
+    cublas_allow_fp16_reduced_precision_reduction cublas_allow_bf16_reduced_precision_reduction
+""")
+"""Those of ``torch._C._get_`` and ``_set_``; what a version lacks cannot be set there."""
+_NAMED_OTHERWISE = {
+    "get_flash_sdp_enabled": "set_sdp_use_flash",
+    "get_fa3_sdp_enabled": "set_sdp_use_fa3",
+    "get_mem_efficient_sdp_enabled": "set_sdp_use_mem_efficient",
+    "get_math_sdp_enabled": "set_sdp_use_math",
+    "get_cudnn_sdp_enabled": "set_sdp_use_cudnn",
+    "get_overrideable_sdp_enabled": "set_sdp_use_overrideable",
+    "check_sparse_tensor_invariants": "set_check_sparse_tensor_invariants",
+    "is_multithreading_enabled": "set_multithreading_enabled",
+    "is_view_replay_enabled": "set_view_replay_enabled",
+    "is_fwd_grad_enabled": "set_fwd_grad_enabled",
+    "is_grad_layout_enforcement_enabled": "set_grad_layout_enforcement_enabled",
+}
+_PRECISIONS = (
+    ("generic", "all"),
+    *(
+        (backend, what)
+        for backend in ("cuda", "mkldnn")
+        for what in ("all", "conv", "rnn", "matmul")
+    ),
+)
+_set_precision: Callable[[str, str, str], None] = private("torch._C._set_fp32_precision_setter")
+_print_options: Any = private("torch._tensor_str.PRINT_OPTS")
+_set_anomaly: Callable[..., None] = private("torch._C.set_anomaly_enabled")
+_SEEDS: tuple[Any, ...] = tuple(
+    optional(f"torch.{device}._lazy_seed_tracker") for device in ("cuda", "xpu", "mtia")
+)
+"""What ``torch.manual_seed`` leaves for a device that is not used yet: it is seeded when it is."""
+_VALIDATES = private_name("torch.distributions.Distribution._validate_args")
+_FULL_HOOKS = private_name("torch.nn.modules.module._global_is_full_backward_hook")
+"""Which of two kinds of backward hooks of all modules there are: the other is refused then."""
+function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
+_pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
+_pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
+saved_tensors_hooks: Callable[[bool], Any] = private(
+    "torch._C._autograd._top_saved_tensors_default_hooks"
+)
+_hooks_disabled: Callable[[], str | None] = private(
+    "torch._C._autograd._saved_tensors_hooks_get_disabled_error_message"
+)
+_disable_hooks: Callable[[str], None] = private("torch._C._autograd._saved_tensors_hooks_disable")
+_enable_hooks: Callable[[], None] = private("torch._C._autograd._saved_tensors_hooks_enable")
+_pop_saved_tensors_hooks: Callable[[], None] = private(
+    "torch._C._autograd._pop_saved_tensors_default_hooks"
+)
+_inference_mode: Callable[[bool], Any] = private("torch._C._InferenceMode")
+KEPT_GUARDS: list[Any] = []
+"""Guards that end no more: the end of one brings back what was there when it began."""
+_LEVEL = private_name("torch.autograd.forward_ad._current_level")
+_AUTOCAST_DEVICES = listed("cpu cuda xpu mps hpu ipu mtia maia xla privateuseone")
+_SMALLEST = 5e-324
+"""The smallest number above 0, which is taken for 0 where denormal ones are flushed."""
+_HOOKS = (
+    optional("torch.nn.modules.module._global_backward_pre_hooks"),
+    optional("torch.nn.modules.module._global_backward_hooks"),
+    optional("torch.nn.modules.module._global_forward_pre_hooks"),
+    optional("torch.nn.modules.module._global_forward_hooks"),
+    optional("torch.nn.modules.module._global_buffer_registration_hooks"),
+    *REGISTRATION_HOOKS,
+    *STEP_HOOKS,
+)
+
+
+@cache
+def all_settings() -> tuple[Setting, ...]:
+    """Return the settings of a process that this torch has, in the order of putting them back."""
+    return (*_of_names(), *_of_python(), *_of_hooks())
+
+
+def _of_names() -> Iterator[Setting]:
+    alike = {f"get_{name}": f"set_{name}" for name in _ASKED_FOR_AS_SET}
+    for ask, set_to in (alike | _NAMED_OTHERWISE).items():
+        asks, sets = (optional(f"torch._C._{name}") for name in (ask, set_to))
+        if asks is not None and sets is not None:
+            yield Setting(asks, partial(_set_together, sets))
+    for backend, what in _PRECISIONS:
+        yield Setting(partial(precision, backend, what), partial(_set_precision, backend, what))
+
+
+def answers(settings: Sequence[Setting]) -> list[Any]:
+    """Return the present settings; ``NOT_SAID`` where torch does not say.
+
+    It does not where old and new ways of setting a precision were mixed (aten/src/ATen/Context.cpp,
+    ``float32MatmulPrecision``): the new ones are put back anyway.
+    """
+    try:
+        return [setting.ask() for setting in settings]
+    except RuntimeError:
+        return [answer(setting) for setting in settings]
+
+
+def answer(setting: Setting) -> Any:
+    """Return one of ``answers``."""
+    try:
+        return setting.ask()
+    except RuntimeError:
+        return NOT_SAID
+
+
+def _set_together(set_to: Callable[..., Any], values: Any) -> None:
+    """Set what newer versions ask for as several values at once."""
+    set_to(*values) if isinstance(values, tuple) else set_to(values)
+
+
+def _of_python() -> Iterator[Setting]:
+    yield Setting(torch.get_default_dtype, torch.set_default_dtype)
+    yield Setting(
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1]),
+    )
+    yield Setting(
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda both: _set_anomaly(*both),
+    )
+    yield Setting(torch.get_num_threads, torch.set_num_threads)
+    yield Setting(lambda: dict(vars(_print_options)), vars(_print_options).update)
+    yield Setting(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled)
+    for name in ("enabled", "strategy"):
+        yield _attribute(torch.backends.opt_einsum, name)
+    yield _attribute(torch.distributions.Distribution, _VALIDATES)
+    for name in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
+        future: Any = torch.__future__
+        yield Setting(getattr(future, f"get_{name}"), getattr(future, f"set_{name}"))
+    for part, name in (("load", "endianness"), ("load", "mmap"), ("save", "compute_crc32")):
+        if hasattr(getattr(config, part, None), name):
+            yield _attribute(getattr(config, part), name)
+    for tracker in _SEEDS:
+        if tracker is not None:
+            yield Setting(lambda of=tracker: dict(vars(of)), vars(tracker).update)  # type: ignore[misc]
+    sharing: Any = torch.multiprocessing
+    yield Setting(sharing.get_sharing_strategy, sharing.set_sharing_strategy)
+    if platform.machine().lower() in ("x86_64", "amd64", "arm64", "aarch64"):
+        yield Setting(lambda: _SMALLEST * float(len("x")) == 0.0, torch.set_flush_denormal)
+
+
+def _attribute(owner: Any, name: str) -> Setting:
+    return Setting(partial(getattr, owner, name), partial(setattr, owner, name))
+
+
+def _of_hooks() -> Iterator[Setting]:
+    """Return the hooks that hold for all modules and optimizers."""
+    yield _attribute(torch.nn.modules.module, _FULL_HOOKS)
+    for hooks in _HOOKS:
+        if hooks is not None:
+            yield Setting(partial(list, hooks.items()), partial(_replace, hooks))
+
+
+def _replace(hooks: Any, items: list[tuple[Any, Any]]) -> None:
+    hooks.clear()
+    hooks.update(items)
+
+
+@cache
+def thread_settings() -> tuple[Setting, ...]:
+    """Return what a thread has set: its default device, autocast and gradient mode."""
+    return (_DEFAULT_DEVICE, *_of_autocast(), _GRADIENTS)
+
+
+@cache
+def entered_settings() -> tuple[Setting, ...]:
+    """Return the same and what a thread has entered: function and dispatch modes, hooks of saved
+    tensors, dual levels and inference mode. What was never left is left by putting them back.
+    """
+    entered = (
+        Setting(function_modes, partial(_leave, function_modes, _pop_function_mode)),
+        Setting(dispatch_modes, partial(_leave, dispatch_modes, _pop_dispatch_mode)),
+        Setting(partial(saved_tensors_hooks, False), _leave_saved_tensors_hooks),
+        Setting(_hooks_disabled, _disable_hooks_as),
+        Setting(_dual_level, partial(_leave, _dual_level, forward_ad.exit_dual_level)),
+        Setting(torch.is_inference_mode_enabled, _enter_inference_mode),
+    )
+    # The default device is one of the function modes; inference mode sets that of gradients.
+    return (_DEFAULT_DEVICE, *entered, *_of_autocast(), _GRADIENTS)
+
+
+def _of_autocast() -> Iterator[Setting]:
+    for device in _AUTOCAST_DEVICES:
+        yield Setting(
+            partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        )
+        yield Setting(
+            partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
+        )
+    yield Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
+    yield Setting(_nesting, partial(_leave, _nesting, torch.autocast_decrement_nesting))
+
+
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _dual_level() -> int:
+    return int(getattr(forward_ad, _LEVEL))
+
+
+def _leave(count: Callable[[], int], leave: Callable[[], object], before: int) -> None:
+    for _ in range(count() - before):
+        leave()
+
+
+def _leave_saved_tensors_hooks(before: Any) -> None:
+    while (now := saved_tensors_hooks(False)) is not None and now != before:
+        _pop_saved_tensors_hooks()
+
+
+def _disable_hooks_as(message: str | None) -> None:
+    _enable_hooks() if message is None else _disable_hooks(message)
+
+
+def _enter_inference_mode(enabled: bool) -> None:
+    KEPT_GUARDS.append(_inference_mode(enabled))
+    KEPT_GUARDS[-1].__enter__()
+
+
+def _set_default_device(before: Any) -> None:
+    torch.set_default_device(before.device if before is not None else None)
+
+
+_DEFAULT_DEVICE = Setting(global_device_context, _set_default_device)
+_GRADIENTS = Setting(torch.is_grad_enabled, torch.set_grad_enabled)
+
+
+_default_dtype: Callable[[], torch.dtype] = torch.get_default_dtype
+uses_cudnn: Callable[[], bool] = private("torch._C._get_cudnn_enabled")
+_is_deterministic: Callable[[], bool] = private("torch._C._get_deterministic_algorithms")
+_only_warns: Callable[[], bool] = private("torch._C._get_deterministic_algorithms_warn_only")
+tries_all: Callable[[], bool] = private("torch._C._get_cudnn_benchmark")
+is_cudnn_deterministic: Callable[[], bool] = private("torch._C._get_cudnn_deterministic")
+#: Which kernels take depthwise convolutions in float16; torch 2.12 and later.
+get_depthwise_kernel: Callable[[], str] | None = optional("torch._C._get_cudnn_depthwise_kernel")
+#: The precision of float32 on a backend, for one kind of operators.
+precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_getter")
+priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
+
+
+LIBRARY_VARIABLES = listed("""
+    CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE TORCH_CUBLASLT_UNIFIED_WORKSPACE
+    TORCH_CUDNN_USE_HEURISTIC_MODE_B
+""")
+"""What of the environment the workspaces of NVIDIA's libraries depend on."""
+
+
+def host_settings() -> tuple[Any, ...]:
+    """Return the settings on which operators of the CPU depend: default dtype, deterministic."""
+    return _default_dtype(), _is_deterministic()
+
+
+def prefers_deterministic() -> bool:
+    """Return whether a kernel with a deterministic form takes it: also where others only warn;
+    ``at::Context::deterministicAlgorithms``.
+    """
+    return _is_deterministic()
+
+
+def must_be_deterministic() -> bool:
+    """Return whether a kernel is refused that is not deterministic, and not only warned of."""
+    return _is_deterministic() and not _only_warns()
+
+
+def kernel_settings() -> tuple[Any, ...]:
+    """Return the settings by which dtypes, and kernels of a GPU, are chosen.
+
+    The default dtype; cuDNN used, deterministic, warns only; and of cuDNN: all kernels tried,
+    deterministic, precision of float32.
+    """
+    return (
+        _default_dtype(),
+        uses_cudnn(),
+        _is_deterministic(),
+        _only_warns(),
+        tries_all(),
+        is_cudnn_deterministic(),
+        precision("cuda", "conv"),
+        depthwise_kernel(),
+    )
+
+
+def depthwise_kernel() -> str:
+    """Return whose kernels take depthwise convolutions in float16: ``"auto"`` by their shapes,
+    ``"native"`` or ``"cudnn"``; ``torch.backends.cudnn.depthwise_kernel``.
+    """
+    return str(get_depthwise_kernel()) if get_depthwise_kernel is not None else "auto"
+
+
+def is_deterministic_convolution() -> bool:
+    """Return whether cuDNN may take deterministic engines alone; native/Convolution.cpp."""
+    return is_cudnn_deterministic() or _is_deterministic()
+
+
+def allows_tf32_convolution() -> bool:
+    """Return whether cuDNN may convolve float32 as TF32; ``at::Context::allowTF32CuDNN``."""
+    return precision("cuda", "conv") == "tf32"
+
+
+def library_settings() -> tuple[str, ...]:
+    """Return the settings by which cuDNN chooses between kernels, those that are not the default.
+
+    ``torch.backends.cudnn``: ``benchmark``, ``deterministic`` (as
+    ``torch.use_deterministic_algorithms``), ``allow_tf32`` or ``conv.fp32_precision``.
+    """
+    float32 = precision("cuda", "conv")
+    chosen = {
+        "benchmark": tries_all(),
+        "deterministic": is_deterministic_convolution(),
+        f"float32 as {'ieee' if float32 == 'none' else float32}": float32 != "tf32",
+        f"depthwise {depthwise_kernel()}": depthwise_kernel() != "auto",
+    }
+    return tuple(name for name, holds in chosen.items() if holds)
+
+
+def figure_settings(device: str) -> dict[str, str]:
+    """Return what decides figures on a device and is not torch's default, by its name."""
+    found: dict[str, tuple[Any, Any]] = {
+        "torch.set_default_dtype": (_default_dtype(), torch.float32),
+        "torch.use_deterministic_algorithms": (_is_deterministic(), False),
+    }
+    if compilers := sys.modules.get("torch._functorch.config"):
+        budget = "activation_memory_budget"  # of the partitioner of AOTAutograd
+        found[f"{compilers.__name__}.{budget}"] = (getattr(compilers, budget, 1.0), 1.0)
+    if device == "cuda":
+        found |= {name: (os.environ.get(name, ""), "") for name in LIBRARY_VARIABLES}
+        found |= {
+            f"torch.backends.cudnn.{name}": values
+            for name, values in {
+                "enabled": (uses_cudnn(), True),
+                "benchmark": (tries_all(), False),
+                "deterministic": (is_cudnn_deterministic(), False),
+                "conv.fp32_precision": (precision("cuda", "conv"), "tf32"),
+            }.items()
+        }
+    return {name: str(now) for name, (now, default) in found.items() if now != default}
+
+
+def attention_priority() -> tuple[int, ...]:
+    """Return the order in which implementations of attention are tried, by their numbers."""
+    return tuple(int(backend) for backend in priority())
+
+
+class OneThread:
+    """A context that runs the kernels that the calling thread asks for on that thread alone.
+
+    ``torch.set_num_threads`` is for the process: a thread that runs its first kernel meanwhile
+    keeps what it finds (ATen/ParallelOpenMP.cpp, ``set_num_threads``, ``init_num_threads``). The
+    number that OpenMP itself has is each thread's own (``nthreads-var`` of the OpenMP
+    specification), and the one that ``at::get_num_threads`` returns.
+
+    For a few thousand elements others do not help, and where they have no core of their own the
+    kernel waits for them a thousand times as long as it takes (``at::tril`` starts them for any
+    size).
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        before = torch.get_num_threads()  # which sets it on a thread that is new
+        set_to = _setter() if before != 1 else None
+        self._before = before if set_to is not None else 1
+        if set_to is not None:
+            set_to(1)
+
+    def __exit__(self, *_: object) -> None:
+        set_to = _setter() if self._before != 1 else None
+        if set_to is not None:
+            set_to(self._before)
+
+
+@cache
+def _setter() -> Callable[[int], None] | None:
+    set_to = getattr(torch_library(), "omp_set_num_threads", None)
+    # None without OpenMP, and on Windows: there kernels run on as many threads as ever.
+    if set_to is not None:
+        set_to.argtypes, set_to.restype = (ctypes.c_int,), None
+    return set_to
+
+
+_ANY_ENABLED = private_name("torch._C._is_any_autocast_enabled")
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
+
+
+def own_keys_are_no_autocast() -> AbstractContextManager[None]:
+    """Return a context in which torch does not take a trace's keys, which are those of two devices,
+    for autocast: at::autocast::is_autocast_enabled. An RNN refuses no input then.
+    """
+
+    def enabled() -> bool:
+        return any(map(torch.is_autocast_enabled, _DEVICES))
+
+    return replaced(cast(Any, torch)._C, **{_ANY_ENABLED: enabled})
+
+
+_innermost_transform = optional("torch._C._functorch.peek_interpreter_stack")
+
+
+def is_within_transform() -> bool:
+    """Return whether a transform of ``torch.func`` runs on this thread, or was never left."""
+    return _innermost_transform is not None and _innermost_transform() is not None
+
+
+_GUARDS: tuple[Any, ...] = (
+    *(torch.autocast, torch.cuda.amp.autocast, cpu_autocast),
+    *(torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode),
+    *(torch.autograd.graph.saved_tensors_hooks, forward_ad.dual_level),
+    *(TorchFunctionMode, TorchDispatchMode, torch.cuda.device, torch.cuda.StreamContext),
+)
+"""Contexts whose end brings back what a thread had at their beginning."""
+
+
+class _Entered:
+    """What threads of the running trace have entered and not left, and ``ended`` has of others."""
+
+    on_thread: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)
+    open: ClassVar[WeakKeyDictionary[Any, int]] = WeakKeyDictionary()
+    """How often each was entered: a mode that is called enters itself again."""
+    ended: ClassVar[WeakSet[Any]] = WeakSet()
+    patch: ClassVar[Patch | None] = None
+    """What follows them: the same for every trace, unless another stands in torch's place."""
+
+
+@contextmanager
+def ends_once(on_thread: Callable[[], bool]) -> Iterator[None]:
+    """Let what the body enters and does not leave itself end with it, and not once more.
+
+    A generator that is suspended in ``torch.autocast`` leaves it when it is closed. By then its
+    region has been left, and the nesting would be one too small: torch would never forget the
+    weights that it has cast (torch/amp/autocast_mode.py, ``__exit__``), and training go on with
+    old ones. One in ``torch.device``, whose end takes the thread's innermost mode away, is closed.
+    """
+    before, modes = (staticmethod(_Entered.on_thread), _Entered.open), function_modes()
+    patch = _Entered.patch
+    if patch is None or not patch.fits():
+        followed = [_followed(kind, kind.__enter__, kind.__exit__) for kind in _GUARDS]
+        patch = _Entered.patch = Patch(followed)
+    _Entered.on_thread, _Entered.open = staticmethod(on_thread), WeakKeyDictionary()
+    patch.put_in_place()
+    try:
+        yield
+    finally:
+        if not modes and function_modes():
+            _close_suspended()
+        patch.put_back()
+        left = [*_Entered.open]
+        _Entered.on_thread, _Entered.open = before
+        for one in left:
+            _end(one)
+        # These have guards of C++, whose end would bring back the state of the thread.
+        KEPT_GUARDS.extend(one for one in left if isinstance(one, torch.inference_mode))
+
+
+@cache
+def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> Any:
+    """Return the methods of a class of contexts that follow what is entered.
+
+    They are made once: what else stands in the place of torch's functions stays as long as these.
+    """
+
+    def enter(self: Any) -> Any:
+        _Entered.ended.discard(self)
+        if _Entered.on_thread():
+            _Entered.open[self] = _Entered.open.get(self, 0) + 1
+        return begin(self)
+
+    def leave(self: Any, *error: Any) -> Any:
+        if self in _Entered.ended:
+            return _Entered.ended.discard(self)
+        if (times := _Entered.open.pop(self, 0)) > 1:
+            _Entered.open[self] = times - 1
+        return end(self, *error)
+
+    return kind, {"__enter__": enter, "__exit__": leave}
+
+
+def _end(one: Any) -> None:
+    """Have the next end of a context do nothing, which others may look up by then."""
+    context = ref(one)
+
+    def end(*_: Any) -> None:
+        _Entered.ended.discard(context())
+        vars(context()).pop("__exit__", None)
+
+    _Entered.ended.add(one)
+    vars(one)["__exit__"] = end
+
+
+def _close_suspended() -> None:
+    for one in gc.get_objects():
+        if type(one) is GeneratorType and any(map(_ends_device, gc.get_referents(one))):
+            with suppress(Exception):  # of the program, which ends
+                one.close()
+
+
+def _ends_device(one: Any) -> bool:
+    """Return whether something is the end of a ``torch.device``, which waits in a frame for it."""
+    is_end = type(one) is BuiltinMethodType and one.__name__ == "__exit__"
+    return is_end and isinstance(one.__self__, torch.device)

@@ -1,1 +1,0 @@
-"""Tensors, storages and autograd's nodes, below what Python shows of them."""
