@@ -209,9 +209,10 @@ def _in_two_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     for test, device, figure, before, now, change, note in rows:
         yield f"{test}, {device}"
         sides = " -> ".join(side for side in (before, now) if side != "-")
-        yield f"  {figure} {sides}{f', {change}' if change else ''}"
+        if sides:
+            yield f"  {figure} {sides}{f', {change}' if change else ''}"
         if note:
-            yield f"  {note}"
+            yield wrapped(note, "  ", start="  ")
 
 
 def _causes(members: Iterable[Difference]) -> Iterator[str]:

@@ -62,6 +62,7 @@ def _check(check: Check) -> dict[str, Any]:
         "outcome": result.outcome.value,
         "failed": result.failed,
         "test_passed": check.passed,
+        "left_out": check.is_left_out,
         "figures": dict(result.figures),
         "workload": result.snapshot.entry.workload if result.snapshot is not None else "",
         "limits": dict(result.limits),

@@ -184,13 +184,18 @@ def _report(name: str, data: dict[str, Any]) -> Source:
                 source.entries[where] = entry
                 if (told := _told(check.get("growth"))) is not None:
                     source.told[where] = told
-            elif check["failed"] or (key.device and not check["test_passed"]):
+            elif check["failed"] or (key.device and not _left_out(check)):
                 source.unchecked[where] = texts["message"].partition("\n")[0] or texts["outcome"]
     except SnapshotError as error:
         raise UsageError(f"{name} is not a complete report: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{name} is not a complete report: {error!r} in its checks") from None
     return source
+
+
+def _left_out(check: dict[str, Any]) -> bool:
+    """Tell whether nothing was to be checked; older reports say only whether the test passed."""
+    return bool(check.get("left_out", check["test_passed"]))
 
 
 def _told(growth: Any) -> Told | None:

@@ -148,10 +148,12 @@ def test_every_report_says_what_the_run_said(project, monkeypatch, capsys):
         "        return x.double().sin() if os.environ.get('WIDTH') else x\n"
     )
     project.write(
-        test_net="from net import *\nimport torch\n"
+        test_net="from net import *\nimport pytest, torch\n"
         "def test_it(torchmem):\n    torchmem.check(Net(8, 64), torch.zeros(4, 8), device='cpu')\n"
+        "@pytest.mark.memory_budget(tolerance='1%')\n"
+        "def test_on_cuda_alone():\n    Net(8, 64).cuda()(torch.zeros(4, 8, device='cuda'))\n"
     )
-    project.run("--torchmem-update", "--torchmem-json=base.json", passed=1)
+    project.run("--torchmem-update", "--torchmem-json=base.json", passed=2)
     project.width(1)
     result = project.run("--torchmem-json=head.json", "--torchmem-markdown=run.md")
     monkeypatch.chdir(project.path)
@@ -165,6 +167,7 @@ def test_every_report_says_what_the_run_said(project, monkeypatch, capsys):
     for one in said:
         assert one in " ".join(line.removeprefix("E").strip() for line in result.outlines)
         assert [name for name, found in text.items() if one not in found] == []
+    assert text["compare"].startswith("base.json -> head.json: 2 grew\n")
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
