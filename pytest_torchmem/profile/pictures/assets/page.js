@@ -308,6 +308,7 @@
     ctx.scale(ratio, ratio);
     const across = (event) => event * width / Math.max(1, data.events);
     const upwards = (address) => height - address * (height - 18) / Math.max(1, drawn.arena);
+    const back = style("--back");
     let found = null;
     ctx.fillStyle = style("--soft"); ctx.strokeStyle = style("--line"); ctx.lineWidth = 1;
     for (const [offset, bytes, start] of drawn.segments) {
@@ -321,7 +322,7 @@
       ctx.fillStyle = colour(drawn.names[name][0]) + "cc";
       ctx.fillRect(left, top, wide, high);
       if (wide > 3 && high > 3) {
-        ctx.strokeStyle = style("--back"); ctx.lineWidth = 0.5;
+        ctx.strokeStyle = back; ctx.lineWidth = 0.5;
         ctx.strokeRect(left, top, wide, high);
       }
       if (pointer && pointer.offsetX >= left && pointer.offsetX <= left + wide &&
@@ -395,7 +396,7 @@
   if (data.stacks.kind.names.length < 2) at("by").value = "operator";  // a recording has no kinds
   at("by").addEventListener("change", draw);
   at("to-peak").addEventListener("click", peak);
-  const all = () => { draw(); flame(data.flame); arenas(); };
+  const all = () => { draw(); flame(data.flame); setTimeout(arenas); };
   const arenas = () => { for (const id of ["segments", "plan"]) arena(id); };
   for (const id of ["segments", "plan"]) {
     at(id).addEventListener("mousemove", (pointer) => arena(id, pointer));
@@ -406,7 +407,7 @@
   at("find-operators").addEventListener("input", operators);
   addEventListener("resize", all);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); arenas(); });
-  operators();
+  setTimeout(operators);  // each part is a task of its own: none keeps the browser long
   all();
   peak();
   held = false;
