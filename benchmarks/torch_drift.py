@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -168,6 +169,7 @@ def _kernels(operator: OpOverload) -> str:
     return " ".join(found)
 
 
+@cache
 def named_operators() -> set[str]:
     """Return the operators of ATen that the package names, with an overload or without."""
     import_package()

@@ -15,6 +15,10 @@ from hypothesis import settings
 # the other workers, which is most of what small kernels cost then.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Inductor compiles a program for each kind of vector instructions, to see whether it can
+# (torch/_inductor/cpu_vec_isa.py, ``VecISA.check_build``), which takes longer than a test's own.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 from pytest_torchmem.torch_private.dispatcher import turns
 
 # The same figures on every machine: its GPU is for tests that are asked for by name.

@@ -167,14 +167,9 @@ class Repository:
     def _commit(self, folder: Path, width: int) -> None:
         """Commit a test whose model is ``width`` wide, with its snapshot."""
         here = self.project.path
-        text = (here / "model.py").read_text()
-        (here / "model.py").write_text(re.sub(r"64|96", str(width), text))
-        self.project.write(
-            test_net="from model import *\ndef test_it(torchmem): torchmem.check(make(), inputs())"
-        )
-        sys.modules.pop("model", None)
+        self.project.write(test_net=f"def test_it(torchmem): torchmem.check({width})")
         self.project.run("test_net.py", "--torchmem-update").assert_outcomes(passed=1)
-        names = ("model.py", "test_net.py", "__torchmem__/test_net.json")
+        names = ("conftest.py", "test_net.py", "__torchmem__/test_net.json")
         (folder / "__torchmem__").mkdir(exist_ok=True)
         for name in names:
             shutil.copy(here / name, folder / name)
@@ -189,8 +184,8 @@ class Repository:
 
 
 @pytest.fixture
-def repository(project, monkeypatch) -> Repository:
-    return Repository(project, monkeypatch)
+def repository(light, monkeypatch) -> Repository:
+    return Repository(light, monkeypatch)
 
 
 def _value(expression: str, inputs: dict[str, str]) -> str:
@@ -228,8 +223,8 @@ def test_the_action_says_what_a_pull_request_accepts(repository):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_action_fails_on_growth_that_no_snapshot_accepts(repository):
-    model = repository.path / "model.py"
-    model.write_text(model.read_text().replace("96", "128"))
+    test = repository.path / "test_net.py"
+    test.write_text(test.read_text().replace("96", "128"))
     statuses = _run_action(repository)
     assert [name for name, status in statuses.items() if status] == ["Memory tests"]
     proposal = repository.path / "torchmem-proposal" / "__torchmem__" / "test_net.json"

@@ -58,4 +58,4 @@ def test_there(torchmem, tmp_path):
     os.chdir(tmp_path)
 """,
     )
-    project.run_apart("--torchmem-update", passed=8)
+    project.run("--torchmem-update", passed=8)

@@ -145,11 +145,11 @@ def test_the_command_lists_and_runs_on_the_cpu(
 ) -> None:
     assert main(["--list", "--only", "dense/recommender"]) == 0
     assert "dense/recommender/float32\n" in capsys.readouterr().out
-    only = ["--device", "cpu", "--tiny", "--only", "dense/recommender/(float32|autocast)$"]
+    only = ["--device", "cpu", "--tiny", "--only", "dense/recommender/float32$"]
     assert main([str(tmp_path), *only]) == 0
     found = load(tmp_path)
-    assert len(found.keys()) == 2
-    kept = found.keys()
-    assert all(found.figures(key) is None and "error" not in found.truth[key] for key in kept)
+    (key,) = found.keys()
+    assert found.figures(key) is None
+    assert "error" not in found.truth[key]
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--device", "cpu"])  # of another size

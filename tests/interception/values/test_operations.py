@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
 from pytest_torchmem.interception.values import policy
-from tests.processes import run_program
 
 
 def step(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], None]:
@@ -63,18 +62,3 @@ def test_multiplications_are_those_of_torch(
     with FlopCounterMode(display=False) as mode:
         program()
     assert 2 * sum(counted) == mode.get_total_flops() > 0
-
-
-def test_a_first_trace_does_not_import_the_compiler() -> None:
-    program = (
-        "import sys, torch, pytest_torchmem\n"
-        "net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4),"
-        " torch.nn.ReLU(), torch.nn.ConvTranspose2d(4, 4, 3), torch.nn.MaxPool2d(2),"
-        " torch.nn.Dropout(), torch.nn.Flatten(), torch.nn.Linear(16, 3), torch.nn.LayerNorm(3))\n"
-        "x = torch.randn(2, 3, 4, 4)\n"
-        "for device in ('cpu', 'cuda'):\n"
-        "    pytest_torchmem.trace(net, x, device=device)\n"
-        "print([name for name in ('triton', 'torch._dynamo', 'torch._inductor', 'sympy',"
-        " 'torch.utils.flop_counter') if name in sys.modules])"
-    )
-    assert run_program(program).stdout.strip() == "[]"
