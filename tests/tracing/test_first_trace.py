@@ -20,7 +20,7 @@ import sys
 import torch
 from torch import nn
 import pytest_torchmem as torchmem
-from pytest_torchmem.torch_private.dispatch import dispatcher
+from pytest_torchmem.torch_private import dispatcher
 
 def program(device):
     model = nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8))
