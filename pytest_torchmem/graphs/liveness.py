@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, fx
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api.fake_tensors import device_said
+from pytest_torchmem.fake_cuda.api.factories import device_said
 from pytest_torchmem.graphs.operators_at import Inner, run_alone
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.plan_cache import find_plan, geometry_of_arguments

@@ -79,7 +79,7 @@ class Placement:
                 raise not_linked(named)
             return self._ledger.on(named)
         # What C++ asks to be made on the CPU stands beside a tensor that C++ takes to be there; a
-        # program that asks for the CPU comes with ``target`` set (devices/identity.py). Where C++
+        # program that asks for the CPU comes with ``target`` set (fake_cuda/api). Where C++
         # names no device (lengths, batch sizes) it is the host.
         if not call.records:
             if asked is None:

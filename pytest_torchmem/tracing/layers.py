@@ -118,7 +118,7 @@ def layers(
         stack.enter_context(subclasses_made(context))
         stack.enter_context(split_modules(context))
         if gpu is not None:
-            from pytest_torchmem.fake_cuda.api.identity import cuda_identity
+            from pytest_torchmem.fake_cuda.api.torch_cuda import cuda_identity
             from pytest_torchmem.fake_cuda.decompositions import cuda_dispatch
 
             interceptor.paths = stack.enter_context(cuda_dispatch(gpu, context))

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.fake_cuda import autocast as lists
+from pytest_torchmem.fake_cuda import decompositions as lists
 
 HALF, BFLOAT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 

@@ -32,7 +32,7 @@ EXCEPTIONS = {
     ("*", "_asdict"),
     ("interception/threads.py", "_is_owned"),
     # An argument by name, of a class that torch_private/ declares.
-    ("fake_cuda/api/fake_tensors.py", "_fake_device"),
+    ("fake_cuda/api/factories.py", "_fake_device"),
     ("*", "_getframe"),
     ("*", "_replace"),
     ("*", "_fields"),
@@ -42,9 +42,9 @@ EXCEPTIONS = {
     ("interception/refusals.py", "_cpu"),  # in what kernels call themselves
     ("step/imports.py", "_find_and_load"),
     # Answers of functions of torch.cuda, by name: those that a torch does not have are passed over.
-    ("fake_cuda/api/device.py", "_exchange_device"),
-    ("fake_cuda/api/device.py", "_maybe_exchange_device"),
-    ("fake_cuda/api/device.py", "_sleep"),
+    ("fake_cuda/api/session.py", "_exchange_device"),
+    ("fake_cuda/api/session.py", "_maybe_exchange_device"),
+    ("fake_cuda/api/session.py", "_sleep"),
     ("fake_cuda/api/torch_cuda.py", "_record_memory_history"),
     ("fake_cuda/api/torch_cuda.py", "_set_allocator_settings"),
     ("fake_cuda/api/torch_cuda.py", "_snapshot"),
@@ -53,8 +53,8 @@ EXCEPTIONS = {
     ("fake_cuda/launches/bitsandbytes.py", "_instance"),
     ("operators/third_party/bitsandbytes.py", "_ops"),
     # Of triton's interpreter, and of Python's copy.
-    ("fake_cuda/launches/triton_values.py", "_interpreter"),
-    ("fake_cuda/launches/triton_values.py", "_patch_lang"),
+    ("fake_cuda/launches/triton.py", "_interpreter"),
+    ("fake_cuda/launches/triton.py", "_patch_lang"),
     # Of pytest: the test that a fixture is set up for, and what makes its fixtures' values anew.
     ("plugin/standing.py", "_pyfuncitem"),
     ("plugin/standing.py", "_initrequest"),

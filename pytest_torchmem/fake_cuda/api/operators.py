@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.fake_cuda.api.factories import FACTORY
-from pytest_torchmem.fake_cuda.api.fake_tensors import STANDS_FOR_GPU
+from pytest_torchmem.fake_cuda.api.factories import FACTORY, STANDS_FOR_GPU
 from pytest_torchmem.fake_cuda.api.tensor_methods import MOVING, CopyRequest, copied, copy_to
 from pytest_torchmem.fake_cuda.decompositions import PATH
 from pytest_torchmem.interception.attribution import code_made_by, is_own

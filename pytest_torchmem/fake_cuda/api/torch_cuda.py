@@ -1,14 +1,23 @@
-"""``torch.cuda`` and its neighbours in a trace, module by module.
+"""Fake cuda in Python: tensors say that they are on ``cuda:0`` while C++ sees the CPU.
+
+``torch.cuda`` and its neighbours, module by module, and what a build with CUDA brings.
 
 Nothing here reaches a CUDA context: with a GPU present, it is as initialised after a trace as it
 was before. Raw pointers and what only a driver has are refused; profilers of CUDA run, and see
-nothing.
+nothing. Builds without CUDA lack functions of ``torch._C`` (torch/csrc/cuda/Module.cpp).
+``_cuda_getDeviceCount`` is not replaced: torch takes a build that has it for one with CUDA.
+
+What the workers of a ``DataLoader`` load is pinned on the trace's thread. torch pins it on a thread
+of the loader's own (torch/utils/data/_utils/pin_memory.py), which a trace knows nothing of: with a
+GPU present it would get pinned memory from the real one.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
+from weakref import WeakSet
 
 import torch
 import torch.accelerator
@@ -23,28 +32,175 @@ from pytest_torchmem.allocator.caching import segments
 from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api import backends, data_parallel, device
-from pytest_torchmem.fake_cuda.api.data_parallel import NCCL
-from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions
-from pytest_torchmem.fake_cuda.api.graphs import (
-    CUDAGraph,
-    Graph,
-    MemPool,
-    graph_functions,
-    pool_functions,
+from pytest_torchmem.fake_cuda.api.data_parallel import (
+    NCCL,
+    communication,
+    data_parallel,
+    nccl_process_groups,
 )
-from pytest_torchmem.fake_cuda.api.session import Api
+from pytest_torchmem.fake_cuda.api.factories import (
+    DefaultType,
+    WrapperSubclasses,
+    factories,
+    fake_tensors,
+    legacy_types,
+    nested_tensors,
+)
+from pytest_torchmem.fake_cuda.api.generators import Generator, generators, random_functions
+from pytest_torchmem.fake_cuda.api.operators import DispatchModes, guessed_devices, operators
+from pytest_torchmem.fake_cuda.api.session import (
+    SESSION,
+    Api,
+    accelerator_functions,
+    device_functions,
+    device_numbers,
+    lazy_init,
+    runtime_functions,
+    session,
+)
 from pytest_torchmem.fake_cuda.api.streams import (
+    CUDAGraph,
     Event,
     ExternalStream,
+    Graph,
+    MemPool,
     Stream,
     StreamContext,
+    capture_of,
+    graph_functions,
+    graphs_captured,
+    pool_functions,
     stream_functions,
 )
+from pytest_torchmem.fake_cuda.api.tensor_methods import (
+    DeviceMethods,
+    Storages,
+    parse_to,
+    torchscript_files,
+)
+from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries, raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.lasting import LASTING, Functions, Layer, instead_of
+from pytest_torchmem.operators.attention.choice import BACKENDS, may_use
+from pytest_torchmem.operators.libraries.cublas import cublas_workspace, cublaslt_workspace
+from pytest_torchmem.step.generators import gpu_generators
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.torch_private import patches
+from pytest_torchmem.torch_private.devices import bindings_known
+from pytest_torchmem.torch_private.modes import made_by
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import Replacements, unless
+from pytest_torchmem.torch_private.patches import (
+    LookedAt,
+    Replacements,
+    begin_loading,
+    can_use_attention,
+    next_batch,
+    pin_memory,
+    replaced,
+    unless,
+)
+
+CUDNN_VERSION = 91900
+"""The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
+
+CUDA_VERSION = torch.version.cuda or "13.0"
+"""What torch 2.13's CUDA wheels on PyPI are built with; a build with CUDA has its own."""
+
+BUILT: dict[str, Callable[..., Any]] = {
+    "is_built": lambda: True,
+    "is_flash_attention_available": lambda: True,
+}
+"""What every build with CUDA has."""
+
+
+def _is_acceptable(tensor: torch.Tensor) -> bool:
+    return (
+        torch.backends.cudnn.enabled
+        and tensor.device.type == "cuda"
+        and tensor.dtype in (torch.float16, torch.float32, torch.float64)
+    )
+
+
+CUDNN: dict[str, Callable[..., Any]] = {
+    "is_available": lambda: True,
+    "version": lambda: CUDNN_VERSION,
+    "is_acceptable": _is_acceptable,
+}
+
+#: ``cudnnRNNMode_t``, which a build without cuDNN does not have.
+CUDNN_RNN = {"get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
+
+
+def blas(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    """Return the functions that give the workspaces of cuBLAS and cuBLASLt, by name."""
+    return {
+        "cublas_workspace_size": lambda size=None: (
+            cublas_workspace(gpu) if size is None else _set_size("CUBLAS_WORKSPACE_CONFIG")
+        ),
+        "cublaslt_workspace_size": lambda size=None: (
+            cublaslt_workspace(gpu) if size is None else _set_size("CUBLASLT_WORKSPACE_SIZE")
+        ),
+    }
+
+
+def _set_size(variable: str) -> NoReturn:
+    raise UsageError(
+        "torch.backends.cuda: a traced program cannot set the size of a cuBLAS workspace. Set the "
+        f"environment variable {variable}, which a trace reads"
+    )
+
+
+def attention(trace: TraceContext) -> Replacements:
+    """Let ``torch.backends.cuda.can_use_flash_attention`` and its like answer for the GPU."""
+
+    def taken_by(backend: int) -> Callable[..., bool]:
+        return lambda params, debug=False: may_use(trace.gpu, backend, params)
+
+    asked = can_use_attention
+    return [asked[name].unless(trace.off, taken_by(one)) for name, one in BACKENDS.items()]
+
+
+def bindings() -> dict[str, Callable[..., Any]]:
+    """Return them by name, for the GPUs of the trace that is running."""
+    cuda = torch.cuda
+    return {
+        "_accelerator_getDefaultGenerator": _default_generator,
+        "_cuda_exchangeDevice": _select,
+        "_cuda_getCurrentRawStream": lambda device: 0,
+        "_cuda_getCurrentStream": lambda device: _triple(cuda.current_stream(device)),
+        "_cuda_getDefaultStream": lambda device: _triple(cuda.default_stream(device)),
+        "_cuda_getDevice": lambda: cuda.current_device(),
+        "_cuda_isCurrentStreamCapturing": _is_capturing,
+        "_cuda_maybeExchangeDevice": _select,
+        "_cuda_setDevice": lambda device: cuda.set_device(device),
+        "_cuda_setStream": _set_stream,
+        "_cuda_synchronize": lambda: None,
+    }
+
+
+def _default_generator(device: int | None = None) -> torch.Generator:
+    """What ``torch.accelerator.get_rng_state`` asks, and Inductor (torch/_inductor/ir.py)."""
+    return torch.cuda.default_generators[torch.cuda.current_device() if device is None else device]
+
+
+def _select(device: int) -> int:
+    """Make a GPU the current one; return the one that was."""
+    return SESSION.running.select(device)
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    cast(Any, torch.cuda).set_stream(Stream(device_index, stream_id=stream_id))
+
+
+def _triple(stream: Any) -> tuple[int, int, int]:
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+def _is_capturing() -> bool:
+    stream = torch.cuda.current_stream()
+    return capture_of(stream.device_index, stream.stream_id) is not None
+
 
 _CUDA = (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
@@ -68,8 +224,8 @@ def _about(
     of_memory = memory_functions(memory, memories)
     of_streams = stream_functions(index)
     cuda = {
-        **device.device_functions(trace, gpu, index),
-        **device.runtime_functions(memory),
+        **device_functions(trace, gpu, index),
+        **runtime_functions(memory),
         **of_streams,
         **graph_functions(index),
         **pool_functions(memories),
@@ -77,18 +233,18 @@ def _about(
         **random_functions(generators[index], generators),
         **of_memory,
     }
-    accelerator = {**of_streams, **device.accelerator_functions(trace, index, of_memory)}
+    accelerator = {**of_streams, **accelerator_functions(trace, index, of_memory)}
     return Api(
         (
             *[(module, cuda) for module in _CUDA],
             *[(module, accelerator) for module in _ACCELERATOR],
-            (torch.backends.cudnn, backends.CUDNN),
-            (torch.backends.cudnn.rnn, backends.CUDNN_RNN),
-            (torch.backends.cuda, {**backends.BUILT, **backends.blas(gpu)}),
+            (torch.backends.cudnn, CUDNN),
+            (torch.backends.cudnn.rnn, CUDNN_RNN),
+            (torch.backends.cuda, {**BUILT, **blas(gpu)}),
             (torch.cuda.nccl, NCCL),
             (torch.cuda.nvtx, NVTX),
             (torch.cuda.profiler, CUDA_PROFILER),
-            (comm, data_parallel.communication(trace)),
+            (comm, communication(trace)),
         ),
         _CLASSES,
     )
@@ -252,3 +408,125 @@ def _set_fraction(memory: DeviceMemory, fraction: Any) -> None:
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     memory.set_memory_fraction(fraction)
+
+
+@contextmanager
+def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iterator[None]:
+    """Let every common way of placing and asking for a device work for fake cuda.
+
+    ``memories`` are those of the GPUs, by their indices.
+    """
+    defaults = [Generator.on_gpu(index) for index in range(len(memories))]
+    with (
+        LASTING.layer("cuda", _functions) as owners,
+        device_numbers(),
+        gpu_generators(defaults),
+        nccl_process_groups(),
+        graphs_captured(),
+        session(trace, lambda: torch_cuda(trace, memories, defaults), memories),
+        owners.wrappers.noted_in(trace),
+        made_by(torch.UntypedStorage, owners.storages.make),
+        made_by(torch.Tensor, owners.default_type.make),
+        replaced(torch.cuda, default_generators=tuple(defaults)),
+        bindings_known(bindings(), trace.off),
+        launching_libraries(trace, ON_GPU),
+    ):
+        yield
+
+
+class _Owners(NamedTuple):
+    """What has to do with more than its replacements."""
+
+    wrappers: WrapperSubclasses
+    storages: Storages
+    default_type: DefaultType
+
+
+def _functions(trace: TraceContext) -> Layer[_Owners]:
+    storages, loaders, default_type = Storages(trace), DataLoaders(trace), DefaultType()
+    modes = DispatchModes(trace)
+    wrappers, looked_at = WrapperSubclasses(trace), list[LookedAt]()
+    replacements = [
+        *DeviceMethods(trace, wrappers).replacements(),
+        *storages.replacements(),
+        *modes.replacements(),
+        *attention(trace),
+        *loaders.replacements(),
+        *factories(trace, looked_at),
+        *fake_tensors(trace),
+        *guessed_devices(trace),
+        *generators(),
+        *legacy_types(trace, default_type),
+        *nested_tensors(trace),
+        *operators(trace),
+        *profilers(trace),
+        *data_parallel(trace),
+        *_private_functions(trace),
+        *lazy_init(trace),
+        *torchscript_files(trace),
+        *raw_kernels(trace),
+        (torch.version, {"cuda": CUDA_VERSION}),
+    ]
+    begin = (wrappers.begin, loaders.begin, default_type.reset, modes.reset)
+    return Layer(replacements, _Owners(wrappers, storages, default_type), begin, looked_at)
+
+
+def _private_functions(trace: TraceContext) -> Replacements:
+    """Replace private functions by which torch's own Python asks for devices."""
+    return [
+        patches.flatten_weights.unless(trace.off, lambda: True),  # CUDA builds come with cuDNN
+        patches.group_tensors.unless(trace.off, _group),
+        patches.parse_to.by(parse_to),
+    ]
+
+
+def _group(lists: Any, with_indices: bool = False) -> Any:
+    """Group lists of tensors by the device and dtype of the first list's.
+
+    As aten/src/ATen/native/ForeachUtils.h, ``_group_tensors_by_first_tensors_device_and_dtype``,
+    does by the devices that C++ sees.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]] = {}
+    for position, tensor in enumerate(lists[0]):
+        if tensor is None:
+            continue
+        members, indices = groups.setdefault(
+            (tensor.device, tensor.dtype), ([[] for _ in lists], [])
+        )
+        for member, tensors in zip(members, lists, strict=True):
+            if tensors:
+                member.append(tensors[position])
+        if with_indices:
+            indices.append(position)
+    return groups
+
+
+class DataLoaders(Functions):
+    """Loaders that are iterated in the trace have no thread of their own to pin on."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        super().__init__(trace)
+        self._pinning: WeakSet[Any] = WeakSet()
+
+    def begin(self) -> None:
+        """Forget the loaders of the trace before."""
+        self._pinning.clear()
+
+    @instead_of(begin_loading)
+    def begin_loading(self, original: Any, iterator: Any, loader: Any) -> None:
+        """Begin to load."""
+        if self._trace.off() or not loader.pin_memory:
+            original(iterator, loader)
+            return
+        loader.pin_memory = False
+        try:
+            original(iterator, loader)
+        finally:
+            loader.pin_memory = True
+        self._pinning.add(iterator)
+
+    @instead_of(next_batch)
+    def next_data(self, original: Any, iterator: Any) -> Any:
+        """Return the next batch."""
+        data = original(iterator)
+        return pin_memory(data) if iterator in self._pinning and not self._trace.off() else data
