@@ -164,7 +164,8 @@ def _compare(options: argparse.Namespace) -> int:
     found = compare_sources(base, head, options.tolerance)
     groups = grouped(found)
     if options.format == "markdown":
-        text = render(found, base.name, head.name)
+        title = f"Memory snapshots, {base.name} → {head.name}"
+        text = render(found, base.name, head.name, title=title)
     elif options.format == "json":
         text = json.dumps(_plain(found, base, head), indent=2) + "\n"
     else:

@@ -186,10 +186,12 @@ def render(
     base: str = "snapshot",
     head: str = "now",
     footer: Iterable[str] = (),
+    *,
+    title: str = "Memory",
 ) -> str:
     """Return a report: a verdict in one line, then a table per kind of difference."""
     groups = grouped(found)
-    lines = [MARKER, "", f"### Memory: {verdict(groups)}", ""]
+    lines = [MARKER, "", f"### {plain(title)}: {verdict(groups)}", ""]
     for group, members in groups.items():
         if group is DifferenceKind.SAME:
             continue

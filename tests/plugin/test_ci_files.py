@@ -122,6 +122,7 @@ def test_the_example_gives_the_action_what_it_takes():
 
 
 PULL_REQUEST = {"github.base_ref": "main", "github.event.pull_request.number": "7"}
+OUTCOME = {0: "success", 1: "failure"}
 NO_NETWORK = """#!/usr/bin/env bash
 echo "$(basename "$0")" "$@" >> "$CALLS"
 last="${!#}"
@@ -188,9 +189,9 @@ def repository(light, monkeypatch) -> Repository:
     return Repository(light, monkeypatch)
 
 
-def _value(expression: str, inputs: dict[str, str]) -> str:
+def _value(expression: str, inputs: dict[str, str], outcomes: dict[str, str]) -> str:
     """Return what a runner puts in the place of an expression."""
-    values = PULL_REQUEST | {"github.action_path": "/action", "github.token": "secret"}
+    values = PULL_REQUEST | outcomes | {"github.action_path": "/action", "github.token": "secret"}
     values |= {f"inputs.{name}": one["default"] for name, one in ACTION["inputs"].items()}
     values |= {f"inputs.{name}": value for name, value in inputs.items()}
     return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: values[found[1]], expression)
@@ -198,13 +199,12 @@ def _value(expression: str, inputs: dict[str, str]) -> str:
 
 def _run_action(repository: Repository, only: str = "", **inputs: str) -> dict[str, int]:
     """Run the action's steps for a pull request, or one, and return the exit status of each."""
-    return {
-        step["name"]: repository.run(
-            step["run"], **{name: _value(value, inputs) for name, value in step["env"].items()}
-        )
-        for step in STEPS
-        if "run" in step and only in step["name"]
-    }
+    statuses, outcomes = {}, {}
+    for step in (step for step in STEPS if "run" in step and only in step["name"]):
+        values = {name: _value(text, inputs, outcomes) for name, text in step["env"].items()}
+        status = statuses[step["name"]] = repository.run(step["run"], **values)
+        outcomes[f"steps.{step.get('id')}.outcome"] = OUTCOME[status]
+    return statuses
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -215,7 +215,7 @@ def test_the_action_says_what_a_pull_request_accepts(repository):
     calls = repository.calls.read_text()
     assert "pip install -e . /action" in calls
     assert (
-        "gh api repos/me/it/issues/7/comments -F body=@change.md\n<!-- pytest-torchmem -->" in calls
+        "gh api repos/me/it/issues/7/comments -F body=@comment.md\n<!-- pytest-torchmem -->" in calls
     )
     gate = "What the pull request changes"
     assert _run_action(repository, gate, growth="fail") == {gate: 1}
@@ -227,6 +227,10 @@ def test_the_action_fails_on_growth_that_no_snapshot_accepts(repository):
     test.write_text(test.read_text().replace("96", "128"))
     statuses = _run_action(repository)
     assert [name for name, status in statuses.items() if status] == ["Memory tests"]
+    comment = (repository.path / "comment.md").read_text()
+    titles = re.findall(r"^### (.*): 2 grew$", comment, re.M)
+    assert titles == ["Memory", "Memory snapshots, origin/main → HEAD"]
+    assert comment in repository.calls.read_text()
     proposal = repository.path / "torchmem-proposal" / "__torchmem__" / "test_net.json"
     assert proposal.exists()
 

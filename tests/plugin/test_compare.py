@@ -84,7 +84,7 @@ def test_markdown_and_json(folders, capsys):
     assert main(["compare", "base", "head", "--format=markdown", "--output=report.md"]) == 1
     assert "report.md" in capsys.readouterr().out
     text = (folders / "report.md").read_text()
-    assert "### Memory: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged" in text
+    assert "### Memory snapshots, base → head: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged" in text
     assert text.index("test_more") < text.index("test_grew") < text.index("test_less")
     assert main(["compare", "base", "head", "--format=json"]) == 1
     data = json.loads(capsys.readouterr().out)
