@@ -25,7 +25,6 @@ from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS
-from pytest_torchmem.profile.tables import alike, allocations_table
 from pytest_torchmem.profile.timeline import Allocation, Origin, Phase
 from pytest_torchmem.targets.gpus import Gpu
 
@@ -295,6 +294,9 @@ def out_of_memory_error(
 
 def _explanation(error: OutOfMemoryError) -> str:
     request = f"Trace on fake cuda ({error.gpu.name}): {error.request}."
+    # Few traces come here, and no other waits for what prints tables.
+    from pytest_torchmem.profile.tables import alike, allocations_table
+
     live = alike(error.live)[:_LARGEST]
     return f"{request}\n\n{allocations_table(live, 'alive')}" if live else request
 

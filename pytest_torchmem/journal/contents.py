@@ -10,6 +10,8 @@ import operator
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping
 from enum import EnumMeta
+from itertools import chain, compress
+from operator import itemgetter
 from typing import Any
 from weakref import ref
 
@@ -130,9 +132,15 @@ class ProgramState:
                 if numbers.isdisjoint(map(id, contents.values())):
                     return contents
                 return {name: instead(id(one), one) for name, one in contents.items()}
-            return [instead(id(one), one) for one in contents]
+            return [instead(id(one), one) for one in contents] if contents else contents
 
-        self._noted = [(place, scope, noted(place)) for place, scope in reached.holders]
+        self._noted: list[tuple[Any, Scope, Any]] = []
+        self._empty: list[tuple[Any, Scope, Any]] = []
+        """The same of containers that were empty, as most are."""
+        for place, scope in reached.holders:
+            contents = noted(place)
+            is_empty = not contents and type(place) in CONTAINERS
+            (self._empty if is_empty else self._noted).append((place, scope, contents))
         # Of parameters no more than weak references, or it would not be seen that they are gone.
         self._parameters = [
             (table, noted(table) if self._held else mapped(weakly, table))
@@ -146,7 +154,7 @@ class ProgramState:
         """
         if self._held:
             return False
-        for place, _, contents in self._noted:
+        for place, _, contents in chain(self._noted, self._empty):
             now = contents_of(place)
             if is_same(now, contents):
                 continue
@@ -158,13 +166,14 @@ class ProgramState:
 
     def restore(self) -> None:
         """Give everything its contents back."""
-        for place, scope, noted in self._noted:
-            if not noted and type(place) in CONTAINERS and not place:
-                continue
+        filled = compress(self._empty, map(itemgetter(0), self._empty))
+        for place, scope, noted in chain(self._noted, filled):
             now = place if type(place) is dict else contents_of(place)
             if is_same(now, noted):  # as most are
                 continue
             contents = all_resolved(noted)
+            if is_same(now, contents):
+                continue
             if scope is Scope.GLOBAL and isinstance(place, dict):
                 # What a library registers as it is imported is registered once in a process.
                 new = {key: one for key, one in now.items() if key not in contents}
@@ -172,6 +181,8 @@ class ProgramState:
             fill(place, contents, now)
         for table, noted in self._parameters:
             found = all_resolved(noted)
+            if is_same(table, found):
+                continue
             there = (found[name] for name, one in noted.items() if one is not None)
             if not any(one is GONE or one is None for one in there):
                 fill(table, found)

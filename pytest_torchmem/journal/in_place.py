@@ -10,6 +10,8 @@ note is taken before of what it had.
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
+from itertools import compress
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -53,6 +55,8 @@ from pytest_torchmem.torch_private.tensors import (
 _OF_TORCH = (Tensor, nn.Parameter)
 _TABLES = (Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)
 _HOOKS = GRADIENT_HOOKS, ACCUMULATED_HOOKS
+_hooks_of: Callable[[Tensor], tuple[Any, Any]] = attrgetter(*_HOOKS)
+_NO_HOOKS = None, None
 
 
 class Given(Reference):
@@ -93,14 +97,14 @@ Other = Callable[[Tensor, Given], Tensor | None]
 class _Tensor(Reference):
     """A tensor with other data, and ``own``, which has what it had; it may be kept alive or not."""
 
-    __slots__ = ("_attributes", "_hooks", "_kind", "own", "tensor")
+    __slots__ = ("_attributes", "_hooked", "_hooks", "_kind", "own", "tensor")
 
     def __init__(self, tensor: Tensor, own: Tensor) -> None:
         self.own, self._kind = own, type(tensor)
         self.tensor: Callable[[], Tensor | None] = lambda: None
         self._attributes = {**tensor.__dict__}
-        tables = [getattr(tensor, name) for name in _HOOKS]
-        self._hooks = [(table, {**table} if table else {}) for table in tables]
+        self._hooks = _hooks_of(tensor)
+        self._hooked = [{**table} if table else {} for table in self._hooks]
 
     def found(self) -> Tensor:
         """Return the tensor, or what takes its place."""
@@ -115,9 +119,10 @@ class _Tensor(Reference):
         """Let the tensor be ``own``, with its hooks, which C++ has with the implementation."""
         _exchange(tensor, self.own)
         self.tensor = ref(tensor)
-        for name, (table, _) in zip(_HOOKS, self._hooks, strict=True):
-            if table:
-                setattr(tensor, name, table)
+        if any(self._hooks):
+            for name, table in zip(_HOOKS, self._hooks, strict=True):
+                if table:
+                    setattr(tensor, name, table)
 
     def give_back(self, tensor: Tensor) -> None:
         """Let the tensor be what it was."""
@@ -129,7 +134,9 @@ class _Tensor(Reference):
             tensor.__class__ = self._kind
         if self._attributes or tensor.__dict__:
             fill(tensor.__dict__, self._attributes)
-        for name, (own, before) in zip(_HOOKS, self._hooks, strict=True):
+        if _hooks_of(tensor) == _NO_HOOKS == self._hooks:  # as of most
+            return
+        for name, own, before in zip(_HOOKS, self._hooks, self._hooked, strict=True):
             if getattr(tensor, name) is not own:
                 setattr(tensor, name, own)
             if own is not None:
@@ -147,7 +154,7 @@ class _Module(Reference):
         self._kind, self._own = type(module), vars(module)
         self._names = None if beside is None else frozenset(self._own)
         self.tables: dict[str, dict[Any, Any]] = {
-            name: {**self._own[name]} for name in HOOK_TABLES if self._own.get(name)
+            name: {**self._own[name]} for name in _filled(self._own)
         }
         self.tables |= beside or {}
         self._anew: nn.Module | None = None
@@ -172,13 +179,18 @@ class _Module(Reference):
         if self._names is not None:
             for name in own.keys() - self._names:
                 del own[name]
-        for name in (*HOOK_TABLES, *self.tables):
+        for name in dict.fromkeys((*_filled(own), *self.tables)):
             now, before = own.get(name), self.tables.get(name)
             if now or before:
                 table = own.setdefault(name, {})  # the same dictionary: others may hold it
                 found = all_resolved(before or {}).items()
                 kept = ((key, table.get(key, GONE) if one is GONE else one) for key, one in found)
                 fill(table, {key: one for key, one in kept if one is not GONE})
+
+
+def _filled(own: Mapping[str, Any]) -> Iterable[str]:
+    """Return which of a module's tables of hooks have any; of most modules none has."""
+    return compress(HOOK_TABLES, map(own.get, HOOK_TABLES))
 
 
 def _clear(tables: Iterable[Any], _: object) -> None:

@@ -230,15 +230,19 @@ class Reached:
         while waiting and levels and len(seen) < _MOST:
             found: list[Any] = []
             for one in waiting:
-                if type(one) in _QUICK:
+                kind = type(one)
+                if kind in _QUICK:
                     continue
-                if id(one) in seen or isinstance(one, _WITHOUT_STATE):
+                if id(one) in seen or (kind not in CONTAINERS and isinstance(one, _WITHOUT_STATE)):
                     if isinstance(one, Tensor):
                         self.tensors.append(ref(one))
                     continue
                 seen.add(id(one))
                 keep.append(one)
-                found += self._inside(one, scope)
+                if kind in CHANGEABLE and not one:
+                    self.holders.append(Holder(one, scope))
+                else:
+                    found += self._inside(one, scope)
             waiting, levels = found, levels - 1
 
     def _inside(self, one: Any, scope: Scope) -> Iterable[Any]:

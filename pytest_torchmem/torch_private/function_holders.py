@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
+from operator import is_not
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -107,9 +109,7 @@ class Holders:
         if self._state is not None and self._state == state:
             return
         if self._since is None or self._since[0] != state:
-            seen, modules = self._seen, tuple(sys.modules.items())
-            unseen = [one for name, one in modules if seen.get(name) is not one]
-            self._since = state, [one for one in unseen if isinstance(one, ModuleType)]
+            self._since = state, [one for _, one in self._unseen() if isinstance(one, ModuleType)]
         for module in self._since[1]:
             attributes = vars(module)
             if originals.keys().isdisjoint(map(id, tuple(attributes.values()))):
@@ -125,9 +125,7 @@ class Holders:
         if state != self._state:
             self._state, self._since = state, None
             seen = self._seen
-            for name, module in tuple(sys.modules.items()):
-                if seen.get(name) is module:
-                    continue
+            for name, module in self._unseen():
                 if name.partition(".")[0] in _OWN or not isinstance(module, ModuleType):
                     seen[name] = module
                 else:
@@ -140,6 +138,12 @@ class Holders:
         main = sys.modules.get("__main__")
         if main is not None and not self._standing:  # once for all that is replaced together
             self._look_at("__main__", main)
+
+    def _unseen(self) -> Iterator[tuple[str, ModuleType]]:
+        """Return the modules that were not looked at, of thousands: without a step of Python."""
+        found = [*sys.modules.items()]
+        names, modules = zip(*found, strict=True)
+        return compress(found, map(is_not, map(self._seen.get, names), modules))
 
     def _look_at(self, name: str, module: ModuleType) -> None:
         wanted, standing, attributes = self._wanted, self._standing.values(), vars(module)

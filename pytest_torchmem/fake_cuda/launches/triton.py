@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.fake_cuda.memory import DeviceProperties
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.torch_private.patches import having, replaced, replaced_all
 
@@ -558,6 +557,8 @@ class Driver:
 
 
 def _properties(trace: TraceContext, device: int = 0) -> dict[str, int]:
+    from pytest_torchmem.fake_cuda.memory import DeviceProperties  # no part of a trace on cpu
+
     known = DeviceProperties(trace.gpu)
     properties = {
         "multiprocessor_count": known.multi_processor_count,
