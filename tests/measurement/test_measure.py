@@ -228,33 +228,6 @@ def test_phases_of_a_callable_are_found() -> None:
     assert profile.end == 100 * FLOAT
 
 
-def test_the_innermost_phase_counts() -> None:
-    weight = torch.randn(100, requires_grad=True)
-
-    def step(weight: torch.Tensor) -> None:
-        optimizer = torch.optim.LBFGS([weight], max_iter=1)
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = (weight * weight).sum()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-    profile = torchmem.measure(step, weight)
-    names = [phase for _, phase in profile.timeline.phases]
-    assert names == [
-        Phase.BASELINE,
-        Phase.FORWARD,
-        Phase.OPTIMIZER,
-        Phase.BACKWARD,
-        Phase.OPTIMIZER,
-        Phase.BETWEEN,
-    ]
-    assert weight.grad is None
-
-
 def test_output_and_loss_live_until_their_step_ends() -> None:
     outputs: list[weakref.ref[torch.Tensor]] = []
     seen: list[bool] = []

@@ -254,12 +254,3 @@ def test_an_operator_that_starts_threads() -> None:
 
     assert trace(program).peak
     library._destroy()
-
-
-def test_data_parallel() -> None:
-    model = nn.DataParallel(nn.Linear(16, 16))
-
-    def program() -> None:
-        model.cuda()(torch.ones(4, 16).cuda()).sum().backward()
-
-    assert trace(program, device="cuda").backward_peak
