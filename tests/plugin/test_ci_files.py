@@ -214,9 +214,8 @@ def test_the_action_says_what_a_pull_request_accepts(repository):
     assert "test_net.py::test_it" in repository.summary.read_text()
     calls = repository.calls.read_text()
     assert "pip install -e . /action" in calls
-    assert (
-        "gh api repos/me/it/issues/7/comments -F body=@comment.md\n<!-- pytest-torchmem -->" in calls
-    )
+    comment = "gh api repos/me/it/issues/7/comments -F body=@comment.md\n<!-- pytest-torchmem -->"
+    assert comment in calls
     gate = "What the pull request changes"
     assert _run_action(repository, gate, growth="fail") == {gate: 1}
 
