@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import linalg
+from torch import linalg, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
@@ -162,6 +162,28 @@ def encoded(dtype: torch.dtype) -> None:
     layer.eval()(empty(2, 8, 32, dtype=dtype))
 
 
+def lists_of_autocast() -> None:
+    x, half, double = empty(4, 4), empty(4, 4, dtype=HALF), empty(4, 4, dtype=DOUBLE)
+    classes = zeros(4, dtype=LONG)
+    with torch.autocast("cuda"):
+        for run in (
+            *(lambda: x @ x, lambda: functional.linear(x, x), lambda: double @ double),
+            *(lambda: torch.einsum("ab,bc->ac", x, x), lambda: torch.cat([half, half])),
+            *(lambda: half.softmax(-1), half.exp, lambda: functional.layer_norm(half, (4,))),
+            *(half.sum, lambda: half.sum(dtype=DOUBLE), lambda: half.norm(2), lambda: half**2),
+            *(lambda: functional.cross_entropy(half, classes), classes.sum, half.relu),
+            *(lambda: torch.addcmul(half, x, half), lambda: torch.addcmul(half, half, half)),
+            lambda: half + half,
+        ):
+            run()
+
+
+def both_directions() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        for layer in (nn.GRU(16, 32, bidirectional=True), nn.RNN(16, 32, 2, bidirectional=True)):
+            differentiated(lambda x, layer=layer: layer(x)[0], layer.cuda() and empty(5, 4, 16))
+
+
 def without_cudnn() -> None:
     with torch.backends.cudnn.flags(enabled=False):
         functional.conv2d(empty(2, 4, 10, 10), empty(8, 4, 3, 3))
@@ -277,10 +299,14 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "flash attention of grouped heads": lambda: flash(1, 32, 8192, 128, 4),
     "flash attention with a gradient by head": lambda: flash(2, 4, 128, 64, by_head=True),
     "flash attention of few blocks": lambda: flash(1, 8, 512, 64),
+    "flash attention of one query": lambda: _aten._scaled_dot_product_flash_attention(
+        empty(1, 32, 1, 128, dtype=BFLOAT), *[empty(1, 8, 4096, 128, dtype=BFLOAT)] * 2
+    ),
     "efficient attention": lambda: efficient(HALF, 8, 12, 1024, 64),
     "efficient attention in float32": lambda: efficient(FLOAT, 8, 12, 1000, 64),
     "efficient attention of large heads": lambda: efficient(HALF, 1, 4, 256, 256, 1024),
     "efficient attention of heads of 128": lambda: efficient(HALF, 2, 8, 512, 128),
+    "efficient attention of heads of 256": lambda: efficient(HALF, 8, 32, 1024, 256),
     # Normalisation, softmax, losses.
     "layer norm of short rows": lambda: layer_norm(100_000, 64),
     "layer norm of fewer rows": lambda: (layer_norm(65_536, 64), layer_norm(100_000, 4096)),
@@ -428,6 +454,10 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "few channels interpolated": lambda: interpolated(3),
     "channels interpolated": lambda: (interpolated(4), interpolated(16)),
     "volumes interpolated": volumes,
+    "columns folded": lambda: (
+        functional.fold(empty(2, 144, 1024), (32, 32), 3, padding=1),
+        differentiated(lambda x: functional.unfold(x, 3, padding=1), empty(2, 16, 32, 32)),
+    ),
     "pooling": pooled,
     "pooling undone": lambda: functional.max_unpool3d(
         empty(2, 8, 4, 4, 4).transpose(2, 3), zeros(2, 8, 4, 4, 4, dtype=LONG), 2
@@ -475,6 +505,8 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         torch.nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)
     ),
     "dropout": lambda: functional.dropout(empty(4096), 0.5),
+    "lists of autocast": lists_of_autocast,
+    "recurrent layers without cuDNN": both_directions,
     "cells and their gradients": lambda: (
         differentiated(torch.nn.GRUCell(8, 64, device="cuda"), empty(2, 8)),
         differentiated(lambda x: torch.nn.LSTMCell(8, 64, device="cuda")(x)[0], empty(2, 8)),

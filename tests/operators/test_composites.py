@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem import MemoryProfile, trace
-from pytest_torchmem.profile.timeline import Kind
 
 MIB = 1024**2
 
@@ -55,25 +54,6 @@ def test_a_call_that_is_remembered_is_as_the_first(name: str, size: int) -> None
     assert sizes[0] == sizes[1]
     assert first.figures() == second.figures()
     assert first.allocator_peaks() == second.allocator_peaks()
-
-
-def test_a_repeated_composite_asks_request_by_request() -> None:
-    """native/Distance.cpp, ``_euclidean_dist``: squares, norms, ones, and rows beside them."""
-
-    def twice() -> None:
-        square_sum(4096)
-        square_sum(4096)
-
-    profile = trace(twice, device="cuda")
-    made = [
-        found.nbytes
-        for is_made, found in told(profile)
-        if is_made and found.kind is Kind.WORKSPACE and not found.label
-    ]
-    rows, columns, width = 4096, 4104, 64
-    squares = [4 * rows * width, 4 * rows, 4 * rows, 4 * columns * width, 4 * columns, 4 * columns]
-    wider = [4 * rows * width, 4 * rows * (width + 2), 4 * columns * (width + 2)]
-    assert made == [*squares, *wider] * 2
 
 
 def test_the_host_sees_the_same_as_well() -> None:

@@ -53,58 +53,6 @@ def test_every_operator_that_torch_casts_is_in_a_list() -> None:
     assert registered - known - named == set()
 
 
-def test_lists() -> None:
-    def body() -> dict[str, torch.dtype]:
-        x, half, double = cuda(4, 4), cuda(4, 4, dtype=HALF), cuda(4, 4, dtype=DOUBLE)
-        host = torch.ones(4, 4)
-        with torch.autocast("cuda"):
-            return {
-                "mm": (x @ x).dtype,
-                "linear": functional.linear(x, x).dtype,
-                "einsum": torch.einsum("ab,bc->ac", x, x).dtype,
-                "conv": functional.conv2d(cuda(1, 3, 4, 4), cuda(2, 3, 3, 3)).dtype,
-                "mm of doubles": (double @ double).dtype,
-                "mm on the host": (host @ host).dtype,
-                "softmax": half.softmax(-1).dtype,
-                "exp": half.exp().dtype,
-                "layer norm": functional.layer_norm(half, (4,)).dtype,
-                "sum": half.sum().dtype,
-                "sum with dtype": half.sum(dtype=DOUBLE).dtype,
-                "norm": half.norm(2).dtype,
-                "cross entropy": functional.cross_entropy(half, cuda(4).long()).dtype,
-                "pow": (half**2).dtype,
-                "addcmul": torch.addcmul(half, x, half).dtype,
-                "addcmul of halves": torch.addcmul(half, half, half).dtype,
-                "add": (half + half).dtype,
-                "relu": half.relu().dtype,
-                "cat": torch.cat([half, half]).dtype,
-                "integers": (torch.ones(2, dtype=torch.int64, device="cuda").sum()).dtype,
-            }
-
-    assert on_fake_cuda(body) == {
-        "mm": HALF,
-        "linear": HALF,
-        "einsum": HALF,
-        "conv": HALF,
-        "mm of doubles": DOUBLE,
-        "mm on the host": FLOAT,
-        "softmax": FLOAT,
-        "exp": FLOAT,
-        "layer norm": FLOAT,
-        "sum": FLOAT,
-        "sum with dtype": DOUBLE,
-        "norm": FLOAT,
-        "cross entropy": FLOAT,
-        "pow": FLOAT,
-        "addcmul": FLOAT,
-        "addcmul of halves": HALF,
-        "add": HALF,
-        "relu": HALF,
-        "cat": HALF,
-        "integers": torch.int64,
-    }
-
-
 def test_the_dtype_of_the_region() -> None:
     def body() -> list[Any]:
         x = cuda(4, 4)

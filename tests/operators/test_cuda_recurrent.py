@@ -116,24 +116,6 @@ def test_cells_are_fused(kind: Any, kernel: str, cell: Any, packed: bool) -> Non
     assert "aten::_cudnn_rnn" in operators()
 
 
-@pytest.mark.parametrize(
-    ("kind", "layers", "forward", "backward"),
-    [(nn.GRU, 1, 8_632_064, 17_179_144), (nn.RNN, 2, 8_586_496, 17_144_584)],
-)
-def test_both_directions_share_the_steps(
-    kind: Any, layers: int, forward: int, backward: int
-) -> None:
-    """And their results are gone before the states are stacked; figures of torch's CUDA code
-    without a GPU (2.13.0+cu130, as an A100).
-    """
-    model = nn.Module()
-    model.layer = kind(16, 32, layers, bidirectional=True)
-    model.forward = lambda x: model.layer(x)[0]
-    with torch.backends.cudnn.flags(enabled=False):
-        profile = trace(model, torch.randn(5, 4, 16), device="cuda", gpu="a100-80gb")
-    assert (profile.forward_peak, profile.backward_peak) == (forward, backward)
-
-
 def test_bfloat16_of_a_gpu_without_it() -> None:
     def body() -> None:
         layer = nn.LSTM(8, 4).cuda().bfloat16()

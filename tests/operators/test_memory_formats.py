@@ -1,18 +1,21 @@
 """The memory format that a tensor's strides suggest, and what follows of it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from pytest_torchmem import trace
 from pytest_torchmem.operators.geometry import suggested_format
 
 aten = torch.ops.aten
+BFLOAT, LAST, LONG = torch.bfloat16, torch.channels_last, torch.int64
 
 
 @st.composite
@@ -62,7 +65,7 @@ def test_batch_norm_of_a_slice_in_channels_last_stays_so(dims: int) -> None:
     def step() -> None:
         input = half_of_the_channels(dims)
         weight, bias = torch.empty(2, 4, device="cuda").unbind()
-        result: Any = torch.nn.functional.batch_norm(input, None, None, weight, bias, training=True)
+        result: Any = functional.batch_norm(input, None, None, weight, bias, training=True)
         last = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
         found.append(result.is_contiguous(memory_format=last))
 
@@ -76,10 +79,79 @@ def test_rms_norm_of_a_slice_in_channels_last_is_not_fused() -> None:
     def operators(sliced: bool) -> set[str]:
         def step() -> None:
             input = half_of_the_channels(2)
-            torch.nn.functional.rms_norm(input if sliced else input.contiguous(), (6,))
+            functional.rms_norm(input if sliced else input.contiguous(), (6,))
 
         profile = trace(step, device="cuda")
         return {str(one.origin.operator) for one in profile.timeline.allocations}
 
     assert "aten::_fused_rms_norm" in operators(sliced=False)
     assert "aten::_fused_rms_norm" not in operators(sliced=True)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: functional.channel_shuffle(x, 2),
+        lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect"),
+        lambda x: functional.pad(x, (1, 1, 1, 1), mode="replicate"),
+        lambda x: functional.max_unpool2d(x, torch.zeros_like(x, dtype=LONG), 2),
+    ],
+    ids=["channel_shuffle", "reflect", "replicate", "max_unpool2d"],
+)
+def test_what_is_contiguous_whatever_the_image_is(run: Callable[[Tensor], Tensor]) -> None:
+    """native/ChanelShuffle.cpp, cuda/ReflectionPad.cu, ReplicationPadding.cu, MaxUnpooling.cu."""
+    dense = []
+
+    def step() -> None:
+        x = torch.ones(2, 8, 4, 4, device="cuda").to(memory_format=LAST).requires_grad_()
+        result = run(x)
+        (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
+        dense.append((result.is_contiguous(), gradient.is_contiguous()))
+
+    trace(step, device="cuda", gpu="a100")
+    assert dense[0][0]
+    assert dense[0][1]
+
+
+@pytest.mark.parametrize("incoming", [torch.contiguous_format, LAST])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
+@pytest.mark.parametrize(
+    ("dtype", "training"), [(BFLOAT, True), (BFLOAT, False), (torch.float32, False)]
+)
+def test_the_gradient_of_batch_norm_lies_as_its_input(
+    dtype: torch.dtype, training: bool, layout: Any, incoming: Any
+) -> None:
+    """In training; in evaluation, cuDNN's too, it is contiguous. cuda/Normalization.cu."""
+    dense = []
+
+    def run() -> None:
+        x = torch.ones(2, 8, 4, 4, dtype=dtype, device="cuda").contiguous(memory_format=layout)
+        x.requires_grad_()
+        y = nn.BatchNorm2d(8, device="cuda", dtype=dtype).train(training)(x)
+        (gradient,) = torch.autograd.grad(y, x, y.detach().contiguous(memory_format=incoming))
+        dense.append(gradient.is_contiguous())
+
+    trace(run, device="cuda", gpu="a100")
+    assert dense == [not training or layout is not LAST]
+
+
+def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:
+    """The gradient is contiguous, and cuDNN wants it as the image is."""
+    profile = {}
+    for training in (True, False):
+
+        def run(training: bool = training) -> None:
+            conv = nn.Conv2d(8, 8, 3, padding=1, bias=False, device="cuda", dtype=BFLOAT)
+            norm = nn.BatchNorm2d(8, device="cuda", dtype=BFLOAT).train(training)
+            conv.to(memory_format=LAST)
+            x = torch.ones(2, 8, 32, 32, dtype=BFLOAT, device="cuda").to(memory_format=LAST)
+            functional.relu(norm(conv(x))).sum().backward()
+
+        allocations = trace(run, device="cuda", gpu="a100").timeline.allocations
+        profile[training] = [
+            one.nbytes
+            for one in allocations
+            if one.origin.operator == "aten::convolution_backward" and one.label == ""
+        ]
+    copy = 2 * 2 * 8 * 32 * 32
+    assert profile[False].count(copy) == profile[True].count(copy) + 1

@@ -27,24 +27,6 @@ def workspaces(profile: MemoryProfile) -> list[Allocation]:
     return [one for one in profile.timeline.allocations if one.kind is Kind.WORKSPACE]
 
 
-class EagerAttention(nn.Module):
-    """Attention with its scores and probabilities written out."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.inner = nn.Linear(width, 3 * width)
-        self.outer = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        parts = self.inner(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        query, key, value = parts.unbind()
-        probabilities = (query @ key.transpose(-1, -2)).softmax(-1)
-        mixed = (probabilities @ value).transpose(1, 2).reshape(batch, length, width)
-        return self.outer(mixed)
-
-
 # -- cuBLAS ----------------------------------------------------------------------------------------
 
 
@@ -118,21 +100,6 @@ def test_nothing_of_it_on_the_cpu() -> None:
 
 
 # -- where they are booked -------------------------------------------------------------------------
-
-
-def test_eager_attention_peaks_in_the_backward_of_softmax() -> None:
-    """SoftMax.cu, ``softmax_backward_cuda_out``: gradient and output are multiplied first."""
-    model, x = EagerAttention(64, 8), torch.ones(4, 512, 64)
-    profile = trace(model, x, device="cuda", gpu="a100")
-    scores = 4 * 8 * 512 * 512 * 4
-    found = [one for one in profile.live_at_peak("backward") if one.nbytes == scores]
-    assert Kind.WORKSPACE in {one.kind for one in found}
-    (product,) = (one for one in found if one.kind is Kind.WORKSPACE)
-    assert product.origin.operator == "aten::_softmax_backward_data"
-    assert product.origin.module == "EagerAttention"
-    assert len(found) == 4  # probabilities, gradient, its product, and the result
-    assert profile.by_confidence("backward")["exact"] == scores + 2 * CUBLAS
-    assert not profile.unknown_workspaces
 
 
 def test_a_convolution_says_that_it_does_not_know() -> None:
@@ -239,7 +206,7 @@ def test_an_operator_without_a_function_is_unknown() -> None:
 
 
 def test_bytes_do_not_depend_on_the_machine_that_traces() -> None:
-    model, x = EagerAttention(64, 8), torch.ones(2, 256, 64)
+    model, x = nn.TransformerEncoderLayer(64, 8, 64), torch.ones(2, 256, 64)
     threads = torch.get_num_threads()
     first = trace(model, x, device="cuda", gpu="l4")
     try:
