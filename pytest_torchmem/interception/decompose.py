@@ -12,12 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.layouts.sparse import has_compressed, has_sparse
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.materialize import make_outputs
 from pytest_torchmem.interception.parts import Intercepts
-from pytest_torchmem.interception.plan import Output, Plan, Same, Step, Temporary, plan_of_result
+from pytest_torchmem.interception.plan import (
+    Call,
+    Output,
+    Plan,
+    Same,
+    Step,
+    Temporary,
+    plan_of_result,
+)
+from pytest_torchmem.interception.sparse import has_compressed, has_sparse
 from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
 from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.kernels import Kernels
-from pytest_torchmem.interception.layouts.layouts import Layouts
-from pytest_torchmem.interception.layouts.sparse import parts_of
+from pytest_torchmem.interception.layouts import Layouts
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.parts import Parts, RunMode
+from pytest_torchmem.interception.phases import References
 from pytest_torchmem.interception.plan_cache import SubclassAsked
+from pytest_torchmem.interception.sparse import parts_of
 from pytest_torchmem.interception.threads import TraceThreads
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.interception.values.policy import Values

@@ -16,18 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.decompose import Decompositions
-from pytest_torchmem.interception.gradient_accumulation import SUM, GradientSums, References
-from pytest_torchmem.interception.layouts.layouts import Layouts
-from pytest_torchmem.interception.layouts.quantized import QuantizedTensors, is_observed_first
-from pytest_torchmem.interception.layouts.sparse import has_sparse, parts_of
+from pytest_torchmem.interception.layouts import Layouts, QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.parts import Intercepts, Parts
+from pytest_torchmem.interception.phases import SUM, GradientSums, References
 from pytest_torchmem.interception.placement import check_generator, stage, staged_pairs
-from pytest_torchmem.interception.plan import Output, Plan, Same, broadcast_of
+from pytest_torchmem.interception.plan import Call, Output, Plan, Same, broadcast_of
 from pytest_torchmem.interception.plan_cache import (
     Plans,
     find_plan,
@@ -36,6 +33,7 @@ from pytest_torchmem.interception.plan_cache import (
     with_types,
 )
 from pytest_torchmem.interception.refusals import REFUSALS, Refusals, in_words_of_kernel
+from pytest_torchmem.interception.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.values.assumptions import may_be_assumed
 from pytest_torchmem.interception.values.computed import workspace_here
 from pytest_torchmem.interception.values.data_dependent import (

@@ -7,9 +7,8 @@ import torch
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.conversion import Conversion
-from pytest_torchmem.interception.engine_order import EngineOrder
 from pytest_torchmem.interception.ledger import Ledger
-from pytest_torchmem.interception.phases import Phases, Streams
+from pytest_torchmem.interception.phases import EngineOrder, Phases, Streams
 from pytest_torchmem.interception.placement import Placement
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.policy import Values

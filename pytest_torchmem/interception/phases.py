@@ -1,20 +1,36 @@
-"""The phase and the CUDA stream of operators.
+"""The phase and the CUDA stream of operators, and what the autograd engine does of its own.
 
 Outside of a backward the stream is the one that the program chose. The autograd engine runs every
 node on the stream that was current when its forward ran (torch/csrc/autograd/engine.cpp,
 ``evaluate_function``; input_metadata.h), and adds gradients up on that of the node that they go to
 (input_buffer.cpp, ``InputBuffer::add``). While the program never leaves the default stream, none is
 looked for.
+
+Of the nodes that are ready the engine runs the one of the largest sequence number (engine.cpp,
+``CompareNodeTaskTime``), which each thread counts for itself (ATen/SequenceNumber.cpp). On a GPU a
+backward runs on the engine's thread of that GPU, which counts the nodes that it makes with
+``create_graph=True``; a trace's backward runs on the program's thread. So before a backward of such
+a graph, each node gets the number that it would have had.
+
+The engine sums gradients in place: ``InputBuffer::accumulate``
+(torch/csrc/autograd/input_buffer.cpp) adds a second gradient into the first where nobody else holds
+it. It counts references to find out, and a tensor that Python has held counts one more, so under a
+trace the engine always adds out of place. Such an addition is recognised here, and the interceptor
+hands back the first gradient as the sum.
 """
 
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
+from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.phases import StepPhases
 from pytest_torchmem.torch_private.tensors import (
@@ -23,8 +39,143 @@ from pytest_torchmem.torch_private.tensors import (
     current_node,
     node_inputs,
     node_number,
+    place_node,
+    run_engine,
     sequence_number,
+    storage_address,
+    storage_use_count,
+    tensor_use_count,
 )
+
+
+class EngineOrder(threading.local):
+    """Which nodes backwards on a GPU have made, and where the engine has them among the others."""
+
+    def __init__(self) -> None:
+        self._first = sequence_number()
+        self._starts: list[int] = []
+        """The first node of each backward that made any."""
+        self._made = [0]
+        """How many nodes the backwards had made before the first and after each."""
+        self._creates = False
+        """Whether any backward was asked for a graph of its own."""
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs the engine's ``run_backward``; one in a backward is a part of that."""
+        if current_graph_task() != -1:
+            return run
+
+        def run_backward(*args: Any, **more: Any) -> Any:
+            # tensors, gradients, keep_graph, create_graph (python_engine.cpp,
+            # THPEngine_run_backward)
+            roots = [one.grad_fn if isinstance(one, Tensor) else one.node for one in args[0]]
+            if self._creates:
+                self._order([one for one in roots if one is not None])
+            self._creates = self._creates or bool(args[3])
+            # Several roots get one of their own on the program's thread (Engine::execute).
+            start = sequence_number() + (len(roots) > 1)
+            return run_engine(partial(run, *args, **more), partial(self._note, start))
+
+        return run_backward
+
+    def _note(self, start: int) -> None:
+        """Take note of the nodes from ``start`` on, which a backward has made."""
+        end = sequence_number()
+        if end > start:
+            self._made.append(self._made[-1] + end - start)
+            self._starts.append(start)
+
+    def _order(self, roots: list[Any]) -> None:
+        """Place the nodes that a backward from ``roots`` comes to."""
+        seen, waiting = set(roots), roots
+        while waiting:
+            node = waiting.pop()
+            place_node(node, self._place)
+            new = {one for one, _ in node.next_functions if one is not None} - seen
+            seen |= new
+            waiting += new
+
+    def _place(self, number: int) -> int:
+        """Return the number that a node would have had, counted by the thread that makes it."""
+        backward = bisect_right(self._starts, number)
+        if backward == 0:
+            return number
+        made, before = self._made[backward], self._made[backward - 1]
+        position = number - self._starts[backward - 1]
+        return number - made if position >= made - before else self._first + before + position
+
+
+SUM = "aten::add.Tensor"
+"""The operator that the engine adds gradients up with, maybe in place."""
+
+
+class References(NamedTuple):
+    """Who holds a tensor: Python objects, the C++ side of it, and its storage."""
+
+    python: int
+    tensor: int
+    storage: int
+
+    @classmethod
+    def to(cls, tensor: Tensor, python: int) -> "References":
+        """Count them now; ``python`` is ``sys.getrefcount`` where the interceptor stands."""
+        return cls(python, tensor_use_count(tensor), storage_use_count(storage_address(tensor)))
+
+
+class GradientSums:
+    """Tells the engine's own additions that it would do in place.
+
+    ``alone`` is what ``References`` gives for a gradient that nobody but the engine holds; it
+    depends on the interpreter, so it is learned from a program where that is known to be so. While
+    it is None, the first addition is only looked at.
+    """
+
+    def __init__(self, alone: References | None) -> None:
+        self.alone = alone
+        self.seen: References | None = None
+        self._node_number = -1
+        self._node_began = 0
+        self.per_thread = {"_node_number": lambda: -1, "_node_began": lambda: 0}
+
+    def operator_in_backward(self, booked: int) -> int:
+        """Note which node is running, and how many storages had been booked when it began.
+
+        Returns the node's sequence number, -1 where there is none.
+        """
+        node = current_node()
+        number = node_number(node)
+        if number != self._node_number:
+            self._node_number = number
+            self._node_began = booked
+        return number
+
+    def in_place(self, first: Tensor, second: Tensor, record: StorageRecord, python: int) -> bool:
+        """Return whether the engine would really do ``first.add_(second)``.
+
+        ``python`` is ``sys.getrefcount(first)`` where the interceptor stands.
+        """
+        if self.alone is None:
+            self.seen = self.seen or References.to(first, python)
+            return False
+        if torch.is_grad_enabled() or python > self.alone.python:
+            return False
+        if first.shape != second.shape or not is_dense(first):
+            return False
+        held = References.to(first, python)
+        if held.tensor > self.alone.tensor or held.storage > self.alone.storage:
+            return False
+        return self.is_sum(record)
+
+    def is_sum(self, record: StorageRecord) -> bool:
+        """Return whether what the engine adds to was there before the running node began."""
+        return record.index <= self._node_began or _feeds_one_input_twice(current_node())
+
+
+def _feeds_one_input_twice(node: Any) -> bool:
+    """Return whether two of a node's gradients go to the same place, as those of ``y * y`` do."""
+    targets = [edge for edge in node.next_functions if edge[0] is not None] if node else []
+    return len(set(targets)) < len(targets)
+
 
 #: Streams of one priority, which are handed out in turn (c10/cuda/CUDAStream.cpp).
 POOL = 32

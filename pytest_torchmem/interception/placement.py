@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
+from pytest_torchmem.interception.plan import Call
 from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors

@@ -1,4 +1,4 @@
-"""The geometry of an operator's outputs, from the same operator on ``meta``, remembered.
+"""Calls of operators, and the geometry of their outputs, from the same operator on ``meta``.
 
 A plan says what storages an operator makes and how its outputs lie on them; it depends on nothing
 but the operator and the geometry of its arguments, so a repeated layer costs a look-up.
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.operators.geometry import on_meta
+from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import ALL, Buffer, First, Made, Workspace
 from pytest_torchmem.profile.timeline import Confidence
@@ -35,6 +37,43 @@ from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library
     from pytest_torchmem.targets.calibration import Calibration
+
+
+@dataclass(slots=True)
+class Call:
+    """An operator and what it is called with."""
+
+    operator: OperatorSpec
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Tensor]
+    """The tensors among the arguments, in order."""
+    records: list[StorageRecord]
+    """What the ledger knows of their storages."""
+    device: DeviceLedger | None = None
+    """Where it runs."""
+    node: int | None = None
+    """The sequence number of the autograd node that called it in a backward, -1 for none there;
+    None where that was not asked."""
+    stands_in: bool = False
+    """Whether the tensors only lie as those that are meant, whose storages ``records`` has."""
+
+    @property
+    def values(self) -> Callable[..., Any] | None:
+        """What computes the outputs, where it is not the operator's kernel on the CPU."""
+        return self.operator.values_on("cuda" if self.device is None else self.device.device.type)
+
+    def may_overlap(self) -> bool:
+        """Return whether what is written to may lie on the storage of another argument.
+
+        A tensor that is given twice counts as another.
+        """
+        records = self.records
+        if len(records) < 2:
+            return False
+        if self.operator.mutated == (0,):
+            return id(records[0]) in map(id, records[1:])
+        return len({*map(id, records)}) < len(records)
 
 
 @dataclass(slots=True)

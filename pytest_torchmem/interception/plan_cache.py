@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.plan import (
+    Call,
     Plan,
     Same,
     plan_on_meta,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.layouts.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.journal.contents import SharedState, holds_tensor
 from pytest_torchmem.operators.sparse.parts import COMPRESSED

@@ -10,6 +10,16 @@ import torch
 
 from pytest_torchmem.torch_private.names import dispatch_key, private, private_attribute
 
+if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
+else:
+    HigherOrderOperator = private("torch._ops.HigherOrderOperator")
+    OpOverload = private("torch._ops.OpOverload")
+    OpOverloadPacket = private("torch._ops.OpOverloadPacket")
+
+
 #: ``DispatchKey::Fake`` sits below autograd and above every backend (c10/core/DispatchKey.h), and
 #: no kernel of torch 2.11 to 2.15 is registered for it.
 FAKE = dispatch_key("Fake")
@@ -119,15 +129,6 @@ def outside_interception() -> excluded:
     """Let operators reach their kernels while those around them are intercepted."""
     return excluded(FAKE)
 
-
-if TYPE_CHECKING:
-    from torch._ops import HigherOrderOperator as HigherOrderOperator
-    from torch._ops import OpOverload as OpOverload
-    from torch._ops import OpOverloadPacket as OpOverloadPacket
-else:
-    HigherOrderOperator = private("torch._ops.HigherOrderOperator")
-    OpOverload = private("torch._ops.OpOverload")
-    OpOverloadPacket = private("torch._ops.OpOverloadPacket")
 
 #: The ``FunctionSchema`` of an overload.
 schema: Callable[[OpOverload], torch.FunctionSchema] = private_attribute(

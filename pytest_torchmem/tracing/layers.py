@@ -18,23 +18,27 @@ from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.errors import NoCudaError, UnsupportedTorchError
 from pytest_torchmem.fake_cuda.launches.libraries import ON_CPU, launching_libraries
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.interception.conversion import NAME_DEVICE
 from pytest_torchmem.interception.distributed.modules import split_modules
-from pytest_torchmem.interception.gradient_accumulation import References
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.interception.lasting import LASTING, Layer
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.python_api.addresses import Addresses
-from pytest_torchmem.interception.python_api.checkpoints import sparse_files
-from pytest_torchmem.interception.python_api.copies import Copies, Pickling, Swaps
-from pytest_torchmem.interception.python_api.data import data_functions, subclasses_made
-from pytest_torchmem.interception.python_api.fake_tensors import FakeTensors
-from pytest_torchmem.interception.python_api.modules import Changes
-from pytest_torchmem.interception.python_api.safetensors_files import safetensors_files
+from pytest_torchmem.interception.phases import References
+from pytest_torchmem.interception.python_api.data import (
+    ValueMethods,
+    data_functions,
+    subclasses_made,
+)
+from pytest_torchmem.interception.python_api.files import (
+    Addresses,
+    Copies,
+    Pickling,
+    Swaps,
+    safetensors_files,
+    sparse_files,
+)
+from pytest_torchmem.interception.python_api.program import Changes, FakeTensors, Threads
 from pytest_torchmem.interception.python_api.storages import RealStorages, storages_booked
-from pytest_torchmem.interception.python_api.threads import Threads
-from pytest_torchmem.interception.python_api.value_methods import ValueMethods
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.generators import keeping_forward_draws
 from pytest_torchmem.step.phases import asked_engine, steps_seen

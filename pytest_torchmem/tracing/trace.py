@@ -24,10 +24,10 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.operator_log import functions_called
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
 from pytest_torchmem.interception.survivors import give_survivors_data, let_go_of_tensors
+from pytest_torchmem.interception.values.assumptions import UnknownNumber
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesMode, ValuesNeeded
-from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import process_kept, run_alone, settings_kept, undisturbed

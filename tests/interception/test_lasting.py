@@ -91,7 +91,7 @@ def test_a_module_that_was_imported_anew_makes_its_own() -> None:
 
     trace(ask_for_cuda, device="cuda")
     before = {one: module for one, module in sys.modules.items() if one.startswith("pytest_torch")}
-    kept = ("pytest_torchmem.torch_private", "pytest_torchmem.interception.lasting")
+    kept = ("pytest_torchmem.torch_private", "pytest_torchmem.interception.context")
     try:
         for one in before:
             if not one.startswith(kept):

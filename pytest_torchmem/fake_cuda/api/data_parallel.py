@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import parallel
 from torch.nn.parallel import comm, scatter_gather
 
-from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.distributed import Additions, nccl_groups
 from pytest_torchmem.torch_private.patches import Replacements, added

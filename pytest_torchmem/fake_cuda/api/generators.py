@@ -16,7 +16,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.placement import GPU_GENERATORS
-from pytest_torchmem.interception.values.mersenne_twister import moved_on
+from pytest_torchmem.interception.values.random_numbers import moved_on
 from pytest_torchmem.step.generators import content_of, drawn_from, set_apart, state_of
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private.patches import Replacements

@@ -25,8 +25,7 @@ import torch.accelerator
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory, DeviceProperties
-from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import LASTING, Layer
+from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.target import as_device, index_of
 from pytest_torchmem.torch_private import patches

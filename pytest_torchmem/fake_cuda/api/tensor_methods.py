@@ -18,8 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.fake_cuda.api.factories import WrapperSubclasses, find_legacy_type
 from pytest_torchmem.fake_cuda.api.session import SESSION
-from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import Functions, instead_of
+from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.modes import FakeTensor, NoFunctionModes, dispatch_modes, make

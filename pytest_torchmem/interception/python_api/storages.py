@@ -9,9 +9,8 @@ import torch.serialization
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import Functions, instead_of
-from pytest_torchmem.interception.python_api.checkpoints import unknown_regions
+from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
+from pytest_torchmem.interception.python_api.files import unknown_regions
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.modes import made_by, make
 from pytest_torchmem.torch_private.patches import RECEIVING, Replacements, next_batch, set_from_file

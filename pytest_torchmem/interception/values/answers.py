@@ -11,11 +11,11 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.values.assumptions import UnknownNumber
 from pytest_torchmem.interception.values.contents import Assumption, Contents
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.values.policy import Values, ValuesNeeded, is_count
 from pytest_torchmem.interception.values.random_numbers import RandomNumbers
-from pytest_torchmem.interception.values.unknown_numbers import UnknownNumber
 from pytest_torchmem.step.generators import ForwardDraws
 
 #: Initialisers draw again what fell out of bounds (``_no_grad_trunc_normal_``); a trace counts

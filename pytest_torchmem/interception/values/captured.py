@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.plan import Output, Plan
+from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.interception.values.computed import in_pairs
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.plan import Output, Plan, Same, plan_of_result
-from pytest_torchmem.interception.values.collectives import run_functional
+from pytest_torchmem.interception.plan import Call, Output, Plan, Same, plan_of_result
+from pytest_torchmem.interception.values.messages import run_functional
 from pytest_torchmem.interception.values.policy import zeros
 from pytest_torchmem.journal.journal import environment
 from pytest_torchmem.operators.workspace import Workspace

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.plan import Plan, plan_of_result
+from pytest_torchmem.interception.plan import Call, Plan, plan_of_result
 from pytest_torchmem.interception.plan_cache import find_plan
 from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues

@@ -17,20 +17,12 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
-from pytest_torchmem.interception.call import Call
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
-from pytest_torchmem.interception.plan import Output, Plan, Same
+from pytest_torchmem.interception.plan import Call, Output, Plan, Same
 from pytest_torchmem.interception.refusals import LinAlgError
 from pytest_torchmem.interception.values.answers import Answers
 from pytest_torchmem.interception.values.assumptions import assume, assumed_output, even_counts
 from pytest_torchmem.interception.values.captured import Captured, GraphRecording, not_permitted
-from pytest_torchmem.interception.values.collectives import (
-    SUMS,
-    Copy,
-    copies_of_collective,
-    includes_others,
-    is_taken_to_be_same,
-)
 from pytest_torchmem.interception.values.computed import (
     Ahead,
     RandomPlace,
@@ -41,6 +33,13 @@ from pytest_torchmem.interception.values.computed import (
     memories_of,
     place_of_grown,
     run_for_real,
+)
+from pytest_torchmem.interception.values.messages import (
+    SUMS,
+    Copy,
+    copies_of_collective,
+    includes_others,
+    is_taken_to_be_same,
 )
 from pytest_torchmem.interception.values.policy import (
     LIMIT_INTEGER,

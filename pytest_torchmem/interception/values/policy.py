@@ -18,8 +18,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from pytest_torchmem.interception.call import Call
-from pytest_torchmem.interception.plan import Output, Plan
+from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.units import format_size
 

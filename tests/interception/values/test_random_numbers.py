@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import trace
-from pytest_torchmem.interception.values.mersenne_twister import draw, moved_on, words_drawn
 from pytest_torchmem.interception.values.policy import Values, ValuesBudget
+from pytest_torchmem.interception.values.random_numbers import draw, moved_on, words_drawn
 
 ROWS, COLUMNS = 2048, 65
 """More than ``ValuesBudget.CHEAP`` elements, and no multiple of a vector's 16."""

@@ -1,6 +1,6 @@
-"""Operators on tensors that are not strided: nested ones and sparse ones.
+"""Operators on tensors that are not strided, nested and sparse ones, and on quantized ones.
 
-All are made of strided tensors, and what runs on those comes to the interceptor.
+Nested and sparse tensors are made of strided ones, and what runs on those comes to the interceptor.
 
 A nested tensor of the strided layout, which attention layers make of a padding mask, is a buffer,
 which is a storage like all others, and three small tensors on the host: the sizes, strides and
@@ -13,33 +13,41 @@ intercepted. Those that reach into the buffer's memory have a kernel in their re
         '''native/nested/NestedTensorMath.cpp, nested_layer_norm.'''
 
 ``nested`` is the ``NestedTensors`` of the trace. Sizes have to be known: they decide every shape.
+
+Quantized tensors, integers with a scale, are real in a trace. C++ gives no way to lay one on a
+storage without memory, and what operators make of one depends on packed weights that only their
+kernels can read. So these operators are run by the CPU's kernels, on known values. What they make
+is counted; what they take meanwhile is not known.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception.layouts.sparse import (
+from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
+from pytest_torchmem.interception.materialize import grow
+from pytest_torchmem.interception.parts import Intercepts, Parts
+from pytest_torchmem.interception.plan import Call, Output
+from pytest_torchmem.interception.sparse import (
     KnownTensors,
+    SparseValues,
     has_compressed,
     run_compressed,
     run_sparse,
     storage_holder,
 )
-from pytest_torchmem.interception.layouts.sparse_values import SparseValues
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.policy import LIMIT_NESTED
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Workspace
-from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.target import Target
@@ -242,3 +250,84 @@ class NestedTensors:
 
 def _contiguous_strides(row: Sequence[int]) -> list[int]:
     return [math.prod(row[position + 1 :]) for position in range(len(row))]
+
+
+_OBSERVES = "aten::_fused_moving_avg_obs_fq_helper"
+
+
+def is_observed_first(operator: OperatorSpec, args: tuple[Any, ...]) -> bool:
+    """Whether an operator makes quantized tensors, or the ranges of channels before it has any.
+
+    ``fused_moving_avg_obs_fake_quant_cpu`` (quantized/cpu/fused_obs_fake_quant.cpp) resizes them.
+    """
+    if operator.name != _OBSERVES:
+        return True
+    per_channel = len(args) > 11 and args[11]  # C++ leaves out what is as by default
+    return bool(per_channel and not args[3].numel())
+
+
+class QuantizedTensors:
+    """Runs the operators that take or make quantized tensors."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.are_there = False
+        """Whether the program has made any: asked for every operator."""
+
+    def among(self, tensors: list[Tensor]) -> bool:
+        """Whether one of an operator's arguments is quantized."""
+        return any(tensor.is_quantized for tensor in tensors)
+
+    def run(self, call: Call, device: DeviceLedger, frame: FrameType) -> Any:
+        """Run an operator on real values, and book what it makes.
+
+        Raises ``UnknownValueError`` where an argument's values are not known.
+        """
+        values, conversion = self._parts.values, self._parts.conversion
+        values.refuse_captured(call)
+        given = [
+            self._real(call, tensor, record)
+            for tensor, record in zip(call.tensors, call.records, strict=True)
+        ]
+        arguments = dict(zip(map(id, given), call.tensors, strict=True))
+
+        def booked(tensor: Tensor) -> Tensor:
+            if id(tensor) in arguments:
+                return arguments[id(tensor)]
+            if not tensor.is_quantized:
+                return conversion.lift(tensor, device.device, frame)
+            self.are_there = True
+            if storage_address(tensor) not in self._parts.ledger.records:  # no view of another
+                conversion.meet(tensor, device.device, frame)
+            return tensor
+
+        result = replace_tensors(values.run(call, given), booked)
+        written = {
+            id(one) for one in argument_tensors(call.operator.written(call.args, call.kwargs))
+        }
+        for tensor, real in zip(call.tensors, given, strict=True):
+            if id(tensor) in written and tensor.shape != real.shape:
+                self._resize(call, tensor, real, device, frame)
+        if argument_tensors(result):
+            device.note(Workspace(unknown=(call.operator.name,)))
+        return result
+
+    def _resize(
+        self, call: Call, tensor: Tensor, real: Tensor, device: DeviceLedger, frame: FrameType
+    ) -> None:
+        """Let an argument have the shape and the values that a kernel gave it."""
+        parts = self._parts
+        origin = parts.attribution.origin(parts.ledger.phase, call.operator.name, frame)
+        grow(parts.ledger, tensor, Output.of(real), device, origin)
+        parts.values.contents.remember(parts.ledger.records[storage_address(tensor)], real)
+
+    def _real(self, call: Call, tensor: Tensor, record: StorageRecord) -> Tensor:
+        if tensor.is_quantized:
+            return tensor
+        contents = self._parts.values.contents
+        if contents.known(record) is not None:
+            return contents.value(record, tensor)
+        if tensor.numel():
+            name = call.operator.name
+            raise self._parts.values.unknown(f"{name} makes quantized tensors of unknown values")
+        return torch.empty(tensor.shape, dtype=tensor.dtype)

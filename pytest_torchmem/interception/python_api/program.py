@@ -1,23 +1,38 @@
-"""Modules and optimizers that the program came with, which are after the trace as before.
+"""What a program has beside tensors: modules and optimizers, threads, and modes of fake tensors.
 
-What a program is about to change of them (``Module.to``, ``fully_shard``, ``DTensor`` parameters,
-hooks, wrappers around parts) is noted before. So each trace of a function, for several devices or
-several ranks, begins with the same model.
+What it is about to change of modules and optimizers that it came with (``Module.to``,
+``fully_shard``, ``DTensor`` parameters, hooks, wrappers around parts) is noted before. So each
+trace of a function, for several devices or several ranks, begins with the same model. Threads that
+a traced program starts are in the trace too.
+
+What runs in a ``FakeTensorMode`` of the program (``torch.export``, ``DTensor``, ``make_fx``)
+allocates nothing, and has fake tensors whose kernels are looked up by keys that the trace's is not
+among (torch/csrc/utils/python_dispatch.cpp). So nothing is intercepted while the program is in one.
 """
 
+import _thread
+import queue
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 
-from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.lasting import Functions, instead_of
+from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.journal.in_place import InPlace
+from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.step.imports import ThreadApart
+from pytest_torchmem.step.trees import argument_tensors, tensors_in
+from pytest_torchmem.torch_private.dispatcher import reach_past_modes
+from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded, set_excluded
+from pytest_torchmem.torch_private.modes import fakes_of_meta, makes_fake_tensors
 from pytest_torchmem.torch_private.module_calls import (
     APPLIES,
     Hooks,
@@ -27,8 +42,14 @@ from pytest_torchmem.torch_private.module_calls import (
 from pytest_torchmem.torch_private.patches import (
     Replacements,
     applied_item,
+    fallback_kernel,
     name_table,
+    pop_mode,
+    print_tensor,
+    push_mode,
+    set_mode,
     state_table,
+    unset_mode,
 )
 from pytest_torchmem.torch_private.tensors import has_dispatch, own_buffers, own_parameters
 
@@ -229,3 +250,159 @@ class Changes(Functions):
     def _is_real(self, parameter: Tensor) -> bool:
         """Whether a parameter came with the program; wrappers and fake tensors are its own."""
         return self._trace.brought(parameter) and not has_dispatch(parameter)
+
+
+_RUN = "run"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Threads(Functions):
+    """Runs threads and submitted calls of the trace's threads inside of the trace."""
+
+    @instead_of(threading.Thread)
+    def start(self, original: Any, thread: threading.Thread) -> None:
+        """Start a thread that runs in the trace."""
+        if self._trace.off() or isinstance(thread, ThreadApart):
+            original(thread)
+            return
+        attributes = vars(thread)
+        own = attributes.get(_RUN)
+        run = self._in_trace(thread.run)
+
+        def once() -> None:
+            give_back()
+            run()
+
+        def give_back() -> None:
+            attributes.pop(_RUN, None)
+            if own is not None:
+                attributes[_RUN] = own
+
+        attributes[_RUN] = once
+        try:
+            original(thread)
+        except BaseException:
+            give_back()
+            raise
+
+    @instead_of(_thread, "start_new_thread")
+    def start_bare(self, original: Any, function: Callable[..., Any], *args: Any) -> int:
+        """Start a thread that has no object."""
+        if not self._trace.off():
+            function = self._in_trace(function)
+        number: int = original(function, *args)
+        return number
+
+    @instead_of(ThreadPoolExecutor)
+    def submit(
+        self,
+        original: Any,
+        pool: ThreadPoolExecutor,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Future[Any]:
+        """Have a thread of a pool, which may be there since before the trace, run a call in it."""
+        if not self._trace.off():
+            function = self._in_trace(function)
+        made: Future[Any] = original(pool, function, *args, **kwargs)
+        return made
+
+    @instead_of(queue.Queue)
+    def put(
+        self, original: Any, to: queue.Queue[Any], item: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take note of tensors that a thread which is there since before the trace hands over."""
+        if not self._trace.on_thread():
+            for tensor in tensors_in(item):
+                if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+                    storage = tensor.untyped_storage()
+                    self._trace.handed[storage._cdata] = storage
+        original(to, item, *args, **kwargs)
+
+    def _in_trace(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(_run, self._trace.joined_by_new(), function)
+
+
+def _run(joined: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    with joined():
+        return function(*args, **kwargs)
+
+
+class FakeTensors(Functions):
+    """Leaves a trace alone while its thread is in a ``FakeTensorMode``."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        super().__init__(trace)
+        self._before: list[bool] = []
+        """Whether the trace's key was excluded when each of the modes was entered."""
+
+    def begin(self) -> None:
+        """Forget modes that the trace before did not leave."""
+        self._before.clear()
+
+    @instead_of(push_mode)
+    def enter(self, original: Any, mode: Any) -> Any:
+        """Make a mode the thread's innermost one."""
+        result = original(mode)
+        if not self._trace.on_thread():
+            return result
+        if makes_fake_tensors(mode):
+            self._before.append(is_excluded(FAKE))
+            set_excluded(FAKE, True)
+        elif not self._trace.inside:  # a mode of the program, not one of the profiler's own
+            reach_past_modes()
+        return result
+
+    @instead_of(pop_mode)
+    def leave(self, original: Any, *args: Any) -> Any:
+        """Take a mode away."""
+        mode = original(*args)
+        if makes_fake_tensors(mode) and self._trace.on_thread() and self._before:
+            set_excluded(FAKE, self._before.pop())
+        return mode
+
+    @instead_of(set_mode)
+    def put(self, original: Any, mode: Any) -> Any:
+        """Put back a mode that was taken away for a while."""
+        result = original(mode)
+        if makes_fake_tensors(mode) and self._trace.on_thread():
+            set_excluded(FAKE, True)
+        return result
+
+    @instead_of(unset_mode)
+    def take(self, original: Any, kind: Any) -> Any:
+        """Take a mode away for a while."""
+        mode = original(kind)
+        if makes_fake_tensors(mode) and self._trace.on_thread():
+            set_excluded(FAKE, self._trace.inside)
+        return mode
+
+    @instead_of(print_tensor)
+    def text(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return what a tensor is printed as.
+
+        Modes are left meanwhile, also for an error that C++ then drops (the next overload is
+        tried). A guard that is made meanwhile ends after they are entered again, and puts back the
+        keys that were excluded when it began (torch/_tensor_str.py, ``_str``).
+        """
+        if not self._trace.on_thread():
+            return original(*args, **kwargs)
+        with excluded(FAKE, is_excluded(FAKE)):
+            return original(*args, **kwargs)
+
+    @instead_of(fallback_kernel)
+    def run(
+        self, original: Any, mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception
+    ) -> Any:
+        """Run an operator without a kernel for ``meta``; the device's would run on zeros, and a
+        GPU's is not there.
+        """
+        first = next(iter(argument_tensors(flat_args)), None)
+        geometry = None
+        if first is not None and self._trace.on_thread():
+            geometry = spec_of(func).on(first.device.type).meta
+        if geometry is None:
+            return original(mode, func, flat_args, args_spec, error)
+        return fakes_of_meta(mode, func, geometry, flat_args, args_spec)

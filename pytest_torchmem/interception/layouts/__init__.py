@@ -1,1 +1,0 @@
-"""Tensors that are not strided: nested, compressed and sparse ones."""

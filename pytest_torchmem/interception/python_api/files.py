@@ -1,0 +1,573 @@
+"""Tensors without memory that are copied (``copy.deepcopy``), pickled, saved, or read from files.
+
+What is not known leaves a hole in a file, and is read as unknown again. A hole takes no space on
+the disk and reads as zeros, for everybody (``write_record_metadata``,
+caffe2/serialize/inline_container.cc, as in ``torch.serialization.skip_data``). In a file of
+``torch.save`` a record of its own, which ``torch.load`` passes over, tells which records these are.
+
+From files of safetensors, which its library in Rust writes from and reads into memory, tensors are
+cut out of the mapped file, for which no memory is touched; the library would copy those that go to
+cuda into pinned memory first (bindings/python/src/lib.rs, ``get_tensor_pinned_cuda``).
+
+Programs compare addresses of storages without memory, and libraries read and write there without
+torch (safetensors): each is the beginning of pages that the operating system gives when they are
+first touched.
+
+torch swaps no tensor (``torch.utils.swap_tensors``) that has a weak reference, and a trace has
+some: they are gone meanwhile.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from ctypes import string_at
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+from zipfile import ZipFile
+
+import torch
+import torch.serialization
+import torch.utils
+from torch import Tensor, nn
+
+from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
+from pytest_torchmem.interception.conversion import WRITTEN, Region
+from pytest_torchmem.interception.ledger import StorageRecord
+from pytest_torchmem.interception.plan import Output
+from pytest_torchmem.interception.values.policy import zeros
+from pytest_torchmem.torch_private.modes import made_by, make
+from pytest_torchmem.torch_private.patches import (
+    Replacements,
+    file_reader,
+    file_writer,
+    legacy_save,
+)
+from pytest_torchmem.torch_private.tensors import is_wrapper
+
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""``MAP_NORESERVE`` of Linux: pages that nobody touches are not counted (mmap(2))."""
+
+
+def untouched_pages(nbytes: int) -> mmap.mmap | None:
+    """Return ``nbytes`` bytes of zeros that take no memory; None where there are no such pages."""
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return None
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+        return mmap.mmap(-1, nbytes, flags=flags)
+    except (OSError, ValueError, OverflowError):
+        return None
+
+
+_APART = 1 << 40
+"""The distance of addresses that cannot be read, where there are no such pages."""
+
+
+class Addresses(Functions):
+    """The addresses given to the storages of one trace, by their devices and numbers."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        super().__init__(trace)
+        self._unknown: dict[int, int] = {}
+        """How many bytes are not known from an address on, by the addresses that were told."""
+        self._pages: dict[tuple[torch.device, int], tuple[mmap.mmap, int]] = {}
+
+    def begin(self) -> None:
+        """Forget the addresses of the trace before."""
+        self._unknown.clear()
+        self._pages.clear()
+
+    @instead_of(Tensor, "data_ptr")
+    def of_tensor(self, original: Any, tensor: Tensor) -> int:
+        """Return an address that differs where memory would."""
+        if self._trace.without_memory(tensor) is None or not tensor.numel() or is_wrapper(tensor):
+            return cast(int, original(tensor))
+        start = tensor.untyped_storage().data_ptr()
+        return start + int(tensor.storage_offset()) * tensor.element_size()
+
+    @instead_of(torch.UntypedStorage, "data_ptr")
+    def of_storage(self, original: Any, storage: torch.UntypedStorage) -> int:
+        """Return where a storage begins; one of no bytes lies nowhere on any device."""
+        if not storage.nbytes():
+            return 0
+        record = self._trace.record_of(storage)
+        if record is None or not record.hollow:
+            return cast(int, original(storage))
+        self._trace.values.contents.begin_writing(record)
+        known = self._trace.values.contents.known(record)
+        memory = record.memory if known is None else known
+        if memory is not None:
+            address = memory.data_ptr()
+            self._unknown[address] = storage.nbytes() if known is None else 0
+            return address
+        return self._reserved(record, storage.nbytes())
+
+    def _reserved(self, record: StorageRecord, nbytes: int) -> int:
+        key = (record.ledger.device, record.index)
+        known = self._pages.get(key)
+        if known is not None and len(known[0]) >= nbytes:
+            return known[1]
+        pages = untouched_pages(nbytes)
+        if pages is None:
+            return record.index * _APART
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        self._pages[key] = (pages, address)
+        self._unknown[address] = nbytes
+        return address
+
+    def are_unknown(self, address: int, nbytes: int) -> bool:
+        """Return whether bytes at an address are of a storage that nothing is known of."""
+        if self._unknown.get(address, -1) >= nbytes:
+            return True
+        end = address + nbytes
+        return any(
+            start <= address and end <= start + size for start, size in self._unknown.items()
+        )
+
+
+_COPIED = "pytest_torchmem: copied storages"
+"""Where the memory of a deep copy has them."""
+
+
+class Copies(Functions):
+    """Copies by operators; torch copies a storage's memory."""
+
+    @instead_of(Tensor, "__deepcopy__")
+    def of_tensor(self, original: Any, tensor: Tensor, memo: dict[int, Any]) -> Any:
+        """Copy a tensor with its gradient and attributes; torch/_tensor.py, ``__deepcopy__``."""
+        if self._trace.record(tensor) is None:
+            return original(tensor, memo)
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        if not tensor.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment."
+            )
+        with torch.no_grad():
+            shares = type(tensor) is Tensor and tensor.layout is torch.strided
+            shares = shares and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+            copy = _with_its_storage(tensor, memo) if shares else tensor.detach().clone()
+            copy.requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = copy
+        if tensor.grad is not None:
+            copy.grad = self.of_tensor(original, tensor.grad, memo)
+        copy.__dict__.update(deepcopy(tensor.__dict__, memo))
+        return copy
+
+    @instead_of(nn.Parameter, "__deepcopy__")
+    def of_parameter(self, original: Any, parameter: nn.Parameter, memo: dict[int, Any]) -> Any:
+        """Copy a parameter without its gradient; torch/nn/parameter.py, ``__deepcopy__``."""
+        if id(parameter) not in memo:
+            copy = type(parameter)(parameter.data.clone(), parameter.requires_grad)
+            memo[id(parameter)] = copy
+        return memo[id(parameter)]
+
+
+def _with_its_storage(tensor: Tensor, memo: dict[Any, Any]) -> Tensor:
+    """Copy the whole storage of a tensor, once for all tensors on it; torch/storage.py,
+    ``TypedStorage.__deepcopy__``. Its copy begins as one element.
+    """
+    storage = tensor.untyped_storage()
+    copies: dict[int, Tensor] = memo.setdefault(_COPIED, {})
+    whole = copies.get(storage._cdata)
+    if whole is None:
+        elements = storage.nbytes() // tensor.element_size()
+        whole = tensor.detach().as_strided((elements,), (1,), 0).clone()
+        copies[storage._cdata] = whole
+    made = tensor.new_empty([])
+    return made.set_(
+        whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
+
+
+class Pickling(Functions):
+    """Pickles known values, and for those not known zeros, of pages that nobody has touched."""
+
+    def __init__(self, trace: TraceContext) -> None:
+        super().__init__(trace)
+        self.unknown: set[int] = set()
+        """The addresses of storages that were pickled as zeros."""
+        self.older = False
+        """Whether the archive that is written stands for a file of the older format."""
+        self._zeros_of: dict[tuple[torch.device, int], Tensor] = {}
+        self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
+        """Storages that were pickled, and the devices they belong to in the trace, by address."""
+
+    def begin(self) -> None:
+        """Forget what was pickled in the trace before."""
+        self.unknown.clear()
+        self._zeros_of.clear()
+        self._places.clear()
+
+    @instead_of(Tensor, "__reduce_ex__")
+    def reduce(self, original: Any, tensor: Tensor, protocol: Any) -> Any:
+        """Pickle a real tensor of the same geometry."""
+        record = self._trace.without_memory(tensor)
+        if record is None or tensor.layout is not torch.strided or is_wrapper(tensor):
+            # Of its parts, each as it comes.
+            return original(tensor, protocol)
+        nbytes = tensor.untyped_storage().nbytes()
+        with self._trace.working():
+            content = self._trace.values.contents.known(record)
+            if content is None:
+                content = self._zeros(record, nbytes)
+            storage = content.untyped_storage()
+            # The name of the host is one string, which a pickle writes once (``_cpu_tag``).
+            on_host = record.ledger.device.type == "cpu"
+            place = "cpu" if on_host else str(record.ledger.device)
+            self._places[storage._cdata] = storage, place
+            real = Output.of(tensor).on(storage)
+            return original(real.requires_grad_(tensor.requires_grad), protocol)
+
+    @instead_of(torch.serialization)
+    def location_tag(self, original: Any, storage: Any) -> Any:
+        """Return where a pickled storage was, which ``torch.load`` will put it to."""
+        place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
+        return original(storage) if place is None else place[1]
+
+    @instead_of(legacy_save)
+    def save(
+        self, original: Any, obj: Any, file: Any, pickle_module: Any, pickle_protocol: Any
+    ) -> None:
+        """Write an archive instead of the older format, which ``pickle`` asks for: there is no
+        place in that to say what is not known. Either is read back by ``torch.load``. A program
+        may have put something else, which asks for the older one, in the place of ``torch.save``.
+        """
+        if self._trace.off():
+            original(obj, file, pickle_module, pickle_protocol)
+            return
+        self.older = True
+        try:
+            torch.serialization.save(obj, file, pickle_module, pickle_protocol)
+        finally:
+            self.older = False
+
+    def _zeros(self, record: StorageRecord, nbytes: int) -> Tensor:
+        """Return what stands for a storage that is not known, the same one each time."""
+        key = (record.ledger.device, record.index)
+        made = self._zeros_of.get(key)
+        if made is None or made.numel() != nbytes:
+            pages = untouched_pages(nbytes) if nbytes else None
+            made = zeros(nbytes) if pages is None else torch.frombuffer(pages, dtype=torch.uint8)
+            self._zeros_of[key] = made
+            self.unknown.add(made.untyped_storage()._cdata)
+        return made
+
+
+_NOTHING = object()
+
+
+class Swaps(Functions):
+    """``swap_tensors`` in a trace."""
+
+    @instead_of(torch.utils, "swap_tensors")
+    def swap(self, original: Any, t1: Tensor, t2: Tensor) -> None:
+        """Swap two tensors, and what is noted of their contents."""
+        if not self._trace.on_thread():
+            original(t1, t2)
+            return
+        stay, move = (
+            self._trace.own.by_tensor if self._trace.own else (),
+            self._trace.noted_contents,
+        )
+        tables = [*stay, *move]
+        notes = [(table.pop(t1, _NOTHING), table.pop(t2, _NOTHING)) for table in tables]
+        swapped = False
+        try:
+            original(t1, t2)
+            swapped = True
+        finally:
+            for position, (table, (first, second)) in enumerate(zip(tables, notes, strict=True)):
+                if swapped and position >= len(stay):
+                    first, second = second, first
+                for tensor, note in ((t1, first), (t2, second)):
+                    if note is not _NOTHING:
+                        table[tensor] = note
+
+
+_Writer: Any = file_writer.original
+_Reader: Any = file_reader.original
+_ARCHIVE = b"PK\x03\x04"
+"""How files of ``torch.save`` begin."""
+_UNKNOWN = ".data/pytest_torchmem_unknown"
+"""The name of the record that lists those whose content is not known."""
+_OLDER = ".data/pytest_torchmem_older"
+"""The name of a record in an archive that stands for a file of the older format."""
+_FIRST = (".data/serialization_id", "version")
+"""What C++ reads where it opens an archive (``PyTorchStreamReader::init``, the same)."""
+
+
+class _Careful:
+    """A program's file, as C++ writes to it: what it raises is kept until C++ is done.
+
+    The writer ends the process where its file fails: its destructor writes the end of the archive,
+    and throws once more (``~PyTorchStreamWriter``, caffe2/serialize/inline_container.cc). Of the
+    file it calls ``write`` and ``seek`` (torch/csrc/jit/python/init.cpp, ``BufferWriter``).
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> None:
+        """Write, unless that has failed before."""
+        self._do("write", data)
+
+    def seek(self, offset: int, whence: int) -> None:
+        """Leave a hole."""
+        self._do("seek", offset, whence)
+
+    def _do(self, name: str, *args: Any) -> None:
+        if self.error is None:
+            try:
+                getattr(self._file, name)(*args)
+            except BaseException as error:
+                self.error = error
+
+
+def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
+    """Let files of ``torch.save`` have holes where contents are not known."""
+
+    class Writer(_Writer):  # type: ignore[misc]
+        def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
+            self._file = None if isinstance(file, str) else _Careful(file)
+            super().__init__(self._file or file, *args, **kwargs)
+            self._with_holes = isinstance(file, str) or _can_seek(file)
+            self._unknown: list[str] = []
+            self._older = pickling.older
+
+        def write_record(self, name: str, data: Any, size: int) -> None:
+            """Write a record, or leave its place free."""
+            if trace.off() or getattr(data, "_cdata", None) not in pickling.unknown:
+                super().write_record(name, data, size)
+            else:
+                self._unknown.append(name)
+                if self._with_holes and size:
+                    self.write_record_metadata(name, size)
+                else:
+                    super().write_record(name, data, size)
+            self._raise()
+
+        def write_end_of_file(self) -> None:
+            """Say last what is not known."""
+            if self._unknown:
+                names = json.dumps(self._unknown).encode()
+                super().write_record(_UNKNOWN, names, len(names))
+            if self._older:
+                super().write_record(_OLDER, b"1", 1)
+            super().write_end_of_file()
+            self._raise()
+
+        def _raise(self) -> None:
+            """Raise what the file has raised, once."""
+            if self._file is not None and (error := self._file.error) is not None:
+                self._file = None
+                raise error
+
+    class Reader(_Reader):  # type: ignore[misc]
+        def __init__(self, file: Any) -> None:
+            super().__init__(file)
+            self._books = False
+            self._unknown = () if trace.off() else _unknown_in(self)
+            self._books = not (trace.off() or self.has_record(_OLDER))
+            if self._books:
+                for name in filter(self.has_record, _FIRST):
+                    self.get_record(name)
+
+        def get_record(self, name: str) -> Any:
+            """Read a record as bytes, of a buffer from the CPU's allocator, which is gone then
+            (``PyTorchStreamReader::getRecord``, caffe2/serialize/inline_container.cc).
+            """
+            found = super().get_record(name)
+            if self._books and not trace.off():
+                with trace.working():
+                    trace.meet(torch.empty(len(found), dtype=torch.uint8))
+            return found
+
+        def get_storage_from_record(self, name: str, numel: int, dtype: Any) -> Any:
+            """Read a record into memory of the allocator, or return bytes that are not known."""
+            if trace.off():
+                return super().get_storage_from_record(name, numel, dtype)
+            if name in self._unknown:
+                size = dtype.itemsize if isinstance(dtype, torch.dtype) else 1
+                return trace.unknown_bytes(numel * size)
+            found = super().get_storage_from_record(name, numel, dtype)
+            trace.meet_storage(found.untyped_storage())
+            return found
+
+    return [file_writer.by(Writer), file_reader.by(Reader)]
+
+
+def unknown_regions(path: Any) -> tuple[Region, ...]:
+    """Return the parts of a file that a trace wrote without knowing them."""
+    written = WRITTEN.unknown(path)
+    if written or not _is_archive(path):
+        return written
+    reader = _Reader(os.fspath(path))
+    starts = {name: reader.get_record_offset(name) for name in _unknown_in(reader)}
+    with ZipFile(path) as archive:  # the reader of torch 2.11 says no sizes
+        sizes = {one.filename.partition("/")[2]: one.file_size for one in archive.infolist()}
+    return tuple((start, start + sizes[name]) for name, start in starts.items())
+
+
+def _unknown_in(reader: Any) -> list[str]:
+    """Return the names of the records that are not known."""
+    found: list[str] = []
+    if reader.has_record(_UNKNOWN):
+        found = json.loads(reader.get_record(_UNKNOWN))
+    return found
+
+
+def _is_archive(path: Any) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_ARCHIVE)) == _ARCHIVE
+    except OSError:
+        return False
+
+
+def _can_seek(file: Any) -> bool:
+    try:
+        return bool(file.seekable())
+    except Exception:  # whatever a program's own file does
+        return False
+
+
+_ALIGNMENT = 8
+"""Where the first tensor begins; safetensors/src/tensor.rs, ``prepare``."""
+_CHUNK = 1 << 24
+
+
+@contextmanager
+def safetensors_files(trace: TraceContext, addresses: Addresses) -> Iterator[None]:
+    """Let safetensors write and read files without touching memory that no tensor has."""
+    library = _library()
+    if library is None:
+        yield
+        return
+    with (
+        LASTING.layer("safetensors", partial(_functions, library, addresses)) as opened,
+        made_by(library.safe_open, opened),
+    ):
+        yield
+
+
+def _functions(
+    library: Any, addresses: Addresses, trace: TraceContext
+) -> Layer[Callable[..., Any]]:
+    """Return the layer, whose owner makes what ``safe_open`` returns."""
+    original: Any = library.serialize_file
+    safe_open: Any = library.safe_open
+
+    def serialize_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
+        if trace.off() or not _has_unknown(tensors, addresses):
+            return original(tensors, filename, metadata=metadata)
+        return _write(tensors, filename, metadata, addresses)
+
+    def opened(*args: Any, **kwargs: Any) -> Any:
+        if not trace.off():
+            args, kwargs = _with_number(args, kwargs)
+        return make(safe_open, *args, **kwargs)
+
+    return Layer([(library, {"serialize_file": serialize_file})], opened)
+
+
+def _library() -> Any:
+    """Return ``safetensors.torch``, or None where it is not there or another than is known."""
+    if "safetensors" not in sys.modules and not _is_installed():
+        return None
+    try:
+        found = import_module("safetensors.torch")
+    except ImportError:
+        return None
+    known = type(getattr(found, "safe_open", None)) is type and hasattr(found, "serialize_file")
+    return found if known else None
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("safetensors") is not None
+
+
+def _with_number(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of ``safe_open(filename, framework, device)`` for mapped tensors.
+
+    A device that is a number is left to torch (``Device::Anonymous``).
+    """
+    device = args[2] if len(args) > 2 else kwargs.get("device")
+    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
+    if kind != "cuda" or not (index.isdecimal() or device == kind):
+        return args, kwargs
+    number = int(index or 0)
+    if len(args) > 2:
+        return (*args[:2], number, *args[3:]), kwargs
+    return args, {**kwargs, "device": number}
+
+
+def _has_unknown(tensors: Any, addresses: Addresses) -> bool:
+    return isinstance(tensors, Mapping) and any(
+        hasattr(found, "data_ptr") and addresses.are_unknown(found.data_ptr, found.data_len)
+        for found in tensors.values()
+    )
+
+
+def _write(tensors: Mapping[str, Any], filename: Any, metadata: Any, addresses: Addresses) -> None:
+    """Write a file as safetensors does, with holes; README.md of safetensors, Format."""
+    names = sorted(tensors, key=lambda name: (-_itemsize(tensors[name]), name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name in names:
+        found = tensors[name]
+        start, end = end, end + found.data_len
+        shape = list(found.shape)
+        header[name] = {"dtype": found.dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    folder = os.path.dirname(os.path.abspath(os.fspath(filename)))
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+        try:
+            file.write(len(text).to_bytes(_ALIGNMENT, "little") + text)
+            unknown: list[Region] = []
+            for name in names:
+                start = file.tell()
+                if not _write_tensor(file, tensors[name], addresses):
+                    unknown.append((start, file.tell()))
+            file.truncate()
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.chmod(file.name, 0o666 & ~_umask())
+    os.replace(file.name, filename)
+    WRITTEN.note(filename, unknown)
+
+
+def _write_tensor(file: Any, found: Any, addresses: Addresses) -> bool:
+    """Write a tensor, or leave its place free; return whether anything is known of it."""
+    if addresses.are_unknown(found.data_ptr, found.data_len):
+        file.seek(found.data_len, os.SEEK_CUR)
+        return False
+    for start in range(0, found.data_len, _CHUNK):
+        file.write(string_at(found.data_ptr + start, min(_CHUNK, found.data_len - start)))
+    return True
+
+
+def _itemsize(found: Any) -> float:
+    elements = 1
+    for size in found.shape:
+        elements *= size
+    return found.data_len / elements if elements else 0
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
