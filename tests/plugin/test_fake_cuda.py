@@ -120,11 +120,6 @@ def test_without_the_option_they_are_skipped(project: Project) -> None:
     project.run(skipped=11)
 
 
-def test_with_workers(project: Project) -> None:
-    suite(project)
-    project.run("-n1", "--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED)
-
-
 def test_in_the_ini_file(project: Project) -> None:
     project.write(test_net="import torch\ndef test_net():\n    assert torch.cuda.is_available()\n")
     (project.path / "pytest.ini").write_text("[pytest]\ntorchmem_fake_cuda = t4\n")

