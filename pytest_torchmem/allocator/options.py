@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = frozenset(
 """Keys about host memory, locks, graphs and when an error is raised; none moves a byte here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AllocatorOptions:
     """The caching allocator's options; sizes in bytes. The defaults are torch's."""
 

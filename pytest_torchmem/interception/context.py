@@ -396,7 +396,7 @@ def _calling(method: Callable[..., Any], original: Any) -> Callable[..., Any]:
     return function
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Layer(Generic[_Owner]):
     """Replacements that are put in place together."""
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.targets.calibration import Calibration
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """An operator and what it is called with."""
 
@@ -76,7 +76,7 @@ class Call:
         return len({*map(id, records)}) < len(records)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Output:
     """A tensor among an operator's outputs: its geometry on one of the plan's storages.
 
@@ -100,7 +100,7 @@ class Output:
         return tensor_on(storage, self.dtype, self.shape, self.stride, start + self.offset)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Same:
     """An output that is one of the tensor arguments itself, by its position among them.
 
@@ -127,7 +127,7 @@ class Temporary(NamedTuple):
 Step = Temporary | int | Output | Same | Buffer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Plan:
     """What an operator returns, and the bytes it takes beyond.
 

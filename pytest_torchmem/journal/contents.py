@@ -329,6 +329,6 @@ def _parts(container: Any) -> list[Any]:
 
 def is_same(now: Any, before: Any) -> bool:
     """Return whether contents are the very same things, in the same order."""
-    if len(now) != len(before) or not all(map(operator.is_, now, before)):
-        return False
+    if not now or len(now) != len(before) or not all(map(operator.is_, now, before)):
+        return not now and not before
     return not isinstance(now, dict) or all(map(operator.is_, now.values(), before.values()))

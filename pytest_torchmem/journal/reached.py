@@ -12,8 +12,8 @@ from contextlib import suppress
 from dis import get_instructions, opmap
 from enum import IntEnum
 from functools import partial
-from itertools import compress
-from typing import Any, NamedTuple
+from itertools import chain, compress
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -152,6 +152,7 @@ _ALL_CODE = (type, types.ModuleType, *FUNCTIONS)
 _CODE = frozenset({ABCMeta, *_ALL_CODE})
 """Types of most of what a file defines."""
 _CALLED = frozenset({types.FunctionType, types.MethodType, partial})
+_FOLLOWED = _CALLED | CONTAINERS
 _STAYS = frozenset(vars(nn.Module())) - {BUFFERS, CHILDREN, UNSAVED_BUFFERS}
 """Attributes of every module that do not change with a step; of parameters there is a list."""
 _STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
@@ -167,12 +168,8 @@ class Scope(IntEnum):
     """A global variable, an attribute of a class, or in one."""
 
 
-class Holder(NamedTuple):
-    """Something whose contents a program can change."""
-
-    place: Any
-    """A container, or ``Names``."""
-    scope: Scope
+Holder = tuple[Any, Scope]
+"""A container or ``Names``, whose contents a program can change, and whose that is."""
 
 
 class Reached:
@@ -189,9 +186,8 @@ class Reached:
         """Tables of modules' parameters."""
         self.tensors: list[ref[Tensor]] = []
         """Other tensors."""
-        self._keep: list[Any] = []
-        """What was looked at lives on, so that no other object gets its address."""
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}
+        """What was looked at, by its id: it lives on, so that no other object gets its address."""
         self._kinds: set[type] = set()
         self._called: list[tuple[Any, Scope]] | None = []
         """Functions, which are followed when all is found that the arguments hold."""
@@ -209,7 +205,7 @@ class Reached:
             self._waiting[scope] += self._of_callable(function, scope)
         self._walk_scopes(*Scope)
         self._look_at_classes()
-        self._keep.clear()
+        self._seen.clear()
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that the arguments hold, beside those that functions use."""
@@ -226,23 +222,21 @@ class Reached:
                 self._walk(waiting, scope)
 
     def _walk(self, waiting: list[Any], scope: Scope, levels: int = _MOST) -> None:
-        seen, keep = self._seen, self._keep
+        seen, holders = self._seen, self.holders
         while waiting and levels and len(seen) < _MOST:
             found: list[Any] = []
             for one in waiting:
-                kind = type(one)
-                if kind in _QUICK:
+                kind, number = type(one), id(one)
+                if kind in _QUICK or number in seen:
                     continue
-                if id(one) in seen or (kind not in CONTAINERS and isinstance(one, _WITHOUT_STATE)):
-                    if isinstance(one, Tensor):
-                        self.tensors.append(ref(one))
-                    continue
-                seen.add(id(one))
-                keep.append(one)
                 if kind in CHANGEABLE and not one:
-                    self.holders.append(Holder(one, scope))
-                else:
+                    seen[number] = one
+                    holders.append((one, scope))
+                elif kind in _FOLLOWED or not isinstance(one, _WITHOUT_STATE):
+                    seen[number] = one
                     found += self._inside(one, scope)
+                elif isinstance(one, Tensor):
+                    self.tensors.append(ref(one))
             waiting, levels = found, levels - 1
 
     def _inside(self, one: Any, scope: Scope) -> Iterable[Any]:
@@ -250,7 +244,7 @@ class Reached:
         kind = type(one)
         if kind in CONTAINERS:
             if kind in CHANGEABLE:
-                self.holders.append(Holder(one, scope))
+                self.holders.append((one, scope))
             return [*(one.values() if kind in MAPPINGS else one)] if one else ()
         if kind in _CALLED:
             if self._called is None:
@@ -260,7 +254,7 @@ class Reached:
             self._kinds.add(one)
         elif (container := container_of(kind)) is not None:
             if container in CHANGEABLE:
-                self.holders.append(Holder(one, scope))
+                self.holders.append((one, scope))
             values = container.values if container in MAPPINGS else container.__iter__
             return [*values(one), *self._of_object(one, scope)]
         elif is_of_program(kind):
@@ -278,7 +272,7 @@ class Reached:
         """Yield what a function has at hand, and note the globals that it names."""
         for cell in function.__closure__ or ():
             names = names_of_cell(cell)
-            self.holders.append(Holder(names, scope))
+            self.holders.append((names, scope))
             yield from names.read().values()
         yield from function.__defaults__ or ()
         yield from (function.__kwdefaults__ or {}).values()
@@ -290,7 +284,7 @@ class Reached:
         variables = function.__globals__
         for code in codes_of(function.__code__):
             if written := written_by(code):
-                self.holders.append(Holder(names_of_globals(variables, written), Scope.GLOBAL))
+                self.holders.append((names_of_globals(variables, written), Scope.GLOBAL))
             named = (name for name in code.co_names if name in variables)
             self._waiting[Scope.GLOBAL] += map(variables.__getitem__, named)
 
@@ -301,7 +295,7 @@ class Reached:
         inside: list[Any] = []
         scope = max(scope, Scope.MODULE) if module else scope
         if type(own) is dict:
-            self.holders.append(Holder(own, Scope.MODULE if module else scope))
+            self.holders.append((own, Scope.MODULE if module else scope))
             if not module:
                 inside += own.values()
             else:
@@ -309,7 +303,7 @@ class Reached:
                 self.parameters += [own[name] for name in (PARAMETERS,) if name in own]
         slots = names_of_slots(one)
         if slots is not None:
-            self.holders.append(Holder(slots, scope))
+            self.holders.append((slots, scope))
             inside += slots.read().values()
         return inside
 
@@ -328,10 +322,9 @@ class Reached:
                 if kind not in _CODE and name[:2] != "__" and not issubclass(kind, _ALL_CODE)
             ]
             places.append(names_of_globals(variables, states))
-        for names in places:
-            self.holders.append(Holder(names, Scope.GLOBAL))
-            values = (one for one in names.read().values() if not isinstance(one, nn.Module))
-            self._walk([*values], Scope.GLOBAL, _LEVELS)
+        self.holders += [(names, Scope.GLOBAL) for names in places]
+        values = chain.from_iterable(names.read().values() for names in places)
+        self._walk([one for one in values if not isinstance(one, nn.Module)], Scope.GLOBAL, _LEVELS)
 
 
 def container_of(kind: type) -> Any:

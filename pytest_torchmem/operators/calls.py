@@ -46,7 +46,7 @@ class Trace(Protocol):
         """Book a library's workspace that stays, made by ``overload`` at its first use."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GivenCall:
     """An operator and its arguments as they were given, for what hands all of them on."""
 
@@ -55,7 +55,7 @@ class GivenCall:
     overload: OpOverload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CompositeCall(GivenCall):
     """The call of a composite operator, which its path on a device stands in for."""
 

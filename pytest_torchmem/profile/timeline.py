@@ -97,7 +97,7 @@ _AT_ONCE = 1 << 16
 """Events whose live bytes are in memory together where only the highest of them is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Timeline:
     """Every allocation of one device in order.
 
@@ -255,7 +255,7 @@ _BY_KIND = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Lifetimes:
     """When the allocations of a timeline were made and freed, as places in its ``spans()``."""
 

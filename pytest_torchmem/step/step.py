@@ -16,7 +16,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.step.trees import tensors_in
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Step:
     """What is done with a module: its forward, ``backward()`` and the optimizer's step, ``steps``
     times over. A callable does its whole step itself, and is called ``steps`` times.

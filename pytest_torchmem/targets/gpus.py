@@ -34,7 +34,7 @@ from pytest_torchmem.errors import UsageError
 _MIB = 1024**2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Gpu:
     """A GPU: its compute capability, memory in bytes, and multiprocessors.
 

@@ -36,7 +36,7 @@ _GUESSED_CACHES = (32 * 1024, 512 * 1024)
 """What oneDNN takes where it cannot tell; src/cpu/platform.cpp, ``get_per_core_cache_size``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Host:
     """A CPU host. ``capability`` is the vector instruction set that ATen dispatches on, and
     ``instructions`` the one that oneDNN does.

@@ -65,14 +65,14 @@ def index_of(device: Any, gpus: int, current: int) -> int:
     return index
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Selected:
     """The GPU that a traced program has made current."""
 
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Target:
     """A host and perhaps GPUs of one kind, and what was measured of the GPU's kernels."""
 

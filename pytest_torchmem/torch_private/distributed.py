@@ -336,7 +336,7 @@ def _group_class(
     return Kind(name, (), {"Options": getattr(original, "Options", Options)})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Groups:
     """What ``torch.distributed`` knows of process groups; of none, to begin with."""
 

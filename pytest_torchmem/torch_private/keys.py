@@ -214,8 +214,9 @@ def is_opaque(operator: OpOverload) -> bool:
     """
     if operator.namespace == "torch_nn":
         return False
-    entry = _custom.find(operator.name())  # ``get`` came with torch 2.13
-    return entry.fake_impl.kernel is not None
+    # ``get`` came with torch 2.13; ``find`` makes an entry of what has none.
+    entry = getattr(_custom, "get", _custom.find)(operator.name())
+    return entry is not None and entry.fake_impl.kernel is not None
 
 
 def is_triton_operator(operator: OpOverload) -> bool:

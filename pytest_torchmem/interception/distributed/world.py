@@ -173,7 +173,7 @@ _MAKING = frozenset({"makedirs", "mkdir", "rmtree"})
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Looks:
     """How often a program has looked for a file that is not there, or into a directory."""
 

@@ -166,7 +166,7 @@ def _run_in_another_type(call: Call, values: list[Tensor], alone: bool) -> Any:
     return result
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class RandomPlace:
     """Where a generator was at some moment."""
 
@@ -183,7 +183,7 @@ class RandomPlace:
         set_state_of(self.generator, self.random_state)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Ahead:
     """The values of an operator, computed before its body was run."""
 

@@ -474,6 +474,7 @@ def _words_of(draws: KernelDraws) -> int | None:
     return None if left else few + each
 
 
+@lru_cache(maxsize=1024)
 def _words_when_run(draws: KernelDraws) -> int | None:
     generator = _Generator().manual_seed(0)
     before = generator.get_state()

@@ -33,7 +33,7 @@ def booked(*entries: Entry) -> int:
     return sum(size + alignment for size, alignment in pairs if size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Problem:
     """One convolution. A transposed one is represented by the convolution whose gradient it is:
     ``input`` and ``channels`` are then those of its output.
