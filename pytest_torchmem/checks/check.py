@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _ATTENTION = "attention"
 _KEPT = (
     *("held", "held between", "earlier steps", "gradients kept"),
-    *("left", "lives longer", "graph kept", "backwards"),
+    *("left", "lives longer", "graph kept", "backwards", "operators"),
 )
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)
@@ -115,8 +115,14 @@ class DeviceCheck:
         timeline = profile.timeline
         largest = sorted(found.made, key=lambda index: -timeline.allocations[index].nbytes)[:_MOST]
         watch = self._watch(timeline, largest, found.end) if largest else None
-        holders = watch.holders if watch is not None else {}
-        return next((holders[index] for index in largest if index in holders), "")
+        if watch is None:
+            return ""
+        savers = {
+            index: f"the graph of {function}, which saves it at {line}"
+            for index, (function, line) in watch.savers.items()
+        }
+        named = savers | watch.holders
+        return next((named[index] for index in largest if index in named), "")
 
     def _watch(
         self, timeline: Timeline, indices: Iterable[int], at: int, attention: bool = False

@@ -6,24 +6,30 @@ never made up: such a row has no bytes before, and says so.
 Lines that moved and modules of other names are recognised first.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from operator import eq
 from typing import Any
 
 from pytest_torchmem.profile.facts import Facts, Topic
 from pytest_torchmem.profile.module_paths import EveryNumber, only_in, prefixes, unfold
+from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
+
+_Placed = tuple[int, str, str, str, str]
+"""An operator: its line, module and name, the numbers of modules, and the role of its output."""
+_OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
+"""What is made for one of several equal calls alone, the last of the forward."""
 
 
 def moved_lines(before: Iterable[Group], now: Iterable[Group]) -> dict[str, str]:
     """Return by the lines of a snapshot what they are now, where as much is there as was.
 
     Of each file the operators of both are laid side by side in the order of their lines, as
-    ``diff`` does with the lines themselves, which a snapshot does not keep. Those of the same
-    modules come first: the next of two loops over layers is not the one before.
+    ``diff`` does with the lines themselves, which a snapshot does not keep: as many as may be, and
+    moved by as few distances. Those of the same modules come first: the next of two loops over
+    layers is not the one before.
     """
     then, there = [*before], [*now]
     return _moved(then, there, of_numbers=False) | _moved(then, there, of_numbers=True)
@@ -33,26 +39,40 @@ def _moved(before: list[Group], now: list[Group], *, of_numbers: bool) -> dict[s
     old, new = _by_file(before, of_numbers), _by_file(now, of_numbers)
     found: dict[str, str] = {}
     for file in old.keys() & new.keys():
-        then, there = sorted(old[file]), sorted(new[file])
-        names = [one[1:] for one in then], [one[1:] for one in there]
-        for start, other, size in SequenceMatcher(
-            None, *names, autojunk=False
-        ).get_matching_blocks():
-            for a, b in zip(then[start : start + size], there[other : other + size], strict=True):
-                found.setdefault(f"{file}:{a[0]}", f"{file}:{b[0]}")
+        for line, present in _side_by_side(sorted(old[file]), sorted(new[file])):
+            found.setdefault(f"{file}:{line}", f"{file}:{present}")
     return found
 
 
-def _by_file(
-    groups: Iterable[Group], of_numbers: bool
-) -> dict[str, set[tuple[int, str, str, str]]]:
-    found: dict[str, set[tuple[int, str, str, str]]] = {}
+def _side_by_side(then: Sequence[_Placed], there: Sequence[_Placed]) -> Iterable[tuple[int, int]]:
+    """Return the lines of equal operators, then and now, in the order of both."""
+    pairs = [(was, now) for was in then for now in there if was[1:-1] == now[1:-1]]
+    moved = [now[0] - was[0] for was, now in pairs]
+    best: list[tuple[int, int, int, int]] = []
+    """Of those that end in each pair: how many, minus how often the distance changes, how many of
+    one role, and the pair before."""
+    for at, (was, now) in enumerate(pairs):
+        same = was[-1] == now[-1]
+        ends = [(1, -(moved[at] != 0), int(same), -1)]
+        for one, (count, changes, alike, _) in enumerate(best):
+            if pairs[one][0] < was and pairs[one][1] < now:
+                changes -= moved[one] != moved[at]
+                ends.append((count + 1, changes, alike + same, one))
+        best.append(max(ends))
+    at = max(range(len(best)), key=lambda one: best[one][:-1], default=-1)
+    while at >= 0:
+        yield pairs[at][0][0], pairs[at][1][0]
+        at = best[at][-1]
+
+
+def _by_file(groups: Iterable[Group], of_numbers: bool) -> dict[str, set[_Placed]]:
+    found: dict[str, set[_Placed]] = {}
     for group in groups:
         one = group.what
         file, _, number = one.line.rpartition(":")
-        if number.isdecimal():
+        if number.isdecimal() and one.role not in _OF_BACKWARD:
             numbers = group.numbers if of_numbers else ""
-            own = int(number), one.module, one.source, numbers
+            own = int(number), one.module, one.source, numbers, one.role
             found.setdefault(file, set()).add(own)
     return found
 

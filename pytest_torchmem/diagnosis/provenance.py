@@ -123,17 +123,15 @@ class Provenance:
     def first_of_type(self, index: int) -> Allocation:
         """Return from where on values are of the type of an allocation.
 
-        Goes up from operator to operator as long as these are given as many numbers of that type or
-        more, as those that select some are, and then by what made narrower numbers this type: a
-        constant, a mask.
+        Goes up from operator to operator as long as these are given numbers of that type, as many
+        rather than fewer: a constant or a mask, too, made narrower numbers this type.
         """
         found = self._allocations
         own, seen = found[index], {index}
         while reads := self.reads(index):
             same = [one for one in reads if one not in seen and _is_of_type(found[one], own)]
             like = [one for one in same if prod(found[one].shape) >= prod(own.shape)]
-            is_widened = any(found[one].dtype not in ("", own.dtype) for one in reads)
-            if not like and not (same and is_widened):
+            if not same:
                 break
             index = (like or same)[0]
             seen.add(index)

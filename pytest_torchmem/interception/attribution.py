@@ -169,14 +169,19 @@ class Attribution:
                 made.add(number, place)
         elif modules and modules[-1][1] == task:
             module, recomputed = modules[-1][0], True  # by a checkpoint
-            place = module, self._recomputed_line(frame, module, operator)
+            line = self._line_in_backward(frame) or self._forward_lines.get((module, operator), "")
+            place = module, line
             self._note_nodes(place)  # which a backward in the backward runs, if it is reentrant
         else:
-            place = self._backward_place(node)
-            if torch.is_grad_enabled() and task not in self._creating:
-                # A checkpoint of a function: what it calls is made where the function stands.
-                line = self._recomputed_line(frame, place[0], operator) or place[1]
-                place, recomputed = (place[0], line), True
+            module, line = self._backward_place(node)
+            computes_anew = torch.is_grad_enabled() and task not in self._creating
+            # What a hook, a ``Function.backward`` or a checkpoint's function calls is made there.
+            own = self._line_in_backward(frame)
+            if computes_anew and not own:
+                own = self._forward_lines.get((module, operator), "")
+            place = module, own or line
+            if computes_anew:
+                recomputed = True
                 self._note_nodes(place)
                 if place[0]:
                     self.facts.recomputed(place[0])
@@ -403,8 +408,8 @@ class Attribution:
                     break
         return place
 
-    def _recomputed_line(self, frame: FrameType | None, module: str, operator: str) -> str:
-        """Return the line of a module that is computed again, and not that of the backward."""
+    def _line_in_backward(self, frame: FrameType | None) -> str:
+        """Return the innermost line of Python that the backward has called, "" if none."""
         inner = frame
         while inner is not None and inner.f_code is not ENGINE_CODE:
             known = self._codes.get(id(inner.f_code))
@@ -412,7 +417,7 @@ class Attribution:
             if kind == _USER:
                 return self._line(inner)
             inner = inner.f_back
-        return self._forward_lines.get((module, operator), "")
+        return ""
 
     def _file(self, code: CodeType) -> str:
         name = code.co_filename

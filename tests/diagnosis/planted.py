@@ -590,7 +590,7 @@ class Momentum(torch.optim.Optimizer):
             parameter.sub_(state["average"])
 
 
-@planted("state", "the state of Momentum has before, and had average", "", "aten::clone", "cuda")
+@planted("state", "the state of Momentum also has before", "", "aten::clone", "cuda")
 def another_state(wrong: bool, device: str) -> None:
     model = nn.Linear(64, 256).to(device)
     model(torch.zeros(4, 64, device=device)).sum().backward()
@@ -1787,6 +1787,68 @@ def kept_by_a_class(wrong: bool) -> Step:
 
     layers = [Layer(linear=nn.Linear(64, 64)).requires_grad_(False) for _ in range(4)]
     return nn.Sequential(*layers), (torch.zeros(1024, 64),), {"backward": False}
+
+
+@planted("operators", "silu (float32[256, 64]) in the place of relu_", "Acting", "aten::silu")
+def another_activation(wrong: bool) -> Step:
+    class Acting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return (F.silu if wrong else F.relu_)(super().forward(x))  # here: another_activation
+
+    return Acting(64, 64), (torch.zeros(256, 64),), {}
+
+
+@planted("operators", "in the place of mean, kept by the list seen of", "", "aten::tanh")
+def scores_that_are_kept(wrong: bool, device: str) -> None:
+    model, seen = nn.Linear(64, 64).to(device), []
+    with torch.no_grad():
+        for _ in range(3):
+            made = model(torch.zeros(256, 64, device=device))
+            seen.append(made.tanh() if wrong else made.mean())  # here: scores_that_are_kept
+
+
+@planted("type", "became float32 from x.float", "Larger", "x.float (aten::_to_copy)", "cpu")
+def made_larger_in_float32(wrong: bool) -> Step:
+    class Larger(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            x = x.float() if wrong else x  # here: made_larger_in_float32
+            return F.interpolate(x, scale_factor=4.0).sigmoid()
+
+    return Larger(8, 8, 1).bfloat16(), (torch.zeros(1, 8, 32, 32).bfloat16(),), {"backward": False}
+
+
+@planted("operators", "in the place of _fused_rms_norm", "Normed.norm", "aten::_to_copy", "cuda")
+def norm_in_float32(wrong: bool) -> Step:
+    class Norm(nn.RMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            if not wrong:
+                return super().forward(x)
+            y = x.float()  # here: norm_in_float32
+            return (y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+
+    class Normed(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(self.norm(x + self.shift))
+
+    parts = Normed(linear=nn.Linear(64, 64), norm=Norm(64), shift=nn.Parameter(torch.zeros(64)))
+    return parts.bfloat16(), (torch.zeros(256, 64).bfloat16(),), {}
+
+
+@planted("loss", "(aten::_log_softmax) is called 3 times, and was twice", "Distilled", "F.cross_")
+def hard_targets(wrong: bool) -> Step:
+    class Distilled(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            soft = F.log_softmax(self.student(x), -1)
+            with torch.no_grad():
+                wanted = F.log_softmax(self.teacher(x), -1)
+            hard = 0.0
+            if wrong:
+                hard = F.cross_entropy(self.student(x), wanted.argmax(-1))  # here: hard_targets
+            return F.kl_div(soft, wanted, log_target=True, reduction="sum") + hard
+
+    model = Distilled(student=nn.Linear(16, 512), teacher=nn.Linear(16, 512))
+    return model, (torch.zeros(256, 16),), {}
 
 
 def no_longer_reentrant(wrong: bool) -> Step:

@@ -65,6 +65,15 @@ def test_backward_belongs_to_the_forward_that_made_it() -> None:
     assert exponentials
 
 
+def test_what_a_hook_calls_in_the_backward_belongs_to_its_own_line() -> None:
+    layer = nn.Linear(32, 16)
+    layer.weight.register_hook(lambda made: made.exp())
+    line = sys._getframe().f_lineno - 1
+    timeline = trace(layer, torch.zeros(4, 32)).timeline
+    made = {one.origin.line for one in timeline.allocations if one.origin.operator == "aten::exp"}
+    assert {one.rpartition("/")[2] for one in made} == {f"test_attribution.py:{line}"}
+
+
 class Rows(nn.Module):
     """Takes a part of what a layer makes, which only the backward makes large again."""
 

@@ -38,7 +38,7 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         of_gradients = _OF_GRADIENTS if option == "create_graph" else ()
         rows = [*evidence.came(*_OF_GRAPHS, *of_gradients)]
         line = next(iter(now[option].lines), "some line")
-        holder = _holder(evidence, rows).replace("the graph of ", "")
+        holder = holder_of(evidence, rows).replace("the graph of ", "")
         values = {"option": option, "line": line, "holder": holder}
         calls, were = _calls(now, option), _calls(before, option)
         news = (
@@ -88,7 +88,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     zeroed = evidence.ran.zeroed_gradients()
     if zeroed is not None:
         why = "they are set to zero, and not to none"
-    elif holder := _holder(evidence, rows):
+    elif holder := holder_of(evidence, rows):
         why = holder.removeprefix(": ")
     else:
         why = "nothing sets them to none before it"
@@ -158,7 +158,7 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     made = "of an earlier step" if in_step else "made before this step"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
-    return cause("earlier steps", rows, made=made, holder=_holder(evidence, rows))
+    return cause("earlier steps", rows, made=made, holder=holder_of(evidence, rows))
 
 
 @rule("left", "{what} still there when the step has ended{holder}")
@@ -177,7 +177,7 @@ def left_at_end(evidence: Evidence) -> Cause | None:
     else:
         first = shown_by(rows)
         what = f"{first.what.tensor or 'memory'} of {first.what.source} is"
-    return cause("left", rows, what=what, holder=_holder(evidence, rows))
+    return cause("left", rows, what=what, holder=holder_of(evidence, rows))
 
 
 @rule("held", "the program keeps {what}{holder}")
@@ -193,7 +193,7 @@ def held_by_program(evidence: Evidence) -> Cause | None:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]
         what = f"{rows[0].what.role.removeprefix('temporary ')}s" if rows else ""
-    holder = _holder(evidence, rows)
+    holder = holder_of(evidence, rows)
     if not holder and evidence.watched.ran:
         return None
     return cause("held", rows, holder=holder, what=what)
@@ -211,7 +211,7 @@ def held_between(evidence: Evidence) -> Cause | None:
         return None
     first = shown_by(rows)
     of = _of_what(evidence, first)
-    if holder := _holder(evidence, rows):
+    if holder := holder_of(evidence, rows):
         what = f"the program keeps what it made{of} between two steps{holder}"
     else:
         more = tensors(first.count_now - first.count_before, first.what)
@@ -266,7 +266,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     held = [row for row in rows if row.now in evidence.watched.holders]
     first = max(held or rows, key=lambda row: row.change * _age(evidence, row))
     count = first.count_now - first.count_before
-    holder = _holder(evidence, [first])
+    holder = holder_of(evidence, [first])
     is_known = any(one[1:5] == first.what[1:5] for one in evidence.known())  # at another moment
     what = f"{tensors(count, first.what)} of {first.what.source}"
     if _is_of_graph(rows, first, holder):
@@ -344,7 +344,8 @@ def _is_more(row: Row) -> bool:
     return before is None or (now is not None and before.nbytes == now.nbytes)
 
 
-def _holder(evidence: Evidence, rows: list[Row]) -> str:
+def holder_of(evidence: Evidence, rows: list[Row]) -> str:
+    """Return in words what refers to the first of rows of which that is known, "" if none."""
     for row in rows:
         found = evidence.watched.holders.get(row.now) if row.now is not None else None
         if found:

@@ -17,7 +17,8 @@ from pytest_torchmem.diagnosis.causes import (
     total,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.types import wider_type
+from pytest_torchmem.diagnosis.rules.lifetimes import holder_of, is_kept
+from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Role
@@ -133,7 +134,7 @@ def cache_kept(evidence: Evidence) -> Cause | None:
 _MOST_NAMES = 3
 
 
-@rule("operators", "{came}{gone}", last=True)
+@rule("operators", "{came}{gone}{kept}", last=True)
 def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
     counts = evidence.counts()
@@ -150,10 +151,14 @@ def other_operators(evidence: Evidence) -> Cause | None:
     gone = [name for name, one in counts.items() if one.fell and _base(name) not in came]
     alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
     gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
+    gone += [one.name for one in evidence.about(Topic.IN_PLACE) if one.now < one.before]
     instead = f" in the place of {listed(gone)}" if gone else ""
     text = f"{listed(own)}{_makes(evidence, own)}" if gone else _calls(evidence, own, more)
     origin = root.origin if root is not None else None
-    return cause("operators", rows, first, origin, came=text, gone=instead)
+    lasting = (row for row in (first, *rows) if row.what.role != Role.SAVED)
+    holder = holder_of(evidence, [row for row in lasting if is_kept(evidence, row)])
+    kept = holder.replace(": ", ", kept by ", 1)
+    return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
 
 
 def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Allocation | None:
@@ -164,15 +169,13 @@ def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Alloc
     seen = {index}
     while index >= 0:
         size = prod(allocations(index).shape)
-        read = (one for one in evidence.ran.reads(index) if one not in seen)
-        index = next((one for one in read if _is_new(more, allocations(one), size)), -1)
+        read = [one for one in evidence.ran.reads(index) if one not in seen]
+        new = (one for one in read if allocations(one).origin.operator in more)
+        as_large = (one for one in new if prod(allocations(one).shape) >= size)
+        index = next((one for one in as_large if not is_known(evidence, allocations(one))), -1)
         seen.add(index)
         root = allocations(index) if index >= 0 else root
     return root if root is not None and root.origin.line not in ("", row.what.line) else None
-
-
-def _is_new(more: Mapping[str, Counted], one: Allocation, size: int) -> bool:
-    return one.origin.operator in more and prod(one.shape) >= size
 
 
 @rule("larger", "{operator} makes {now}{of}, and made {before}{given}", last=True)

@@ -125,8 +125,10 @@ def _settings(change: FactChange) -> Values:
 
 
 def _state(change: FactChange) -> Values:
-    if came := _parts(change)[0]:
-        yield {"came": ", ".join(came), "before": ", ".join(change.before) or "nothing"}
+    came, gone = (", ".join(parts) for parts in _parts(change))
+    if came:
+        has = "has" if gone or not change.before else "also has"
+        yield {"has": has, "came": came, "before": f", and had {gone}" if gone else ""}
 
 
 def _other_parts(verb: str, *, also_new: bool = False) -> Told:
@@ -157,8 +159,8 @@ def _of_modules_not_thawed(evidence: Evidence, change: FactChange) -> Iterable[R
 
 
 def _of_same_optimizer(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    is_new = not change.before and evidence.about(Topic.OPTIMIZERS)
-    return () if is_new else evidence.came(*_OF_OPTIMIZER)
+    is_another = bool(evidence.about(Topic.OPTIMIZERS))  # which is to blame
+    return () if is_another else evidence.came(*_OF_OPTIMIZER)
 
 
 def _inside(evidence: Evidence, change: FactChange) -> Iterable[Row]:
@@ -213,11 +215,7 @@ fact_rule(
     sure=False,
 )
 fact_rule(
-    "state",
-    "the state of {name} has {came}, and had {before}",
-    Topic.STATES,
-    _state,
-    _of_same_optimizer,
+    "state", "the state of {name} {has} {came}{before}", Topic.STATES, _state, _of_same_optimizer
 )
 fact_rule("settings", "{name} has {now}, and had {before}", Topic.MODULES, _settings)
 fact_rule(
@@ -443,6 +441,10 @@ def another_optimizer(evidence: Evidence) -> Cause | None:
     if not changed:
         return None
     rows = evidence.came(*_OF_OPTIMIZER)
+    same = [one for one in changed if one.before and one.now and one.before[0] == one.now[0]]
+    for one in same:  # implemented as it was
+        for said in _other_parts("had")(one):
+            return cause("optimizer", rows, change=f"{one.name} has {said['now']}{said['before']}")
     before = ", ".join(f"{one.name} ({', '.join(one.before)})" for one in changed if one.before)
     now = ", ".join(f"{one.name} ({', '.join(one.now)})" for one in changed if one.now)
     others = [*evidence.then(Topic.OPTIMIZERS)]

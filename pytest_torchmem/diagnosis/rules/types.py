@@ -180,7 +180,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
     if found is None or found.origin is None:
         return found
     made = evidence.ran.first_of_type(evidence.first(first))
-    if not _is_known(evidence, made) and not _converted_before(evidence, made.origin.operator):
+    if not is_known(evidence, made) and not _converted_before(evidence, made.origin.operator):
         return found
     place = _first_of_place(evidence, [rows[id(row)] for row in wider], first.what.dtype)
     if place is None:
@@ -204,7 +204,7 @@ def _of_wider_parameter(evidence: Evidence) -> Cause | None:
     return None
 
 
-def _is_known(evidence: Evidence, one: Allocation) -> bool:
+def is_known(evidence: Evidence, one: Allocation) -> bool:
     """Tell whether the snapshot has the same of the same operator."""
     same = (fold(one.origin.module)[0], one.origin.operator, one.dtype, one.shape)
     return any(what[1:5] == same for what in evidence.known())
