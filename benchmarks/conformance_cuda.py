@@ -29,6 +29,7 @@ import torch
 from tabulate import tabulate
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.comparison import Comparison, Status, describe, of_device
 from benchmarks.conformance import report
 from benchmarks.conformance import samples as conformance
@@ -184,9 +185,7 @@ def _differences(found: Comparison) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.conformance_cuda", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("conformance_cuda", __doc__)
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--gpu", default="a100-80gb")
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")

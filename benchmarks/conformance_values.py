@@ -29,6 +29,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.comparison import Comparison, Status, describe
 from benchmarks.conformance import report
 from benchmarks.conformance import samples as conformance
@@ -264,10 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.conformance_values",
-        description=(__doc__ or "").partition("\n")[0],
-    )
+    parser = command("conformance_values", __doc__)
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--samples", type=int, default=4, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=list(SUITES), choices=SUITES)

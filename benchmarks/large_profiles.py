@@ -8,7 +8,6 @@ from the beginning, but for ``load``, which makes it. Processor time, and the mo
 a process has held.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -25,6 +24,7 @@ from tabulate import tabulate
 from torch import nn
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.conformance.report import machine
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
@@ -90,9 +90,7 @@ def reports(profile: MemoryProfile, directory: Path) -> dict[str, Callable[[], o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how long each report takes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.large_profiles", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("large_profiles", __doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--only", nargs="*", help="some reports, by name")
     parser.add_argument("--load", type=Path, help="only read this file, and print JSON")

@@ -29,6 +29,7 @@ import torch
 from tabulate import tabulate
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.comparison import Comparison, Status, describe
 from benchmarks.conformance import report
 from benchmarks.conformance.samples import DTYPES, USUAL_DTYPES
@@ -230,9 +231,7 @@ def _print(kept: Sequence[Comparison]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.operator_lists", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("operator_lists", __doc__)
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")

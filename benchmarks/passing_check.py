@@ -9,7 +9,6 @@ process, which imports and remembers, has a line of its own. The models' own mod
 With ``--fresh`` there is no byte code but what pip makes when it installs, as in a new container.
 """
 
-import argparse
 import compileall
 import json
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 import tomli
 from tabulate import tabulate
 
+from benchmarks import command
 from benchmarks.conformance.report import machine
 
 ROOT = Path(__file__).parent.parent
@@ -73,9 +73,7 @@ Times = dict[str, list[float]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure pairs of runs and print how the checks of this checkout stand to the other's."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.passing_check", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("passing_check", __doc__)
     parser.add_argument("revision", help="the commit to compare with")
     parser.add_argument("--pairs", type=int, default=4, help="runs of either commit")
     parser.add_argument("--checks", type=int, default=12, help="of each model in a run")

@@ -109,19 +109,8 @@ SMALL = Size(4096, 14336, 32, 32)
 MIDDLE = Size(8192, 28672, 64, 80)
 LARGE = Size(16384, 53248, 128, 126)
 _SHARDED = Row(MIDDLE, 256, 16, 71.9, 8, full=True, compiled=True, float8=True)
-_STAGES = Row(
-    LARGE,
-    512,
-    32,
-    82.5,
-    8,
-    8,
-    full=True,
-    ranks=(0, 448),
-    compiled=True,
-    float8=True,
-    asynchronous=True,
-)
+_STAGES = replace(_SHARDED, size=LARGE, gpus=512, batch=32, published=82.5, stages=8)
+_STAGES = replace(_STAGES, ranks=(0, 448), asynchronous=True)
 _INTERLEAVED = replace(_STAGES, published=72.7, interleaved=True)
 _LONG = replace(_STAGES, batch=8, published=75.3, tokens=32768, expandable=True)
 _LONG_8B = Row(SMALL, 8, 1, 83.9, full=True, compiled=True, float8=True, tokens=32768)

@@ -13,7 +13,6 @@ once per process (a self-test of torch's private parts) is not in it. Attributio
 is about one linear layer: what a trace costs that does next to nothing.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -30,6 +29,7 @@ from tabulate import tabulate
 from torch import nn
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.conformance.report import machine
 from benchmarks.language_models import BERT, GPT2, LanguageModel
 from pytest_torchmem.step.step import Step
@@ -154,9 +154,7 @@ def one_layer(turns: int = 20, traces: int = 50) -> list[tuple[str, ...]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run every model in several fresh processes and print times and ratios."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tracing_time", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("tracing_time", __doc__)
     parser.add_argument("--model", choices=MODELS, help="run in this process and print JSON")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--processes", type=int, default=6, help="one after the other")

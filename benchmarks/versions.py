@@ -21,6 +21,7 @@ import torch.distributed as dist
 from tabulate import tabulate
 from torch import nn
 
+from benchmarks import command
 from pytest_torchmem import trace
 
 WIDTH = 64
@@ -194,9 +195,7 @@ def environment() -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the peaks by program and version; return 1 if a program did not run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.versions", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("versions", __doc__)
     parser.add_argument("interpreters", nargs="*", type=Path, help="python of each installation")
     parser.add_argument("--only", default="", help="programs whose name contains this")
     parser.add_argument("--here", nargs="*", help=argparse.SUPPRESS)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import command
 from benchmarks.comparison import Comparison, Status, error_table
 from benchmarks.conformance import report
 from benchmarks.conformance.samples import DTYPES, LAYOUTS, USUAL_DTYPES, samples, shard, units
@@ -62,9 +63,7 @@ def _print(kept: Sequence[Comparison], rows: int) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.conformance", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("conformance", __doc__)
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--samples", type=int, default=12, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=["op", "module"])

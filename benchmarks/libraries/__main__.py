@@ -8,7 +8,6 @@ The libraries are not installed with this project; a model whose library is not 
 ``names.json`` has the names to install.
 """
 
-import argparse
 import functools
 import sys
 from collections import Counter
@@ -17,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from tabulate import tabulate
 
+from benchmarks import command
 from benchmarks.comparison import Comparison, Status, error_table
 from benchmarks.conformance import report
 from benchmarks.conformance_cuda import run_sample
@@ -48,9 +48,7 @@ def _version(library: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the models and print the tables; return 1 for a step that differs or cannot be traced."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.libraries", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("libraries", __doc__)
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--gpu", default="a100-80gb", help="the GPU that fake cuda stands for")

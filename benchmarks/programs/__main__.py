@@ -4,7 +4,6 @@ python -m benchmarks.programs --count 2000           count and list what differs
 python -m benchmarks.programs --shrink               find the simplest program that differs
 """
 
-import argparse
 import re
 import sys
 import warnings
@@ -17,6 +16,7 @@ from hypothesis import given, seed, settings
 from tabulate import tabulate
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.comparison import PHASES, Comparison, Status, compare, error_table
 from benchmarks.conformance import report
 from benchmarks.conformance.explain import side_by_side
@@ -87,9 +87,7 @@ def explained(case: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the programs; return 1 if any differs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.programs", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("programs", __doc__)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shrink", action="store_true", help="stop at the first, simplified")

@@ -3,7 +3,7 @@
 import importlib
 from contextlib import suppress
 
-NAMES = (
+NAMES = [
     "torch",
     "torch.optim",
     "torch._dynamo",
@@ -18,7 +18,7 @@ NAMES = (
     "transformers.trainer",
     "transformers.generation.utils",
     "datasets",
-)
+]
 
 for name in NAMES:
     with suppress(Exception):

@@ -350,26 +350,9 @@ def sharded_sequence_parallel(device: str = "cpu") -> None:
     sequence_parallel(device, sharded=True)
 
 
+_FSDP = (fsdp, fsdp_meta, fsdp_mixed, fsdp_checkpointed, fsdp_accumulated, fsdp_lora, fsdp_muon)
+_DDP = (ddp, ddp_views, ddp_accumulated, ddp_half, ddp_power, ddp_power_half)
+_TENSOR = (tensor_parallel, sequence_parallel, sharded_sequence_parallel)
 PROGRAMS: dict[str, Program] = {
-    program.__name__: program
-    for program in (
-        fsdp,
-        fsdp_meta,
-        fsdp_mixed,
-        fsdp_checkpointed,
-        fsdp_accumulated,
-        fsdp_lora,
-        fsdp_muon,
-        pipeline,
-        pipeline_interleaved,
-        ddp,
-        ddp_views,
-        ddp_accumulated,
-        ddp_half,
-        ddp_power,
-        ddp_power_half,
-        tensor_parallel,
-        sequence_parallel,
-        sharded_sequence_parallel,
-    )
+    one.__name__: one for one in (*_FSDP, pipeline, pipeline_interleaved, *_DDP, *_TENSOR)
 }

@@ -10,7 +10,6 @@ go through the replay of the caching allocator, which has to give the recorded p
 where its segments lie at the recorded addresses; where they lie as a trace takes them to lie, most.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 from tabulate import tabulate
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.comparison import percentile
 from benchmarks.truth.record import counted_steps
 from benchmarks.truth.recording import (
@@ -262,9 +262,7 @@ def compare(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; return 1 where something is beyond its limit."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.truth.compare", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("truth.compare", __doc__)
     parser.add_argument("recording", type=Path, help="directory that record wrote")
     parser.add_argument("--only", default="", help="regular expression for the cases")
     parser.add_argument("--replay", action="store_true", help="replay the requests, trace nothing")

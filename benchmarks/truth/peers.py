@@ -7,7 +7,6 @@ A case is its model, two steps of it, and the peak of allocated bytes of both. A
 less than a program (one input, no autocast, the weights alone) is asked where it can answer.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks import command
 from benchmarks.comparison import percentile
 from benchmarks.truth.compare import recorded_gpu, traced_figures
 from benchmarks.truth.recording import PHASES, STEPS, load
@@ -154,9 +154,7 @@ def _rows(recorded: dict[str, int], found: dict[str, list[int | str | None]]) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask all tools about all recorded cases and print their errors."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.truth.peers", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("truth.peers", __doc__)
     parser.add_argument("recording", type=Path, help="directory that record wrote")
     parser.add_argument("--only", default="", help="regular expression for the cases")
     parser.add_argument("--processes", type=int, default=2)

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
+from benchmarks import command
 from benchmarks.truth.recording import (
     COUNTERS,
     STEPS,
@@ -250,9 +251,7 @@ def _line(found: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Record, and return 3 where cases are left for another run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.truth.record", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("truth.record", __doc__)
     parser.add_argument("out", type=Path, nargs="?", help="directory of the recording")
     parser.add_argument("--only", default="", help="regular expression for the cases")
     parser.add_argument("--seconds", type=float, default=450.0, help="begin no case after these")

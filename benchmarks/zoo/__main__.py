@@ -5,13 +5,13 @@ python -m benchmarks.zoo -k 'bert|lstm'       models whose name matches
 python -m benchmarks.zoo --published          models of published width, in four ways
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks import command
 from benchmarks.comparison import PHASES, Comparison, Status, error_table
 from benchmarks.conformance import report
 from benchmarks.isolation.supervisor import Limits, Supervisor
@@ -45,9 +45,7 @@ def _error(found: Comparison) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the zoo and print its tables; return 1 if a peak is more than 0.1 % off."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.zoo", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("zoo", __doc__)
     parser.add_argument("-k", dest="pattern", default="", help="regular expression for the names")
     parser.add_argument("--published", action="store_true", help="models of published width")
     parser.add_argument("--processes", type=int, default=2)

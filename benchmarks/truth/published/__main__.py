@@ -15,7 +15,6 @@ python -m benchmarks.truth.published DIR --only Wedson    sources whose name mat
 An error is traced minus recorded, of what was recorded.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks import command
 from benchmarks.truth.published.kineto import compare_step, read_step, resnet50_training
 from benchmarks.truth.published.replaying import Outcome, replay
 from benchmarks.truth.published.snapshots import SnapshotError, histories
@@ -109,19 +109,8 @@ def traced_table(available: Sequence[tuple[Source, Path]]) -> str:
                 *_reserved(source, found.reserved),
             )
         )
-    headers = (
-        "recorded",
-        "torch",
-        "requests",
-        "not traced",
-        "only traced",
-        "requested peak",
-        "error",
-        "reserved",
-        "error",
-        "",
-    )
-    return tabulate(rows, headers=headers, disable_numparse=True)
+    headers = "recorded|torch|requests|not traced|only traced|requested peak|error|reserved|error|"
+    return tabulate(rows, headers=headers.split("|"), disable_numparse=True)
 
 
 def _reserved(source: Source, pair: tuple[int, int]) -> tuple[str, str, str]:
@@ -155,9 +144,7 @@ def kineto_table(available: Sequence[tuple[Source, Path]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; return 1 where the allocator's replay differs from a recording."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.truth.published", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = command("truth.published", __doc__)
     parser.add_argument("directory", type=Path, help="where the recordings are kept")
     parser.add_argument("--download", action="store_true", help="fetch those that are missing")
     parser.add_argument("--replay", action="store_true", help="replay the requests, trace nothing")

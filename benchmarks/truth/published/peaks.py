@@ -12,7 +12,6 @@ the lower decides. A trace puts each segment behind all earlier ones; ``--orders
 requests through the replay with segments in twenty random orders.
 """
 
-import argparse
 import json
 import random
 import re
@@ -25,6 +24,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 import pytest_torchmem as torchmem
+from benchmarks import command
 from benchmarks.truth.published import gpt, mistral, selection, t5
 from benchmarks.truth.published.programs import Program
 from benchmarks.truth.published.vision_transformer import Setting, fine_tuning
@@ -209,10 +209,7 @@ def _relative(figure: Figure, nbytes: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.truth.published.peaks",
-        description=(__doc__ or "").partition("\n")[0],
-    )
+    parser = command("truth.published.peaks", __doc__)
     parser.add_argument("--only", default="", help="regular expression for the figures' names")
     parser.add_argument("--orders", type=int, default=0, help="random orders of segments")
     options = parser.parse_args(arguments)
