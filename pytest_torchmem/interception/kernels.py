@@ -37,7 +37,9 @@ from pytest_torchmem.interception.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.values.assumptions import may_be_assumed
 from pytest_torchmem.interception.values.computed import workspace_here
 from pytest_torchmem.interception.values.data_dependent import (
+    INDICES,
     equal_without_values,
+    fills_mask,
     plan_from_values,
     without_masks,
 )
@@ -263,29 +265,36 @@ class Kernels:
         return result
 
     def _with_indices_on_gpu(self, call: Call, device: DeviceLedger) -> Call:
-        """Return a call whose indices are copies on the GPU where they are on the host;
-        native/TensorAdvancedIndexing.cpp, make_info. Sums begin with them where they are
-        (native/cuda/Indexing.cu, computeLinearIndex).
+        """Return a call whose indices, and a number that is written, are copies on the GPU where
+        they are on the host; native/TensorAdvancedIndexing.cpp, _index_put_impl_ and make_info.
+        Sums begin with indices where they are (native/cuda/Indexing.cu, computeLinearIndex).
         """
         on_host = {
             id(tensor)
             for tensor, record in zip(call.tensors, call.records, strict=True)
-            if record.ledger.device == _CPU and tensor.dtype in (torch.int64, torch.int32)
+            if record.ledger.device == _CPU
         }
-        if not on_host or True in call.args[3:4]:
+        if not on_host or fills_mask(call):
             return call
-        indices = []
-        for index in call.args[1]:
-            if id(index) in on_host:
-                with (
-                    self._decompositions.within(call.operator.name),
-                    self._interceptor.placing_on(device.device),
-                    self._interceptor.intercepting(),
-                ):
-                    index = torch.ops.aten._to_copy.default(index)
-                    index = index.long()
-            indices.append(index)
-        args = (call.args[0], indices, *call.args[2:])
+
+        def on_gpu(tensor: Any) -> Any:
+            if id(tensor) not in on_host:
+                return tensor
+            with (
+                self._decompositions.within(call.operator.name),
+                self._interceptor.placing_on(device.device),
+                self._interceptor.intercepting(),
+            ):
+                return torch.ops.aten._to_copy.default(tensor)
+
+        input, indices, *others = call.args
+        others[:1] = [on_gpu(value) if value.dim() == 0 else value for value in others[:1]]
+        if True not in others[1:2]:
+            indices = [
+                on_gpu(index).long() if index is not None and index.dtype in INDICES else index
+                for index in indices
+            ]
+        args = (input, indices, *others)
         tensors = argument_tensors((args, call.kwargs))
         records = [self._ledger.records[storage_address(tensor)] for tensor in tensors]
         return replace(call, args=args, tensors=tensors, records=records)

@@ -138,9 +138,8 @@ class Placement:
         """Return the device that all tensors of a call are on, or go with."""
         if call.operator.record.across_devices:
             if call.operator.masks:  # C++ makes an index of a Python one (``x[True]``, ``x[[0]]``)
-                for record in call.records[1:]:
-                    if record.ledger is not device and self._is_guess(record):
-                        self._ledger.move(record, device)
+                for tensor, record in zip(call.tensors[1:], call.records[1:], strict=True):
+                    self._move_guess(tensor, record, device)
             _check_across(call)
             return device
         if [*map(_ledger, call.records)].count(device) == len(call.records):
@@ -151,14 +150,25 @@ class Placement:
                 continue
             if device.device.type == "cpu" and _all_scalars(call, device):
                 device = record.ledger
-            elif self._is_guess(record):
-                self._ledger.move(record, device)
+            elif self._move_guess(tensor, record, device):
+                continue
             elif self._is_guess(first) and not _goes_anywhere(tensor, record):
                 device = record.ledger
                 self._ledger.move(first, device)
             elif not _goes_anywhere(tensor, record):
                 raise _on_two_devices(call, device.device, record.ledger.device)
         return device
+
+    def _move_guess(self, tensor: Tensor, record: StorageRecord, device: DeviceLedger) -> bool:
+        """Move a tensor whose device was guessed to that of the others.
+
+        A number stays on the host (``x[mask] = 0``): its kernel takes it from there.
+        """
+        wrong = record.ledger is not device and self._is_guess(record)
+        if wrong and not _goes_anywhere(tensor, record):
+            self._ledger.move(record, device)
+            return True
+        return False
 
     def note_guess(self, call: Call, result: Any) -> None:
         """Remember results whose device nothing but guesses decided."""

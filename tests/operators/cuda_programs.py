@@ -420,6 +420,10 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "sums by indices beside each other": lambda: _aten.index_put_(
         zeros(8, 16, 8), [zeros(100, dtype=LONG), zeros(100, dtype=LONG)], zeros(100, 8), True
     ),
+    "numbers of the host written by index": lambda: [
+        empty(8, 16).__setitem__(place, 2)
+        for place in (0, (slice(None), slice(3)), zeros(8, 16) > 0, zeros(8) > 0, [1, 2])
+    ],
     "equality": lambda: (
         torch.equal(zeros(10, 10), zeros(10, 10)),
         torch.equal(zeros(10), zeros(9)),

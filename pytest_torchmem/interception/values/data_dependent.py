@@ -11,6 +11,8 @@ from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.checks_of_values import check_masks
 
+INDICES = (torch.int64, torch.int32)
+_CPU = torch.device("cpu")
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -81,6 +83,26 @@ def _size_given(call: Call) -> int | None:
     return call.args[place] if place < len(call.args) else call.kwargs.get(name)
 
 
+def fills_mask(call: Call) -> bool:
+    """Return whether a number on the host is written where a mask is true: nothing is made;
+    native/TensorAdvancedIndexing.cpp, ``canDispatchToMaskedFill``.
+    """
+    if not call.operator.mutated or True in call.args[3:4] or call.args[2].numel() != 1:
+        return False
+    places = {
+        id(one): record.ledger.device
+        for one, record in zip(call.tensors, call.records, strict=True)
+    }
+    given, value = call.args[0], places.get(id(call.args[2]))
+    masks = [index for index in call.args[1] if index is not None]
+    return (
+        value == _CPU
+        and len(masks) == 1
+        and masks[0].dtype in _MASKS
+        and places.get(id(masks[0])) == places.get(id(given))
+    )
+
+
 def _rows_written(call: Call, mask: Tensor) -> int:
     """Return how many rows a mask has, all that it can have but where what is written says less.
 
@@ -115,15 +137,18 @@ def equal_without_values(call: Call) -> bool | None:
 def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
     """Return the arguments of an indexing with boolean masks made indices of known length.
 
-    None where one value is written to every row of an unknown mask: how many there are decides
-    nothing. What is written to the rows of a mask says otherwise how many they are, and of what is
-    read all rows count as kept. Raises ``UnknownValueError`` where a later pass may know them.
+    None where a mask is filled with a number, and where one value is written to every row of an
+    unknown mask: how many there are decides nothing. What is written to the rows of a mask says
+    otherwise how many they are, and of what is read all rows count as kept. Raises
+    ``UnknownValueError`` where a later pass may know them.
     """
     contents = values.contents
     indices = call.args[1]
     if not any(index is not None and index.dtype in _MASKS for index in indices):
         return call.args
     check_masks(call.args[0], indices)
+    if fills_mask(call):
+        return None
     known = {id(tensor): record for tensor, record in zip(call.tensors, call.records, strict=True)}
     plain: list[Tensor | None] = []
     for index in indices:
