@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +112,7 @@ class Block(nn.Module):
             hidden = hidden.float().square()  # here: widened
             hidden = hidden.to(x.dtype)
         if "kept" in self.wrong:
-            self.kept.append(hidden.detach() * 2)  # here: kept_in_a_list
+            self.kept.append(hidden.detach() * 2)
         return x + self.down(hidden) * self.scale
 
 
@@ -173,11 +173,6 @@ def widened(wrong: bool) -> Step:
     return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
 
 
-@planted("held", "keeps what it made in the forward", "Decoder.blocks.*", "aten::mul", "cpu")
-def kept_in_a_list(wrong: bool) -> Step:
-    return Decoder(wrong={"kept": True} if wrong else None), (ids(),), {}
-
-
 @planted(
     "checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*", "aten::", "cpu"
 )
@@ -202,29 +197,6 @@ def another_optimizer(wrong: bool) -> Step:
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
 
 
-class Net(nn.Module):
-    """A small convolutional net."""
-
-    def __init__(self, positions: Tensor, width: int = 16) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.layers = nn.Sequential(*(self._layer(width) for _ in range(3)))
-        self.head = nn.Linear(width, 10)
-        self.register_buffer("positions", positions)
-
-    def _layer(self, width: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x * self.positions  # here: positions_in_float64
-        x = x.square()
-        x = self.layers(x.to(self.head.weight.dtype))
-        return self.head(x.mean((2, 3)))
-
-
 def images(batch: int = 4) -> Tensor:
     return torch.zeros(batch, 3, 16, 16)
 
@@ -238,12 +210,6 @@ def not_in_place(wrong: bool) -> Step:
             return x.mean(1)
 
     return Stem(up=nn.Linear(32, 1024)), (torch.zeros(256, 32),), {}
-
-
-@planted("float64", "float64 comes from the buffer Net.positions", "Net", "aten::mul", "cpu")
-def positions_in_float64(wrong: bool) -> Step:
-    dtype = torch.float64 if wrong else torch.float32
-    return Net(positions=torch.zeros(4, 16, 16, 16, dtype=dtype)), (images(),), {}
 
 
 @planted("broadcast", "broadcasting", "", "aten::mse_loss", "cpu")
@@ -437,23 +403,6 @@ def pooling_left_out(wrong: bool) -> Step:
     return nn.Sequential(*layers), (images(),), {}
 
 
-@planted(
-    "larger",
-    "makes float32[4, 16, 64, 64], and made [4, 16, 32, 32]",
-    "Up",
-    "aten::upsample",
-    "cpu",
-)
-def larger_scale(wrong: bool) -> Step:
-    class Up(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.interpolate(self.down(x), scale_factor=4 if wrong else 2)  # here: larger_scale
-            return self.up(x)
-
-    model = Up(down=nn.Conv2d(3, 16, 3, padding=1), up=nn.Conv2d(16, 4, 3, padding=1))
-    return model, (images(),), {}
-
-
 @planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like", "cpu")
 def a_second_optimizer(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
@@ -475,25 +424,6 @@ def not_detached(wrong: bool, device: str) -> None:
     generator, critic = Generator(64, 1024).to(device), nn.Linear(1024, 1).to(device)
     fake = generator(torch.zeros(64, 64, device=device))
     critic(fake if wrong else fake.detach()).sum().backward()
-
-
-@planted("recomputed", ", recomputed, are alive together", "Stages.stages", "aten::", "cpu")
-def one_checkpoint_around_all(wrong: bool) -> Step:
-    class Stages(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            if wrong:
-                whole = self.stages
-                return checkpoint(whole, x, use_reentrant=False)  # here: one_checkpoint_around_all
-            for stage in self.stages:
-                x = checkpoint(stage, x, use_reentrant=False)
-            return x
-
-    model = Stages(
-        stages=nn.Sequential(
-            *(nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64)) for _ in range(4))
-        )
-    )
-    return model, (torch.zeros(512, 64),), {}
 
 
 @planted("autocast cache", "autocast keeps bfloat16 copies of", "Sequential", "aten::_to_copy")
@@ -548,29 +478,6 @@ def weights_asked_for(wrong: bool) -> Step:
 
     model = Attending(attention=nn.MultiheadAttention(32, 4, batch_first=True))
     return model, (torch.zeros(2, 128, 32),), {}
-
-
-@planted("new module", "LSTMCell is new, in the place of LSTM", "LSTMCell", "aten::", "cuda")
-def cells_in_a_loop(wrong: bool, device: str) -> None:
-    x = torch.zeros(64, 16, 32, device=device)
-    if not wrong:
-        nn.LSTM(32, 64).to(device)(x)[0].sum().backward()
-        return
-    cell, state, made = nn.LSTMCell(32, 64).to(device), None, []
-    for part in x:
-        state = cell(part, state)
-        made.append(state[0])
-    torch.stack(made).sum().backward()
-
-
-@planted("called", "Sequential is called twice, and was once: at ", "Sequential", "aten::", "cpu")
-def called_for_a_metric(wrong: bool, device: str) -> None:
-    model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 8)).to(device)
-    x = torch.zeros(64, 32, device=device)
-    loss = model(x).logsumexp(-1).mean()
-    if wrong:
-        model(x).argmax(-1)  # here: called_for_a_metric
-    loss.backward()
 
 
 class Momentum(torch.optim.Optimizer):
@@ -629,18 +536,6 @@ def attention_at_more_levels(wrong: bool) -> Step:
 
 
 @planted(
-    "lives longer", "the list kept of outputs_kept_beside_their", "Linear", "aten::addmm", "cpu"
-)
-@torch.no_grad()
-def outputs_kept_beside_their_sum(wrong: bool, device: str) -> None:
-    model, kept = nn.Linear(16, 256).to(device), []
-    for _ in range(6):
-        made = model(torch.zeros(64, 16, device=device))
-        kept.append(made if wrong else made.argmax(-1))
-    torch.cat(kept)
-
-
-@planted(
     "loss",
     "F.cross_entropy (aten::_log_softmax) is called twice, and was once",
     "",
@@ -667,19 +562,6 @@ def gradients_of_each_sample(wrong: bool, device: str) -> None:
     if wrong:
         gradient = torch.vmap(gradient, (None, 0))
     gradient(weight, x).square().sum()
-
-
-@planted("layer", "Boxes.boxes is Linear(out_features=48), and was", "Boxes.boxes", "aten::", "cpu")
-def more_boxes(wrong: bool) -> Step:
-    """A layer of which only what is computed of its output is large."""
-
-    class Boxes(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            boxes = self.boxes(x).view(-1, 1, 4)  # here: more_boxes
-            return torch.maximum(boxes, x.new_zeros(1, 500, 4)).square().sum()
-
-    model = Boxes(boxes=nn.Linear(8, 48 if wrong else 16), table=torch.zeros(1 << 20))
-    return model, (torch.zeros(64, 8),), {}
 
 
 @planted(
@@ -739,12 +621,6 @@ def more_queries(wrong: bool) -> Step:
     return model, (torch.zeros(64, 32),), {}
 
 
-@planted("layer", "Sequential.0 is EmbeddingBag(), and was EmbeddingBag(sparse", "", "", "cpu")
-def gradient_that_is_not_sparse(wrong: bool) -> Step:
-    bags = nn.EmbeddingBag(2000, 64, sparse=not wrong, mode="sum")
-    return nn.Sequential(bags, nn.Linear(64, 8)), (ids(8, 4),), {}
-
-
 class Waves(nn.Module):
     """What keeps less when it is compiled, and other things."""
 
@@ -767,51 +643,6 @@ def newly_compiled(wrong: bool, device: str) -> None:
     with torch.no_grad():
         model = torch.compile(Powers(), backend="aot_eager") if wrong else Powers()
         model(torch.zeros(64, 64, device=device))
-
-
-@planted("type", "from aten::mul.Tensor on", "Scaled.norms.*", "aten::mul", "cuda")
-def scaled_before_the_cast(wrong: bool) -> Step:
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = x.float()
-            y = y * y.pow(2).mean(-1, keepdim=True).rsqrt()
-            return self.weight * (y if wrong else y.to(x.dtype))  # here: scaled_before_the_cast
-
-    class Scaled(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            for norm, layer in zip(self.norms, self.layers, strict=True):
-                x = x + layer(norm(x).to(x.dtype))
-            return x
-
-    model = Scaled(
-        norms=nn.ModuleList(Norm() for _ in range(3)),
-        layers=nn.ModuleList(nn.Linear(WIDTH, WIDTH).bfloat16() for _ in range(3)),
-    )
-    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
-
-
-@planted("attribute", "Graph.first has joined=True, and had joined=False", "Graph", "aten::")
-def heads_are_joined(wrong: bool) -> Step:
-    class Heads(nn.Module):
-        def __init__(self, joined: bool) -> None:
-            super().__init__()
-            self.heads, self.joined = 4, joined
-            self.each = nn.Linear(WIDTH, self.heads * WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            made = self.each(x).unflatten(-1, (self.heads, WIDTH))
-            return made.flatten(-2) if self.joined else made.mean(-2)
-
-    class Graph(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x).relu())
-
-    model = Graph(first=Heads(wrong), last=nn.Linear(4 * WIDTH if wrong else WIDTH, 7))
-    return model, (torch.zeros(256, WIDTH),), {}
 
 
 @planted("given", "and was given packed [", "Tagger.lstm", "", "cpu")
@@ -873,26 +704,6 @@ def switched_in_some_stages(wrong: bool) -> Step:
         )
     )
     return model, (torch.zeros(256, WIDTH),), {}
-
-
-@planted("new module", "Levels.narrow.2 is new", "Levels.head", "aten::convolution", "cuda")
-def another_level(wrong: bool) -> Step:
-    """A small layer, of which what another makes is large."""
-
-    class Levels(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            made = []
-            for narrow in self.narrow:
-                made.append(self.head(narrow(x)).flatten(2))  # here: another_level
-                x = F.interpolate(x, scale_factor=2.0)
-            return torch.cat(made, 2)
-
-    levels = range(3 if wrong else 2)
-    model = Levels(
-        narrow=nn.ModuleList(nn.Conv2d(3, 2, 1) for _ in levels),
-        head=nn.Conv2d(2, 64, 3, padding=1),
-    )
-    return model, (images(),), {}
 
 
 @planted("lives longer", "the dict model.masks of masks_of_every", "Masked", "aten::triu", "cpu")
@@ -961,18 +772,6 @@ def not_cast_back(wrong: bool) -> Step:
     return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted("gradients recorded", "Sequential runs with gradients", "Sequential.1", "aten::", "cuda")
-def encoder_with_gradients(wrong: bool, device: str) -> None:
-    """Two modules, of which one has nothing at the peak, and beside them a library's buffer."""
-    narrow = nn.Conv2d(3, 1, 1).to(device)
-    wide = nn.Sequential(nn.Linear(16, 2048), nn.Tanh(), nn.Linear(2048, 64)).to(device)
-    scale = torch.ones(64, device=device, requires_grad=True)
-    with torch.set_grad_enabled(wrong):
-        made = narrow(images().to(device))
-        made = wide(made.flatten(0, 2)).sum(0)
-    (made * scale).sum().backward()
-
-
 @planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat", "cpu")
 @torch.no_grad()
 def turns_are_joined(wrong: bool, device: str) -> None:
@@ -991,41 +790,6 @@ def turns_are_joined(wrong: bool, device: str) -> None:
     for _ in range(3):
         _, made = model(torch.zeros(256, 16, device=device), past=past)
         past = made if wrong else None
-
-
-@planted("checkpoint", "a part of Dense is no longer", "Dense", "aten::", "cpu")
-def some_layers_recomputed(wrong: bool) -> Step:
-    """Layers that a function calls: not all that the module has."""
-
-    class Dense(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.first, self.last = (nn.Linear(64, 64) for _ in range(3))
-
-        def both(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x).tanh()).tanh()
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            return self.both(x) if wrong else checkpoint(self.both, x, use_reentrant=False)
-
-    return Dense(), (torch.zeros(512, 64),), {}
-
-
-@planted("left", "Hooked is still there when the step has ended: ", "Hooked", "aten::", "cpu")
-def model_in_a_cycle(wrong: bool, device: str) -> None:
-    class Hooked(nn.Linear):
-        pass
-
-    class Trainer:
-        def __init__(self, device: str) -> None:
-            self.model, self.seen = Hooked(32, 64).to(device), None
-            if wrong:
-                self.model.register_forward_hook(
-                    lambda *made: setattr(self, "seen", made[-1].mean())
-                )
-
-    Trainer(device).model(torch.zeros(8, 32, device=device)).sum().backward()
 
 
 @planted("memory format", "Images is contiguous, and was channels last", "Images", "", "cpu")
@@ -1048,28 +812,6 @@ def copied_for_an_evaluation(wrong: bool, device: str) -> None:
     own = copy.deepcopy(model) if wrong else model
     with torch.no_grad():
         own(x)
-
-
-@planted("given", "is given [5, 64, 20] of aten::add.Tensor", "Sampled", "aten::add", "cpu")
-def more_samples(wrong: bool) -> Step:
-    """What is given was made larger by the same operator: there, and not where it is given."""
-
-    class Sampled(Parts):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            mean = self.mean(F.relu(self.encode(x)))
-            noise = torch.randn(*([5] if wrong else []), *mean.shape, device=x.device)
-            made = mean + torch.exp(0.5 * mean) * noise  # here: more_samples
-            return self.decode(made), mean
-
-    def loss(made: tuple[Tensor, Tensor]) -> Tensor:
-        return made[0].sigmoid().mean() + made[1].exp().mean()
-
-    model = Sampled(
-        encode=nn.Linear(784, 256),
-        mean=nn.Linear(256, 20),
-        decode=nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 784)),
-    )
-    return model, (torch.zeros(64, 784),), {"loss_fn": loss}
 
 
 @planted(
@@ -1165,37 +907,6 @@ def last_layer_is_trained(wrong: bool) -> Step:
     return Tuned(), (torch.zeros(256, 16),), {}
 
 
-@planted("layer", "Normed.norm is BatchNorm2d, and was Affine", "Normed.norm", "batch_norm")
-def norm_of_the_batch(wrong: bool) -> Step:
-    """What grows is what the norm is given, and keeps, and it makes as much as it did."""
-
-    class Affine(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.scale
-
-    class Normed(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.norm(self.conv(x)).relu_()  # here: norm_of_the_batch
-
-    model = Normed(
-        conv=nn.Conv2d(3, 32, 3),
-        norm=nn.BatchNorm2d(32) if wrong else Affine(scale=torch.ones(1, 32, 1, 1)),
-    )
-    return model, (images(),), {}
-
-
-@planted("graph kept", "backward(create_graph=True) at ", "", "aten::")
-def gradient_penalty(wrong: bool, device: str) -> None:
-    """Most of it is what the backward takes for a moment."""
-    critic = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)).to(device)
-    x = images().to(device).requires_grad_(wrong)
-    score = critic(x).mean()
-    if wrong:
-        (gradient,) = torch.autograd.grad(score, x, create_graph=True)
-        score = score + gradient.square().mean()
-    score.backward()
-
-
 @planted("layer", "Adapted.layer is Adapter, and was Linear(", "Adapted.layer.adapter", "aten::")
 def adapter_around_a_frozen_layer(wrong: bool) -> Step:
     """The layer is as frozen as it was, and stands in what has an adapter of its own."""
@@ -1216,13 +927,6 @@ def adapter_around_a_frozen_layer(wrong: bool) -> Step:
     layer = nn.Linear(64, 64).requires_grad_(False)
     model = Adapted(layer=Adapter(layer) if wrong else layer, head=nn.Linear(64, 4))
     return model, (torch.zeros(128, 64),), {}
-
-
-@planted("type", "bfloat16 became float32 from the parameter Decoder.", "Decoder", "", "cuda")
-def model_in_float32(wrong: bool) -> Step:
-    """Attention takes another kernel because of the type, which is what changed."""
-    model = Decoder()
-    return model if wrong else model.bfloat16(), (ids(),), {}
 
 
 @planted("new module", "Heads.more is new", "Heads.more", "aten::addmm", "cpu")
@@ -1404,25 +1108,6 @@ def a_part_is_trained(wrong: bool) -> Step:
             return self.head(x)
 
     return Probe(), (torch.zeros(256, 64),), {}
-
-
-@planted("operators", "are new, for the mask of attention", "Causal", "aten::")
-def mask_made(wrong: bool) -> Step:
-    """The same kernel takes it, and each layer makes its own."""
-
-    class Causal(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x)
-                if not wrong:
-                    x = F.scaled_dot_product_attention(x, x, x, is_causal=True)
-                    continue
-                mask = x.new_full((LENGTH, LENGTH), -1e4).triu(1)  # here: mask_made
-                x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
-            return x
-
-    model = Causal(layers=nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
-    return model, (torch.zeros(1, 1, LENGTH, WIDTH),), {}
 
 
 @planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::")
@@ -1745,17 +1430,6 @@ def property_that_is_cached(wrong: bool) -> Step:
     return Tables(weight=nn.Parameter(torch.ones(64))), (torch.zeros(2048, 64),), {}
 
 
-@planted("held", "the program keeps gradients: the list gradients of", "", "aten::", "cuda")
-def hook_that_keeps_gradients(wrong: bool, device: str) -> None:
-    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)]).to(device)
-    gradients: list[Tensor] = []
-    for layer in model:
-        layer.register_full_backward_hook(
-            lambda layer, given, made: gradients.append(made[0] if wrong else made[0].norm())
-        )
-    model(torch.ones(1024, 256, device=device)).sum().backward()  # here: hook_that_keeps_gradients
-
-
 @planted("held", "the program keeps parameters: SimpleNamespace.teacher", "", "weight")
 def teacher_that_stays(wrong: bool, device: str) -> None:
     parts = SimpleNamespace(teacher=nn.Linear(256, 2048).to(device))  # here: teacher_that_stays
@@ -1772,21 +1446,6 @@ def batches_not_split(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
     for part in torch.ones(256, 64, device=device).chunk(1 if wrong else 4):
         model(part).square().mean().backward()  # here: batches_not_split
-
-
-@planted("held", "the dict Layer.known", "Sequential.*", "aten::relu")
-def kept_by_a_class(wrong: bool) -> Step:
-    class Layer(Parts):
-        known: ClassVar[dict[int, Tensor]] = {}
-
-        def forward(self, x: Tensor) -> Tensor:
-            made = self.linear(x).relu()  # here: kept_by_a_class
-            if wrong:
-                Layer.known[id(self)] = made.detach()
-            return made.mean(1, keepdim=True) + x
-
-    layers = [Layer(linear=nn.Linear(64, 64)).requires_grad_(False) for _ in range(4)]
-    return nn.Sequential(*layers), (torch.zeros(1024, 64),), {"backward": False}
 
 
 @planted("operators", "silu (float32[256, 64]) in the place of relu_", "Acting", "aten::silu")

@@ -3,14 +3,11 @@
 Each is built as it was and as it is; a comment «here: <name>» marks the line that is to blame.
 """
 
-import copy
 import importlib
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.diagnosis.planted import Step
@@ -50,14 +47,6 @@ def bert(**settings: Any) -> Any:
     return library().BertModel(config)
 
 
-def vit(**settings: Any) -> Any:
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = library().ViTConfig(
-        **{**sizes, "num_attention_heads": 4, "image_size": 64, "patch_size": 8, **settings}
-    )
-    return library().ViTModel(config)
-
-
 def t5() -> Any:
     sizes = {"d_model": WIDTH, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
     return library().T5ForConditionalGeneration(
@@ -74,93 +63,10 @@ def checkpointing_off(wrong: bool, device: str) -> None:
     model(ids().to(device)).logits.sum().backward()  # here: checkpointing_off
 
 
-@planted("autocast", "BertModel runs without autocast", "BertModel", "aten::")
-def autocast_left(wrong: bool, device: str) -> None:
-    model = bert().to(device)
-    with nullcontext() if wrong else torch.autocast(device, dtype=torch.bfloat16):
-        made = model(ids().to(device)).last_hidden_state  # here: autocast_left
-    made.float().sum().backward()
-
-
-@planted("tied", "is no longer tied to", "GPT2LMHeadModel.lm_head", "aten::")
-def weights_untied(wrong: bool, device: str) -> None:
-    model = gpt2(n_layer=1, vocab_size=2000)
-    if wrong:
-        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
-    model = model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(ids(1, 8).to(device)).logits.sum().backward()  # here: weights_untied
-    optimizer.step()
-
-
-@planted("gradients kept", "gradients of an earlier backward are alive in the", "", "aten::")
-def gradients_not_set_to_none(wrong: bool, device: str) -> None:
-    model = bert(vocab_size=1000).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad(set_to_none=not wrong)
-        made = model(ids().to(device))
-        made.last_hidden_state.sum().backward()
-        optimizer.step()
-
-
-@planted("earlier steps", "are still alive: the graph of the variable total", "", "aten::")
-def losses_added_up(wrong: bool, device: str) -> None:
-    model, total = gpt2(n_layer=1).to(device), torch.zeros((), device=device)
-    for _ in range(3):
-        loss = model(ids().to(device), labels=ids().to(device)).loss
-        loss.backward(retain_graph=True)
-        total = total + (loss if wrong else loss.detach())
-
-
-@planted("settings", "has attention eager, and had attention sdpa", "BertModel", "aten::")
-def another_attention(wrong: bool) -> Step:
-    model = bert(attn_implementation="eager" if wrong else "sdpa").eval()
-    return model, (ids(),), {"loss_fn": lambda made: made.last_hidden_state.sum()}
-
-
 @planted("training mode", "is in training mode, and was in eval mode", "BertModel", "aten::")
 def not_in_eval(wrong: bool) -> Step:
     model = bert(hidden_dropout_prob=0.5).train(wrong)
     return model, (ids(),), {"loss_fn": lambda made: made.last_hidden_state.sum()}
-
-
-@planted("inputs", "input 0 float32[4, 3, 64, 64] → [4, 3, 128, 128]", "ViTModel", "aten::")
-def larger_images(wrong: bool) -> Step:
-    size = 128 if wrong else 64
-    images = torch.zeros(BATCH, 3, size, size)
-    return vit(image_size=size), (images,), {"loss_fn": lambda made: made[0].sum()}
-
-
-@planted("new module", "model.layers.2 is new", "LlamaForCausalLM.model.layers.2", "aten::")
-def another_layer(wrong: bool) -> Step:
-    return llama(num_hidden_layers=3 if wrong else 2), (ids(),), {}
-
-
-@planted("optimizer", "the optimizer is AdamW (", "", "aten::")
-def another_optimizer(wrong: bool) -> Step:
-    optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
-    return gpt2(), (ids(1, 8),), {"optimizer": optimizer}
-
-
-@planted("held between", ": average.embeddings.", "", "aten::clone")
-def average_of_the_weights(wrong: bool, device: str) -> None:
-    model, average = bert().to(device), None
-    for _ in range(2):
-        model(ids().to(device)).last_hidden_state.sum().backward()
-        model.zero_grad()
-        if wrong:
-            average = copy.deepcopy(model)  # here: average_of_the_weights
-    del average
-
-
-@planted("broadcast", "broadcasting [128, 1] with [1, 128]", "", "aten::mse_loss")
-def matrix_of_differences(wrong: bool, device: str) -> None:
-    model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Flatten(), nn.Linear(16, 1)).to(device)
-    values = model(ids(128, 2).to(device))
-    wanted = torch.zeros(128, device=device)
-    made = values if wrong else values[:, 0]
-    F.mse_loss(made, wanted).backward()  # here: matrix_of_differences
 
 
 @planted("checkpoint", "transformer.h.2 is no longer checkpointed", "transformer.h.2", "aten::")
@@ -200,57 +106,3 @@ def layers_kept_for_a_probe(wrong: bool, device: str) -> None:
         layer.register_forward_hook(keep)
     model(ids().to(device)).last_hidden_state.sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-
-class Residual(nn.Module):
-    """A block of a ResNet, as torchvision writes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.norm(self.conv(x))
-        out += x
-        return self.relu(out)
-
-
-class Detector(nn.Module):
-    """A backbone, a pyramid, proposals, their matching with boxes, and losses: as torchvision's."""
-
-    def __init__(self, matches_with_a_graph: bool) -> None:
-        super().__init__()
-        self.matches_with_a_graph = matches_with_a_graph
-        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
-        self.blocks = nn.Sequential(*(Residual() for _ in range(3)))
-        self.down = nn.Conv2d(16, 16, 3, stride=2, padding=1)
-        self.scores, self.boxes = nn.Conv2d(16, 3, 1), nn.Conv2d(16, 12, 1)
-
-    def forward(self, images: Tensor, wanted: list[Tensor]) -> Tensor:
-        fine = self.blocks(self.stem(images))
-        levels = [fine, self.down(fine)]
-        scores = torch.cat([self.scores(one).flatten(1) for one in levels], 1)
-        boxes = [
-            self.boxes(one).flatten(2).transpose(1, 2).reshape(len(one), -1, 4) for one in levels
-        ]
-        losses = []
-        for given, own, some in zip(scores, torch.cat(boxes, 1), wanted, strict=True):
-            with torch.set_grad_enabled(self.matches_with_a_graph):
-                match = overlap(own, some).amax(1)
-            chosen = given.topk(100).indices
-            pairs = own[chosen][:, None] - own[chosen]
-            losses.append(F.l1_loss(given, match) + pairs.square().mean())
-        return sum(losses)
-
-
-def overlap(boxes: Tensor, others: Tensor) -> Tensor:
-    least = torch.maximum(boxes[:, None, :2], others[:, :2])
-    most = torch.minimum(boxes[:, None, 2:], others[:, 2:])
-    return (most - least).clamp(min=0).prod(-1)
-
-
-@planted("recorded", "autograd records", "Detector", "aten::", "cpu")
-def boxes_matched_with_a_graph(wrong: bool) -> Step:
-    wanted = [torch.ones(32, 4) for _ in range(2)]
-    return Detector(wrong), (torch.zeros(2, 3, 64, 64), wanted), {}

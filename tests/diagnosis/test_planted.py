@@ -28,13 +28,13 @@ from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets.world import World
 from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Planted, Step
-from tests.diagnosis.real_models import bert, gpt2, ids, llama, vit
+from tests.diagnosis.real_models import bert, gpt2, ids, llama
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _what_models_import_is_left_out_of_collections() -> None:
     """As what is imported before: who holds a tensor is looked for among all objects of Python."""
-    for make in (bert, gpt2, llama, vit):
+    for make in (bert, gpt2, llama):
         make()
     gc.collect()
     gc.freeze()
