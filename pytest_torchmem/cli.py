@@ -181,7 +181,7 @@ def _compare(options: argparse.Namespace) -> int:
 def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[Difference]:
     """Return what differs; a check that the head could not evaluate is a failure."""
     rules = parse_rules(tolerance, "--tolerance")
-    found = differences(base.entries, head.entries, rules, head.told)
+    found = differences(base.entries, head.entries, rules)
     unchecked = [
         Difference(f"{file}::{key.test}", key.name, key.where, DifferenceKind.FAILED, note=why)
         for (file, key), why in head.unchecked.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.commands.arguments import is_profile
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told, diagnose
+from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.reports.growth import others, place, section, why
@@ -61,26 +61,28 @@ def _source(text: str | None) -> Source:
     return Source(str(path), {("", key): entry_of(key, profile)})
 
 
-def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry, Told | None]]:
-    """Yield the entries of both sides with the second run's findings; two alone are a pair."""
+def _pairs(one: Source, other: Source) -> Iterator[tuple[str, Entry, Entry]]:
+    """Yield the entries that both sides have; two alone are a pair."""
     if len(one.entries) == len(other.entries) == 1:
-        (before,), ((at, now),) = one.entries.values(), other.entries.items()
-        yield f"{one.name} -> {other.name}", before, now, other.told.get(at)
+        (before,), (now,) = one.entries.values(), other.entries.values()
+        yield f"{one.name} -> {other.name}", before, now
         return
     for at, entry in one.entries.items():
         if at in other.entries:
-            yield f"{at[0]}::{at[1]}", entry, other.entries[at], other.told.get(at)
+            yield f"{at[0]}::{at[1]}", entry, other.entries[at]
 
 
-def explanation(name: str, before: Entry, now: Entry, told: Told | None, rows: int) -> str:
+def explanation(name: str, before: Entry, now: Entry, rows: int) -> str:
     """Return what is different between two entries and why, "" where nothing is."""
     comparison = compare(before, now, _EXACTLY)
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""
     parts = [name, comparison_table({name: comparison.told}, "before")]
-    moment = told.moment if told is not None else _moment(comparison)
+    told = now.grew
+    is_of = told is not None and before.figures.get(told.moment) == told.before
+    moment = told.moment if told is not None and is_of else _moment(comparison)
     if moment:
-        parts += _explained(diagnose(before, now, moment, told=told), rows)
+        parts += _explained(diagnose(before, now, moment), rows)
     return printable_lines("\n\n".join(part for part in parts if part))
 
 

@@ -72,7 +72,7 @@ class _Answers:
         """Show how an entry differs, and ask whether it is accepted; none is after "quit"."""
         if self._rest == "q":
             return False
-        told = "" if before is None else explanation(str(key), before, now, None, _ROWS)
+        told = "" if before is None else explanation(str(key), before, now, _ROWS)
         print(f"\n{told or printable(f'{key}: {_change(before, now)}')}")
         answer = self._rest
         while answer not in ("y", "n", "a", "q"):

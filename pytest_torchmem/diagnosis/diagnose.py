@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.diagnosis import rules  # noqa: F401
 from pytest_torchmem.diagnosis.causes import OF_BACKWARD, Cause, Evidence, Watched, find_causes
@@ -29,24 +29,10 @@ from pytest_torchmem.figures import PEAK
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.snapshots.alive import Alive, alive_at
-from pytest_torchmem.snapshots.format import Entry
+from pytest_torchmem.snapshots.format import Entry, Told
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
-
-
-class Told(NamedTuple):
-    """What a run said of a growth: the figure, its bytes before and now, why, and where."""
-
-    moment: str
-    before: int
-    now: int
-    why: str
-    where: str
-
-    def is_of(self, found: MomentDifference) -> bool:
-        """Tell whether it is about this growth."""
-        return self[:3] == (found.moment, found.before, found.now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +52,7 @@ class Diagnosis:
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
     told: Told | None = None
-    """What the run said of this very growth, which knew more than its report."""
+    """What the run said of this very growth, which knew more than its snapshot or report."""
 
     @property
     def leading_row(self) -> Row | None:
@@ -99,12 +85,11 @@ def diagnose(
     alive: Alive | None = None,
     profile: MemoryProfile | None = None,
     watched: Watched | None = None,
-    told: Told | None = None,
 ) -> Diagnosis:
     """Return what grew at ``moment`` and why.
 
     ``alive`` is everything that is alive now, where more is known than the entry keeps, and
-    ``profile`` what ran; ``told`` is what a run said of its growth, if it is this one.
+    ``profile`` what ran.
     """
     whole = alive or now.alive or Alive()
     before = _with_peak(before) if moment == PEAK else before
@@ -115,6 +100,7 @@ def diagnose(
         ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))
     evidence = Evidence(before, now, found, whole, ran, watched or Watched())
     inputs = [change for change in evidence.facts if change.topic == "inputs"]
+    told = now.grew
     said = Diagnosis(
         found,
         find_causes(evidence),
@@ -122,7 +108,7 @@ def diagnose(
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
-        told=told if told is not None and told.is_of(found) else None,
+        told=told if told is not None and told[:3] == (moment, found.before, found.now) else None,
     )
     row = said.leading_row
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:

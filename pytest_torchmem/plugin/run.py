@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.checks.calibrations import update_calibrations
-from pytest_torchmem.checks.result import Outcome
+from pytest_torchmem.checks.result import Outcome, SnapshotResult
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.broken import let_fail
 from pytest_torchmem.plugin.obsolete import Gone, Tests, find_gone
 from pytest_torchmem.plugin.skipped import UNUSED
 from pytest_torchmem.plugin.update import Update, Updated
+from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.files import write_reports
 from pytest_torchmem.reports.json_report import build
 from pytest_torchmem.reports.summary import Check, Summary
@@ -225,7 +226,7 @@ class Run:
         for check in checks:
             snapshot = check.result.snapshot
             if check.passed and check.result.accepted and snapshot is not None:
-                accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = snapshot.entry
+                accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = _entry_of(snapshot)
         tests = {module["file"]: module["memory_tests"] for module in self._modules.values()}
         root = self.config.rootpath
         return Update(root, self.settings, accepted, gone, tests, clean).run()
@@ -260,7 +261,7 @@ class Run:
             result = check.result
             acceptable = check.failed_by_check and result.failed and result.outcome in _ACCEPTABLE
             if acceptable and result.snapshot is not None:
-                entries.setdefault(result.snapshot.file, []).append(result.snapshot.entry)
+                entries.setdefault(result.snapshot.file, []).append(_entry_of(result.snapshot))
         for file, members in sorted(entries.items()):
             # The module may lie outside of the root, where the proposal has no place for its file.
             if file.startswith("../"):
@@ -308,3 +309,9 @@ def _told_of_files(checks: Iterable[Check], unwritten: Collection[str]) -> Itera
         snapshot = check.result.snapshot
         lost = check.result.accepted and snapshot is not None and snapshot.file in unwritten
         yield replace(check, unwritten=lost)
+
+
+def _entry_of(snapshot: SnapshotResult) -> Entry:
+    """Return what a snapshot is to hold now, with why it grew."""
+    found = snapshot.diagnosis
+    return replace(snapshot.entry, grew=growth.told(found)) if found is not None else snapshot.entry

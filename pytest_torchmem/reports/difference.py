@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from html import escape
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.figures import label
@@ -24,7 +23,7 @@ from pytest_torchmem.snapshots.tolerance import Level, parse_rules
 from pytest_torchmem.units import format_size, format_step
 
 if TYPE_CHECKING:
-    from pytest_torchmem.diagnosis.diagnose import Diagnosis, Told
+    from pytest_torchmem.diagnosis.diagnose import Diagnosis
 
 
 class DifferenceKind(str, Enum):
@@ -86,16 +85,10 @@ Entries = Mapping[tuple[str, Key], Entry]
 """Entries by test file, relative to the root, and key."""
 
 
-def differences(
-    base: Entries,
-    head: Entries,
-    option: Level,
-    told: Mapping[tuple[str, Key], Told] = MappingProxyType({}),
-) -> list[Difference]:
+def differences(base: Entries, head: Entries, option: Level) -> list[Difference]:
     """Return what differs between the entries of two revisions or reports, worst first.
 
     An entry's own tolerance, as the head has it, wins over ``option``, as it does in a test run.
-    ``told`` is what the head's run said.
     """
     from pytest_torchmem.diagnosis.diagnose import diagnose
 
@@ -117,8 +110,7 @@ def differences(
         group = group_of(comparison)
         moment = comparison.grown_moment if before.alive and now.alive else ""
         one = _one(where, key, group, comparison.changes, now.figures, "; ".join(notes))
-        known = told.get((file, key))
-        why = diagnose(before, now, moment, told=known) if moment else None
+        why = diagnose(before, now, moment) if moment else None
         found.append(replace(one, diagnosis=why))
     return in_order(found)
 

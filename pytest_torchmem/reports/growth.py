@@ -13,6 +13,7 @@ from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.snapshots.compare import Change, main_change
+from pytest_torchmem.snapshots.format import Told
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ def place(diagnosis: Diagnosis) -> str:
     source, module, line = _allocated_by(diagnosis)
     caller = _caller(diagnosis, module, line)
     return joined(_inside(source, module), line, f"called in {caller}" if caller else "")
+
+
+def told(diagnosis: Diagnosis) -> Told:
+    """Return what is said of a growth, for those who know less of it."""
+    found = diagnosis.difference
+    return Told(found.moment, found.before, found.now, why(diagnosis), place(diagnosis))
 
 
 def by_cause(found: Iterable[tuple[T, Diagnosis | None]]) -> dict[tuple[str, str], list[T]]:

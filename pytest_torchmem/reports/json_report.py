@@ -92,11 +92,7 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
         return None
     found = diagnosis.difference
     return {
-        "moment": found.moment,
-        "before": found.before,
-        "now": found.now,
-        "why": growth.why(diagnosis),
-        "where": growth.place(diagnosis),
+        **growth.told(diagnosis)._asdict(),
         "causes": [plain_cause(cause) for cause in diagnosis.causes],
         "rows": [plain_row(row) for row in found.rows],
         "rest": found.rest,

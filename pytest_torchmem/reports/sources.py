@@ -7,7 +7,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pytest_torchmem.checks.result import Outcome
-from pytest_torchmem.diagnosis.diagnose import Told
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
 from pytest_torchmem.snapshots.format import (
@@ -18,6 +17,7 @@ from pytest_torchmem.snapshots.format import (
     read_alive,
     read_facts,
     read_key,
+    read_told,
 )
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
 from pytest_torchmem.snapshots.plain import parse, size, table_of, texts_of
@@ -34,8 +34,6 @@ class Source:
     entries: dict[tuple[str, Key], Entry] = field(default_factory=dict)
     unchecked: dict[tuple[str, Key], str] = field(default_factory=dict)
     """Checks of a report that could not be evaluated, with the reason."""
-    told: dict[tuple[str, Key], Told] = field(default_factory=dict)
-    """What the run of a report said of checks that grew."""
     revision: bool = False
     """Whether it is a revision, whose files are named from the repository's root."""
     path: Path | None = None
@@ -180,10 +178,9 @@ def _report(name: str, data: dict[str, Any]) -> Source:
                     facts=read_facts(
                         check.get("facts", {}), "facts", older=data["schema"] < SCHEMA
                     ),
+                    grew=read_told(check.get("growth"), "growth"),
                 )
                 source.entries[where] = entry
-                if (told := _told(check.get("growth"))) is not None:
-                    source.told[where] = told
             elif check["failed"] or (key.device and not _left_out(check)):
                 source.unchecked[where] = texts["message"].partition("\n")[0] or texts["outcome"]
     except SnapshotError as error:
@@ -196,15 +193,6 @@ def _report(name: str, data: dict[str, Any]) -> Source:
 def _left_out(check: dict[str, Any]) -> bool:
     """Tell whether nothing was to be checked; older reports say only whether the test passed."""
     return bool(check.get("left_out", check["test_passed"]))
-
-
-def _told(growth: Any) -> Told | None:
-    """Return what the message of a check that grew said; older reports do not have it."""
-    texts = texts_of(growth or {}, ("moment", "why", "where"), (), "growth")
-    if not texts["why"]:
-        return None
-    before, now = (size(growth[name], f"growth: {name}") for name in ("before", "now"))
-    return Told(texts["moment"], before, now, texts["why"], texts["where"])
 
 
 def _tree(root: Path) -> dict[tuple[str, Key], Entry]:

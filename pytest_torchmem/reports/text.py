@@ -276,10 +276,11 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     headline = wrapped(joined(size, why, separator=": "), first=True)
     also = growth.others(diagnosis.causes[:3])
-    circumstances = _circumstances(comparison, result.trace, diagnosis)
+    others = _not_run(comparison.having(Verdict.NOT_RUN), "")
+    others += _circumstances(comparison, result.trace, diagnosis)
     return Told(
         "\n".join(filter(None, (headline, wrapped(place), *also))),
-        [*_not_run(comparison.having(Verdict.NOT_RUN), ""), *map(wrapped, circumstances)],
+        [*map(wrapped, others)],
         growth.section(diagnosis),
         [one for one in comparison.told if one in worst],
         comparison.told,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
@@ -159,7 +159,17 @@ _WORLD = ("world_size", "rank")
 _TEXTS = ("torch", "workload")
 _FORMER = tuple(f"at_{peak}" for peak in PEAKS)
 """Keys that schema 1 wrote, which are left out."""
-_OTHERS = ("reason", "tolerance", "measured", "alive", "facts", "timeline")
+_OTHERS = ("reason", "tolerance", "measured", "alive", "facts", "timeline", "grew")
+
+
+class Told(NamedTuple):
+    """What a run said of a growth: the figure, its bytes before and now, why, and where."""
+
+    moment: str
+    before: int
+    now: int
+    why: str
+    where: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -224,6 +234,8 @@ class Entry(ComputedLater):
     """Keys of their own that people wrote, kept as they are."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """What real GPUs counted, by their names in the catalogue."""
+    grew: Told | None = None
+    """What the run that wrote it said of its growth: it knew more than snapshots do."""
     _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -273,6 +285,9 @@ class Entry(ComputedLater):
         plain |= {name: value for name, value in notes.items() if value is not None}
         plain.update({key: self.extra[key] for key in sorted(self.extra)})
         plain.update(sized(_in_order(self.figures)))
+        if self.grew is not None:
+            sizes = sized({"before": self.grew.before, "now": self.grew.now})
+            plain["grew"] = {**self.grew._asdict(), **sizes}
         if self.facts:
             plain["facts"] = {topic: dict(known) for topic, known in self.facts.items()}
         if self.timeline:
@@ -343,7 +358,17 @@ def _entry(plain: Any, where: str, schema: int) -> Entry:
         reason=reason,
         extra={key: value for key, value in plain.items() if key not in known},
         measured=table_of(plain.get("measured", {}), f"{where}, measured", _measured, " of GPUs"),
+        grew=read_told(plain.get("grew"), f"{where}, grew"),
     )
+
+
+def read_told(plain: Any, where: str) -> Told | None:
+    """Return what was said of a growth, ``None`` if nothing; raises ``SnapshotError``."""
+    texts = texts_of(plain or {}, ("moment", "why", "where"), (), where)
+    if not texts["why"]:
+        return None
+    before, now = (size(plain.get(name), f"{where}: {name}") for name in ("before", "now"))
+    return Told(texts["moment"], before, now, texts["why"], texts["where"])
 
 
 def read_key(plain: Any, texts: Mapping[str, str], where: str) -> Key:
@@ -372,12 +397,15 @@ def _in_order(figures: Mapping[str, int]) -> dict[str, int]:
 def merged(entry: Entry, before: Entry | None) -> Entry:
     """Return ``entry`` with what people wrote into ``before``, and what GPUs counted of it.
 
-    What GPUs counted is of the step as it was, so it is kept only where the trace is the same.
+    What GPUs counted is of the step as it was, so it is kept only where the trace is the same, as
+    is why that grew.
     """
     if before is None:
         return entry
-    kept = before.measured if before.same_trace(entry) else {}
-    return replace(with_notes(entry, before), measured={**kept, **entry.measured})
+    same = before.same_trace(entry)
+    measured = {**(before.measured if same else {}), **entry.measured}
+    grew = entry.grew or (before.grew if same else None)
+    return replace(with_notes(entry, before), measured=measured, grew=grew)
 
 
 def notes_of(entry: Entry) -> dict[str, Any]:

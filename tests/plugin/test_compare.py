@@ -140,7 +140,7 @@ def test_reports_of_runs(light, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not know what a line calls")
-def test_every_report_says_what_the_run_said(project, monkeypatch, capsys):
+def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, capsys):
     """The run saw the step: a report alone does not tell which function the program calls."""
     project.pytester.makepyfile(
         net="import os\nfrom torch import nn\nclass Net(nn.Linear):\n"
@@ -154,6 +154,7 @@ def test_every_report_says_what_the_run_said(project, monkeypatch, capsys):
         "def test_on_cuda_alone():\n    Net(8, 64).cuda()(torch.zeros(4, 8, device='cuda'))\n"
     )
     project.run("--torchmem-update", "--torchmem-json=base.json", passed=2)
+    shutil.copytree(project.path / "__torchmem__", tmp_path / "before" / "__torchmem__")
     project.width(1)
     result = project.run("--torchmem-json=head.json", "--torchmem-markdown=run.md")
     monkeypatch.chdir(project.path)
@@ -163,6 +164,10 @@ def test_every_report_says_what_the_run_said(project, monkeypatch, capsys):
     for command in ("compare", "explain", "compare --format=markdown"):
         main([*shlex.split(command), "base.json", "head.json"])
         text[command] = capsys.readouterr().out
+    project.run("--torchmem-update", passed=2)  # which stores what it said
+    capsys.readouterr()
+    main(["compare", str(tmp_path / "before" / "__torchmem__"), "__torchmem__"])
+    text["compare files"] = capsys.readouterr().out
     said = ("float64 comes from x.double", "x.double (aten::_to_copy) in Net, net.py:6")
     for one in said:
         assert one in " ".join(line.removeprefix("E").strip() for line in result.outlines)
