@@ -62,6 +62,8 @@ CALL_MODULES = frozenset({"_call", "call"})
 """The package's own functions in which modules of the program run."""
 
 
+_tuple: Any = tuple.__new__
+"""Makes an ``Origin`` as its class does, without a call of Python for each."""
 _Place = tuple[str, str]
 """Module and line; a plain tuple, since one is made for every operator."""
 _NOWHERE: _Place = ("", "")
@@ -189,7 +191,7 @@ class Attribution:
         key = (phase, module, operator, line, recomputed)
         called = self._origins.get(key)
         if called is None:
-            made_by = Origin(*key)
+            made_by: Origin = _tuple(Origin, key)
             if phase is Phase.OPTIMIZER and not made_by.line:  # of ``optimizer=``
                 made_by = made_by._replace(line=_line_of_asker(frame))
             called = self._origins[key] = Called(made_by)

@@ -127,6 +127,8 @@ class Mode(NamedTuple):
 
 
 _USUAL = Mode()
+_tuple: Any = tuple.__new__
+"""Makes one as its class does, without a call of Python for each call of a module."""
 
 
 class Called:
@@ -193,7 +195,7 @@ class FactCollector:
         training = getattr(module, "training", False)
         hooks = saved_tensors_hooks(False)
         packed = "" if hooks is None else _called_of(hooks[0])
-        mode = Mode(torch.is_grad_enabled(), autocast, training, task != -1, packed)
+        mode: Mode = _tuple(Mode, (torch.is_grad_enabled(), autocast, training, task != -1, packed))
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
@@ -366,19 +368,20 @@ class FactCollector:
             shape = "packed" if packed else word, sizes
             pattern, numbers = fold(path)
             self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
+        settings: tuple[tuple[str, Scalar], ...] = ()
         if str(kind.__module__).startswith(_OF_TORCH):
             if own[CHILDREN]:
                 return
-            name, settings = f"nn.{kind.__name__}", dict[str, Scalar]()
+            name = f"nn.{kind.__name__}"
             with suppress(AttributeError):  # of which the program has taken one away
-                settings |= settings_of(self._said_of_itself(module))
-                unsaid = (one for one in _switches(kind) if own.get(one) is True)
-                settings |= {one: True for one in unsaid if one not in settings}
+                switches = [one for one in _switches(kind) if own.get(one) is True]
+                settings = _settings_with(self._said_of_itself(module), (*switches,))
         else:  # a program's ``extra_repr`` may compute something, which would be traced
-            name, settings = kind.__name__, _scalars(own, own, _is_of_all)
-            settings.update((key, scalar(value)) for key, value in arguments_of_sharding(module))
+            own_settings = _scalars(own, own, _is_of_all)
+            own_settings.update((key, scalar(one)) for key, one in arguments_of_sharding(module))
+            name, settings = kind.__name__, (*own_settings.items(),)
         pattern, numbers = fold(path)
-        self._layers.setdefault((pattern, (name, tuple(settings.items()))), set()).add(numbers)
+        self._layers.setdefault((pattern, (name, settings)), set()).add(numbers)
 
     def _said_of_itself(self, module: nn.Module) -> str:
         """Ask a module of torch; ``nn.EmbeddingBag`` prints its weights to say a few numbers."""
@@ -553,6 +556,13 @@ def _switches(kind: type) -> tuple[str, ...]:
     """
     arguments = inspect.signature(kind).parameters.values()
     return tuple(one.name for one in arguments if one.default is False)
+
+
+@lru_cache(maxsize=1024)
+def _settings_with(said: str, switches: tuple[str, ...]) -> tuple[tuple[str, Scalar], ...]:
+    """Return the settings that a module of torch tells, and the switches that are on."""
+    settings = settings_of(said)
+    return (*settings.items(), *((one, True) for one in switches if one not in settings))
 
 
 @lru_cache(maxsize=4096)

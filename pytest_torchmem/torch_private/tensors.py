@@ -297,6 +297,8 @@ _construct_storage: Callable[..., Any] = private("torch._C._construct_storage_fr
 # The methods in C++: what is done for each tensor here needs nobody who stands before them.
 _set_storage: Callable[..., Tensor] = private("torch._C.TensorBase.set_")
 _data_ptr: Callable[[Tensor], int] = private("torch._C.TensorBase.data_ptr")
+#: The same, whatever a trace lets a storage say.
+storage_bytes: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
 
 
 _LEGACY_TYPES: dict[torch.dtype, Callable[[], Tensor]] = {

@@ -33,7 +33,12 @@ from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.devices import EventType, profiler_runs
 from pytest_torchmem.torch_private.keys import OpOverload, at_kernels, schema
 from pytest_torchmem.torch_private.settings import OneThread
-from pytest_torchmem.torch_private.tensors import bytes_of, storage_address, tensor_on
+from pytest_torchmem.torch_private.tensors import (
+    bytes_of,
+    storage_address,
+    storage_bytes,
+    tensor_on,
+)
 
 _CPU = torch.device("cpu")
 _DROPOUT = "aten::native_dropout"
@@ -288,12 +293,11 @@ def in_pairs(outputs: Any, results: Any) -> Iterator[tuple[Output | Same, Tensor
 
 def _lies_as(value: Tensor, output: Output, nbytes: int) -> bool:
     return (
-        value.dtype == output.dtype
+        value.dtype is output.dtype
+        and value.stride() == output.stride
+        and storage_bytes(value.untyped_storage()) == nbytes
         and value.storage_offset() == output.offset
-        and value.untyped_storage().nbytes() == nbytes
-        and value.stride() == tuple(output.stride)
-        and not value.is_conj()
-        and not value.is_neg()
+        and not (value.is_conj() or value.is_neg())
     )
 
 

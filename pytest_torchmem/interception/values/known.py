@@ -71,6 +71,7 @@ _NOT_OF_VALUES = (
     "INTERNAL ASSERT",
     "could not create a primitive",
 )
+_CONTAINERS = frozenset({list, tuple, dict})
 #: Stands for what was not computed.
 FAILED: Any = object()
 
@@ -206,7 +207,10 @@ class KnownValues(Answers):
                 return None
             given = [*map(contents.value, records, tensors)]
             real = dict(zip(map(id, tensors), given, strict=True))
-            args, kwargs = replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
+            if kwargs or not _CONTAINERS.isdisjoint(map(type, args)):
+                args, kwargs = replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
+            else:
+                args = (*map(real.get, map(id, args), args),)
         alone = not self.mode.wants_all or are_few(tensors)
         try:
             with OneThread() if alone else nullcontext(), at_kernels():
@@ -274,6 +278,10 @@ class KnownValues(Answers):
     ) -> None:
         """Know a plan's outputs by their memories, unless these are ``unwritten``."""
         records, contents = self._ledger.records, self.contents
+        if plan.makes_one and not unwritten:  # as most do
+            if 0 in memories:
+                contents.show(records[storage_address(result)])
+            return
         for output, tensor in in_pairs(plan.outputs, result):
             record = records[storage_address(tensor)]
             if type(output) is Output and output.slot in memories:
