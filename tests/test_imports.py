@@ -68,6 +68,7 @@ def names_imported(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+@cache
 def imports_of_the_package() -> dict[str, set[str]]:
     """Return what each file imports of the package."""
     return {

@@ -149,9 +149,12 @@ def _own_names(tree: ast.AST) -> set[str]:
     return found
 
 
-def _parsed(pattern: str = "*.py") -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted(PACKAGE.rglob(pattern)):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def _parsed(pattern: str = "*.py") -> list[tuple[str, ast.AST]]:
+    return [
+        (path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PACKAGE.rglob(pattern))
+    ]
 
 
 @pytest.mark.parametrize(
