@@ -9,13 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_torchmem.operators import families
-from pytest_torchmem.operators.families import BY_VERSION, PACKAGE, load
-from pytest_torchmem.operators.registry import DESCRIBED, records
+from pytest_torchmem.operators import registry
+from pytest_torchmem.operators.registry import BY_VERSION, DESCRIBED, PACKAGE, load, records
 
-INDEX = Path(families.__file__).with_name(families.INDEX)
+INDEX = Path(registry.__file__).with_name(registry.INDEX)
 _OF_TORCH = ("aten::", "prims::")
-"""Namespaces of operators that are always there; ``operators/families.py`` has the others."""
+"""Namespaces of operators that are always there; ``operators/registry.py`` has the others."""
 
 
 def text() -> str:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.operators.families import load
-from pytest_torchmem.operators.registry import OperatorRecord, records
+from pytest_torchmem.operators.registry import OperatorRecord, load, records
 
 PAGE = Path(__file__).parents[1] / "docs" / "cuda-operators.md"
 BEGIN, END = "<!-- operators: begin -->\n", "<!-- operators: end -->\n"

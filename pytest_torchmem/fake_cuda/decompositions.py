@@ -26,9 +26,8 @@ from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.refusals import REFUSALS, in_words_of_kernel
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.families import read_index
-from pytest_torchmem.operators.overlay import generation, taught_paths
 from pytest_torchmem.operators.recurrent.cudnn import flattened
+from pytest_torchmem.operators.registry import generation, read_index, taught_paths
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu

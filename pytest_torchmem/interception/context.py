@@ -24,7 +24,7 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.sparse import storage_holder
 from pytest_torchmem.interception.values.policy import memory_for
-from pytest_torchmem.operators.sparse.parts import COMPRESSED
+from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu

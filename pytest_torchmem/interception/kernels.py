@@ -45,9 +45,9 @@ from pytest_torchmem.interception.values.data_dependent import (
 )
 from pytest_torchmem.interception.values.policy import NO_MEMORIES
 from pytest_torchmem.operators.calls import GivenCall
+from pytest_torchmem.operators.checks import check_apart, check_written_once, keeps_apart
 from pytest_torchmem.operators.geometry import on_meta
-from pytest_torchmem.operators.overlap import check_apart, check_written_once, keeps_apart
-from pytest_torchmem.operators.sparse.parts import COMPRESSED
+from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.work import CallWork
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace

@@ -17,7 +17,7 @@ from pytest_torchmem.interception.plan import (
     remembered_plans,
 )
 from pytest_torchmem.operators.geometry import type_of_number
-from pytest_torchmem.operators.overlay import generation
+from pytest_torchmem.operators.registry import generation
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import environment_settings
 from pytest_torchmem.operators.workspace_of import library_output

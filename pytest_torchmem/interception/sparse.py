@@ -19,13 +19,15 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.computed import laid_out_as
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.sparse.coo import difference_on_gpu, sum_on_gpu, written_to_first
-from pytest_torchmem.operators.sparse.parts import (
+from pytest_torchmem.operators.sparse import (
     COMPRESSED,
     compressed_indices,
     compressed_like,
+    difference_on_gpu,
     sparse_of,
+    sum_on_gpu,
     unsupported_layout,
+    written_to_first,
 )
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors

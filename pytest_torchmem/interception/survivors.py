@@ -23,7 +23,7 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.values.contents import Contents
 from pytest_torchmem.journal.contents import SharedState, holds_tensor
-from pytest_torchmem.operators.sparse.parts import COMPRESSED
+from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.torch_private.modes import DisableTorchFunctionSubclass
 from pytest_torchmem.torch_private.tensors import storage_address
 

@@ -1,19 +1,143 @@
-"""What kernels refuse and ``meta`` takes, in the words of the kernel: dtypes, shapes, numbers.
+"""What kernels refuse and ``meta`` takes, in the words of the kernel: dtypes, shapes, numbers and
+values, and writing to memory that several elements share.
 
-Where no device is named, the CPU and CUDA share the function that refuses. What is refused by
-values is in ``checks_of_values.py``.
+Where no device is named, the CPU and CUDA share the function that refuses.
+
+Values are indices out of range, probabilities that are none. The kernels of the CPU raise, those of
+CUDA end the process's context by an assertion on the device: both are told in the CPU's words. What
+is known of all of an operator's tensors is given to its kernel; where the numbers are too many to
+be known and the positions are, these are looked at here.
+
+As to shared memory, ``meta`` asks structured operators alone, and every tensor there has a storage
+of its own. The lists below were found by running each operator of ``torch.testing``'s database on
+such tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import HALVES, on_meta, scalar_type
-from pytest_torchmem.operators.overlap import written_once
+from pytest_torchmem.operators.geometry import HALVES, is_dense, on_meta, scalar_type
 from pytest_torchmem.operators.registry import EVERY, aten, operator
+from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.torch_private.keys import schema
+
+
+def _names_with(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_WRITE_TWICE = _names_with(
+    "addmv_ all amax amin any argmax argmin avg_pool3d baddbmm_ bmm conj_physical_ copy_ cummax "
+    "cummin embedding_renorm_ fill_ fill_diagonal_ histc index_fill_ index_put_ linalg_vector_norm "
+    "linear masked_fill_ mv nansum narrow_copy norm prod std sum threshold_ topk tril tril_ triu "
+    "triu_ var zero_"
+)
+"""Operators whose kernels write to one place more than once: they ask nothing, or it is the same
+(``set_check_mem_overlap(false)`` in ATen/native, as in ``TensorIterator::reduce_op``). What
+``copy_`` refuses, its record checks."""
+_APART = _names_with(
+    "_logcumsumexp addbmm addmm addmv addr baddbmm bernoulli cat copy_ cumprod cumsum floor_divide "
+    "gather gelu hardshrink index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ "
+    "index_select kthvalue linalg_cross logcumsumexp normal renorm scatter scatter_ scatter_add "
+    "scatter_add_ scatter_reduce scatter_reduce_ softplus softshrink sort where"
+)
+"""Operators that are not pointwise and ask whether an operand overlaps with what is written."""
+_WHOLLY_APART = _names_with(
+    "cat gather index_add_ index_copy_ index_reduce_ index_select kthvalue linalg_cross scatter_ "
+    "scatter_add_ scatter_reduce_"
+)
+"""Those that refuse an operand which is the written tensor itself (``assert_no_overlap``)."""
+_NOT_ASKED = frozenset({"mvlgamma"})
+
+
+@cache
+def keeps_apart(operator: OperatorSpec) -> bool:
+    """Return whether a kernel refuses operands that overlap with what it writes to."""
+    name = _family(operator)
+    if name is None or name in _NOT_ASKED:
+        return False
+    return name in _APART or torch.Tag.pointwise in operator.overload.tags
+
+
+def check_written_once(operator: OperatorSpec, args: Sequence[Any], kwargs: Any) -> None:
+    """Raise what a kernel raises for an expanded tensor that it would write to.
+
+    A kernel whose ``out`` is its first argument too is the one in place: ``mv`` with ``out`` is
+    such a call of ``addmv`` (native/Blas.cpp, mv_out), which copies nothing first.
+    """
+    name = _family(operator)
+    if name is None or name in _WRITE_TWICE:
+        return
+    for tensor in argument_tensors(operator.written(tuple(args), kwargs)):
+        if not (f"{name}_" in _WRITE_TWICE and args and args[0] is tensor):
+            written_once(tensor)
+
+
+def written_once(tensor: Tensor) -> None:
+    """Raise for an expanded tensor; ATen/MemoryOverlap.cpp, assert_no_internal_overlap."""
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    if tensor.numel() and any(size > 1 and stride == 0 for size, stride in sides):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            "single memory location. Please clone() the tensor before performing the operation."
+        )
+
+
+def check_apart(
+    operator: OperatorSpec,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    tensors: Sequence[Tensor],
+    storages: Sequence[object],
+) -> None:
+    """Raise the kernel's error where one of ``tensors`` overlaps with its output.
+
+    ``storages`` has one object for each storage, in the order of the tensors on them.
+    (ATen/MemoryOverlap.cpp, assert_no_partial_overlap and assert_no_overlap.)
+    """
+    wholly = _family(operator) in _WHOLLY_APART
+    for written in argument_tensors(operator.written(args, kwargs)):
+        own = next((on for one, on in zip(tensors, storages, strict=True) if one is written), None)
+        beside = [one for one, on in zip(tensors, storages, strict=True) if on is own]
+        others = [one for one in beside if one is not written]
+        given_too = wholly and len(beside) - len(others) > 1
+        if given_too or any(_overlap(written, other, wholly) for other in others):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to "
+                "tensor refer to a single memory location. Please clone() the tensor before "
+                "performing the operation."
+            )
+
+
+def _overlap(written: Tensor, other: Tensor, wholly: bool) -> bool:
+    """Return whether two tensors without gaps on one storage overlap; get_overlap_status."""
+    if not (written.numel() and other.numel() and is_dense(written) and is_dense(other)):
+        return False
+    (begin, end), (first, last) = _reach(written), _reach(other)
+    if (begin, end) == (first, last):
+        return wholly or written.stride() != other.stride()
+    return begin < last and first < end
+
+
+def _reach(tensor: Tensor) -> tuple[int, int]:
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    return begin, begin + tensor.numel() * tensor.element_size()
+
+
+@cache
+def _family(operator: OperatorSpec) -> str | None:
+    """Return the name of one of torch's own operators that writes to an argument, else None."""
+    namespace, _, name = operator.name.partition(".")[0].partition("::")
+    written = any(argument.is_out for argument in schema(operator.overload).arguments) or (
+        operator.mutated == (0,) and name.endswith("_") and not name.startswith("_")
+    )
+    return name if namespace == "aten" and written else None
+
 
 _INDICES = (torch.int32, torch.int64)
 Namer = Callable[[Tensor], str]
@@ -324,3 +448,115 @@ def reflectors(input: Tensor, input2: Tensor, input3: Tensor, left: bool = True)
         raise RuntimeError(
             f"torch.ormqr: tau.shape[-1] must be equal to min(other.shape[{side}], input.shape[-1])"
         )
+
+
+Known = Callable[[Tensor], Tensor | None]
+"""Returns the values of a tensor, where they are known."""
+
+operator(
+    *aten(
+        "_ctc_loss _dirichlet_grad _embedding_bag _embedding_bag_forward_only _sample_dirichlet "
+        "_standard_gamma bernoulli bernoulli_ binary_cross_entropy binomial bincount "
+        "cross_entropy_loss embedding gather index_add index_add_ index_copy index_copy_ "
+        "index_reduce index_reduce_ index_select max_unpool2d max_unpool3d multi_margin_loss "
+        "multilabel_margin_loss_forward multinomial nll_loss2d_forward nll_loss_forward normal "
+        "poisson put_ scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ take"
+    ),
+    refuses_values=True,
+)
+
+
+def _out_of(known: Known, tensor: Tensor, low: int, high: int) -> int | None:
+    """Return the first of a tensor's positions, if they are known, that is not in a range."""
+    positions = known(tensor)
+    if positions is None or not positions.numel():
+        return None
+    least, most = positions.aminmax()
+    if int(least) >= low and int(most) < high:
+        return None
+    flat = positions.reshape(-1)
+    return int(flat[(flat < low) | (flat >= high)][0])
+
+
+@operator("aten::embedding").check_values()
+def rows(known: Known, weight: Tensor, indices: Tensor) -> None:
+    """native/cpu/IndexKernel.cpp, index_select_out_cpu_ of the weight."""
+    selected(known, weight, 0, indices)
+
+
+@operator("aten::_embedding_bag", "aten::_embedding_bag_forward_only").check_values()
+def rows_of_bags(known: Known, weight: Tensor, indices: Tensor) -> None:
+    """native/EmbeddingBag.cpp, which looks at every index before it adds up rows."""
+    wrong, found = _out_of(known, indices, 0, weight.shape[0]), known(indices)
+    if found is not None and wrong is not None:
+        position = int((found.reshape(-1) == wrong).nonzero()[0])
+        raise RuntimeError(
+            f"Index {position} of input takes value {wrong} which is not in the valid range [0, "
+            f"{weight.shape[0]})"
+        )
+
+
+@operator("aten::index_select").check_values()
+def selected(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
+    """native/TensorAdvancedIndexing.cpp, index_select_out_cpu_."""
+    if input.dim() and _out_of(known, index, 0, input.shape[dim]) is not None:
+        raise IndexError("index out of range in self")
+
+
+@operator(
+    *aten("gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_")
+).check_values()
+def along_dimension(known: Known, input: Tensor, dim: int, index: Tensor) -> None:
+    """native/cpu/ScatterGatherKernel.cpp."""
+    wrong = _out_of(known, index, 0, input.shape[dim]) if input.dim() else None
+    if wrong is not None:
+        raise RuntimeError(
+            f"index {wrong} is out of bounds for dimension {dim % input.dim()} with size "
+            f"{input.shape[dim]}"
+        )
+
+
+@operator("aten::nll_loss_forward", "aten::nll_loss2d_forward").check_values()
+def classes(known: Known, input: Tensor, target: Tensor, ignore_index: int = -100) -> None:
+    """native/LossNLL.cpp, nll_loss_out_frame, and native/LossNLL2d.cpp."""
+    found = known(target)
+    if found is None:
+        return
+    size = input.shape[1 if input.dim() > 1 else 0]
+    wrong = _out_of(lambda classes: classes, found[found != ignore_index], 0, size)
+    if wrong is not None:
+        raise IndexError(f"Target {wrong} is out of bounds.")
+
+
+@operator("aten::index.Tensor", "aten::index_put_").check_values()
+def indexed(known: Known, input: Tensor, indices: Sequence[Tensor | None]) -> None:
+    """native/cpu/IndexKernelUtils.h, Indexer::get."""
+    dimension = 0
+    for index in indices:
+        if index is not None and not index.dtype.is_signed:  # a mask
+            dimension += index.dim()
+            continue
+        size = input.shape[dimension]
+        wrong = None if index is None else _out_of(known, index, -size, size)
+        if wrong is not None:
+            raise IndexError(
+                f"index {wrong} is out of bounds for dimension {dimension} with size {size}"
+            )
+        dimension += 1
+
+
+def check_masks(input: Tensor, indices: Sequence[Tensor | None]) -> None:
+    """Raise what expandTensors does for a mask of another shape; native/IndexingUtils.h."""
+    dimension = 0
+    for index in indices:
+        if index is None or index.dtype.is_signed:
+            dimension += 1
+            continue
+        for side, size in enumerate(index.shape):
+            place = dimension + side
+            if place < input.dim() and size != input.shape[place]:
+                raise IndexError(
+                    f"The shape of the mask {list(index.shape)} at index {side} does not match the "
+                    f"shape of the indexed tensor {list(input.shape)} at index {place}"
+                )
+        dimension += index.dim()

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.operators.overlay import LEADS, Taught, forget, taught_of, teach
-from pytest_torchmem.operators.registry import DEVICES
+from pytest_torchmem.operators.registry import DEVICES, LEADS, Taught, forget, taught_of, teach
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.torch_private.keys import (
     OpOverload,

@@ -25,7 +25,7 @@ from pytest_torchmem.operators.geometry import (
 )
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import OperatorKind, operator
-from pytest_torchmem.operators.sorting.order import sort_requests
+from pytest_torchmem.operators.sorting import sort_requests
 from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION

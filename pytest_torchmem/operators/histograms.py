@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
-from pytest_torchmem.operators.reduction.sums import pair_of_values
+from pytest_torchmem.operators.reduction import pair_of_values
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu

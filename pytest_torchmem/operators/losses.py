@@ -23,7 +23,7 @@ from pytest_torchmem.operators.geometry import (
     like,
     made_like,
 )
-from pytest_torchmem.operators.reduction.buffers import mean_workspace, partial_results, sum_buffers
+from pytest_torchmem.operators.reduction_buffers import mean_workspace, partial_results, sum_buffers
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu

@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.indexing.advanced import selects_serially
+from pytest_torchmem.operators.indexing import selects_serially
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host

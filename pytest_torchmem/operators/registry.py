@@ -16,18 +16,170 @@ that they use.
 
 Registering the same aspect twice raises ``ValueError``. ``tests/operators/test_registry.py`` checks
 every record against the operators that torch has.
+
+A module with records is imported when an operator is met that it speaks of, by the index of
+``index.json``: a model uses few of them. What users teach of operators for a run comes before the
+profiler's own records.
 """
 
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from importlib.resources import files
+from pkgutil import walk_packages
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pytest_torchmem.operators.families import load_for
 from pytest_torchmem.profile.timeline import Kind
+from pytest_torchmem.torch_private.keys import OpOverload
 from pytest_torchmem.torch_private.patches import is_another
+
+PACKAGE = __name__.rpartition(".")[0]
+INDEX = "index.json"
+"""Beside this module; written by ``python -m benchmarks.operator_index --write``."""
+
+BY_VERSION = frozenset({"elementwise"})
+"""Modules that speak of other operators with other versions of torch, and stand in no index."""
+
+
+@cache
+def read_index() -> dict[str, dict[str, str]]:
+    """Return the names of operators, those of ATen without namespace: what each of the ``modules``
+    speaks of, and for each of the devices in ``paths`` those that have a path there.
+    """
+    found: dict[str, dict[str, str]] = json.loads(files(PACKAGE).joinpath(INDEX).read_text("utf-8"))
+    return found
+
+
+@cache
+def load() -> None:
+    """Import every family."""
+    for module in walk_packages(import_module(PACKAGE).__path__, f"{PACKAGE}."):
+        import_module(module.name)
+
+
+def load_for(name: str) -> None:
+    """Import the families that speak of an operator or overload (``"aten::mm"``)."""
+    waiting = _waiting()
+    for module in waiting.get(name, ()):
+        import_module(f"{PACKAGE}.{module}")
+    waiting.pop(name, None)
+
+
+@cache
+def _waiting() -> dict[str, tuple[str, ...]]:
+    """Return the modules that speak of operators which nobody has asked for yet."""
+    for module in BY_VERSION:
+        import_module(f"{PACKAGE}.{module}")
+    found: dict[str, tuple[str, ...]] = {}
+    for module, names in read_index()["modules"].items():
+        for name in names.split():
+            full = name if "::" in name else f"aten::{name}"
+            found[full] = (*found.get(full, ()), module)
+    return found
+
+
+_COLLECTIVES = "pytest_torchmem.operators.distributed.collectives"
+_BY_NAMESPACE = {
+    "bitsandbytes": "pytest_torchmem.operators.third_party.bitsandbytes",
+    "c10d": _COLLECTIVES,
+    "_c10d_functional": _COLLECTIVES,
+    "_c10d_functional_autograd": _COLLECTIVES,
+    "torch_attn": "pytest_torchmem.operators.attention.values",
+    "torchvision": "pytest_torchmem.operators.third_party.torchvision",
+    "fsdp": "pytest_torchmem.operators.distributed.fully_shard",
+    "symm_mem": "pytest_torchmem.operators.distributed.symmetric_memory",
+}
+"""Modules by the namespace of the operators that their ``describe()`` makes records of."""
+
+
+@cache
+def describe_namespace(namespace: str) -> None:
+    """Make the records of the operators of a package that the program has imported."""
+    if namespace in _BY_NAMESPACE:
+        import_module(_BY_NAMESPACE[namespace]).describe()
+
+
+#: Aspects that are functions, and what each gets before the operator's arguments in their order.
+LEADS: Mapping[str, tuple[str, ...]] = {
+    "meta": (),
+    "workspace": ("machine", "outputs"),
+    "decomposition": ("machine",),
+    "path": ("call",),
+    "nested": ("nested",),
+    "sparse": (),
+    "compressed": ("machine",),
+    "storages": ("outputs",),
+    "at_most": (),
+    "values": (),
+    "flops": ("outputs",),
+}
+
+
+class Taught(NamedTuple):
+    """Aspects of one overload on one device, by the names of ``OperatorRecord``'s fields."""
+
+    aspects: Mapping[str, Any]
+
+    @property
+    def describes_kernel(self) -> bool:
+        """Whether it describes outputs and workspace, so that no body is run."""
+        return bool(set(self.aspects) - {"path", "values", "flops"})
+
+    def speaks_of(self, *, composite: bool) -> bool:
+        """Whether it can belong to this operator, a composite or one with a kernel.
+
+        ``path`` is for the former alone, ``values`` for both, everything else for kernels.
+        """
+        if composite:
+            return not set(self.aspects) - {"path", "values"}
+        return "path" not in self.aspects
+
+    def of_the_overload(self) -> dict[str, Any]:
+        """Return the aspects that are the same on every device."""
+        apart = {*LEADS, "order", "host_outputs", "takes_nothing"}
+        return {name: value for name, value in self.aspects.items() if name not in apart}
+
+
+_TAUGHT: dict[tuple[OpOverload, str], Taught] = {}
+_generations = [0]
+
+
+def teach(overloads: Iterable[OpOverload], devices: Iterable[str], taught: Taught) -> None:
+    """Let aspects come first for overloads on devices."""
+    _TAUGHT.update({(overload, device): taught for device in devices for overload in overloads})
+    _generations.append(len(_generations))
+
+
+def forget(overloads: Iterable[OpOverload], devices: Iterable[str]) -> None:
+    """Let the profiler's own records hold again."""
+    for device in devices:
+        for overload in overloads:
+            _TAUGHT.pop((overload, device), None)
+    _generations.append(len(_generations))
+
+
+def taught_of(overload: OpOverload, device: str) -> Taught | None:
+    """Return what users taught of an overload on a device."""
+    return _TAUGHT.get((overload, device))
+
+
+def taught_paths(device: str) -> tuple[OpOverload, ...]:
+    """Return the composite operators that users taught a path on a device."""
+    return tuple(
+        overload
+        for (overload, on), taught in _TAUGHT.items()
+        if on == device and "path" in taught.aspects
+    )
+
+
+def generation() -> int:
+    """Return a number that is another one whenever what users teach has changed."""
+    return _generations[-1]
+
 
 DEVICES = ("cpu", "cuda")
 EVERY = ""

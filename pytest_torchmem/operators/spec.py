@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from pytest_torchmem.operators.calls import Binding, Bound, InOrder
-from pytest_torchmem.operators.families import describe_namespace
-from pytest_torchmem.operators.overlay import LEADS, taught_of
 from pytest_torchmem.operators.registry import (
     DEVICES,
     EVERY,
+    LEADS,
     Fills,
     OperatorKind,
     OperatorRecord,
     UnknownOutputs,
     aten,
+    describe_namespace,
     find_record,
+    taught_of,
 )
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import argument_tensors

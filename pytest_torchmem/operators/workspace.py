@@ -28,7 +28,10 @@ from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.torch_private.settings import LIBRARY_VARIABLES
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+    from pytest_torchmem.targets.host import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +174,18 @@ def joined(parts: Iterable[Workspace]) -> Workspace:
 def environment_settings() -> tuple[str | None, ...]:
     """Return what of the environment libraries' workspaces depend on."""
     return tuple(map(os.environ.get, LIBRARY_VARIABLES))
+
+
+Entry = int | tuple[int, int]
+"""Bytes of a buffer in a scratchpad; with the alignment where that is more than 128."""
+
+
+def booked(*entries: Entry) -> int:
+    """Bytes of a scratchpad: every buffer has room to be aligned; ``registry_t::book``."""
+    pairs = [(entry, 128) if isinstance(entry, int) else entry for entry in entries]
+    return sum(size + alignment for size, alignment in pairs if size)
+
+
+def by_onednn(host: Host, dtype: torch.dtype, nbytes: int) -> int | Workspace:
+    """Return a workspace of oneDNN's: an estimate, on a host that was not checked."""
+    return nbytes if host.is_checked(dtype) else estimate(nbytes)

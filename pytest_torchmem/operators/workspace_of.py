@@ -44,7 +44,7 @@ from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.torch_private.settings import library_settings
 
 if TYPE_CHECKING:
-    from pytest_torchmem.operators.libraries.cudnn import Cudnn
+    from pytest_torchmem.operators.libraries.nvidia import Cudnn
     from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
 
 
@@ -60,7 +60,7 @@ def workspace_of(
     if device != "cuda":
         found = _computed(target, device, None, spec, outputs, args, kwargs)
         return None if found.is_nothing else found
-    from pytest_torchmem.operators.libraries.cudnn import Cudnn
+    from pytest_torchmem.operators.libraries.nvidia import Cudnn
 
     figure = None
     if target.calibration is not None:  # what was measured comes before what a library tells

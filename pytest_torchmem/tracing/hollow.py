@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchmem.interception.conversion import Conversion
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.journal.in_place import Given
-from pytest_torchmem.operators.sparse.parts import COMPRESSED, compressed_indices, compressed_like
+from pytest_torchmem.operators.sparse import COMPRESSED, compressed_indices, compressed_like
 from pytest_torchmem.torch_private.tensors import has_dispatch, storage_address
 
 

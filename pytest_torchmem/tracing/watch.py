@@ -22,7 +22,7 @@ from torch.autograd.function import FunctionCtx
 from pytest_torchmem.interception.attribution import Attribution, is_own
 from pytest_torchmem.interception.facts import is_installed
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.operators.attention.choice import why_not_fused
+from pytest_torchmem.operators.attention.dot_product import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.torch_private.modes import FunctionMode

@@ -14,8 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import measure, node_table, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.operators.families import load
-from pytest_torchmem.operators.registry import records
+from pytest_torchmem.operators.registry import load, records
 from pytest_torchmem.profile.node_table import COLUMNS, NodeRow, NodeTable
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from tests.tracing.programs import MODELS, PROGRAMS

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.normalization.group_norm import _group_norm_copies
+from pytest_torchmem.operators.normalization import _group_norm_copies
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32

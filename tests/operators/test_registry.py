@@ -9,12 +9,12 @@ import torch
 import torch._inductor.inductor_prims  # makes prims::fma
 
 from pytest_torchmem.operators.calls import Binding, Unbindable
-from pytest_torchmem.operators.families import load
 from pytest_torchmem.operators.registry import (
     DEVICES,
     EVERY,
     OperatorKind,
     OperatorRecord,
+    load,
     operator,
     record_of,
     records,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.workspace_cpu import Call, Program, Recorder
-from pytest_torchmem.operators.matmul.products import has_onednn_products
+from pytest_torchmem.operators.matmul import has_onednn_products
 from pytest_torchmem.targets.host import this_machine
 
 onednn = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.interception.values import computed
-from pytest_torchmem.operators.libraries.onednn import convolution_list
+from pytest_torchmem.operators.convolution import onednn
 from pytest_torchmem.operators.libraries.onednn.problem import Problem
 from pytest_torchmem.profile.timeline import Confidence, Kind
 from pytest_torchmem.targets import host
@@ -172,4 +172,4 @@ def test_caches_decide_which_kernel_and_blocks(
         channels_last=False,
     )
     smaller = replace(problem, host=replace(REFERENCE, **caches))
-    assert convolution_list.forward(smaller) != convolution_list.forward(problem)
+    assert onednn.forward_primitive(smaller) != onednn.forward_primitive(problem)

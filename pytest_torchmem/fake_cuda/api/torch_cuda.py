@@ -81,8 +81,8 @@ from pytest_torchmem.fake_cuda.api.tensor_methods import (
 from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries, raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
-from pytest_torchmem.operators.attention.choice import BACKENDS, may_use
-from pytest_torchmem.operators.libraries.cublas import cublas_workspace, cublaslt_workspace
+from pytest_torchmem.operators.attention.dot_product import BACKENDS, may_use
+from pytest_torchmem.operators.libraries.nvidia import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.step.generators import gpu_generators
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private import patches

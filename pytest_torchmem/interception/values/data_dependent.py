@@ -9,7 +9,7 @@ from pytest_torchmem.interception.plan import Call, Plan, plan_of_result
 from pytest_torchmem.interception.plan_cache import find_plan
 from pytest_torchmem.interception.values.assumptions import is_same
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.operators.checks_of_values import check_masks
+from pytest_torchmem.operators.checks import check_masks
 
 INDICES = (torch.int64, torch.int32)
 _CPU = torch.device("cpu")

@@ -1,9 +1,15 @@
-"""Scaled dot-product attention on CUDA: what is done around the kernel that takes it, and cuDNN's.
+"""Scaled dot-product attention: which implementation takes a call, why matrix products do, and on
+CUDA what is done around the kernel; and cuDNN's.
 
-native/transformers/attention.cpp, ``scaled_dot_product_attention``; native/cudnn/MHA.cpp.
+native/transformers/attention.cpp, ``scaled_dot_product_attention``; native/cudnn/MHA.cpp. The order
+and the constraints are those of native/transformers/cuda/sdp_utils.cpp (``select_sdp_backend``,
+``can_use_cudnn_attention``, ``can_use_flash_attention``, ``can_use_mem_efficient_attention``) and
+native/transformers/sdp_utils_cpp.h. The reasons of a refusal come in the order in which these ask,
+on the CPU ``use_flash_attention_cpp`` (native/transformers/sdp_utils_cpp.cpp).
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,14 +17,260 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import AttentionQuestion
-from pytest_torchmem.operators.attention.choice import CUDNN, EFFICIENT, FLASH, choose
 from pytest_torchmem.operators.calls import AttentionArguments
-from pytest_torchmem.operators.geometry import dense_bytes
-from pytest_torchmem.operators.libraries.cudnn import Cudnn, attention_operand
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.geometry import HALVES, dense_bytes
+from pytest_torchmem.operators.libraries.nvidia import Cudnn, attention_operand
+from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import Workspace, told, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from pytest_torchmem.torch_private.settings import attention_priority, must_be_deterministic
+
+MATH, FLASH, EFFICIENT, CUDNN = range(4)
+"""``at::SDPBackend``."""
+BACKENDS = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
+"""By the names that ``torch.backends.cuda`` asks for them."""
+_CUDNN_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
+_DEFAULT_ORDER = (FLASH, EFFICIENT, MATH, CUDNN)
+_LARGEST_CUDNN_DIMENSION = 65535
+#: From torch 2.14 on one head of keys and values goes with any number of queries', and grouped
+#: queries are also taken by memory-efficient attention (pytorch/pytorch#191085).
+_BROADCASTS = TORCH_VERSION >= (2, 14)
+_DROPS_SIXTEENTHS = TORCH_VERSION >= (2, 12)
+
+
+def _order(gpu: Gpu) -> tuple[int, ...]:
+    """Return the order that ``sdpa_kernel`` set, or the GPU's own; ``priority_order``.
+
+    sm90 and sm100 ask cuDNN first, from cuDNN 9.15.1 on (``check_prefer_cudnn_attention``).
+    """
+    order = attention_priority()
+    prefers_cudnn = (
+        gpu.capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    )
+    return _CUDNN_FIRST if order[:4] == _DEFAULT_ORDER and prefers_cudnn else order
+
+
+def _shapes_fit(call: AttentionArguments, grouped: bool, same_heads: bool = True) -> bool:
+    """``check_tensor_shapes``, ``check_batch_size_and_num_heads_dense``, ``check_nonzero_…``."""
+    query, key, value = call.query, call.key, call.value
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return False
+    if call.is_jagged:
+        return True
+    if not query.size(0) == key.size(0) == value.size(0):
+        return False
+    if 0 in (query.size(2), key.size(2)):
+        return False
+    heads, key_heads, value_heads = query.size(1), key.size(1), value.size(1)
+    if _BROADCASTS and heads > 0 and key_heads == value_heads == 1:
+        return True
+    if call.enable_gqa and grouped and 0 not in (key_heads, value_heads):
+        if same_heads and key_heads != value_heads:
+            return False
+        return heads % key_heads == 0 and (same_heads or heads % value_heads == 0)
+    return heads == key_heads == value_heads
+
+
+def _last_dimension_dense(call: AttentionArguments, ignores_single: bool) -> bool:
+    """``check_last_dim_stride_equals_1_dense``."""
+    tensors = (call.query, call.key, call.value)
+    if call.is_jagged:
+        return True
+    dense = all(tensor.stride(-1) == 1 for tensor in tensors)
+    if ignores_single:
+        dense = dense or call.query.size(-1) == 1
+    return dense and (call.attn_mask is None or call.attn_mask.stride(-1) == 1)
+
+
+def _half(gpu: Gpu, call: AttentionArguments) -> bool:
+    """Whether the dtype is one that tensor cores have; ``check_dtypes_low_precision``."""
+    if call.query.dtype is torch.bfloat16:
+        return gpu.capability >= (8, 0)
+    return call.query.dtype is torch.float16
+
+
+def _flash_takes(gpu: Gpu, call: AttentionArguments) -> bool:
+    if not torch.backends.cuda.flash_sdp_enabled() or not _shapes_fit(call, grouped=True):
+        return False
+    if call.attn_mask is not None or not _half(gpu, call):
+        return False
+    size = call.query.size(-1)
+    if not size == call.key.size(-1) == call.value.size(-1) or size > 256:
+        return False
+    if not (8, 0) <= gpu.capability <= (12, 1):
+        return False
+    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+    capability = gpu.capability
+    small = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
+    if call.trains and small and size > 192 and (size <= 224 or call.dropout_p > 0):
+        return False
+    if call.is_causal and call.query.size(2) != call.key.size(2):
+        return False
+    return _last_dimension_dense(call, ignores_single=True)
+
+
+def _efficient_takes(gpu: Gpu, call: AttentionArguments) -> bool:
+    if not torch.backends.cuda.mem_efficient_sdp_enabled():
+        return False
+    if not (5, 0) <= gpu.capability <= (12, 1) or not _shapes_fit(call, grouped=_BROADCASTS):
+        return False
+    if call.query.dtype is not torch.float32 and not _half(gpu, call):
+        return False
+    alignment = _alignment(gpu, call.query.dtype)
+    size, value_size = call.query.size(-1), call.value.size(-1)
+    if size != call.key.size(-1) or 0 in (size, value_size):
+        return False
+    if size % alignment or value_size % alignment:
+        return False
+    return _last_dimension_dense(call, ignores_single=False)
+
+
+def _cudnn_takes(gpu: Gpu, call: AttentionArguments) -> bool:
+    if not torch.backends.cuda.cudnn_sdp_enabled() or call.is_jagged:
+        return False
+    if must_be_deterministic():
+        return False
+    if not (8, 0) <= gpu.capability <= (12, 1) or not _half(gpu, call):
+        return False
+    if not _shapes_fit(call, grouped=True, same_heads=False) or not mask_fits(call):
+        return False
+    if _DROPS_SIXTEENTHS and call.dropout_p * 16 != int(call.dropout_p * 16):
+        return False
+    return _last_dimension_dense(call, ignores_single=True) and _cudnn_sizes_fit(gpu, call)
+
+
+def mask_fits(call: AttentionArguments) -> bool:
+    """Tell whether fused kernels take a mask of this shape: ``check_attn_mask_shape``."""
+    mask = call.attn_mask
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    batch, heads, queries, _ = call.query.shape
+    fits = mask.size(-2) in (1, queries) and mask.size(-1) in (1, call.key.size(2))
+    if mask.dim() == 4:
+        fits = fits and mask.size(0) in (1, batch) and mask.size(1) in (1, heads)
+    return fits
+
+
+def _cudnn_sizes_fit(gpu: Gpu, call: AttentionArguments) -> bool:
+    """``check_cudnn_tensor_shapes`` for a cuDNN from 9.15.1 to 9.22."""
+    batch, heads, queries, size = call.query.shape
+    value_size = call.value.size(3)
+    if batch > _LARGEST_CUDNN_DIMENSION or heads > _LARGEST_CUDNN_DIMENSION:
+        return False
+    newer = gpu.capability == (9, 0) or gpu.capability[0] == 10
+    limit = 192 if newer and (size, value_size) == (192, 128) else 128
+    if size > limit or value_size > limit or size % 8 or value_size % 8:
+        return False
+    return call.key.size(2) != 1 and not (call.dropout_p and queries == 1)
+
+
+def _alignment(gpu: Gpu, dtype: torch.dtype) -> int:
+    """Elements that a head's size has to be a multiple of; ``minimum_gemm_alignment``."""
+    if gpu.capability >= (8, 0):
+        return 4 if dtype == torch.float32 else 8
+    if gpu.capability >= (7, 0) and dtype in HALVES:
+        return 8
+    return 1
+
+
+_TAKES: dict[int, Callable[[Gpu, AttentionArguments], bool]] = {
+    CUDNN: _cudnn_takes,
+    FLASH: _flash_takes,
+    EFFICIENT: _efficient_takes,
+    MATH: lambda *_: torch.backends.cuda.math_sdp_enabled(),
+}
+
+
+def may_use(gpu: Gpu, backend: int, params: Any) -> bool:
+    """Return whether an implementation takes a call; ``torch.backends.cuda.can_use_…``."""
+    asked = (params.query, params.key, params.value, params.attn_mask, params.dropout)
+    return _TAKES[backend](gpu, AttentionArguments(*asked, params.is_causal, params.enable_gqa))
+
+
+def choose(gpu: Gpu, call: AttentionArguments, without: Sequence[int] = ()) -> int:
+    """Return the first implementation in order that takes the call; ``select_sdp_backend``."""
+    for backend in _order(gpu):
+        if backend in _TAKES and backend not in without and _TAKES[backend](gpu, call):
+            return backend
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def choose_nested(gpu: Gpu, dtype: torch.dtype, size: int, lengths: Sequence[int]) -> int:
+    """Return the choice for one nested tensor that is query, key and value, in inference.
+
+    ``check_for_seq_len_0_nested_tensor`` stands in the place of what is asked of dense shapes,
+    flash attention takes no head size that it would have to pad
+    (``check_head_dim_size_flash_nested``), and cuDNN no nested tensor
+    (``check_for_nested_inputs``).
+    """
+    if 0 in lengths:
+        return MATH
+    stand_in = torch.empty((len(lengths), 1, max(lengths), size), dtype=dtype, device="meta")
+    call = AttentionArguments(stand_in, stand_in, stand_in)
+    return choose(gpu, call, without=(CUDNN, FLASH) if size % 8 else (CUDNN,))
+
+
+# It depends on geometry and settings alone, and C++ composites ask for it.
+@operator("aten::_fused_sdp_choice", kind=OperatorKind.NATIVE).path("cuda")
+def fused_sdp_choice(machine: Gpu, attention: AttentionArguments) -> int:
+    """Return the choice alone; ``_fused_sdp_choice_cuda``."""
+    return choose(machine, attention)
+
+
+_LARGEST_HEAD = 256
+
+
+def why_not_fused(call: AttentionArguments, device: str) -> str:
+    """Return the first constraint of a fused kernel that a call does not keep, "" for none."""
+    query, key, value, mask = call[:4]
+    shape = [] if mask is None else list(mask.shape)
+    dtype = str(query.dtype).removeprefix("torch.")
+    for holds, reason in (
+        (_disabled(device), "fused kernels are switched off"),
+        (device == "cpu" and call.dropout_p > 0, f"dropout_p is {call.dropout_p}"),
+        (
+            not query.dim() == key.dim() == value.dim() == 4,
+            f"query has {query.dim()} dimensions, and 4 are needed",
+        ),
+        (query.dtype is torch.float64 and device == "cuda", "the dtype is float64"),
+        (_heads_differ(call), "query and key have different heads without enable_gqa"),
+        (0 in (*query.shape, *key.shape), "a sequence is empty"),
+        (
+            not query.size(-1) == key.size(-1) == value.size(-1),
+            f"heads of query and value have sizes {query.size(-1)} and {value.size(-1)}",
+        ),
+        (device == "cuda" and query.size(-1) > _LARGEST_HEAD, f"heads have size {query.size(-1)}"),
+        *((tensor.stride(-1) != 1, f"{name} is not contiguous in its last dimension, of stride "
+           f"{tensor.stride(-1)}") for name, tensor in _named(call)),
+        (mask is not None and mask.requires_grad, "attn_mask requires grad"),
+        (device == "cpu" and not mask_fits(call), f"attn_mask has shape {shape}"),
+        (device == "cuda" and mask is not None, "attn_mask is given"),
+        (device == "cuda" and query.dtype not in HALVES, f"the dtype is {dtype}"),
+    ):  # fmt: skip
+        if holds:
+            return reason
+    return ""
+
+
+def _named(call: AttentionArguments) -> list[tuple[str, Tensor]]:
+    named = [("query", call.query), ("key", call.key), ("value", call.value)]
+    return named + ([("attn_mask", call.attn_mask)] if call.attn_mask is not None else [])
+
+
+def _heads_differ(call: AttentionArguments) -> bool:
+    if call.enable_gqa or call.query.dim() != 4 or call.key.dim() != 4:
+        return False
+    return call.query.size(1) != call.key.size(1)
+
+
+def _disabled(device: str) -> bool:
+    backends = torch.backends.cuda  # the same switches hold on the CPU
+    fused = backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()
+    return not fused[0] if device == "cpu" else not any(fused)
+
 
 _aten: Any = torch.ops.aten
 

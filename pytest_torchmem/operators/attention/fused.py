@@ -27,10 +27,17 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     round_up,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
-from pytest_torchmem.operators.matmul.products import SCALE, SMALLEST, Product, has_onednn_products
+from pytest_torchmem.operators.matmul import SCALE, SMALLEST, Product, has_onednn_products
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import ALL, First, Made, Request, Workspace, bounded
+from pytest_torchmem.operators.workspace import (
+    ALL,
+    First,
+    Made,
+    Request,
+    Workspace,
+    bounded,
+    by_onednn,
+)
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.settings import must_be_deterministic

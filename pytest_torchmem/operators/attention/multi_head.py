@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.operators.attention.choice import FLASH, MATH, choose, choose_nested
+from pytest_torchmem.operators.attention.dot_product import FLASH, MATH, choose, choose_nested
 from pytest_torchmem.operators.calls import (
     AttentionArguments,
     AttentionLayer,

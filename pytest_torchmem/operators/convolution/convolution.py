@@ -34,11 +34,18 @@ from pytest_torchmem.operators.geometry import (
     laid_out,
     like,
 )
-from pytest_torchmem.operators.libraries.cudnn import Cudnn
-from pytest_torchmem.operators.libraries.onednn.problem import by_onednn
-from pytest_torchmem.operators.reduction.buffers import sum_buffers
+from pytest_torchmem.operators.libraries.nvidia import Cudnn
+from pytest_torchmem.operators.reduction_buffers import sum_buffers
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
-from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, passing, unknown
+from pytest_torchmem.operators.workspace import (
+    ALL,
+    Made,
+    Request,
+    Workspace,
+    by_onednn,
+    passing,
+    unknown,
+)
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE, Host
 

@@ -22,7 +22,7 @@ from pytest_torchmem.operators.geometry import (
     like,
     suggested_format,
 )
-from pytest_torchmem.operators.libraries.cudnn import Cudnn, operand, prefers_mode_b
+from pytest_torchmem.operators.libraries.nvidia import Cudnn, operand, prefers_mode_b
 from pytest_torchmem.operators.workspace import (
     Made,
     Request,

@@ -28,7 +28,7 @@ from pytest_torchmem.operators.recurrent.cudnn import (
     weight_buffer,
     weight_elements,
 )
-from pytest_torchmem.operators.reduction.buffers import sum_buffers
+from pytest_torchmem.operators.reduction_buffers import sum_buffers
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import ALL, Made, Request, passing
 from pytest_torchmem.targets.gpus import Gpu

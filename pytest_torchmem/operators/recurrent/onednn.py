@@ -17,9 +17,8 @@ from pytest_torchmem.operators.geometry import (
     like,
     round_up,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import booked, by_onednn
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace
+from pytest_torchmem.operators.workspace import Workspace, booked, by_onednn
 from pytest_torchmem.targets.host import Host
 
 _layer = operator("aten::mkldnn_rnn_layer", asks_grad_mode=True)

@@ -11,12 +11,11 @@ from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     PAGE,
     VECTOR,
-    Entry,
     Primitive,
     Problem,
     Sizes,
-    booked,
 )
+from pytest_torchmem.operators.workspace import Entry, booked
 
 _ELEMENT = 40
 """Bytes that describe one product of a batch, ``brgemm_batch_element_t``."""

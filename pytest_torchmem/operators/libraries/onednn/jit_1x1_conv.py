@@ -9,15 +9,16 @@ import math
 from dataclasses import dataclass
 
 from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.blocking import bias_reduction, cheapest, divisions
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
     VECTOR,
-    Entry,
     Primitive,
     Problem,
-    booked,
+    bias_reduction,
+    cheapest,
+    divisions,
 )
+from pytest_torchmem.operators.workspace import Entry, booked
 
 _SIZE = 2
 _LONGEST_BLOCK = 256

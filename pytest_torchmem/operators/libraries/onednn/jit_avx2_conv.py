@@ -4,13 +4,15 @@ src/cpu/x64/jit_avx2_conv_kernel_f32.cpp.
 """
 
 from pytest_torchmem.operators.geometry import FLOAT
-from pytest_torchmem.operators.libraries.onednn.blocking import (
+from pytest_torchmem.operators.libraries.onednn.problem import (
+    Primitive,
+    Problem,
     blocks_of,
     input_row_fits,
     input_row_pixels,
     reduction,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import Entry, Primitive, Problem
+from pytest_torchmem.operators.workspace import Entry
 
 _VECTOR = 8
 _REGISTERS = 15

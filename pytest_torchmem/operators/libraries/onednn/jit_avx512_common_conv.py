@@ -6,9 +6,13 @@ jit_avx512_common_convolution.hpp.
 import math
 
 from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.blocking import (
+from pytest_torchmem.operators.libraries.onednn.problem import (
+    BARRIER,
+    VECTOR,
     Blocks,
     Division,
+    Primitive,
+    Problem,
     bias_reduction,
     blocks_of,
     cheapest,
@@ -19,13 +23,7 @@ from pytest_torchmem.operators.libraries.onednn.blocking import (
     overlaps,
     weights_take_padding,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import (
-    BARRIER,
-    VECTOR,
-    Entry,
-    Primitive,
-    Problem,
-)
+from pytest_torchmem.operators.workspace import Entry
 
 _CODE = 256 * 1024
 _CODE_OF_PRODUCT = 15

@@ -9,9 +9,13 @@ import math
 from collections.abc import Callable
 
 from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.blocking import (
+from pytest_torchmem.operators.libraries.onednn.problem import (
+    BARRIER,
+    VECTOR,
     Blocks,
     Division,
+    Primitive,
+    Problem,
     blocks_of,
     cheapest,
     divisions,
@@ -20,13 +24,7 @@ from pytest_torchmem.operators.libraries.onednn.blocking import (
     is_first,
     weights_take_padding,
 )
-from pytest_torchmem.operators.libraries.onednn.problem import (
-    BARRIER,
-    VECTOR,
-    Entry,
-    Primitive,
-    Problem,
-)
+from pytest_torchmem.operators.workspace import Entry
 
 _SIZE = 2
 _REGISTERS = 31

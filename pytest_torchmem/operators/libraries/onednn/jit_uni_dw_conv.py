@@ -5,7 +5,8 @@
 """
 
 from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
-from pytest_torchmem.operators.libraries.onednn.problem import VECTOR, Primitive, Problem, booked
+from pytest_torchmem.operators.libraries.onednn.problem import VECTOR, Primitive, Problem
+from pytest_torchmem.operators.workspace import booked
 
 
 def forward_by_brdgmm(problem: Problem) -> Primitive | None:

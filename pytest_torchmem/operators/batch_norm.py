@@ -29,8 +29,8 @@ from pytest_torchmem.operators.geometry import (
     lying_alike,
     suggested_format,
 )
-from pytest_torchmem.operators.reduction.buffers import last_power, sum_workspace
-from pytest_torchmem.operators.reduction.sums import moments
+from pytest_torchmem.operators.reduction import moments
+from pytest_torchmem.operators.reduction_buffers import last_power, sum_workspace
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import (
     ALL,

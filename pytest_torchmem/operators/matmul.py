@@ -25,10 +25,9 @@ from pytest_torchmem.operators.geometry import (
     like,
     round_up,
 )
-from pytest_torchmem.operators.libraries.cublas import beside_buffer
-from pytest_torchmem.operators.libraries.onednn.problem import booked, by_onednn
+from pytest_torchmem.operators.libraries.nvidia import beside_buffer
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, as_workspace, bounded
+from pytest_torchmem.operators.workspace import Workspace, as_workspace, booked, bounded, by_onednn
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

@@ -3,6 +3,9 @@ with a result of another type than their operands (``torch.mm(..., out_dtype=)``
 
 native/cuda/Blas.cpp, ``_mm_dtype_cuda``, ``_bmm_dtype_cuda``, ``_addmm_dtype_cuda`` and
 ``_baddbmm_dtype_cuda``: cuBLAS adds up in float32 and does not round. The CPU has no such kernel.
+
+Fake quantization, which training for quantized inference rounds with, has no geometry in torch;
+native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp, on both devices.
 """
 
 from collections.abc import Mapping
@@ -12,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pytest_torchmem.operators.geometry import round_up
-from pytest_torchmem.operators.libraries.cublas import beside_buffer
-from pytest_torchmem.operators.registry import OperatorKind, operator
+from pytest_torchmem.operators.geometry import lying_alike, round_up
+from pytest_torchmem.operators.libraries.nvidia import beside_buffer
+from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.workspace import Workspace, unknown
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
@@ -229,3 +232,54 @@ def added_products_geometry(batch1: Tensor, batch2: Tensor, out_dtype: torch.dty
 def given_for_products(batch1: Tensor, batch2: Tensor, out: Tensor) -> Tensor:
     """What is given, in their shape."""
     return out.resize_(batch1.shape[0], batch1.shape[1], batch2.shape[2])
+
+
+@operator(
+    *aten("""
+        fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
+        _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    """)
+).meta()
+def rounded_and_mask(input: Tensor) -> tuple[Tensor, Tensor]:
+    """The rounded numbers, and which of them the backward lets pass."""
+    return lying_alike(input), lying_alike(input, dtype=torch.bool)
+
+
+@operator("aten::_fake_quantize_learnable_per_tensor_affine").decomposition()
+def learnable_per_tensor(self: Tensor, quant_min: int, quant_max: int) -> Tensor:
+    """The kernel without learned numbers; they are read on the host."""
+    # Any zero point between the limits makes tensors of the same sizes.
+    rounded: Tensor
+    rounded, _ = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask.default(
+        self, 1.0, quant_min, quant_min, quant_max
+    )
+    return rounded
+
+
+@operator("aten::_fake_quantize_learnable_per_tensor_affine_backward").decomposition()
+def learnable_per_tensor_backward(self: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of scale and zero point for each number, which are added up."""
+    of_input, of_scale, of_zero_point = (torch.empty_like(self) for _ in range(3))
+    return of_input, of_scale.sum().unsqueeze(0), of_zero_point.sum().unsqueeze(0)
+
+
+@operator("aten::_fake_quantize_learnable_per_channel_affine").decomposition()
+def learnable_per_channel(
+    self: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
+) -> Tensor:
+    """The kernel without learned numbers, of the zero points rounded to whole numbers."""
+    whole = zero_point.round().clamp_(quant_min, quant_max).to(torch.int)
+    return torch.fake_quantize_per_channel_affine(self, scale, whole, axis, quant_min, quant_max)
+
+
+@operator("aten::_fake_quantize_learnable_per_channel_affine_backward").decomposition()
+def learnable_per_channel_backward(
+    self: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of scales and zero points for each number, which are added up by channel."""
+    _rounded = zero_point.round().clamp_(quant_min, quant_max)
+    _ = _rounded.min(), _rounded.max()
+    del _
+    of_input, of_scale, of_zero_point = (torch.empty_like(self) for _ in range(3))
+    others = [dim for dim in range(self.dim()) if dim != axis]
+    return of_input, of_scale.sum(others), of_zero_point.sum(others)

@@ -23,7 +23,7 @@ from pytest_torchmem.operators.geometry import (
     like,
 )
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction.buffers import (
+from pytest_torchmem.operators.reduction_buffers import (
     Dims,
     copied_and_reduced,
     dense_strides,

@@ -1,1 +1,0 @@
-"""Elements chosen by indices and masks, and elements put there."""

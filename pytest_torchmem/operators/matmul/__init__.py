@@ -1,1 +1,0 @@
-"""Matmul: what is known of these operators."""

@@ -1,1 +1,0 @@
-"""Normalization: what is known of these operators."""

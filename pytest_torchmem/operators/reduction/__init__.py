@@ -1,1 +1,0 @@
-"""Reductions to fewer elements: sums, norms, moments, extremes."""

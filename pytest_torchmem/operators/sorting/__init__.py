@@ -1,1 +1,0 @@
-"""Order: sorting and searching, distinct elements, prefix sums."""

@@ -1,1 +1,0 @@
-"""Sparse tensors, which hold indices and values: operators on those in place of their kernels."""
