@@ -571,10 +571,9 @@ def test_on_fake_cuda_what_is_on_the_host_is_compiled_for_the_host() -> None:
 
 
 def test_reduce_overhead_takes_what_it_takes_on_the_cpu_and_says_what_is_missing_on_cuda() -> None:
-    step = program(Net, mode="reduce-overhead")
-    profile = trace(step, host="here")
+    profile = trace(program(Net, mode="reduce-overhead"))
     assert (profile.level, profile.warnings) == ("inductor", ())
-    assert as_measured(profile, step)
+    assert profile.figures() == trace(program(Net)).figures()
     pytest.importorskip("triton")
     on_gpu = trace(program(Net, "cuda", mode="reduce-overhead"), device="cuda", gpu="h100")
     assert on_gpu.level == "inductor"

@@ -131,7 +131,7 @@ def test_buckets_are_on_the_gpu_whatever_ran_before_they_are_made_anew() -> None
     ("hook", "steps", "channels", "padding"),
     [
         (quantization_hooks.quantization_pertensor_hook, 1, 1, 0),
-        (quantization_hooks.quantization_perchannel_hook, 2, 601, 512),
+        (quantization_hooks.quantization_perchannel_hook, 2, 61, 512),
     ],
 )
 def test_quantization_hooks_go_on_with_what_nccl_gathered_into(
@@ -139,15 +139,15 @@ def test_quantization_hooks_go_on_with_what_nccl_gathered_into(
 ) -> None:
     def program() -> None:
         start("cuda")
-        model = DistributedDataParallel(nn.Linear(600, 512, bias=False, device="cuda"))
+        model = DistributedDataParallel(nn.Linear(60, 512, bias=False, device="cuda"))
         model.register_comm_hook(dist.group.WORLD, hook)
         for _ in range(steps):
-            model(torch.randn(2, 600, device="cuda")).sum().backward()
+            model(torch.randn(2, 60, device="cuda")).sum().backward()
 
     four, eight = (trace(program, device="cuda", world_size=size).peak for size in (4, 8))
     # Of four more processes: quantized gradients, which are gathered into one tensor and live on in
     # that alone, and a scale and a zero point of each channel, there and in the list of outputs.
-    assert eight - four == 4 * (600 * 512 + padding + 2 * 2 * 4 * channels)
+    assert eight - four == 4 * (60 * 512 + padding + 2 * 2 * 4 * channels)
 
 
 def test_what_is_gathered_into_is_there_for_as_long_as_its_work() -> None:

@@ -289,7 +289,7 @@ began.wait()
 
 
 def test_a_process_ends_while_a_daemon_thread_traces() -> None:
-    for _ in range(4):
+    for _ in range(2):
         run_program(ENDS)
 
 
