@@ -28,6 +28,7 @@ from pytest_torchmem.checks.request import (
 )
 from pytest_torchmem.checks.result import CheckResult, Outcome
 from pytest_torchmem.errors import NoCudaError, UsageError
+from pytest_torchmem.plugin.attachments import attach
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.failure import (
     NOT_HERE,
@@ -395,7 +396,8 @@ class Checker:
     def _keep(self, check: Check) -> None:
         self.checked = True
         self._unsent.append(check)
-        self.item.user_properties.extend(properties(check))
+        self.item.user_properties.extend(found := properties(check))
+        attach(self.item, check, found)
 
     def _picture(self, check: Check, profile: MemoryProfile | None) -> None:
         """Write the page of a check that failed, where pages are asked for."""

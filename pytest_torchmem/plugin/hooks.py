@@ -380,6 +380,9 @@ class _RunHooks:
             explained = self._reports_everything()
             packed = item.stash[_CHECKER].take_checks(call.excinfo, explained=explained)
             if packed is not None:
+                from pytest_torchmem.plugin.attachments import add_attached
+
+                add_attached(item, report)
                 report.torchmem = packed  # type: ignore[attr-defined]
                 if call.excinfo is not None:
                     from pytest_torchmem.plugin.failure import shorten

@@ -69,7 +69,8 @@ function_of: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
 )
 _PYTHON = dispatch_key("Python")
 _PYTHON_KERNELS = private_name("torch._ops.OperatorBase.py_kernels")
-_tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
+tree_leaves: Callable[[Any], list[Any]] = private("torch.utils._pytree.tree_leaves")
+tree_map_only: Callable[..., Any] = private("torch.utils._pytree.tree_map_only")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
 
 
@@ -92,7 +93,7 @@ def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """
     subclasses = {
         type(tensor): None
-        for tensor in _tree_leaves((args, kwargs))
+        for tensor in tree_leaves((args, kwargs))
         if isinstance(tensor, Tensor) and has_dispatch(tensor)
     }
     types = tuple(subclasses)
@@ -147,7 +148,7 @@ def _key_for(
     operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any
 ) -> Any:
     """Return the key of the kernel for the layouts of these arguments, dense ones the last."""
-    given = _tree_leaves((args, kwargs))
+    given = tree_leaves((args, kwargs))
     layouts = {one.layout for one in given if isinstance(one, Tensor)}
     first = otherwise
     if layouts == {torch.strided}:

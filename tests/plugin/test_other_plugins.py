@@ -3,6 +3,8 @@
 Those that are not installed are skipped: ``pip install -e '.[test,plugins]'`` brings them.
 """
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -172,6 +174,38 @@ def test_real(torchmem):
     project.run_apart("--torchmem-strict", passed=3)
     project.edit("test_fake[1] cpu", peak=10)
     project.run_apart(passed=2, failed=1)
+
+
+def test_benchmarks_have_the_figures(light: Any) -> None:
+    pytest.importorskip("pytest_benchmark")
+    test = "def test_it(torchmem, benchmark):\n    benchmark(int)\n    torchmem.check(1000)\n"
+    light.write(test_net=test)
+    light.run_apart("--torchmem-update", "--benchmark-json=times.json", passed=1)
+    (one,) = json.loads((light.path / "times.json").read_text())["benchmarks"]
+    assert one["extra_info"]["torchmem.cpu.peak"] == 2000
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with workers"])
+def test_html_reports_have_the_checks(light: Any, workers: tuple[str, ...]) -> None:
+    pytest.importorskip("pytest_html")
+    light.write(test_net="def test_it(torchmem): torchmem.check(1000, device='cpu')")
+    light.run_apart("--torchmem-update", passed=1)
+    light.edit("test_it cpu", peak=10)
+    light.run_apart("--html=page.html", *workers, failed=1)
+    (asset,) = (light.path / "assets").glob("*.txt")
+    text = asset.read_text()
+    assert re.search(r"^cpu\nbaseline +500 B\nforward peak +1000 B$", text, re.M)
+    assert "If this is intended: pytest --torchmem-update" in text
+
+
+def test_allure_has_the_checks(light: Any) -> None:
+    pytest.importorskip("allure")
+    light.write(test_net="def test_it(torchmem): torchmem.check(1000, name='step')")
+    light.run_apart("--torchmem-update", "--alluredir=allure", passed=1)
+    (result,) = (light.path / "allure").glob("*-result.json")
+    attached = json.loads(result.read_text())["attachments"]
+    assert [one["name"] for one in attached] == ["memory: step"] * 2
+    assert "peak" in (light.path / "allure" / attached[0]["source"]).read_text()
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with workers"])

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
@@ -66,12 +67,18 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
+def is_installed(block: str) -> bool:
+    """Tell whether there is what a block imports, the reader's own module apart."""
+    names = set(re.findall(r"^ *(?:from|import) (\w+)", block, re.M)) - {"mymodels", "mylib"}
+    return all(find_spec(name) for name in names)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=by_name)
 def test_the_programs_of_a_page_run(project: Project, page: Path) -> None:
     alone = "tasks" in page.parts or page.stem == "index"  # to be copied as they are
     before = "" if alone else "from mymodels import *\n"
     files = {"mymodels": MYMODELS, "mylib": before, "conftest": ""}
-    for number, text in enumerate(blocks(page, "python")):
+    for number, text in enumerate(filter(is_installed, blocks(page, "python"))):
         if "def test_" in text:
             files[f"test_{number}"] = before + text
         elif text.startswith("# conftest.py\n"):
