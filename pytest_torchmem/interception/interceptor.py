@@ -98,6 +98,27 @@ class _Working:
             self._lock.release()
 
 
+class _Placing:
+    """A context in which outputs are made on a device; entered for every tensor that is made there
+    from nothing.
+    """
+
+    __slots__ = ("_before", "_device", "_interceptor", "_lock")
+
+    def __init__(self, interceptor: "Interceptor", device: torch.device | None) -> None:
+        self._interceptor, self._device = interceptor, device
+
+    def __enter__(self) -> None:
+        interceptor = self._interceptor
+        self._lock = interceptor.threads.begin_turn()
+        self._before = interceptor.mode
+        interceptor.mode = self._before._replace(placed_on=self._device)
+
+    def __exit__(self, *_: object) -> None:
+        self._interceptor.mode = self._before
+        self._lock.release()
+
+
 class Interceptor:
     """Runs operators on hollow tensors; the fallback of the Fake key for one trace."""
 
@@ -351,11 +372,9 @@ class Interceptor:
         """Let the profiler itself use tensors: nothing is intercepted, devices are torch's own."""
         return _Working(self)
 
-    @contextmanager
-    def placing_on(self, device: torch.device | None) -> Iterator[None]:
+    def placing_on(self, device: torch.device | None) -> AbstractContextManager[None]:
         """Make outputs on ``device`` rather than where their inputs are."""
-        with self.threads.turn(), self.in_mode(self.mode._replace(placed_on=device)):
-            yield
+        return _Placing(self, device)
 
     def in_mode(self, mode: RunMode) -> AbstractContextManager[None]:
         """Run operators in another mode."""

@@ -29,8 +29,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache, partial
 from importlib import import_module
-from importlib.resources import files
-from pkgutil import walk_packages
+from pkgutil import get_data, walk_packages
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pytest_torchmem.profile.timeline import Kind
@@ -50,7 +49,7 @@ def read_index() -> dict[str, dict[str, str]]:
     """Return the names of operators, those of ATen without namespace: what each of the ``modules``
     speaks of, and for each of the devices in ``paths`` those that have a path there.
     """
-    found: dict[str, dict[str, str]] = json.loads(files(PACKAGE).joinpath(INDEX).read_text("utf-8"))
+    found: dict[str, dict[str, str]] = json.loads(get_data(PACKAGE, INDEX) or b"{}")
     return found
 
 

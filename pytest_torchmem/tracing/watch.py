@@ -7,8 +7,8 @@ Tensors alive in garbage that Python has not collected are told with the program
 """
 
 import gc
+import os
 import sys
-import sysconfig
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -247,7 +247,8 @@ def at_end(ledger: Ledger) -> None:
         watch.at_end(ledger)
 
 
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+"""``sysconfig`` reads how Python was built to say so."""
 
 
 def collect(address_of: Callable[[Tensor], int], wanted: Iterable[int]) -> dict[int, str]:
