@@ -1,6 +1,5 @@
 """A trace leaves the user's model, the generators and torch as they were."""
 
-import copy
 import gc
 import random
 import threading
@@ -174,27 +173,6 @@ def test_hooks_of_parameters_run_on_them() -> None:
     weights = [one.detach().clone() for one in steps.parameters()]
     assert trace(steps, x).end == trace(plain, x).end
     assert all(map(torch.equal, steps.parameters(), weights))
-
-
-def test_module_that_cannot_be_copied() -> None:
-    class Locked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-            self.lock = threading.Lock()
-            self.linear.settings = {"first": [1], "lock": threading.Lock(), "last": [2]}
-
-        def forward(self, x: Tensor) -> Tensor:
-            assert self.linear.settings["last"] == [2]
-            with self.lock:
-                return self.linear(x)
-
-    model = Locked()
-    with pytest.raises(TypeError):
-        copy.deepcopy(model)
-    plain = trace(nn.Linear(8, 8), torch.randn(2, 8))
-    assert trace(model, torch.randn(2, 8)).figures() == plain.figures()
-    assert model.linear.weight.grad is None
 
 
 def test_shared_storages_stay_shared_on_the_host() -> None:
