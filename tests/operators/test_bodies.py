@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_torchmem import measure, trace
+from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.targets.host import REFERENCE, this_machine
 from pytest_torchmem.torch_private import lapack
@@ -19,33 +19,29 @@ class Program(torch.nn.Module):
         self.forward = function  # type: ignore[assignment]
 
 
-def figures(
-    function: Callable[..., object], *args: Tensor
-) -> tuple[dict[str, int], dict[str, int]]:
-    traced = trace(Program(function), *args, host="here", backward=False).figures()
-    return traced, measure(Program(function), *args, backward=False).figures()
+def compare(function: Callable[..., object], *args: Tensor) -> MemoryProfile:
+    """Return a trace, which counts what the allocator does, with a backward where args want one."""
+    target = Program(function) if args else function
+    given: Any = {"backward": any(one.requires_grad for one in args)} if args else {}
+    traced = trace(target, *args, host="here", **given)
+    assert traced.figures() == measure(target, *args, **given).figures()
+    return traced
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        torch.linalg.slogdet,
-        torch.linalg.inv,
-        torch.linalg.svd,
-        torch.matrix_exp,
-        torch.fft.rfft2,
-        torch.histc,
+        *(torch.linalg.slogdet, torch.linalg.inv, torch.linalg.svd),
+        *(torch.matrix_exp, torch.fft.rfft2, torch.histc),
     ],
     ids=lambda program: program.__name__,
 )
 def test_batches_of_matrices(program: Callable[..., Tensor]) -> None:
-    traced, measured = figures(program, torch.randn(3, 40, 40))
-    assert traced == measured
+    compare(program, torch.randn(3, 40, 40))
 
 
 def test_products_of_matrices_in_bfloat16_take_buffers_of_their_own() -> None:
-    traced, measured = figures(torch.matrix_exp, torch.randn(5, 2, 10, 10).bfloat16())
-    assert traced == measured
+    compare(torch.matrix_exp, torch.randn(5, 2, 10, 10).bfloat16())
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
@@ -64,7 +60,7 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
         output.sum().backward()
         return output
 
-    assert trace(step, host="here").figures() == measure(step).figures()
+    compare(step)
 
 
 @pytest.mark.parametrize("types", [(torch.int32, torch.int64), (torch.int64, torch.int32)])
@@ -89,7 +85,7 @@ def test_bags_of_positions_of_two_types(
         gradients = [one.grad for one in (table, weights) if one.grad is not None]
         found.append([one.to_dense().sum().item() for one in gradients])
 
-    assert trace(step, host="here").figures() == measure(step).figures()
+    compare(step)
     trace(step, "cuda", device="cuda")
     assert found == found[:1] * len(found)
 
@@ -100,9 +96,7 @@ def test_renorm_in_place(dtype: torch.dtype) -> None:
         input = torch.ones(8, 16, dtype=dtype)
         input.t().renorm_(2, 0, 1.0).renorm(1, 1, 0.5)
 
-    traced = trace(step, host="here")
-    assert traced.figures() == measure(step).figures()
-    assert not traced.unknown_workspaces
+    assert not compare(step).unknown_workspaces
 
 
 @pytest.mark.parametrize("values", ["auto", "real"])
@@ -147,8 +141,7 @@ FACTORS: dict[str, Callable[..., object]] = {
 def test_work_of_lapack_is_what_it_asks_for_here(name: str, dtype: torch.dtype) -> None:
     for shape in ((70, 64), (2, 33, 5)):
         matrices, sides = torch.randn(shape, dtype=dtype), torch.randn((*shape[:-1], 3)).to(dtype)
-        traced, measured = figures(FACTORS[name], matrices, sides)
-        assert traced == measured
+        compare(FACTORS[name], matrices, sides)
 
 
 def test_a_lapack_that_cannot_be_asked_is_the_reference_one(
@@ -172,21 +165,18 @@ def test_samples_of_a_distribution(
 ) -> None:
     """native/Distributions.cpp keeps what says that a row is all zeros until the end."""
     weights = torch.ones(shape, dtype=dtype)
-    traced, measured = figures(lambda x: torch.multinomial(x, samples, replacement), weights)
-    assert traced == measured
+    compare(lambda x: torch.multinomial(x, samples, replacement), weights)
 
 
 def test_a_mask_takes_more_than_its_positions_do() -> None:
     x, mask = torch.randn(200, 8), torch.arange(200) % 2 == 0
     positions = mask.nonzero().squeeze(1)
     for index in (mask, positions, mask):  # the same geometry once the mask is resolved
-        traced, measured = figures(lambda x, index: x[index], x, index)
-        assert traced == measured
+        compare(lambda x, index: x[index], x, index)
 
 
 def test_an_empty_tensor_is_known() -> None:
-    traced, measured = figures(torch.argwhere, torch.empty(5, 0, dtype=torch.bfloat16))
-    assert traced == measured
+    compare(torch.argwhere, torch.empty(5, 0, dtype=torch.bfloat16))
 
 
 def per_tensor(x: Tensor, *_: Tensor) -> Tensor:
@@ -221,24 +211,15 @@ def test_fake_quantization(quantized: Callable[..., Tensor]) -> None:
     inputs = torch.randn(40, 16), torch.full((16,), 0.1), torch.zeros(16)
     for each in inputs:
         each.requires_grad_()
-    program = Program(lambda *given: quantized(*given).sin())
-    traced, measured = trace(program, *inputs, host="here"), measure(program, *inputs)
-    assert traced.figures() == measured.figures()
-    assert not traced.warnings
+    assert not compare(lambda *given: quantized(*given).sin(), *inputs).warnings
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
 @pytest.mark.parametrize(
     "program",
     [
-        torch.cholesky,
-        torch.cholesky_inverse,
-        torch.geqrf,
-        torch.linalg.cholesky,
-        torch.linalg.eigh,
-        torch.linalg.eigvalsh,
-        torch.linalg.inv,
-        torch.linalg.qr,
+        *(torch.cholesky, torch.cholesky_inverse, torch.geqrf, torch.linalg.cholesky),
+        *(torch.linalg.eigh, torch.linalg.eigvalsh, torch.linalg.inv, torch.linalg.qr),
         lambda x: torch.linalg.solve(x, x[..., :1]),
         lambda x: torch.ormqr(x, x[..., 0], x),
         lambda x: torch.linalg.lstsq(x, x, driver="gelsy"),
@@ -248,19 +229,16 @@ def test_work_of_lapack(program: Callable[..., Tensor], dtype: torch.dtype) -> N
     """What small matrices take: work arrays, and what says whether it succeeded."""
     for shape in ((5, 5), (3, 2, 2)):
         matrices = torch.eye(shape[-1], dtype=dtype).expand(shape) * 3
-        traced, measured = figures(lambda x: (program(x), None)[1], matrices)
-        assert traced == measured
+        compare(lambda x: (program(x), None)[1], matrices)
 
 
 def test_eigenvalues_of_complex_matrices() -> None:
-    traced, measured = figures(torch.linalg.eig, torch.eye(5, dtype=torch.complex64))
-    assert traced == measured
+    compare(torch.linalg.eig, torch.eye(5, dtype=torch.complex64))
 
 
 def test_an_inverse_of_no_matrix() -> None:
     for shape in ((0, 0), (2, 0, 0)):
-        traced, measured = figures(torch.cholesky_inverse, torch.empty(shape))
-        assert traced == measured
+        compare(torch.cholesky_inverse, torch.empty(shape))
 
 
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
@@ -269,8 +247,7 @@ def test_variance_of_complex_numbers(name: str, dim: object) -> None:
     """std_var_out: that of both parts, one after the other."""
     for dtype in (torch.complex64, torch.complex128, torch.float32):
         x = torch.randn(30, 40, dtype=dtype)
-        traced, measured = figures(lambda x: getattr(torch, name)(x, dim), x)
-        assert traced == measured
+        compare(lambda x: getattr(torch, name)(x, dim), x)
 
 
 def _outputs_given(device: str = "cpu") -> list[tuple[tuple[int, ...], float]]:
