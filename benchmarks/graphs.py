@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 import pytest_torchmem as torchmem
 from benchmarks.zoo.models import models, samples
 from pytest_torchmem.graphs.scaling import resized
-from pytest_torchmem.operators.work import CallWork
+from pytest_torchmem.operators.workspace_of import CallWork
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import tensors_in
 from tests.graphs.test_ahead_of_time import Integers, live_tensors, run

@@ -30,7 +30,7 @@ from torch import Tensor, fx
 from pytest_torchmem.graphs.fitting import Grid, Polynomial, Sizes
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
-from pytest_torchmem.operators.work import CallWork, Geometry
+from pytest_torchmem.operators.workspace_of import CallWork, Geometry
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE, OperatorCall
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline

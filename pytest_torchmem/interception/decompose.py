@@ -1,20 +1,24 @@
-"""Composite operators: their bodies, run once, and the plans that repeat them.
+"""The parts of a trace that those who run its operators share; operators that are not one kernel.
 
-A body runs once for its geometry. Its plan repeats its requests in their order, with what was given
-back between them, so that the caching allocator is asked the same by every call.
+The body of a composite operator runs once for its geometry. Its plan repeats its requests in their
+order, with what was given back between them, so that the caching allocator is asked the same by
+every call. Where the shape of outputs depends on data, the data decides if it is known.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from pytest_torchmem.interception.attribution import Attribution
+from pytest_torchmem.interception.conversion import Conversion
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.materialize import make_outputs
-from pytest_torchmem.interception.parts import Intercepts
+from pytest_torchmem.interception.materialize import WrappedNumbers, make_outputs
+from pytest_torchmem.interception.phases import EngineOrder, Phases, Streams
+from pytest_torchmem.interception.placement import Placement
 from pytest_torchmem.interception.plan import (
     Call,
     Output,
@@ -24,13 +28,68 @@ from pytest_torchmem.interception.plan import (
     Temporary,
     plan_of_result,
 )
+from pytest_torchmem.interception.plan_cache import find_plan
 from pytest_torchmem.interception.sparse import has_compressed, has_sparse
-from pytest_torchmem.interception.wrapped_numbers import WrappedNumbers
+from pytest_torchmem.interception.values.assumptions import is_same
+from pytest_torchmem.interception.values.known import KnownValues
+from pytest_torchmem.interception.values.policy import Values
+from pytest_torchmem.operators.checks import check_masks
 from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors
+from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.torch_private.tensors import storage_address
+
+
+class Parts:
+    """State of a trace: its target, ledger, attribution, known values and placement."""
+
+    def __init__(
+        self, target: Target, ledger: Ledger, attribution: Attribution, values: Values
+    ) -> None:
+        self.target = target
+        self.ledger = ledger
+        self.attribution = attribution
+        self.values = KnownValues(ledger, attribution, values)
+        self.streams = tuple(Streams(ledger.on(device)) for device in target.devices)
+        """Those of each GPU, by its index; on the CPU there is one."""
+        self.order = EngineOrder()
+        self.phases = Phases(ledger, attribution, self.streams)
+        self.conversion = Conversion(target, ledger, self.values, attribution, self.phases)
+        self.numbers = WrappedNumbers(ledger, self.values.contents)
+        self.placement = Placement(target, ledger)
+
+
+class RunMode(NamedTuple):
+    """How operators are run at the moment; the default is as the program's own."""
+
+    placed_on: torch.device | None = None
+    """Where outputs go, instead of where the inputs are, while a copy between devices runs."""
+    makes_graphs: bool = False
+    """Whether graphs of the program are made, of tensors that stand for those of the trace."""
+    compiles: bool = False
+    """Whether that is the program's own compiler: tensors that stand for others say where these
+    are, as the program's own do."""
+    graph_on_host: bool = False
+    """Whether the graph that it works on has tensors on the host alone."""
+    aside: bool = False
+    """Whether operators are run on known values, and nothing is booked."""
+
+
+class Intercepts(Protocol):
+    """How those who run operators let others come to the interceptor, or go elsewhere."""
+
+    @property
+    def mode(self) -> RunMode:
+        """How operators are run at the moment."""
+
+    def intercepting(self) -> AbstractContextManager[None]:
+        """Let operators that are issued inside come to the interceptor."""
+
+    def placing_on(self, device: torch.device | None) -> AbstractContextManager[None]:
+        """Make their outputs on ``device``."""
+
 
 _CPU = torch.device("cpu")
 
@@ -185,3 +244,162 @@ def steps_of(
     steps += [buffer for _, buffer in buffers]
     steps += [-number for number in numbers.values()]
     return tuple(steps)
+
+
+INDICES = (torch.int64, torch.int32)
+_MASKS = (torch.bool, torch.uint8)
+
+
+def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan, Any]:
+    """Return the plan of a call on ``device`` and its outputs with their values.
+
+    Where a tensor that decides the shape has no known values, the plan is that of the outputs that
+    an argument says, or of the largest if none will be known; they have no values: None. Raises
+    ``UnknownValueError`` where nothing says how large these are.
+    """
+    contents, operator = values.contents, call.operator
+    unknown = _what_is_unknown(call, values)
+    if unknown:
+        at_most = operator.on(device).at_most
+        if at_most is None:
+            raise values.unknown(unknown)
+
+        def largest(*args: Any, **kwargs: Any) -> Any:
+            outputs = at_most(args, kwargs)
+            if outputs is None:
+                raise values.unknown(unknown)
+            return outputs
+
+        plan = find_plan(operator, call.args, call.kwargs, call.tensors, largest)
+        if not _size_given(call):
+            values.keep_all(unknown)
+        return plan, None
+    inputs = [
+        contents.value(record, tensor)
+        if contents.known(record) is not None
+        else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
+        for tensor, record in zip(call.tensors, call.records, strict=True)
+    ]
+    real = values.run(call, inputs)
+    storages = operator.on(device).storages
+    if storages is not None:
+        real = storages(call.args, call.kwargs, outputs=real)
+    return plan_of_result(real, inputs), real
+
+
+def _what_is_unknown(call: Call, values: KnownValues) -> str:
+    """Return what is not known of the shape of a call's outputs, "" where all that decides it is.
+
+    That is also where the program says how large they are at least.
+    """
+    name, record = call.operator.name, call.operator.record
+    decided_by, says = record.decided_by, record.size_argument
+    for position in range(len(call.tensors)) if decided_by is None else decided_by:
+        known = values.contents.known(call.records[position])
+        if known is not None or not call.tensors[position].numel():
+            continue
+        least = _size_given(call) if record.size_is_least else None
+        if not least:
+            hint = f", unless {says}= says it" if says else ""
+            return f"{name} has an output shape that depends on unknown values{hint}"
+        what = f"{name.removeprefix('aten::')} of unknown values"
+        values.tell(what, f"assumed to be below {says}={least}")
+    return ""
+
+
+def _size_given(call: Call) -> int | None:
+    """Return the argument that says how large the outputs are, where it is given."""
+    operator = call.operator
+    name = operator.record.size_argument
+    if not name:
+        return None
+    place = operator.argument_names.index(name)
+    return call.args[place] if place < len(call.args) else call.kwargs.get(name)
+
+
+def fills_mask(call: Call) -> bool:
+    """Return whether a number on the host is written where a mask is true: nothing is made;
+    native/TensorAdvancedIndexing.cpp, ``canDispatchToMaskedFill``.
+    """
+    if not call.operator.mutated or True in call.args[3:4] or call.args[2].numel() != 1:
+        return False
+    places = {
+        id(one): record.ledger.device
+        for one, record in zip(call.tensors, call.records, strict=True)
+    }
+    given, value = call.args[0], places.get(id(call.args[2]))
+    masks = [index for index in call.args[1] if index is not None]
+    return (
+        value == _CPU
+        and len(masks) == 1
+        and masks[0].dtype in _MASKS
+        and places.get(id(masks[0])) == places.get(id(given))
+    )
+
+
+def _rows_written(call: Call, mask: Tensor) -> int:
+    """Return how many rows a mask has, all that it can have but where what is written says less.
+
+    That is broadcast to the shape of what is indexed, where a mask has one dimension
+    (native/TensorAdvancedIndexing.cpp, ``index_put_``).
+    """
+    given, indices = call.args[0], call.args[1]
+    if len(call.args) < 3 or sum(index is not None for index in indices) > 1:
+        return int(mask.numel())
+    behind = given.dim() - mask.dim() - [index is None for index in indices].index(False)
+    written = call.args[2]
+    rows = written.shape[written.dim() - behind - 1] if written.dim() > behind else 1
+    return int(mask.numel() if rows == 1 else rows)
+
+
+def equal_without_values(call: Call) -> bool | None:
+    """Return what ``aten::equal`` gives where no values are needed for it, else None.
+
+    native/ReduceOps.cpp, ``cpu_equal``, looks at sizes first, and at whether both are one tensor.
+    Numbers stand here for tensors that C++ made of them (constants of a TorchScript graph).
+    """
+    first, second = call.args[:2]
+    if not call.tensors:
+        return bool(first == second)
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return None
+    if first.shape != second.shape:
+        return False
+    return True if is_same(first, second) else None
+
+
+def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
+    """Return the arguments of an indexing with boolean masks made indices of known length.
+
+    None where a mask is filled with a number, and where one value is written to every row of an
+    unknown mask: how many there are decides nothing. What is written to the rows of a mask says
+    otherwise how many they are, and of what is read all rows count as kept. Raises
+    ``UnknownValueError`` where a later pass may know them.
+    """
+    contents = values.contents
+    indices = call.args[1]
+    if not any(index is not None and index.dtype in _MASKS for index in indices):
+        return call.args
+    check_masks(call.args[0], indices)
+    if fills_mask(call):
+        return None
+    known = {id(tensor): record for tensor, record in zip(call.tensors, call.records, strict=True)}
+    plain: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            plain.append(index)
+            continue
+        record = known[id(index)]
+        unknown = contents.known(record) is None or values.is_captured(call)
+        if unknown and call.operator.mutated and call.args[2].numel() == 1:
+            return None
+        values.refuse_captured(call)
+        if contents.known(record) is not None:
+            count = int(contents.value(record, index).count_nonzero())
+        elif values.every_process_has_a_batch():
+            count = index.numel()
+        else:
+            values.keep_all("a tensor is indexed with a mask of unknown values")
+            count = _rows_written(call, index)
+        plain.extend([torch.empty(count, dtype=torch.int64, device="meta")] * index.dim())
+    return (call.args[0], plain, *call.args[2:])

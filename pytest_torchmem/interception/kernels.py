@@ -16,12 +16,20 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.interception.decompose import Decompositions
+from pytest_torchmem.interception.decompose import (
+    INDICES,
+    Decompositions,
+    Intercepts,
+    Parts,
+    equal_without_values,
+    fills_mask,
+    plan_from_values,
+    without_masks,
+)
 from pytest_torchmem.interception.layouts import Layouts, QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.materialize import grow, make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
-from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.phases import SUM, GradientSums, References
 from pytest_torchmem.interception.placement import check_generator, stage, staged_pairs
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same, broadcast_of
@@ -36,22 +44,13 @@ from pytest_torchmem.interception.refusals import REFUSALS, Refusals, in_words_o
 from pytest_torchmem.interception.sparse import has_sparse, parts_of
 from pytest_torchmem.interception.values.assumptions import may_be_assumed
 from pytest_torchmem.interception.values.computed import workspace_here
-from pytest_torchmem.interception.values.data_dependent import (
-    INDICES,
-    equal_without_values,
-    fills_mask,
-    plan_from_values,
-    without_masks,
-)
 from pytest_torchmem.interception.values.policy import NO_MEMORIES
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.checks import check_apart, check_written_once, keeps_apart
-from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace
-from pytest_torchmem.operators.workspace_of import library_state, workspace_of
+from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, on_meta
+from pytest_torchmem.operators.workspace_of import CallWork, library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.distributed import GATHERS_LISTS, flattened_like, with_work

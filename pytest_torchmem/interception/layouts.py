@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.interception.decompose import Intercepts, Parts
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.materialize import grow
-from pytest_torchmem.interception.parts import Intercepts, Parts
 from pytest_torchmem.interception.plan import Call, Output
 from pytest_torchmem.interception.sparse import (
     KnownTensors,

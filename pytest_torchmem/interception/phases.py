@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
-from pytest_torchmem.operators.geometry import is_dense
+from pytest_torchmem.operators.workspace import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.phases import StepPhases
 from pytest_torchmem.torch_private.tensors import (

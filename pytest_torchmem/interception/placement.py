@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call
-from pytest_torchmem.operators.geometry import is_dense
+from pytest_torchmem.operators.workspace import is_dense
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.target import Target, not_linked

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
-from pytest_torchmem.operators.geometry import on_meta
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.work import CallWork
-from pytest_torchmem.operators.workspace import ALL, Buffer, First, Made, Workspace
+from pytest_torchmem.operators.workspace import ALL, Buffer, First, Made, Workspace, on_meta
+from pytest_torchmem.operators.workspace_of import CallWork
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import (
     argument_leaves,

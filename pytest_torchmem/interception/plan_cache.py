@@ -16,10 +16,9 @@ from pytest_torchmem.interception.plan import (
     plan_pointwise,
     remembered_plans,
 )
-from pytest_torchmem.operators.geometry import type_of_number
 from pytest_torchmem.operators.registry import generation
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace import environment_settings
+from pytest_torchmem.operators.workspace import environment_settings, type_of_number
 from pytest_torchmem.operators.workspace_of import library_output
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.modes import overrides, torch_function_enabled

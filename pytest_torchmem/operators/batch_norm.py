@@ -16,10 +16,18 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.elementwise import last_power, sum_workspace
+from pytest_torchmem.operators.reduction import moments
+from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.workspace import (
+    ALL,
     INT,
+    Made,
+    Request,
+    Workspace,
     accumulation_type,
     asked_for,
+    bounded,
     ceil_div,
     contiguous_copy,
     dense_bytes,
@@ -27,18 +35,8 @@ from pytest_torchmem.operators.geometry import (
     laid_out,
     like,
     lying_alike,
-    suggested_format,
-)
-from pytest_torchmem.operators.reduction import moments
-from pytest_torchmem.operators.reduction_buffers import last_power, sum_workspace
-from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import (
-    ALL,
-    Made,
-    Request,
-    Workspace,
-    bounded,
     passing,
+    suggested_format,
     unknown,
 )
 from pytest_torchmem.targets.gpus import Gpu

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import on_meta
-from pytest_torchmem.operators.workspace import Buffer
+from pytest_torchmem.operators.workspace import Buffer, on_meta
 from pytest_torchmem.step.trees import replace_tensors
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
 from pytest_torchmem.torch_private.keys import (

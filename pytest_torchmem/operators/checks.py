@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import HALVES, is_dense, on_meta, scalar_type
 from pytest_torchmem.operators.registry import EVERY, aten, operator
 from pytest_torchmem.operators.spec import OperatorSpec
+from pytest_torchmem.operators.workspace import HALVES, is_dense, on_meta, scalar_type
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.keys import schema
 

@@ -12,21 +12,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.registry import OperatorKind, operator
+from pytest_torchmem.operators.sorting import sort_requests
+from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
     HALVES,
     LONG,
+    Workspace,
     accumulation_type,
+    bounded,
     ceil_div,
     contiguous_copy,
     copied,
     dense_bytes,
+    passing,
     round_up,
 )
-from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import OperatorKind, operator
-from pytest_torchmem.operators.sorting import sort_requests
-from pytest_torchmem.operators.workspace import Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall
 from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.geometry import transpose_scratch
 from pytest_torchmem.operators.registry import Fills, OperatorKind, UnknownOutputs, aten, operator
+from pytest_torchmem.operators.workspace import transpose_scratch
 
 # Of random floating ones, single numbers are worth knowing.
 operator(

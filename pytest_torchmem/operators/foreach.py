@@ -10,10 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import accumulation_type, ceil_div, is_dense
-from pytest_torchmem.operators.reduction_buffers import reduced
+from pytest_torchmem.operators.elementwise import reduced
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import ALL, Request
+from pytest_torchmem.operators.workspace import ALL, Request, accumulation_type, ceil_div, is_dense
 from pytest_torchmem.targets.gpus import Gpu
 
 _CHUNK = 65_536

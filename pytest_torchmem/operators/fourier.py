@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.geometry import dense_bytes, on_meta, scalar_type
 from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import (
+    Workspace,
+    dense_bytes,
+    on_meta,
+    scalar_type,
+    unknown,
+)
 
 _aten: Any = torch.ops.aten
 _CUFFT_DIMENSIONS = 3

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.reduction import pair_of_values
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
-from pytest_torchmem.operators.workspace import passing
+from pytest_torchmem.operators.workspace import contiguous_copy, dense_bytes, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

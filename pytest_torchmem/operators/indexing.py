@@ -16,23 +16,27 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.elementwise import GRAIN, converted, sum_workspace
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.reduction import in_type_of_input, pair_of_values
+from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
+from pytest_torchmem.operators.workspace import (
+    ALL,
     CONTIGUOUS,
     HALVES,
     LONG,
     SCALAR,
+    Request,
+    Workspace,
+    bounded,
     ceil_div,
     contiguous_copy,
     copied,
     dense_bytes,
     dense_copy,
+    passing,
+    unknown,
 )
-from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction import in_type_of_input, pair_of_values
-from pytest_torchmem.operators.reduction_buffers import GRAIN, sum_workspace
-from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
-from pytest_torchmem.operators.workspace import ALL, Request, Workspace, bounded, passing, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.names import TORCH_VERSION

@@ -11,11 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.activations import gradients_of, run_plainly
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.elementwise import mean_workspace, partial_results, sum_buffers
+from pytest_torchmem.operators.registry import aten, operator
+from pytest_torchmem.operators.workspace import (
+    ALL,
     CONTIGUOUS,
     LONG,
+    Made,
+    Request,
+    Workspace,
+    bounded,
     contiguous_copy,
     copied,
     dense_bytes,
@@ -23,9 +30,6 @@ from pytest_torchmem.operators.geometry import (
     like,
     made_like,
 )
-from pytest_torchmem.operators.reduction_buffers import mean_workspace, partial_results, sum_buffers
-from pytest_torchmem.operators.registry import aten, operator
-from pytest_torchmem.operators.workspace import ALL, Made, Request, Workspace, bounded
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pytest_torchmem.operators.geometry import lying_alike, round_up
 from pytest_torchmem.operators.libraries.nvidia import beside_buffer
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import Workspace, lying_alike, round_up, unknown
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
 

@@ -14,20 +14,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.libraries.nvidia import beside_buffer
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import (
     FLOAT,
     HALVES,
     LONG,
     SCALAR,
+    Workspace,
+    as_workspace,
+    booked,
+    bounded,
+    by_onednn,
     ceil_div,
     contiguous_copy,
     dense_bytes,
     like,
     round_up,
 )
-from pytest_torchmem.operators.libraries.nvidia import beside_buffer
-from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, as_workspace, booked, bounded, by_onednn
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

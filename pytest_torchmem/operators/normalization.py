@@ -16,10 +16,14 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall, outputs
-from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.elementwise import converted, sum_buffers
+from pytest_torchmem.operators.nested import NestedTensors
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import (
+    ALL,
     CONTIGUOUS,
     HALVES,
+    Request,
     accumulation_type,
     asked_for,
     ceil_div,
@@ -28,12 +32,9 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     laid_out,
     like,
+    passing,
     suggested_format,
 )
-from pytest_torchmem.operators.nested import NestedTensors
-from pytest_torchmem.operators.reduction_buffers import sum_buffers
-from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import ALL, Request, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.keys import below_autograd

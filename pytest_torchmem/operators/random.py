@@ -8,7 +8,9 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, operator
+from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
     DOUBLE,
     LONG,
@@ -16,10 +18,8 @@ from pytest_torchmem.operators.geometry import (
     dense_bytes,
     lying_alike,
     made_like,
+    passing,
 )
-from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, operator
-from pytest_torchmem.operators.workspace import passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

@@ -9,8 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.elementwise import (
+    Dims,
+    converted,
+    copied_and_reduced,
+    dense_strides,
+    mean_workspace,
+    partial_results,
+    reduced,
+    sum_workspace,
+    takes_every_dim,
+)
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
+from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
     HALVES,
     SCALAR,
@@ -22,18 +34,6 @@ from pytest_torchmem.operators.geometry import (
     dense_copy,
     like,
 )
-from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.reduction_buffers import (
-    Dims,
-    copied_and_reduced,
-    dense_strides,
-    mean_workspace,
-    partial_results,
-    reduced,
-    sum_workspace,
-    takes_every_dim,
-)
-from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

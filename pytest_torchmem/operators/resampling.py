@@ -22,10 +22,13 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall, meta_result
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.registry import DEVICES, OperatorKind, aten, operator
+from pytest_torchmem.operators.workspace import (
+    ALL,
     CONTIGUOUS,
     LONG,
     SUGGESTED,
+    Request,
     Wanted,
     contiguous_copy,
     copied,
@@ -36,8 +39,6 @@ from pytest_torchmem.operators.geometry import (
     shaped_by,
     suggested_format,
 )
-from pytest_torchmem.operators.registry import DEVICES, OperatorKind, aten, operator
-from pytest_torchmem.operators.workspace import ALL, Request
 
 _LEAST_CHANNELS = 4
 """Of which CUDA's kernels for channels last take notice; 16 in the forward of bilinear ones."""

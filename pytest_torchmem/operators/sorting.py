@@ -14,11 +14,17 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.elementwise import converted
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
+from pytest_torchmem.operators.workspace import (
+    ALL,
     CONTIGUOUS,
     HALVES,
     INT,
     LONG,
+    Request,
+    Workspace,
+    bounded,
     ceil_div,
     contiguous_copy,
     copied,
@@ -27,12 +33,10 @@ from pytest_torchmem.operators.geometry import (
     is_dense,
     made_like,
     output_bytes,
+    passing,
     transpose_scratch,
     type_of_number,
 )
-from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
-from pytest_torchmem.operators.workspace import ALL, Request, Workspace, bounded, passing
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.settings import prefers_deterministic

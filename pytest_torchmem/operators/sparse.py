@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.geometry import HALVES
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
+from pytest_torchmem.operators.workspace import HALVES
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_cpu_kernel

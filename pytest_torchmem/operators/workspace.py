@@ -15,23 +15,32 @@ of the single requests in their order, or a ``Workspace``, which can also say th
 limit, that it is not known, and which buffers stay after the kernel has returned. What a kernel
 gives back before it makes more requests is there again with a minus (``passing``), and ``Made``
 stands where it makes an output; without any, the outputs are made first.
+
+Such functions share what bytes copies, layouts and blocks have, and the peak of a sequence. Kernels
+copy what does not lie in the memory format that they want, gradients mostly: autograd hands kernels
+the expanded gradient of a sum, or one that was transposed.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, overload
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import torch
+from torch import Tensor
 
 from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.kernels import run_on_meta
 from pytest_torchmem.torch_private.settings import LIBRARY_VARIABLES
 
 if TYPE_CHECKING:
-    import torch
-
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
-    from pytest_torchmem.targets.host import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +198,252 @@ def booked(*entries: Entry) -> int:
 def by_onednn(host: Host, dtype: torch.dtype, nbytes: int) -> int | Workspace:
     """Return a workspace of oneDNN's: an estimate, on a host that was not checked."""
     return nbytes if host.is_checked(dtype) else estimate(nbytes)
+
+
+Outputs = Tensor | Sequence["Tensor | None"]
+
+HALVES = (torch.float16, torch.bfloat16)
+INT = FLOAT = 4
+LONG = DOUBLE = 8
+SCALAR = 8
+"""Bytes of a Python number wrapped in a tensor."""
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def dense_bytes(tensor: Tensor | None, dtype: torch.dtype | None = None) -> int:
+    """Bytes of a dense tensor of this shape, in ``dtype`` or its own; 0 for ``None``."""
+    if tensor is None:
+        return 0
+    return tensor.numel() * (dtype or tensor.dtype).itemsize
+
+
+def scalar_type(tensor: Tensor) -> str:
+    """Return what C++ calls a tensor's dtype: ``Half``; c10/core/ScalarType.h."""
+    return tensor.type().rpartition(".")[2].removesuffix("Tensor")
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a tensor of 4 or 5 dimensions is contiguous with its channels last."""
+    return tensor.dim() in _CHANNELS_LAST and tensor.is_contiguous(
+        memory_format=_CHANNELS_LAST[tensor.dim()]
+    )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether elements fill their memory, none of it twice; ``is_non_overlapping_and_dense``."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def suggested_format(tensor: Tensor) -> torch.memory_format:
+    """``TensorBase::suggest_memory_format``: channels last where the strides are ordered so."""
+    if tensor.dim() in _CHANNELS_LAST and _strides_like_channels_last(tensor):
+        return _CHANNELS_LAST[tensor.dim()]
+    return torch.contiguous_format
+
+
+def _strides_like_channels_last(tensor: Tensor) -> bool:
+    """c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4 and _3d_s5."""
+    order = (1, *range(tensor.dim() - 1, 1, -1), 0)
+    smallest = 0
+    if tensor.stride(1) == 0:
+        return False
+    for dim in order:
+        size, stride = tensor.shape[dim], tensor.stride(dim)
+        if size == 0 or stride < smallest:
+            return False
+        if dim == 0 and smallest == tensor.stride(1):
+            return False
+        smallest = stride * size if size > 1 else stride
+    return True
+
+
+def contiguous_copy(
+    tensor: Tensor | None, memory_format: torch.memory_format = torch.contiguous_format
+) -> int:
+    """Bytes that ``tensor.contiguous(memory_format)`` allocates: 0 where it already is."""
+    if tensor is None or tensor.is_contiguous(memory_format=memory_format):
+        return 0
+    return dense_bytes(tensor)
+
+
+def accumulation_type(dtype: torch.dtype) -> torch.dtype:
+    """``at::opmath_type``: float for the 16-bit types, else the type itself."""
+    if dtype in HALVES:
+        return torch.float32
+    return torch.complex64 if dtype == torch.complex32 else dtype
+
+
+def type_of_number(number: complex) -> torch.dtype:
+    """Return the dtype of the tensor that a Python number is wrapped in."""
+    if isinstance(number, bool):
+        return torch.bool
+    if isinstance(number, int):
+        return torch.int64
+    return torch.complex128 if isinstance(number, complex) else torch.float64
+
+
+def output_bytes(outputs: Outputs) -> int:
+    """Bytes of the storages an operator returned, as dense tensors."""
+    if isinstance(outputs, Tensor):
+        return dense_bytes(outputs)
+    return sum(dense_bytes(output) for output in outputs)
+
+
+def beyond(outputs: Outputs | int, requests: Iterable[int]) -> int:
+    """Peak of a sequence of requests (negative: a release), less the outputs among them."""
+    total = outputs if isinstance(outputs, int) else output_bytes(outputs)
+    return max(0, max(accumulate(requests), default=0) - total)
+
+
+def transpose_scratch(source: Tensor) -> int:
+    """The block that a transposed matrix is copied through; Copy.cpp, copy_same_type_transpose_."""
+    side = 120 if source.dtype == torch.uint8 else 60
+    transposed = (
+        source.dim() == 2
+        and source.stride(0) == 1
+        and source.stride(1) == source.shape[0]
+        and source.numel() >= 60 * 60
+    )
+    return side * side * source.element_size() if transposed else 0
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor without data, of the geometry of another one."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Return an empty contiguous tensor of the type of ``tensor``, of its shape or another."""
+    return tensor.new_empty(tuple(tensor.shape if shape is None else shape))
+
+
+def asked_for(outputs: Iterable[Tensor | None], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return outputs, and None for those that an ``output_mask`` leaves out."""
+    return tuple(one if wanted else None for one, wanted in zip(outputs, mask, strict=True))
+
+
+def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return an empty tensor of the shape and type of ``tensor`` in a layout."""
+    return torch.empty_like(tensor, memory_format=memory_format)
+
+
+def lying_alike(tensor: Tensor, **options: Any) -> Tensor:
+    """Return an empty tensor like one on ``meta``, also in its layout; ``options`` as of torch.
+
+    ``torch.empty_like`` does the same in Python there, and imports the compiler's symbols for it.
+    """
+    made: Tensor = run_on_meta(torch.ops.aten.empty_like.default, tensor, **options)
+    return made
+
+
+def ceil_div(amount: int, parts: int) -> int:
+    """Return ``amount`` divided by ``parts``, rounded up."""
+    return -(-amount // parts)
+
+
+def round_up(amount: int, multiple: int) -> int:
+    """Return ``amount`` in whole multiples."""
+    return ceil_div(amount, multiple) * multiple
+
+
+CONTIGUOUS = torch.contiguous_format
+SUGGESTED = torch.preserve_format
+"""The format that a tensor's own strides suggest: channels last stays so."""
+
+Wanted = torch.memory_format | str
+"""A format, or the name of the argument whose suggested format is meant."""
+
+
+def dense_copy(tensor: Tensor, memory_format: torch.memory_format = CONTIGUOUS) -> int:
+    """Bytes of a copy on the CPU where one is needed, with the block that a transpose goes
+    through; native/Copy.cpp, copy_same_type_transpose_.
+    """
+    copied = contiguous_copy(tensor, memory_format)
+    return copied + transpose_scratch(tensor) if copied and memory_format == CONTIGUOUS else copied
+
+
+def copied(*, first: bool = False, **formats: Wanted) -> Callable[..., int | tuple[Request, ...]]:
+    """Return the workspace of a kernel that copies arguments into the layout it wants.
+
+    ``formats`` are the arguments that it copies, with what it wants of each; ``outputs`` are made
+    in that format and copied into those that lie in another one. Copies may come ``first``.
+    """
+
+    def copies(machine: Host | Gpu, **operands: Any) -> int | tuple[Request, ...]:
+        on_cpu = isinstance(machine, Host)
+        copy = dense_copy if on_cpu else contiguous_copy
+        requests = [
+            copy(tensor, _meant(wanted, tensor, operands))
+            for name, wanted in formats.items()
+            for tensor in _tensors(operands[name])
+        ]
+        return sum(requests) if on_cpu else (*requests, ALL) if first else tuple(requests)
+
+    names = [*formats, *(one for one in formats.values() if isinstance(one, str))]
+    _set_parameters(copies, "machine", *dict.fromkeys(names))
+    copies.__doc__ = f"Copies of {', '.join(formats)} where they do not lie as wanted."
+    return copies
+
+
+def _meant(wanted: Wanted, tensor: Tensor, operands: Mapping[str, Any]) -> torch.memory_format:
+    if wanted == CONTIGUOUS:
+        return CONTIGUOUS
+    like = operands[wanted] if isinstance(wanted, str) else tensor
+    return suggested_format(like) if like.dim() == tensor.dim() else CONTIGUOUS
+
+
+def _tensors(operand: Any) -> list[Tensor]:
+    """Return an argument's tensors: it may be none, a number, or several outputs."""
+    given = operand if isinstance(operand, (tuple, list)) else [operand]
+    return [tensor for tensor in given if isinstance(tensor, Tensor)]
+
+
+def _set_parameters(function: Any, *names: str) -> None:
+    """Make a function take arguments by these names, as if it were written with them."""
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    function.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, keyword_only) for name in names]
+    )
+
+
+def made_like(**formats: Wanted) -> Callable[..., Any]:
+    """Return a meta function: outputs of the shapes and types of these arguments, in formats."""
+
+    def made(**operands: Any) -> Any:
+        outputs = tuple(
+            laid_out(operands[name], _meant(wanted, operands[name], operands))
+            for name, wanted in formats.items()
+        )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    _set_parameters(made, *formats)
+    dense = set(formats.values()) == {CONTIGUOUS}
+    how = "contiguous" if dense else "in the format that the strides suggest"
+    made.__doc__ = f"Like {' and '.join(formats)}, {how}."
+    return made
+
+
+def shaped_by(overload: Any, memory_format: torch.memory_format) -> Callable[..., Tensor]:
+    """Return a meta function: the shape that ``overload`` has there, in a format of the kernel's.
+
+    ``SUGGESTED`` is what the first argument suggests, where it has as many dimensions.
+    """
+
+    def made(arguments: Mapping[str, Any]) -> Tensor:
+        first: Tensor = next(iter(arguments.values()))
+        result: Tensor = overload(**arguments)
+        if memory_format == SUGGESTED and first.dim() == result.dim():
+            return laid_out(result, suggested_format(first))
+        return result if memory_format == SUGGESTED else first.new_empty(result.shape)
+
+    made.__doc__ = f"The shape that meta gives {overload}, in another format."
+    return made

@@ -18,10 +18,14 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.distributed.modules import refuse_wrapped
 from pytest_torchmem.interception.distributed.world import world_entered
-from pytest_torchmem.interception.fingerprint import OptimizerStates, Program, fingerprint_of_step
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.operator_log import functions_called
+from pytest_torchmem.interception.operator_log import (
+    OptimizerStates,
+    Program,
+    fingerprint_of_step,
+    functions_called,
+)
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
 from pytest_torchmem.interception.survivors import give_survivors_data, let_go_of_tensors
 from pytest_torchmem.interception.values.assumptions import UnknownNumber

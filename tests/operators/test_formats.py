@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_torchmem.operators.calls import Binding, Unbindable
-from pytest_torchmem.operators.geometry import CONTIGUOUS, SUGGESTED, copied
+from pytest_torchmem.operators.workspace import CONTIGUOUS, SUGGESTED, copied
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from tests.asked import workspace_of

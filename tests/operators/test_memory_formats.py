@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pytest_torchmem import trace
-from pytest_torchmem.operators.geometry import suggested_format
+from pytest_torchmem.operators.workspace import suggested_format
 
 aten = torch.ops.aten
 BFLOAT, LAST, LONG = torch.bfloat16, torch.channels_last, torch.int64

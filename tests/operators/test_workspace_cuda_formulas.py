@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pytest_torchmem.operators.attention.fused import Shape, efficient_backward_bytes, flash_splits
+from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.nvidia import blas_buffer
-from pytest_torchmem.operators.reduction_buffers import sum_buffers
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import Workspace, as_workspace
 from pytest_torchmem.operators.workspace_of import takes_nothing

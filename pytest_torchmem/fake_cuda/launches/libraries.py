@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.operators.geometry import on_meta
+from pytest_torchmem.operators.workspace import on_meta
 from pytest_torchmem.torch_private.flex_attention import MASKS
 from pytest_torchmem.torch_private.patches import Replacements, call_jitted, replaced_all
 

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import AttentionQuestion
 from pytest_torchmem.operators.calls import AttentionArguments
-from pytest_torchmem.operators.geometry import HALVES, dense_bytes
 from pytest_torchmem.operators.libraries.nvidia import Cudnn, attention_operand
 from pytest_torchmem.operators.registry import OperatorKind, operator
-from pytest_torchmem.operators.workspace import Workspace, told, unknown
+from pytest_torchmem.operators.workspace import HALVES, Workspace, dense_bytes, told, unknown
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.settings import attention_priority, must_be_deterministic

@@ -18,25 +18,23 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import AttentionArguments
-from pytest_torchmem.operators.geometry import (
-    FLOAT,
-    HALVES,
-    accumulation_type,
-    ceil_div,
-    contiguous_copy,
-    dense_bytes,
-    round_up,
-)
 from pytest_torchmem.operators.matmul import SCALE, SMALLEST, Product, has_onednn_products
 from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
+    FLOAT,
+    HALVES,
     First,
     Made,
     Request,
     Workspace,
+    accumulation_type,
     bounded,
     by_onednn,
+    ceil_div,
+    contiguous_copy,
+    dense_bytes,
+    round_up,
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host

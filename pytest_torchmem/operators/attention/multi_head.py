@@ -22,9 +22,9 @@ from pytest_torchmem.operators.calls import (
     EncoderLayer,
     GivenCall,
 )
-from pytest_torchmem.operators.geometry import contiguous_copy, like
 from pytest_torchmem.operators.nested import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import contiguous_copy, like
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.kernels import run_cpu_kernel
 from pytest_torchmem.torch_private.tensors import nested_sizes

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
-from pytest_torchmem.operators.geometry import asked_for
+from pytest_torchmem.operators.activations import gradients_of, run_plainly
 from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import asked_for
 from pytest_torchmem.step.generators import current_generator, forward_draws
 
 

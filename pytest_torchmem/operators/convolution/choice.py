@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.cudnn.questions import Version
 from pytest_torchmem.operators.calls import ConvolutionSettings
-from pytest_torchmem.operators.geometry import HALVES, suggested_format
+from pytest_torchmem.operators.workspace import HALVES, suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.settings import depthwise_kernel

@@ -13,10 +13,19 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import Convolution
-from pytest_torchmem.operators.geometry import FLOAT, beyond, contiguous_copy, dense_bytes
+from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.nvidia import blas_buffer
-from pytest_torchmem.operators.reduction_buffers import sum_buffers
-from pytest_torchmem.operators.workspace import ALL, First, Made, Request, passing
+from pytest_torchmem.operators.workspace import (
+    ALL,
+    FLOAT,
+    First,
+    Made,
+    Request,
+    beyond,
+    contiguous_copy,
+    dense_bytes,
+    passing,
+)
 from pytest_torchmem.targets.gpus import Gpu
 
 

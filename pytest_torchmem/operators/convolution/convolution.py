@@ -26,23 +26,21 @@ from pytest_torchmem.operators.convolution.choice import (
     uses_cudnn,
 )
 from pytest_torchmem.operators.convolution.cudnn import as_images
-from pytest_torchmem.operators.geometry import (
-    asked_for,
-    beyond,
-    contiguous_copy,
-    dense_bytes,
-    laid_out,
-    like,
-)
+from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.nvidia import Cudnn
-from pytest_torchmem.operators.reduction_buffers import sum_buffers
 from pytest_torchmem.operators.registry import OperatorKind, aten, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
     Made,
     Request,
     Workspace,
+    asked_for,
+    beyond,
     by_onednn,
+    contiguous_copy,
+    dense_bytes,
+    laid_out,
+    like,
     passing,
     unknown,
 )

@@ -15,20 +15,18 @@ from torch import Tensor
 from pytest_torchmem.cudnn.questions import ConvolutionQuestion, Operand
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import cuda_format, settings_of_images
-from pytest_torchmem.operators.geometry import (
-    contiguous_copy,
-    dense_bytes,
-    laid_out,
-    like,
-    suggested_format,
-)
 from pytest_torchmem.operators.libraries.nvidia import Cudnn, operand, prefers_mode_b
 from pytest_torchmem.operators.workspace import (
     Made,
     Request,
     Workspace,
     bounded,
+    contiguous_copy,
+    dense_bytes,
+    laid_out,
+    like,
     passing,
+    suggested_format,
     told,
     unknown,
 )

@@ -17,7 +17,6 @@ from functools import partial
 from torch import Tensor
 
 from pytest_torchmem.operators.convolution.choice import Convolution
-from pytest_torchmem.operators.geometry import FLOAT, contiguous_copy
 from pytest_torchmem.operators.libraries.onednn import (
     brgemm_conv,
     gemm_convolution,
@@ -28,7 +27,7 @@ from pytest_torchmem.operators.libraries.onednn import (
     jit_uni_dw_conv,
 )
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, Sizes
-from pytest_torchmem.operators.workspace import booked
+from pytest_torchmem.operators.workspace import FLOAT, booked, contiguous_copy
 
 Kernel = Callable[[Problem], Primitive | None]
 

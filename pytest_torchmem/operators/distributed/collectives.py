@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.checks import dtype_in_cpp
-from pytest_torchmem.operators.geometry import suggested_format
 from pytest_torchmem.operators.registry import DEVICES, OperatorKind, operator
+from pytest_torchmem.operators.workspace import suggested_format
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.distributed import (

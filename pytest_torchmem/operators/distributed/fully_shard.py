@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.geometry import is_dense
 from pytest_torchmem.operators.registry import DEVICES, operator
+from pytest_torchmem.operators.workspace import is_dense
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private.kernels import run_composite_explicit

@@ -10,7 +10,7 @@ pairs of 8 and 8 bytes sorted by 14 bits.
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import ceil_div, round_up
+from pytest_torchmem.operators.workspace import ceil_div, round_up
 from pytest_torchmem.targets.gpus import Gpu
 
 _DIGITS = 256

@@ -9,10 +9,9 @@ known. MAGMA takes memory of its own past torch's allocator, and the handle of c
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes
 from pytest_torchmem.operators.libraries.nvidia import beside_buffer
 from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, unknown
+from pytest_torchmem.operators.workspace import Workspace, contiguous_copy, dense_bytes, unknown
 from pytest_torchmem.targets.gpus import Gpu
 
 

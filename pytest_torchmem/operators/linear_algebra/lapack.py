@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import GivenCall, empty_as, meta_result, outputs, proxy
-from pytest_torchmem.operators.geometry import CONTIGUOUS, contiguous_copy, copied, dense_bytes
+from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.operators.linear_algebra import cusolver
 from pytest_torchmem.operators.linear_algebra.cusolver import (
@@ -31,9 +31,16 @@ from pytest_torchmem.operators.linear_algebra.cusolver import (
     least_squares,
     work_array,
 )
-from pytest_torchmem.operators.reduction_buffers import sum_buffers
 from pytest_torchmem.operators.registry import OperatorKind, operator
-from pytest_torchmem.operators.workspace import ALL, Request, Workspace
+from pytest_torchmem.operators.workspace import (
+    ALL,
+    CONTIGUOUS,
+    Request,
+    Workspace,
+    contiguous_copy,
+    copied,
+    dense_bytes,
+)
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 

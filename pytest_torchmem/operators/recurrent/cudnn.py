@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pytest_torchmem.operators.activations import gradients_of, run_plainly
 from pytest_torchmem.operators.calls import CompositeCall, RecurrentSettings, Trace
-from pytest_torchmem.operators.derivatives import gradients_of, run_plainly
-from pytest_torchmem.operators.geometry import contiguous_copy, dense_bytes, like
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     ALL,
@@ -30,7 +29,10 @@ from pytest_torchmem.operators.workspace import (
     Made,
     Request,
     Workspace,
+    contiguous_copy,
+    dense_bytes,
     estimate,
+    like,
     passing,
     told,
 )

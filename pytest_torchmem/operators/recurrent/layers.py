@@ -18,7 +18,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall, LayerSettings
-from pytest_torchmem.operators.geometry import Outputs, contiguous_copy, like
+from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.recurrent.cudnn import (
     GRU,
     LSTM,
@@ -28,9 +28,16 @@ from pytest_torchmem.operators.recurrent.cudnn import (
     weight_buffer,
     weight_elements,
 )
-from pytest_torchmem.operators.reduction_buffers import sum_buffers
 from pytest_torchmem.operators.registry import OperatorKind, operator
-from pytest_torchmem.operators.workspace import ALL, Made, Request, passing
+from pytest_torchmem.operators.workspace import (
+    ALL,
+    Made,
+    Outputs,
+    Request,
+    contiguous_copy,
+    like,
+    passing,
+)
 from pytest_torchmem.targets.gpus import Gpu
 
 _aten: Any = torch.ops.aten

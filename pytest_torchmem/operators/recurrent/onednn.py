@@ -9,16 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import (
+from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.workspace import (
     FLOAT,
+    Workspace,
+    booked,
+    by_onednn,
     ceil_div,
     contiguous_copy,
     dense_bytes,
     like,
     round_up,
 )
-from pytest_torchmem.operators.registry import operator
-from pytest_torchmem.operators.workspace import Workspace, booked, by_onednn
 from pytest_torchmem.targets.host import Host
 
 _layer = operator("aten::mkldnn_rnn_layer", asks_grad_mode=True)

@@ -10,11 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_torchmem.operators.geometry import LONG, contiguous_copy, dense_bytes
 from pytest_torchmem.operators.indexing import positions_of
 from pytest_torchmem.operators.registry import Operators, operator
 from pytest_torchmem.operators.sorting import row_of_keys
-from pytest_torchmem.operators.workspace import Workspace, bounded
+from pytest_torchmem.operators.workspace import (
+    LONG,
+    Workspace,
+    bounded,
+    contiguous_copy,
+    dense_bytes,
+)
 from pytest_torchmem.targets.gpus import Gpu
 
 _BITS = 64

@@ -7,7 +7,6 @@ forwards), jit_brgemm_conv_bwd_utils.cpp (strided gradients of the input), jit_b
 import math
 from dataclasses import replace
 
-from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     PAGE,
     VECTOR,
@@ -15,7 +14,7 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     Problem,
     Sizes,
 )
-from pytest_torchmem.operators.workspace import Entry, booked
+from pytest_torchmem.operators.workspace import FLOAT, Entry, booked, ceil_div, round_up
 
 _ELEMENT = 40
 """Bytes that describe one product of a batch, ``brgemm_batch_element_t``."""

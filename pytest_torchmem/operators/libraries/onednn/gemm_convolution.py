@@ -5,9 +5,8 @@ x64/gemm_bf16_convolution.cpp.
 
 from dataclasses import dataclass
 
-from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import Primitive, Problem, efficiency
-from pytest_torchmem.operators.workspace import booked
+from pytest_torchmem.operators.workspace import FLOAT, booked, ceil_div, round_up
 
 _SMALL = 64 * 1024
 """Multiplications for one thread, below which a product is not shared."""

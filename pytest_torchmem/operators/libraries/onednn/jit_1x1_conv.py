@@ -8,7 +8,6 @@ In bfloat16 results are summed in float before they are written, block by block 
 import math
 from dataclasses import dataclass
 
-from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
     VECTOR,
@@ -18,7 +17,7 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     cheapest,
     divisions,
 )
-from pytest_torchmem.operators.workspace import Entry, booked
+from pytest_torchmem.operators.workspace import FLOAT, Entry, booked, ceil_div, round_up
 
 _SIZE = 2
 _LONGEST_BLOCK = 256

@@ -3,7 +3,6 @@ they take what the kernels of AVX512 refuse, few channels;
 src/cpu/x64/jit_avx2_conv_kernel_f32.cpp.
 """
 
-from pytest_torchmem.operators.geometry import FLOAT
 from pytest_torchmem.operators.libraries.onednn.problem import (
     Primitive,
     Problem,
@@ -12,7 +11,7 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     input_row_pixels,
     reduction,
 )
-from pytest_torchmem.operators.workspace import Entry
+from pytest_torchmem.operators.workspace import FLOAT, Entry
 
 _VECTOR = 8
 _REGISTERS = 15

@@ -5,7 +5,6 @@ jit_avx512_common_convolution.hpp.
 
 import math
 
-from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
     VECTOR,
@@ -23,7 +22,7 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     overlaps,
     weights_take_padding,
 )
-from pytest_torchmem.operators.workspace import Entry
+from pytest_torchmem.operators.workspace import FLOAT, Entry, ceil_div, round_up
 
 _CODE = 256 * 1024
 _CODE_OF_PRODUCT = 15

@@ -8,7 +8,6 @@ which two pixels lie side by side.
 import math
 from collections.abc import Callable
 
-from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import (
     BARRIER,
     VECTOR,
@@ -24,7 +23,7 @@ from pytest_torchmem.operators.libraries.onednn.problem import (
     is_first,
     weights_take_padding,
 )
-from pytest_torchmem.operators.workspace import Entry
+from pytest_torchmem.operators.workspace import FLOAT, Entry, ceil_div, round_up
 
 _SIZE = 2
 _REGISTERS = 31

@@ -4,9 +4,8 @@
 (jit_uni_dw_conv_kernel_utils.cpp) blocks of channels too.
 """
 
-from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
 from pytest_torchmem.operators.libraries.onednn.problem import VECTOR, Primitive, Problem
-from pytest_torchmem.operators.workspace import booked
+from pytest_torchmem.operators.workspace import FLOAT, booked, ceil_div, round_up
 
 
 def forward_by_brdgmm(problem: Problem) -> Primitive | None:

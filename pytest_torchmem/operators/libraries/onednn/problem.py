@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_torchmem.operators.geometry import FLOAT, ceil_div, round_up
-from pytest_torchmem.operators.workspace import Entry, booked
+from pytest_torchmem.operators.workspace import FLOAT, Entry, booked, ceil_div, round_up
 from pytest_torchmem.targets.host import Host
 
 Sizes = tuple[int, int, int]
