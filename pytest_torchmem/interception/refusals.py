@@ -17,6 +17,7 @@ from pytest_torchmem.errors import TorchmemError, UnsupportedOperatorError
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.keys import at_kernels
+from pytest_torchmem.torch_private.settings import OneThread
 from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
 #: ``torch.linalg.LinAlgError``, which its module does not export.
@@ -102,7 +103,7 @@ def _asked(
     if "generator" in kwargs:
         kwargs["generator"] = None
     try:
-        with at_kernels():
+        with OneThread(), at_kernels():
             operator.overload(*operator.with_numbers_as_tensors(args, "cpu"), **kwargs)
     except REFUSALS as error:
         return error.with_traceback(None)  # whose frames hold the arguments, and it them
@@ -246,7 +247,8 @@ def _takes_any_size(operator: OperatorSpec) -> bool:
     functional = family.rstrip("_")
     if operator.random or functional in _REFUSE_VALUES:
         return False
+    if family.startswith(_LISTS) or torch.Tag.pointwise in operator.overload.tags:
+        return True
     packet = getattr(torch.ops.aten, functional, operator.overload.overloadpacket)
-    overloads = (operator.overload, *(getattr(packet, name) for name in packet.overloads()))
-    tagged = any(torch.Tag.pointwise in overload.tags for overload in overloads)
-    return tagged or family.startswith(_LISTS)
+    overloads = (getattr(packet, name) for name in packet.overloads())
+    return any(torch.Tag.pointwise in overload.tags for overload in overloads)

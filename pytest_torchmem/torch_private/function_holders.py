@@ -51,6 +51,8 @@ class Holders:
         """The modules and names that hold each, while nothing is replaced, by its id."""
         self._ids: dict[str, tuple[Any, int, frozenset[int]]] = {}
         """What modules hold, by ids: with how many names each had then."""
+        self._held: set[int] = set()
+        """What any of them has held."""
         self._standing: dict[int, Mapping[int, Any]] = {}
         """What stands in the place of something now: what stood there first, by the ids of what
         stands there; by the ids of these."""
@@ -131,6 +133,7 @@ class Holders:
                 else:
                     self._look_at(name, module)
         if new:
+            new &= self._held  # most are held by no module
             for name, (module, number_of_names, ids) in tuple(self._ids.items()):
                 grown = len(vars(module)) != number_of_names or name == "__main__"
                 if (grown or not new.isdisjoint(ids)) and sys.modules.get(name) is module:
@@ -156,6 +159,7 @@ class Holders:
         if changed or name == "__main__":  # whose names a program binds anew as it runs
             ids = frozenset(map(id, tuple(attributes.values())))
             self._ids[name] = module, len(attributes), ids
+            self._held |= ids
         # What was found before stays. Nothing is found in most.
         if wanted.keys().isdisjoint(ids) and all(one.keys().isdisjoint(ids) for one in standing):
             return
