@@ -276,7 +276,7 @@ class Kernels:
         if not on_host or fills_mask(call):
             return call
 
-        def on_gpu(tensor: Any) -> Any:
+        def on_gpu(tensor: Any, *, is_index: bool = False) -> Any:
             if id(tensor) not in on_host:
                 return tensor
             with (
@@ -284,13 +284,16 @@ class Kernels:
                 self._interceptor.placing_on(device.device),
                 self._interceptor.intercepting(),
             ):
-                return torch.ops.aten._to_copy.default(tensor)
+                copied = torch.ops.aten._to_copy.default(tensor)
+                return copied.long() if is_index else copied
 
         input, indices, *others = call.args
         others[:1] = [on_gpu(value) if value.dim() == 0 else value for value in others[:1]]
         if True not in others[1:2]:
             indices = [
-                on_gpu(index).long() if index is not None and index.dtype in INDICES else index
+                on_gpu(index, is_index=True)
+                if index is not None and index.dtype in INDICES
+                else index
                 for index in indices
             ]
         args = (input, indices, *others)
