@@ -82,10 +82,14 @@ _Tree = Mapping[str, Any]
 
 
 def with_names_of(before: Entry, now: Facts) -> Entry:
-    """Return an entry with present names of modules that differ in name alone."""
-    names = _renames(before.facts.get(Topic.LAYERS, {}), now.get(Topic.LAYERS, {}))
-    if not names:
-        return before
+    """Return an entry with present names of modules, the outermost first, then those in them."""
+    layers = now.get(Topic.LAYERS, {})
+    while names := _renames(before.facts.get(Topic.LAYERS, {}), layers):
+        before = _with_names(before, names)
+    return before
+
+
+def _with_names(before: Entry, names: Mapping[str, str]) -> Entry:
     facts = {
         topic: {
             _renamed(name, names): _renamed(fact, names) if topic == Topic.TIED else fact
@@ -113,21 +117,31 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
         if any(one in found for one in prefixes(path)):
             continue
         own = _tree(path, before)
-        same = [one for one in came if own and _are_same(path, own, one, trees[one])]
+        alike = {one: _likeness(path, own, one, trees[one]) for one in came if own}
+        same = [one for one in alike if 2 * alike[one] >= 1 and alike[one] == max(alike.values())]
         outermost = [one for one in same if not any(one.startswith(f"{two}.") for two in same)]
         if len(outermost) == 1 and outermost[0] not in found.values():
             found[path] = outermost[0]
     return found
 
 
-def _are_same(path: str, own: _Tree, other: str, tree: _Tree) -> bool:
-    """Tell whether modules differ in name alone; of outermost ones only what is in them counts."""
+def _likeness(path: str, own: _Tree, other: str, tree: _Tree) -> float:
+    """Return which part of what modules are is the same, 1 where they differ in name alone.
+
+    Elsewhere than before a module counts only where it is as it was; of outermost ones, what is
+    in them. Layers of a class in another setting are half the same.
+    """
     if path.count("*") != other.count("*"):
-        return False
-    if "." in path and "." in other:
-        return own == tree
-    inner = [{name: layers for name, layers in each.items() if name} for each in (own, tree)]
-    return bool(inner[0]) and inner[0] == inner[1]
+        return 0
+    sides = [own, tree]
+    if not ("." in path and "." in other):
+        sides = [{name: layers for name, layers in each.items() if name} for each in sides]
+    elif path.rpartition(".")[0] != other.rpartition(".")[0]:
+        return float(own == tree)
+    known, there = sides
+    same = sum(known[name] == there[name] for name in known.keys() & there.keys())
+    kinds = [{(n, one.kind) for n in each for one in each[n]} for each in sides]
+    return (same + len(kinds[0] & kinds[1])) / max(2 * len(known), 2 * len(there), 1)
 
 
 def _paths(layers: Iterable[str]) -> list[str]:

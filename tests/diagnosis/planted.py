@@ -1448,6 +1448,23 @@ def batches_not_split(wrong: bool, device: str) -> None:
         model(part).square().mean().backward()  # here: batches_not_split
 
 
+@planted(
+    "layer", "layers.*.act is ReLU(), and was ReLU(inplace=True)", "Stack.layers", "aten::relu"
+)
+def renamed_and_not_in_place(wrong: bool) -> Step:
+    class Layer(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.fc(x))  # here: renamed_and_not_in_place
+
+    class Stack(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.layers if wrong else self.blocks)(x)
+
+    act = partial(nn.ReLU, inplace=not wrong)
+    layers = nn.Sequential(*(Layer(fc=nn.Linear(64, 64), act=act()) for _ in range(3)))
+    return Stack(**{"layers" if wrong else "blocks": layers}), (torch.zeros(256, 64),), {}
+
+
 @planted("operators", "silu (float32[256, 64]) in the place of relu_", "Acting", "aten::silu")
 def another_activation(wrong: bool) -> Step:
     class Acting(nn.Linear):

@@ -18,10 +18,11 @@ GIVEN = (Geometry("float32", (4,)),)
         ({"Net": NET, "Net.blocks.*": LAYER}, "Net.blocks.*"),
         ({"Model": NET, "Model.layers.*": LAYER}, "Model.layers.*"),
         ({"All": NET, "All.net": NET, "All.net.layers.*": LAYER}, "All.net.layers.*"),
-        ({"Net": NET, "Net.blocks.*": (LAYER[0]._replace(numbers="0-7"),)}, "Net.layers.*"),
+        ({"Net": NET, "Net.blocks.*": (LAYER[0]._replace(numbers="0-7"),)}, "Net.blocks.*"),
+        ({"Net": NET, "Net.blocks.*": (LAYER[0]._replace(kind="nn.Conv2d"),)}, "Net.layers.*"),
         ({"Net": NET, "Net.a.*": LAYER, "Net.b.*": LAYER}, "Net.layers.*"),
     ],
-    ids=["an attribute", "a class", "a wrapper", "another layer", "one of two"],
+    ids=["an attribute", "a class", "a wrapper", "deeper", "another layer", "one of two"],
 )
 def test_modules_of_a_snapshot_have_the_names_of_today(
     now: dict[str, tuple[Layer, ...]], module: str

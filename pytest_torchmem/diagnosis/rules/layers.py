@@ -54,8 +54,10 @@ def changed_values(
 
 
 def differing_settings(own: Layer, other: Layer) -> str:
-    """Return in words how a layer differs: its class, or within one class the settings alone."""
-    if own.kind != other.kind:
+    """Return in words how a layer differs: its class, or the settings alone of one class, or of
+    two of the program's own: that one has another name says nothing.
+    """
+    if own.kind != other.kind and (own.is_of_torch or other.is_of_torch):
         return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
     differ = {name for name, value in own.settings.items() if _differs(name, value, other)}
     if any(name.isdecimal() for name in {*differ, *(other.settings.keys() - own.settings.keys())}):
@@ -82,8 +84,9 @@ class LayerChange(NamedTuple):
 
     @property
     def is_same_class(self) -> bool:
-        """Whether they are still of the class that they were of."""
-        return self.layer.kind == self.was.kind
+        """Whether they are still of the class that they were of, or of another of the program's."""
+        own = not (self.layer.is_of_torch or self.was.is_of_torch)
+        return own or self.layer.kind == self.was.kind
 
     @property
     def is_of_torch(self) -> bool:

@@ -335,7 +335,7 @@ def is_resized(evidence: Evidence, row: Row) -> bool:
 
 
 def _same(counted: Counted | None) -> bool:
-    return counted is not None and counted.before == counted.now
+    return counted is not None and 0 < counted.before == counted.now
 
 
 def _is_more(row: Row) -> bool:
