@@ -139,7 +139,7 @@ def _likeness(path: str, own: _Tree, other: str, tree: _Tree) -> float:
     elif path.rpartition(".")[0] != other.rpartition(".")[0]:
         return float(own == tree)
     known, there = sides
-    same = sum(known[name] == there[name] for name in known.keys() & there.keys())
+    same = sum(bool(known[name] == there[name]) for name in known.keys() & there.keys())
     kinds = [{(n, one.kind) for n in each for one in each[n]} for each in sides]
     return (same + len(kinds[0] & kinds[1])) / max(2 * len(known), 2 * len(there), 1)
 
