@@ -378,7 +378,7 @@ class MemoryProfile(ComputedLater, Tabular):
         values: dict[str, Any] = {name: plain[name] for name in _TEXTS + _FIGURES + _RANK}
         found = figures_of(timeline)
         found |= {HOST: host_peak_of(on_host)}
-        if any(values[name] != found[name] for name in found):
+        if any(values[name] != found[name] for name in found) or (peaks and "peak" not in peaks):
             raise ValueError("its figures are not those of its timeline")
         lists: dict[str, Any] = {name: tuple(plain[name]) for name in _LISTS}
         others = tuple(map(cls._of_plain, plain["others"]))
