@@ -147,29 +147,6 @@ def test_a_thread_makes_devices_beside_traces() -> None:
     assert not failed
 
 
-def test_a_device_can_be_made_after_a_trace_that_failed() -> None:
-    def program() -> None:
-        raise KeyError(torch.device(0))
-
-    with pytest.raises(KeyError):
-        trace(program, device="cuda")
-    assert type(torch.device) is type
-    assert torch.device("cuda", 1).index == 1
-
-
-def test_torchscript_knows_replaced_functions() -> None:
-    def program() -> None:
-        scripted = torch.jit.script(_like)
-        assert scripted(torch.ones(2, device=0)).device == GPU
-
-    trace(program, device="cuda")
-    assert torch.jit.script(_like)(torch.ones(2)).tolist() == [1, 1]
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.zeros(2, device=tensor.device) + 1
-
-
 def test_storages_are_made_on_the_gpu() -> None:
     def program() -> None:
         for named in (0, "cuda", GPU):

@@ -175,18 +175,6 @@ def test_what_is_built_for_the_gpu() -> None:
     assert torch.version.cuda is before
 
 
-def test_data_parallel_has_one_gpu() -> None:
-    def body() -> list[str]:
-        model = nn.DataParallel(nn.Linear(3, 3)).cuda()
-        output = model(torch.ones(2, 3))
-        output.sum().backward()
-        gradient = model.module.weight.grad
-        assert gradient is not None
-        return [output.device.type, gradient.device.type]
-
-    assert on_fake_cuda(body) == ["cuda", "cuda"]
-
-
 def test_imports_by_name() -> None:
     def body() -> Any:
         return builtins.__import__("torch.nn", globals={}, locals={}, fromlist=["Linear"], level=0)

@@ -36,29 +36,6 @@ def buffers(profile: MemoryProfile) -> int:
 # -- the allocator ---------------------------------------------------------------------------------
 
 
-def test_a_block_serves_its_own_stream_alone() -> None:
-    """``BlockComparator``: free blocks are searched by stream."""
-
-    def body() -> list[int]:
-        side = torch.cuda.Stream()
-        del_me = cuda(30 * MIB)
-        del del_me
-        again = cuda(30 * MIB)
-        del again
-        reserved = [torch.cuda.memory_reserved()]
-        with torch.cuda.stream(side):
-            other = cuda(30 * MIB)
-        reserved.append(torch.cuda.memory_reserved())
-        del other
-        with torch.cuda.stream(side):
-            third = cuda(30 * MIB)
-        reserved.append(torch.cuda.memory_reserved())
-        del third
-        return reserved
-
-    assert answers(body) == [30 * MIB, 60 * MIB, 60 * MIB]
-
-
 def test_a_recorded_block_waits_for_the_next_request() -> None:
     """``recordStream``, ``insert_events``, ``process_events``: the GPU is done by then."""
 
@@ -96,19 +73,6 @@ def test_what_is_recorded_on_its_own_stream_does_not_wait() -> None:
         return torch.cuda.memory_stats()["active_bytes.all.current"]
 
     assert answers(body) == 0
-
-
-def test_segments_know_their_stream() -> None:
-    def body() -> tuple[list[int], int]:
-        side = torch.cuda.Stream()
-        held = [cuda(30 * MIB)]
-        with torch.cuda.stream(side):
-            held.append(cuda(40 * MIB))
-        streams = [segment["stream"] for segment in torch.cuda.memory_snapshot()]
-        return streams, side.cuda_stream
-
-    streams, side = answers(body)
-    assert streams == [0, side]
 
 
 def test_what_one_stream_has_cached_goes_back_before_another_fails() -> None:

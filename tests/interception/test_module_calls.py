@@ -23,23 +23,6 @@ class Net(nn.Module):
         return self.second(self.first(x))
 
 
-def test_the_function_is_the_same_and_has_its_code_again() -> None:
-    function: Any = nn.Module.__call__
-    code, held = function.__code__, []
-
-    def program() -> None:
-        held.append((nn.Module.__call__, function.__code__))
-        Net()(torch.ones(2, 4)).sum().backward()
-
-    profile = trace(program)
-    assert held[0][0] is function
-    assert held[0][1] is not code
-    assert nn.Module.__call__ is function
-    assert function.__code__ is code
-    modules = {allocation.origin.module for allocation in profile.timeline.allocations}
-    assert {"Net.first", "Net.second"} <= modules
-
-
 def test_who_saved_the_function_is_followed_too() -> None:
     saved: Callable[..., Any] = nn.Module.__call__
     net = Net()

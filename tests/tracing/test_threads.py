@@ -104,16 +104,6 @@ def test_tensors_of_a_thread_are_on_the_device_that_they_say(device: str) -> Non
     trace(program, device=device)
 
 
-def test_a_thread_is_in_the_module_that_started_it() -> None:
-    class Norms(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return in_thread(lambda: x @ x)  # type: ignore[no-any-return]
-
-    profile = trace(nn.Sequential(Norms()), torch.ones(128, 128), backward=False)
-    made = [one for one in profile.timeline.allocations if one.origin.operator == "aten::mm"]
-    assert [one.origin.module for one in made] == ["Sequential.0"]
-
-
 def test_a_backward_belongs_to_the_lines_of_the_thread_that_ran_the_forward() -> None:
     class Square(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

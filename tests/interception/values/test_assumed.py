@@ -163,18 +163,6 @@ def test_gradients_are_clipped_where_they_have_to_be_finite(device: str) -> None
     assert trace(program, device=device).warnings == ()
 
 
-def test_few_random_numbers_decide_as_those_of_a_seed() -> None:
-    seen: list[tuple[int, ...]] = []
-
-    def program() -> None:
-        turned = torch.rand(8) < 0.5
-        seen.append(tuple(torch.randn(8, 200)[turned].shape))
-
-    trace(program)
-    trace(program)
-    assert seen[0] == seen[1]
-
-
 def test_an_optimizer_that_takes_the_larger_of_two_numbers() -> None:
     class Scaled(torch.optim.SGD):
         """Scales its steps by the parameters, as Adafactor does."""
