@@ -103,8 +103,9 @@ def let_go_of_tensors(ledger: Ledger, shared: SharedState) -> None:
     """Take tensors that a trace has made out of global variables, classes and modules.
 
     The next program would find a table that has no memory in the place of none, and its trace would
-    not count it.
+    not count it. Optimizers and schedules go on from where they were.
     """
+    shared.restore_settings()
     made = ledger.made()
     if made:
         with DisableTorchFunctionSubclass():

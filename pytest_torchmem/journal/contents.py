@@ -9,9 +9,11 @@ over.
 import operator
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from enum import EnumMeta
 from itertools import chain, compress
 from operator import itemgetter
+from types import NoneType
 from typing import Any
 from weakref import ref
 
@@ -40,6 +42,7 @@ _AS_THEY_ARE = _QUICK | CHANGEABLE
 """What is noted of objects of these types keeps none of the program's alive."""
 _DEEPEST = 3
 """Levels of containers and objects that are looked into."""
+_SETTINGS = (int, float, str, NoneType)
 GONE: Any = object()
 """Stands for what was there before, and is no more."""
 
@@ -195,6 +198,10 @@ class SharedState:
     """
 
     def __init__(self, reached: Reached) -> None:
+        self._settings = [
+            (place, {name: copy(one) for name, one in place.items() if _is_setting(one)})
+            for place in reached.settings
+        ]
         places = [place for place, scope in reached.holders if scope is not Scope.OWN]
         self._noted = [
             (
@@ -206,6 +213,11 @@ class SharedState:
             for place in (*places, *reached.parameters)
             for contents in (contents_of(place),)
         ]
+
+    def restore_settings(self) -> None:
+        """Give optimizers and what goes with them their learning rates and counts back."""
+        for place, settings in self._settings:
+            place.update(settings)
 
     def let_go(self, is_made_here: Callable[[Tensor], bool]) -> None:
         """Put what was there before in the place of what holds tensors that a trace has made.
@@ -237,6 +249,13 @@ class SharedState:
                 if len(kept) == len(now) or any(one is GONE for one in contents):
                     contents = kept
             fill(place, contents, now)
+
+
+def _is_setting(one: Any) -> bool:
+    """Return whether something is a number or a text, or a few of them."""
+    return isinstance(one, _SETTINGS) or (
+        isinstance(one, (list, tuple)) and all(isinstance(part, _SETTINGS) for part in one)
+    )
 
 
 def _is_the_same(one: Any, noted: Any) -> bool:

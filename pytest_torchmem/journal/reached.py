@@ -18,6 +18,9 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_torchmem.torch_private.tensors import BUFFERS, CHILDREN, PARAMETERS, UNSAVED_BUFFERS
 
@@ -186,6 +189,8 @@ class Reached:
         """Tables of modules' parameters."""
         self.tensors: list[ref[Tensor]] = []
         """Other tensors."""
+        self.settings: list[dict[str, Any]] = []
+        """Attributes of optimizers and what goes with them, and groups of parameters."""
         self._seen: dict[int, Any] = {}
         """What was looked at, by its id: it lives on, so that no other object gets its address."""
         self._kinds: set[type] = set()
@@ -295,6 +300,8 @@ class Reached:
         inside: list[Any] = []
         scope = max(scope, Scope.MODULE) if module else scope
         if type(own) is dict:
+            if isinstance(one, (Optimizer, LRScheduler, GradScaler)):
+                self.settings += (own, *own.get("param_groups", ()))
             self.holders.append((own, Scope.MODULE if module else scope))
             if not module:
                 inside += own.values()
@@ -345,9 +352,13 @@ def items_of(one: Any) -> list[Any]:
     return list(container_of(type(one)).__iter__(one))
 
 
+_WITH_STATE = ("torch.optim", "torch.nn", "torch.distributions", "torch.amp")
+"""Modules of torch whose objects have state of the program."""
+
+
 def is_of_program(kind: type) -> bool:
     """Return whether objects of a class have state of the program: optimizers and modules do."""
-    if str(kind.__module__).startswith(("torch.optim", "torch.nn", "torch.distributions")):
+    if str(kind.__module__).startswith(_WITH_STATE):
         return True
     return str(kind.__module__).partition(".")[0] not in _OTHERS
 

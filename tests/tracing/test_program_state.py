@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as rates
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UsageError
@@ -43,6 +44,33 @@ def test_an_optimizer_keeps_nothing_of_a_trace() -> None:
     for key, value in optimizer.state.items():
         assert value["exp_avg"] is state[key]["exp_avg"]
         assert value["exp_avg"].isfinite().all()
+
+
+_SCHEDULES: list[Callable[[Any], Any]] = [
+    lambda optimizer: rates.OneCycleLR(optimizer, 1.0, total_steps=9),
+    lambda optimizer: rates.SequentialLR(
+        optimizer, [rates.LinearLR(optimizer), rates.CosineAnnealingLR(optimizer, 4)], [2]
+    ),
+    lambda optimizer: rates.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+]
+
+
+@pytest.mark.parametrize("schedule", _SCHEDULES)
+def test_schedules_and_scalers_go_on_from_where_they_were(schedule: Callable[[Any], Any]) -> None:
+    model, scaler = nn.Linear(4, 4), torch.amp.GradScaler("cpu", growth_interval=1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    plan = schedule(optimizer)
+
+    def step(plan: Any) -> None:
+        for _ in range(3):
+            scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            plan.step()
+
+    before = repr([one.state_dict() for one in (optimizer, plan, scaler)])
+    torchmem.trace(step, plan)
+    assert repr([one.state_dict() for one in (optimizer, plan, scaler)]) == before
 
 
 def test_optimizers_of_the_program_die_when_they_do() -> None:
