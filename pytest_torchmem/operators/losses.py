@@ -129,12 +129,19 @@ def losses_and_mean(machine: Host, input: Tensor, reduction: int = _MEAN) -> int
     return whole + mean_workspace(machine, input, input.dtype, 1)
 
 
-@_distance.workspace("cuda")
+@operator("aten::mse_loss", "aten::smooth_l1_loss").workspace("cuda")
 def losses_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[int, ...]:
     """All elements' losses, and the reduction of them; exact."""
     if reduction == _NONE:
         return ()
     return (dense_bytes(input), *sum_buffers(machine, (input.numel(),), None, input.dtype))
+
+
+@operator("aten::huber_loss").workspace("cuda")
+def losses_then_mean(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[Request, ...]:
+    """The same, whose output the reduction makes; native/Loss.cpp, ``huber_loss``."""
+    losses, *buffers = losses_and_buffers(machine, input, reduction) or (0,)
+    return (losses, ALL, *buffers)
 
 
 @operator(*aten("mse_loss_backward smooth_l1_loss_backward huber_loss_backward")).meta()
@@ -365,8 +372,7 @@ def betas(log_alpha: Tensor) -> int:
 @_native.workspace("cuda")
 def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[Request, ...]:
     """Lengths and offsets on the device, then both outputs; exact, ``ctc_loss_gpu_template``."""
-    copies = contiguous_copy(log_probs), contiguous_copy(targets)
-    return (*copies, *[log_probs.shape[1] * LONG] * 3, Made(1), Made(0))
+    return (contiguous_copy(targets), *[log_probs.shape[1] * LONG] * 3, Made(1), Made(0))
 
 
 @_native_backward.workspace("cuda")

@@ -96,6 +96,13 @@ def batch_norm(
     _aten.native_batch_norm_backward(gradient, x, *kept, train, 0.0, wanted)
 
 
+@torch.no_grad()
+def attended(size: int, heads: int) -> None:
+    x = empty(2, 5, size)
+    layer = torch.nn.MultiheadAttention(size, heads, batch_first=True, device="cuda")
+    layer.eval()(x, x, x, need_weights=False)
+
+
 def interpolated(channels: int) -> None:
     x, grad, sizes = (
         last(2, channels, 8, 8),
@@ -542,6 +549,22 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         ),
         empty(10, 2, 5),
     ),
+    "a loss of sequences by batch": lambda: differentiated(
+        lambda x: functional.ctc_loss(
+            x.log_softmax(-1).transpose(0, 1),
+            zeros(2, 3, dtype=LONG),
+            torch.tensor([10, 10]),
+            torch.tensor([2, 2]),
+        ),
+        empty(2, 10, 5),
+    ),
+    "a loss whose mean comes last": lambda: differentiated(
+        lambda x: functional.huber_loss(x, zeros(500, 3)), empty(500, 3)
+    ),
+    "attention with a mask of padding": lambda: functional.scaled_dot_product_attention(
+        empty(2, 2, 5, 16), *[empty(2, 2, 7, 16)] * 2, attn_mask=zeros(5, 7, dtype=BOOL)
+    ),
+    "attention in evaluation of heads of 12": lambda: attended(48, 4),
     "bags of words": lambda: torch._embedding_bag(
         empty(50, 24), zeros(40, dtype=LONG), zeros(3, dtype=LONG)
     ),

@@ -305,9 +305,9 @@ def scaled_dot_product_attention(
         )[0]
         return output[..., :size] if size % 8 else output
     if backend == EFFICIENT:
-        bias = None if mask is None else _bias(mask, query, key)
+        mask = None if mask is None else _bias(mask, query, key)
         return _aten._scaled_dot_product_efficient_attention.default(
-            query, key, value, bias, attention.trains, dropout, is_causal, scale=scale
+            query, key, value, mask, attention.trains, dropout, is_causal, scale=scale
         )[0]
     return _aten._scaled_dot_product_attention_math.default(
         query, key, value, mask, dropout, is_causal, None, scale=scale, enable_gqa=grouped

@@ -60,7 +60,7 @@ def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -
     size = layer.embed_dim // heads
     # A mask of padding has not the shape that fused kernels want.
     fused = query is layer.key is layer.value and not layer.need_weights and layer.mask is None
-    if fused and size % 8 == 0:
+    if fused:
         parts = query.view(batch, steps, heads, size).transpose(1, 2)
         if choose(machine, AttentionArguments(parts, parts, parts)) != MATH:
             projected = functional.linear(query, layer.qkv_weight, layer.qkv_bias)
