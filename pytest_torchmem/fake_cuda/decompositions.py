@@ -26,7 +26,6 @@ from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.refusals import REFUSALS, in_words_of_kernel
 from pytest_torchmem.operators.calls import CompositeCall
-from pytest_torchmem.operators.recurrent.cudnn import flattened
 from pytest_torchmem.operators.registry import generation, read_index, taught_paths
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
@@ -341,6 +340,8 @@ def _recurrent(operator: Any) -> _Kernel:
     ) -> Any:
         half = torch.float16
         if weight[0].dtype is not half and casts.eligible(weight[0]):
+            from pytest_torchmem.operators.recurrent.cudnn import flattened
+
             buffer, weight = flattened(casts.trace, weight, stride, mode, hidden_size, half)
         # A C++ compiler's order: from the last.
         cx, hx, input = (casts.to(half, one) for one in (cx, hx, input))

@@ -30,7 +30,6 @@ from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
-from pytest_torchmem.targets.world import World
 from pytest_torchmem.torch_private.function_holders import program_functions_aside
 from pytest_torchmem.torch_private.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.patches import LookedAt, Patch, Replaceable, Replacements
@@ -60,6 +59,7 @@ class TraceContext:
         """Whether the caller is on a thread of the trace."""
         self.turn = threads.turn
         self.working = interceptor.working
+        self.target = interceptor.parts.target
         self.placing_on = interceptor.placing_on
         self.meet = interceptor.meet
         self.expect_made = interceptor.expect_made
@@ -183,7 +183,7 @@ class TraceContext:
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the fake GPU."""
         if self._interceptor.mode.makes_graphs:  # of fake tensors, which have no record
-            return self.has_gpu and tensor.device.type == "cuda"
+            return self.target.gpu is not None and tensor.device.type == "cuda"
         record = self.record(tensor)
         return record is not None and record.ledger.device.type == "cuda"
 
@@ -289,7 +289,7 @@ class TraceContext:
 
     def device(self, named: torch.device) -> torch.device:
         """Return a device as the trace writes it; raise for a GPU that is not there."""
-        return self._interceptor.parts.target.normalise(named)
+        return self.target.normalise(named)
 
     @contextmanager
     def after_imports(self, function: Callable[[str], None]) -> Iterator[None]:
@@ -305,29 +305,9 @@ class TraceContext:
         """Return the line of the traced program that is running, as errors begin."""
         return self._interceptor.parts.attribution.user_line() or "the traced program"
 
-    @property
-    def has_gpu(self) -> bool:
-        """Whether there is a GPU in the trace."""
-        return self._interceptor.parts.target.gpu is not None
-
-    @property
-    def world(self) -> World | None:
-        """The process of a distributed program that is traced, if it is one."""
-        return self._interceptor.parts.target.world
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs there are."""
-        return self._interceptor.parts.target.gpus
-
-    @property
-    def current(self) -> int:
-        """The index of the GPU that is current."""
-        return self._interceptor.parts.target.selected.index
-
     def select(self, index: int) -> int:
         """Make a GPU current; return the index of the one before."""
-        selected = self._interceptor.parts.target.selected
+        selected = self.target.selected
         before, selected.index = selected.index, index
         return before
 
@@ -344,7 +324,7 @@ class TraceContext:
     @property
     def gpu(self) -> Gpu:
         """The GPU that fake cuda models."""
-        gpu = self._interceptor.parts.target.gpu
+        gpu = self.target.gpu
         assert gpu is not None
         return gpu
 

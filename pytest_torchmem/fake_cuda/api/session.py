@@ -99,7 +99,7 @@ class Session:
     def index_of(self, device: Any) -> int:
         """Return the index of the GPU that a program names; None is the current one."""
         trace = self.running
-        return index_of(device, trace.gpus, trace.current)
+        return index_of(device, trace.target.gpus, trace.target.selected.index)
 
     @property
     def running(self) -> TraceContext:
@@ -266,7 +266,7 @@ def device_functions(trace: TraceContext, gpu: Gpu, index: int) -> dict[str, Cal
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
-        "device_count": lambda: trace.gpus,
+        "device_count": lambda: trace.target.gpus,
         "current_device": lambda: index,
         "set_device": lambda device: _nothing(trace.select(index)),
         "synchronize": lambda device=None: None,
@@ -298,7 +298,7 @@ def accelerator_functions(
         **{name: memory[name] for name in memory if not name.startswith("_")},
         "get_memory_info": memory["mem_get_info"],
         "is_available": lambda: True,
-        "device_count": lambda: trace.gpus,
+        "device_count": lambda: trace.target.gpus,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: index,
         "current_device_idx": lambda: index,

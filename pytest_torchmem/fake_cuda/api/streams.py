@@ -166,7 +166,7 @@ def _join(stream: Stream, capture: Capture | None) -> None:
 
 
 def _current_device() -> int:
-    return 0 if SESSION.trace is None else SESSION.trace.current
+    return 0 if SESSION.trace is None else SESSION.trace.target.selected.index
 
 
 def _index(device: Any) -> int:
@@ -222,7 +222,7 @@ class MemPool:
                 "allocator, use_on_oom and no_split. Leave these out while tracing"
             )
         self.id = pool_handle()
-        self._index = SESSION.running.current
+        self._index = SESSION.running.target.selected.index
         self._memory: DeviceMemory = SESSION.memories[self._index]
         self._memory.retain_pool(self.id)
         finalize(self, _release, self._memory, self.id).atexit = False
@@ -291,7 +291,8 @@ class CUDAGraph:
                 "create a new instance."
             )
         trace = SESSION.running
-        stream = trace.streams[trace.current].current
+        current = trace.target.selected.index
+        stream = trace.streams[current].current
         if not stream:
             raise RuntimeError(
                 "CUDA graphs must be captured on a non-default stream. (However, after capture, "
@@ -299,7 +300,7 @@ class CUDAGraph:
             )
         with trace.turn():
             pool = pool_handle(made_by_user=False) if pool is None else pool
-            self._capture = GraphCapture(trace, trace.current, stream, pool)
+            self._capture = GraphCapture(trace, current, stream, pool)
 
     def capture_end(self) -> None:
         """End the capture."""

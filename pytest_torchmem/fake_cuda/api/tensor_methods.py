@@ -87,11 +87,11 @@ class Storages(Functions):
         """Book a storage that a file holds, or ``map_location`` asks to have, on the GPU."""
         if self._trace.off() or not str(location).startswith("cuda"):
             return original(storage, location)
-        device = torch.device(location)
-        if (device.index or 0) >= self._trace.gpus:  # as torch/serialization.py, _validate_device
+        device, gpus = torch.device(location), self._trace.target.gpus
+        if (device.index or 0) >= gpus:  # as torch/serialization.py, _validate_device
             raise RuntimeError(
                 f"Attempting to deserialize object on CUDA device {device.index} but "
-                f"torch.cuda.device_count() is {self._trace.gpus}. Please use torch.load with "
+                f"torch.cuda.device_count() is {gpus}. Please use torch.load with "
                 "map_location to map your storages to an existing device."
             )
         self._trace.meet_storage(storage, self._trace.device(device))

@@ -161,7 +161,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
                 replace(sharding_state(), "init", partial(_sharding, trace, wrapped))
                 _follow_states(replace, trace)
-                if trace.has_gpu:
+                if trace.target.gpu is not None:
                     keep_joined_meshes(replace)
             if module.startswith("torch.distributed.tensor"):
                 shorten_propagation(replace)
@@ -394,7 +394,7 @@ class _TakenOver:
         found = [one for one in module.modules() if isinstance(one, kind)]
         found = [one for one in found if one not in self._wrapped and one not in self._known]
         self._known.update(found)  # which are asked for their state now
-        if trace.world is None or not all(map(is_of_this_world, found)):
+        if trace.target.world is None or not all(map(is_of_this_world, found)):
             self._known.difference_update(found)
             where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
             raise UnsupportedOperatorError(f"{where}{_BEFORE}")

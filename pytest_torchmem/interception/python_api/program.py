@@ -458,7 +458,7 @@ def _starting(trace: TraceContext, original: Any) -> Callable[..., Any]:
         *rest: Any,
         **others: Any,
     ) -> ProcessContext | None:
-        world = None if trace.off() else trace.world
+        world = None if trace.off() else trace.target.world
         if world is None:
             try:
                 return original(fn, args, nprocs, join, *rest, **others)  # type: ignore[no-any-return]
@@ -478,7 +478,7 @@ def _launching(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return ``torch.distributed.launcher.api.launch_agent``."""
 
     def launch_agent(config: Any, entrypoint: Any, args: Any, *rest: Any, **others: Any) -> Any:
-        world = None if trace.off() else trace.world
+        world = None if trace.off() else trace.target.world
         if world is None or not callable(entrypoint):
             return original(config, entrypoint, args, *rest, **others)
         _number(trace, world, config.nproc_per_node)
@@ -496,7 +496,7 @@ def _beginning(trace: TraceContext, original: Any) -> Callable[..., Any]:
     def start(self: Any) -> Any:
         target = getattr(self, "_target", None)
         of_loader = str(getattr(target, "__module__", "")).startswith(_WORKERS)
-        if trace.world is not None and not trace.off() and not of_loader:
+        if trace.target.world is not None and not trace.off() and not of_loader:
             trace.values.warn(
                 "starts a process, and what that takes is not in this profile; "
                 "torch.multiprocessing.spawn runs its function as the rank that is traced"
