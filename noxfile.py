@@ -5,6 +5,8 @@ On Linux, set ``UV_TORCH_BACKEND=cpu``: the torch of the index is the CUDA build
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.options.default_venv_backend = "uv"
@@ -50,9 +52,11 @@ def package(session: nox.Session) -> None:
 def resolutions(session: nox.Session) -> None:
     """Resolve every extra beside every torch; nothing is downloaded but metadata."""
     session.run("uv", "build", "--quiet", "--wheel", "--out-dir", "build/wheel", external=True)
-    (wheel,) = (session.invoked_from_path() / "build/wheel").glob("*.whl")
+    (wheel,) = Path("build/wheel").resolve().glob("*.whl")
     for torch in TORCHES:
         for extra in EXTRAS:
             file = wheel.parent / f"{torch}-{extra}.in"
             file.write_text(f"torch=={torch}\npytest-torchmem[{extra}] @ {wheel.as_uri()}\n")
-            session.run("uv", "pip", "compile", "--quiet", "-p", "3.12", str(file), silent=True)
+            command = ("uv", "pip", "compile", "--quiet", "-p", "3.12", str(file))
+            # The builds of the index, which pin what the extras bring.
+            session.run(*command, silent=True, env={"UV_TORCH_BACKEND": None})

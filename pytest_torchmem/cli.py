@@ -142,7 +142,11 @@ def _parser() -> argparse.ArgumentParser:
         "conflict; for pre-commit.",
     )
     verify.add_argument(
-        "files", metavar="FILE", type=Path, nargs="*", help="of a directory all such files below it"
+        "files",
+        metavar="FILE",
+        type=Path,
+        nargs="*",
+        help="or a directory, for all such files below it",
     )
     verify.set_defaults(run=_verify)
     explained.add_command(commands)

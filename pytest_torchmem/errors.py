@@ -9,7 +9,7 @@ from pytest_torchmem.printable import printable, printable_lines
 
 
 class TorchmemError(Exception):
-    """Base of everything this package raises on purpose.
+    """Base of all errors of this package.
 
     What a message quotes (a name, an id, a device) moves no cursor where it is shown.
     """

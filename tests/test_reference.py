@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from pytest_torchmem.plugin.fixture import Torchmem
 from pytest_torchmem.plugin.options import add_options
 
 PAGES = [
-    Path(__file__).parents[1] / "docs" / name for name in ("reference.md", "reference-python.md")
+    Path(__file__).parents[1] / "docs" / name
+    for name in ("reference.md", "reference-python.md", "reference-profile.md")
 ]
 REFERENCE = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
@@ -48,6 +50,13 @@ def options() -> Iterator[str]:
     group = SimpleNamespace(addoption=lambda name, **_: names.append(name))
     add_options(SimpleNamespace(getgroup=lambda *_: group, addini=lambda *_, **__: None))
     yield from (name.lstrip("-").partition("=")[0] for name in names)
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_pages_say_what_docstrings_say(page: Path) -> None:
+    """Write them anew: python docs/reference_python.py."""
+    text = page.read_text(encoding="utf-8")
+    assert runpy.run_path(str(PAGES[0].with_name("reference_python.py")))["filled"](text) == text
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ def measure(
 ) -> MemoryProfile:
     """Run the step of ``trace`` for real, and return the bytes that it requested.
 
-    Models and tensors lie on copies of their data on the device meanwhile, and are afterwards as
-    they were; what a callable uses in other ways, such as a closure, counts only as far as the step
-    allocates it, whereas a trace counts it from the beginning. Random states are restored. The
-    garbage collector is off during the step: memory that only a reference cycle keeps alive is not
-    freed. What ``torch.compile`` takes on the host while it compiles, and gives back by the end, is
-    left out. ``gpu`` and ``host`` are those of this machine, whatever is given.
+    The step runs on copies of the model's tensors and of the arguments. What a callable finds
+    elsewhere, such as in a closure, counts only as far as the step allocates it, whereas a trace
+    counts it from the beginning: to compare the two, pass the model as an argument
+    (``measure(step, model, x)``). Random states are restored. The garbage collector is off during
+    the step, so memory that only a reference cycle keeps alive is not freed. What ``torch.compile``
+    takes on the host while it compiles is left out. ``gpu`` and ``host`` have no effect.
 
     On ``"cuda"``, the current CUDA device, the profile is a ``MeasuredProfile``, which also has the
     peaks of the bytes that the caching allocator allocated and reserved. Memory that was in use

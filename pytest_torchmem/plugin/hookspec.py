@@ -32,7 +32,7 @@ def pytest_torchmem_register_gpus(config: pytest.Config) -> Iterable[Gpu] | None
 
 @pytest.hookspec()
 def pytest_torchmem_register_operators(config: pytest.Config) -> Iterable[OperatorModel] | None:
-    """Return what a trace is to know of operators: their outputs' geometry, their workspace.
+    """Return descriptions of operators: the geometry of their outputs, their workspace.
 
     Asked after collection, before the first test runs; in each process that runs tests, and in the
     controller of those.

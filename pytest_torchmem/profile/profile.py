@@ -53,41 +53,52 @@ Suggest: TypeAlias = "Callable[..., list[Suggestion]]"
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile(ComputedLater, Tabular):
-    """The memory of one step on one device. All figures are bytes alive on that device.
-
-    ``baseline`` is alive before the forward (parameters, buffers, inputs), ``retained`` at the end
-    of the forward, and ``end`` at the end of the step. The peak of a phase that did not run is
-    ``None``. ``allocated_peak`` and ``reserved_peak`` are the peaks of the caching allocator's
-    blocks and segments (cuda only); a trace computes them when they are first read. ``host_peak``
-    is that of the host's memory, where a step on cuda has tensors there, or one on cpu has some
-    that torch's allocator did not make (numpy's arrays, shared memory).
-    """
+    """The memory of one step on one device. All figures are bytes alive on that device."""
 
     device: str
+    """``"cpu"`` or ``"cuda"``."""
     gpu: str | None
+    """The GPU by its name in the catalogue; ``None`` on the CPU."""
     host: str | None
+    """The CPU: ``"reference"`` or ``"here"``."""
     baseline: int
+    """What is alive before the forward: parameters, buffers, inputs. Of a callable, what it uses
+    that was there before it was called, and what fixtures have put on the fake GPU."""
     forward_peak: int | None
+    """The peak of the forward; ``None`` if it did not run."""
     backward_peak: int | None
+    """The peak of the backward; ``None`` if it did not run."""
     optimizer_peak: int | None
+    """The peak of the optimizer's step; ``None`` if it did not run."""
     peak: int
+    """The peak of the whole step."""
     retained: int | None
+    """What is alive at the end of the forward."""
     end: int
+    """What is alive at the end of the step."""
     allocated_peak: int | None = None
+    """The peak in blocks of the caching allocator (cuda), as
+    ``torch.cuda.max_memory_allocated()``; computed when it is read."""
     reserved_peak: int | None = None
+    """The peak in segments of the caching allocator (cuda), as
+    ``torch.cuda.max_memory_reserved()``; computed when it is read."""
     host_peak: int | None = None
+    """The peak of the host's memory, where a step on cuda has tensors there, or one on cpu has some
+    that torch's allocator did not make (numpy's arrays, shared memory)."""
     torch_version: str = ""
+    """The version of torch that ran."""
     workload: str = ""
     """The fingerprint of the step: input shapes, dtypes and parameter bytes."""
     warnings: tuple[str, ...] = ()
+    """What the figures leave out or assume."""
     unknown_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace is unknown, sorted."""
     values: str = ""
     """Which values of tensors were computed in a trace: ``"real"`` (all), ``"in part"`` (as far as
-    the budget went) or ``"none"`` (those of small integer and boolean tensors); ``"guessed"`` where
-    values that are not known decided sizes, which count as the largest: no figure is larger."""
+    the budget went) or ``"none"`` (small integer and boolean tensors); ``"guessed"`` where
+    unknown values decided sizes: the largest possible ones were taken, so no figure is larger."""
     level: str = "eager"
-    """What ran: ``"eager"``, the program itself, or ``"aot"``, a module's graphs of AOTAutograd."""
+    """How compiled code ran: ``"eager"``, ``"aot"`` or ``"inductor"``."""
     calibrated_workspaces: tuple[str, ...] = ()
     """Operators of the step whose workspace was measured on the GPU, sorted."""
     library_workspaces: tuple[str, ...] = ()
@@ -99,22 +110,23 @@ class MemoryProfile(ComputedLater, Tabular):
     facts: Facts = field(default_factory=dict, repr=False)
     """What the step was run with: text by topic and name."""
     broadcasts: tuple[tuple[Origin, str], ...] = field(default=(), repr=False, compare=False)
-    """Where operators made more elements than any input has, and the inputs' shapes."""
+    """Operators whose result is larger than their inputs, with the shapes of these."""
     callers: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
     """Outermost modules of installed libraries, and the lines of the program that call them."""
     library_lines: Mapping[tuple[str, str], str] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """By modules and lines of installed libraries: the lines of the program that call them."""
+    """Lines of the program by the modules and lines of installed libraries that they call."""
     functions: tuple[tuple[Origin, str], ...] = field(default=(), repr=False, compare=False)
     """Functions that the program's source calls where operators of other names run."""
     timeline: Timeline = field(default=Timeline(), repr=False)
+    """All allocations and frees, in order."""
     host_timeline: Timeline = field(default=Timeline(), repr=False)
-    """The allocations in the host's memory, where ``host_peak`` is that of them."""
+    """The allocations in the host's memory, of which ``host_peak`` is the peak."""
     calls: tuple[OperatorCall, ...] | None = field(default=None, repr=False, compare=False)
     """The operators that ran, in order; ``None`` for a measurement."""
     graphs: tuple[Any, ...] = field(default=(), repr=False, compare=False)
-    """The ``torch.fx.GraphModule`` that ran in the place of a module, forward before backward."""
+    """The graphs (``torch.fx.GraphModule``) that ran in the place of a module, forward first."""
     replay: Callable[[], Mapping[str, Peaks]] | None = field(
         default=None, repr=False, compare=False
     )

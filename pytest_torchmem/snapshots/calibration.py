@@ -136,7 +136,7 @@ def read_calibration(path: str | Path) -> Calibration:
 
 
 def write_calibration(path: str | Path, calibration: Calibration) -> None:
-    """Write figures into a file, in the place of those it has for the same setup and question.
+    """Write a calibration into a file, over what the file has for the same setups and questions.
 
     Raises ``SnapshotError`` for a file that cannot be read, and leaves it as it is.
     """

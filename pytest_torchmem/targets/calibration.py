@@ -88,7 +88,7 @@ _Stored = tuple[WorkspaceSize, Setup]
 
 
 class Calibration:
-    """Figures by setup and question, as traces ask for them.
+    """Workspaces that were measured on GPUs, for ``trace(calibration=...)``.
 
     Two calibrations are equal only if they are the same object: traces remember what they learnt
     from one of them.

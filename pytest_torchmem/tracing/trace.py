@@ -110,41 +110,45 @@ def trace(
 ) -> MemoryProfile:
     """Trace one training step of ``target`` on a fake device, and return its memory in bytes.
 
-    ``target`` is an ``nn.Module``, whose parameters may be real or on ``meta`` and which is
-    afterwards as it was, or a callable that builds a model and runs its step. For a module the
-    step is: the forward with ``args`` and ``kwargs``; ``loss_fn(output)``, else the output's
-    ``.loss``, else the sum of its floating tensors that require grad; ``backward()``; and with
-    ``optimizer`` (a class or function of the parameters) its ``step()``. ``steps`` repeats it, and
-    calls a callable again.
+    The step of a module is its forward with ``args`` and ``kwargs``, a loss, ``backward()`` and,
+    with ``optimizer``, the optimizer's ``step()``. A callable runs as it is. What is traced is
+    afterwards as it was. ``torch.compile`` is profiled as compiled: ``MemoryProfile.level``.
 
-    ``device`` is ``"cpu"`` or ``"cuda"``. ``gpu`` is the GPU to model on cuda, by its name in the
-    catalogue. ``host`` is ``"reference"`` (the same figures on every machine) or ``"here"``, which
-    warns of estimates on a CPU that was never compared with its allocator.
-    ``allocator`` has options of cuda's caching allocator, written as for ``PYTORCH_ALLOC_CONF``;
-    the variable itself is not read, so that a trace is the same everywhere. ``memory`` is the GPU's
-    memory, such as ``"20 GiB"``, or ``"unlimited"``; the default is that of the named ``gpu``, and
-    unlimited if none is named. A step that needs more raises ``torch.OutOfMemoryError``, at the
-    operator at which the GPU would.
-    ``calibration`` has workspaces that were measured on GPUs because they cannot be computed
-    (``pytest_torchmem.read_calibration``, ``pytest_torchmem.calibrate``).
-    ``cudnn`` says who tells what cuDNN takes for itself: ``"auto"`` asks the cuDNN that is
-    installed (the extra ``cudnn``, or a CUDA build of torch; docs/cudnn.md), and takes the
-    answers that are stored in ``calibration`` if there is none; ``"stored"`` takes those alone.
-
-    ``values`` says which values of tensors are computed beside the trace, on the CPU. ``"real"``
-    computes all of them, so that a program that decides by its data takes the way that it takes in
-    reality. ``"none"`` computes only those of small integer and boolean tensors; unknown values
-    count as 1 where the program asks for them, and the profile warns of each line that does.
-    ``"auto"`` begins like that, and where the program decides by an unknown value it is run again,
-    from the beginning, with real values, as far as a budget of bytes and operations goes.
-    ``gpus`` is how many the program sees; ``MemoryProfile.devices`` has those beside ``cuda:0``.
-
-    ``world_size`` is how many processes a distributed program runs in, and ``rank`` (default 0)
-    which of them is traced: ``torch.distributed`` and ``torchrun``'s variables are as in that
-    process, and nothing is sent. Nodes have 8 GPUs, or ``gpus``; figures are those of the rank's.
-    What ``torch.compile`` wraps is profiled as compiled; ``MemoryProfile.level`` says how far. A
-    ``mode`` sets the level for it and for a module: ``"eager"``, ``"aot"`` (the graphs of
-    AOTAutograd, by operators) or ``"inductor"`` (the buffers of Inductor's output code).
+    Args:
+        target: An ``nn.Module``, whose parameters may be real or on ``meta``, or a callable that
+            builds a model and runs its step.
+        *args: The arguments of ``target``.
+        device: ``"cpu"`` or ``"cuda"``.
+        gpu: The GPU to model on cuda, by its name in the catalogue; by default ``"a100-80gb"``.
+        host: ``"reference"``, the same on every machine, or ``"here"``, this machine's CPU; a
+            warning says if that was never compared with its allocator.
+        loss_fn: From the output to a scalar. Without it the loss is the output's ``.loss``, or else
+            the sum of its floating-point tensors that require grad.
+        backward: Whether the backward runs.
+        optimizer: A class or function of the parameters, such as ``torch.optim.AdamW``.
+        steps: How often the step runs, or a callable is called.
+        allocator: Options of cuda's caching allocator, as in ``PYTORCH_ALLOC_CONF``. The variable
+            itself is not read, so that a trace is the same everywhere.
+        memory: The GPU's memory, such as ``"20 GiB"``, or ``"unlimited"``; by default that of the
+            named ``gpu``, and unlimited if none is named. A step that needs more raises
+            ``torch.OutOfMemoryError`` at the operator at which the GPU would.
+        calibration: Workspaces that were measured on GPUs (``calibrate``, ``read_calibration``).
+        cudnn: ``"auto"`` asks the cuDNN that is installed for its workspaces, and takes the answers
+            stored in ``calibration`` if there is none; ``"stored"`` takes only these.
+        values: ``"real"`` computes the values of all tensors on the CPU, so that a program decides
+            as it does in reality. ``"none"`` computes only small integer and boolean tensors;
+            unknown values count as 1 where the program decides by them, with a warning for each
+            line. ``"auto"`` begins like that, and runs the program again with real values, up to a
+            budget, if it decides by an unknown one.
+        gpus: How many GPUs the program sees, 1 by default; ``MemoryProfile.devices`` has them all.
+        world_size: How many processes a distributed program has. ``torch.distributed`` and the
+            variables of ``torchrun`` are as in one of them, and nothing is sent. A node has 8 GPUs,
+            or ``gpus``.
+        rank: Which of the processes is traced, 0 by default.
+        mode: ``"eager"``, ``"aot"`` (the graphs of AOTAutograd, operator by operator) or
+            ``"inductor"`` (the buffers of Inductor's output code): the level at which modules and
+            compiled code run; by default as the program says.
+        **kwargs: The keyword arguments of ``target``.
 
     Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
     that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
