@@ -52,27 +52,15 @@ NO_CHECK = ("is plain", *STOPS)
 SNAPSHOT = ("checks", "checks in a pool", "fails after", "breaks at the end", "skips after")
 """The kinds that ask their snapshot."""
 HOLDS = (
-    *SNAPSHOT,
-    "fails before",
-    "is skipped",
-    "skips itself",
-    "is not run",
-    "fails as expected",
-    "raises",
+    *(*SNAPSHOT, "fails before", "is skipped", "skips itself"),
+    *("is not run", "fails as expected", "raises"),
 )
 """The kinds whose entry, once there, belongs to a test that is still there."""
 OF_ITSELF = {
-    "fails before": "failed",
-    "fails after": "failed",
-    "breaks at the end": "failed",
-    "is skipped": "skipped",
-    "skips itself": "skipped",
-    "skips after": "skipped",
-    "is not run": "xfailed",
-    "fails as expected": "xfailed",
-    "swallows": "failed",
-    "loses in a thread": "failed",
-    "is over budget": "failed",
+    **dict.fromkeys(("fails before", "fails after", "breaks at the end", "swallows"), "failed"),
+    **dict.fromkeys(("loses in a thread", "is over budget"), "failed"),
+    **dict.fromkeys(("is skipped", "skips itself", "skips after"), "skipped"),
+    **dict.fromkeys(("is not run", "fails as expected"), "xfailed"),
 }
 
 

@@ -134,18 +134,12 @@ def trl_training(kind: str) -> Callable[[], None]:
             arguments = trl.RewardConfig(**common, max_length=32)
             rows = pairs.remove_columns("prompt")
             runner = trl.RewardTrainer(scorer, arguments, train_dataset=rows, processing_class=made)
-        elif kind == "grpo":
-            arguments = trl.GRPOConfig(**common, num_generations=2, max_completion_length=6)
-            runner = trl.GRPOTrainer(
-                model,
-                lambda completions, **_: [float(len(set(c))) for c in completions],
-                arguments,
-                train_dataset=pairs.select_columns("prompt"),
-                processing_class=made,
-            )
         else:
-            arguments = trl.RLOOConfig(**common, num_generations=2, max_completion_length=6)
-            runner = trl.RLOOTrainer(
+            config_of, trainer = (
+                getattr(trl, kind.upper() + part) for part in ("Config", "Trainer")
+            )
+            arguments = config_of(**common, num_generations=2, max_completion_length=6)
+            runner = trainer(
                 model,
                 lambda completions, **_: [float(len(set(c))) for c in completions],
                 arguments,
