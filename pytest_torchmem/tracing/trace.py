@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -68,7 +69,6 @@ from pytest_torchmem.tracing.layers import (
 )
 from pytest_torchmem.tracing.passes import Lowering, run_passes
 from pytest_torchmem.tracing.standing import lender_of_standing_gpus, present_on_standing_gpus
-from pytest_torchmem.tracing.watch import at_begin, at_end
 from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.targets.calibration import Calibration, LibraryAnswer
 
 DEVICES = ("cpu", "cuda")
+WATCH: ContextVar[Any] = ContextVar("watch", default=None)
+"""The ``Watch`` of ``watch.py`` that sees more of a trace than its profile has, if there is one."""
 CUDNN_SOURCES = ("auto", "stored")
 _NOT_STORED = (
     "no answer is stored; pytest --torchmem-update stores them where the extra cudnn of "
@@ -335,7 +337,9 @@ def _profile(
     program = Program(ledger, facts)
     interceptor.parts.attribution.on_optimizer_step = OptimizerStates(ledger).stepped
     fingerprint = ""
-    at_begin(ledger)
+    watch = WATCH.get()
+    if watch is not None:
+        watch.at_begin(ledger)
     if isinstance(target, nn.Module):
         refuse_wrapped(target)
         ledger.begin(Phase.BASELINE)
@@ -358,7 +362,8 @@ def _profile(
         _expect_what_stands(interceptor)
     outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step)
     interceptor.parts.numbers.settle()
-    at_end(ledger)
+    if watch is not None:
+        watch.at_end(ledger)
     for memory in memories:
         memory.close()
     workload = fingerprint or program.fingerprint()

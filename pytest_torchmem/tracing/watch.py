@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, cast
 
@@ -29,9 +28,9 @@ from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import storage_address
 from pytest_torchmem.tracing.holders import HeldNames, holding_graphs, tensors_alive
+from pytest_torchmem.tracing.trace import WATCH
 
 _MOST_TENSORS = 20
-_WATCH: "ContextVar[Watch | None]" = ContextVar("watch", default=None)
 
 
 class Watch:
@@ -225,26 +224,12 @@ def watching(
     allocations of the indices and bytes ``wanted`` before another is made, or at the end.
     """
     watch = Watch(device, wanted or {}, before)
-    token = _WATCH.set(watch)
+    token = WATCH.set(watch)
     try:
         with _attention_shown_to(watch) if attention else nullcontext(), _saving_shown_to(watch):
             yield watch
     finally:
-        _WATCH.reset(token)
-
-
-def at_begin(ledger: Ledger) -> None:
-    """Show a trace that begins to whoever watches."""
-    watch = _WATCH.get()
-    if watch is not None:
-        watch.at_begin(ledger)
-
-
-def at_end(ledger: Ledger) -> None:
-    """Show what a trace's program leaves to whoever watches."""
-    watch = _WATCH.get()
-    if watch is not None:
-        watch.at_end(ledger)
+        WATCH.reset(token)
 
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
