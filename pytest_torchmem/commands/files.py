@@ -32,9 +32,9 @@ def add_commands(commands: Any) -> None:
     accept = commands.add_parser(
         "accept",
         help="take over the snapshots that a run in CI proposes",
-        description="Take over the snapshot files below DIR, which a run has written "
-        "(--torchmem-proposal; in CI torchmem-proposal), into the files of the same names here. "
-        "What people wrote into entries is kept. Exit 1 if a file could not be written.",
+        description="Take over the updated snapshots that a run in CI left in DIR "
+        "(torchmem-proposal, or --torchmem-proposal=DIR). What people wrote into entries is kept. "
+        "Exit 1 if a file could not be written.",
     )
     accept.add_argument("--dry-run", action="store_true", help="write nothing")
     review = commands.add_parser(
@@ -44,20 +44,21 @@ def add_commands(commands: Any) -> None:
         "and why, and ask whether to take it over. Exit 1 if one was not.",
     )
     for command in (accept, review):
-        command.add_argument("directory", metavar="DIR", type=Path)
+        command.add_argument("directory", metavar="DIR", type=Path, help="what CI left")
         command.add_argument("--root", metavar="DIR", type=Path, default=Path(), help="default: .")
     accept.set_defaults(run=lambda options: max(_each_file(options, options.dry_run, None)))
     review.set_defaults(run=lambda options: max(_each_file(options, False, _Answers())))
     prune = commands.add_parser(
         "prune",
         help="remove snapshot files whose test module no longer exists",
-        description="Remove the snapshot files below DIR whose test module no longer exists. One "
-        "stays if a module beside it has no snapshots yet and may be the renamed one: run "
-        "pytest --torchmem-update, which moves entries; or if it may be what a run proposes for a "
-        "module that exists. Entries of tests that are gone from a module need a run, too: "
-        "pytest --torchmem-update=obsolete.",
+        description="Remove the snapshot files below DIR whose test module no longer exists. A "
+        "file stays if a module beside it without snapshots may be the renamed one (pytest "
+        "--torchmem-update moves its entries), or if a run in CI may have proposed it. To remove "
+        "entries from the file of a module that exists, run pytest --torchmem-update=obsolete.",
     )
-    prune.add_argument("directories", metavar="DIR", type=Path, nargs="*", help="default: here")
+    prune.add_argument(
+        "directories", metavar="DIR", type=Path, nargs="*", help="default: the current directory"
+    )
     prune.add_argument("--dry-run", action="store_true", help="remove nothing")
     prune.set_defaults(run=_prune)
 

@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
     history.add_argument(
         "test",
         metavar="TEST",
-        help="such as tests/test_net.py::test_memory; FILE may be the snapshot file, too",
+        help="such as tests/test_net.py::test_memory, or with the snapshot file before the ::",
     )
     history.add_argument(
         "--figure",
@@ -52,7 +52,7 @@ def add_command(commands: Any) -> None:
         default="peak",
         help=f"{', '.join(FIGURES)}; default: peak",
     )
-    history.add_argument("--limit", metavar="N", type=int, help="of the latest N commits alone")
+    history.add_argument("--limit", metavar="N", type=int, help="only the latest N commits")
     history.add_argument("--format", choices=("text", "json"), default="text")
     history.add_argument("--svg", metavar="FILE", type=Path, help="write a picture of it")
     history.set_defaults(run=_history)

@@ -116,9 +116,11 @@ def _add_step(command: argparse.ArgumentParser, device: str | None) -> None:
     command.add_argument("--gpu", metavar="NAME", help="the GPU to model, such as h100")
     command.add_argument("--optimizer", metavar="NAME", help="of torch.optim, such as AdamW")
     command.add_argument("--steps", metavar="N", type=int, default=1, help="default: 1")
-    command.add_argument("--mode", choices=("eager", "aot", "inductor"), help="how it is compiled")
     command.add_argument(
-        "--world-size", metavar="N", type=int, help="the processes of a distributed program"
+        "--mode", choices=("eager", "aot", "inductor"), help="how compiled code runs"
+    )
+    command.add_argument(
+        "--world-size", metavar="N", type=int, help="processes of a distributed program"
     )
 
 
