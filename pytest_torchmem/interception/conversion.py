@@ -31,6 +31,7 @@ from pytest_torchmem.torch_private.tensors import (
     bytes_of,
     has_memory,
     hollow_storage,
+    is_of_allocator,
     is_view_of_another,
     read_as,
     storage_address,
@@ -116,8 +117,7 @@ class Conversion:
             self._note_use(tensor)
             return record
         device = self._ledger.on(self._target.normalise(tensor.device))
-        # Memory that is not the allocator's (numpy arrays, shared memory) cannot be resized.
-        nbytes = storage.nbytes() if storage.resizable() else 0
+        nbytes = storage.nbytes() if is_of_allocator(storage) else 0
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
         kind, label, module = self.names.get(storage_address(tensor), other)
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
@@ -140,7 +140,7 @@ class Conversion:
 
     def _note_foreign(self, record: StorageRecord, storage: torch.UntypedStorage) -> None:
         """Take note of the bytes of memory that torch's allocators did not make, once."""
-        address = storage.data_ptr() if has_memory(storage) and not storage.resizable() else 0
+        address = storage.data_ptr() if has_memory(storage) and not is_of_allocator(storage) else 0
         if address and self._foreign.get(address) is None:
             self._foreign[address] = own = cast(Any, record())
             if own is not storage:  # nothing else may come to lie at that address meanwhile

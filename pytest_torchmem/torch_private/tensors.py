@@ -301,6 +301,8 @@ _data_ptr: Callable[[Tensor], int] = private("torch._C.TensorBase.data_ptr")
 storage_bytes: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
 
 
+_WORDS = 6
+"""As many as a ``StorageImpl`` has at least before its size (c10/core/StorageImpl.h)."""
 _LEGACY_TYPES: dict[torch.dtype, Callable[[], Tensor]] = {
     torch.float32: torch.FloatTensor,
     torch.float64: torch.DoubleTensor,
@@ -338,6 +340,35 @@ def has_memory(storage: torch.UntypedStorage) -> bool:
         return storage.data_ptr() not in (0, _nowhere())
     except RuntimeError:  # of bytes at address 0 (torch/csrc/StorageMethods.cpp, data_ptr)
         return False
+
+
+def is_of_allocator(storage: torch.UntypedStorage) -> bool:
+    """Return whether torch's allocator made the memory of a storage: neither numpy, nor a file.
+
+    Only such a storage can be resized, but ``Tensor.numpy`` forbids that, too, for good
+    (torch/csrc/utils/tensor_numpy.cpp). Its memory is then what its deleter is given, which for
+    others is an object (c10/core/CPUAllocator.cpp; ATen/ops/from_blob.h).
+    """
+    if storage.resizable():
+        return True
+    word = _deleted_by_address()
+    return word is not None and _words(storage)[word] == storage.data_ptr()
+
+
+def _words(storage: torch.UntypedStorage) -> list[int]:
+    """Return the first words of a storage in C++, among them its address and its deleter's."""
+    return [*(ctypes.c_size_t * _WORDS).from_address(storage._cdata)]
+
+
+@cache
+def _deleted_by_address() -> int | None:
+    """Return which word is what a deleter is given; None where that cannot be told."""
+    own = torch.empty(64, dtype=torch.uint8).untyped_storage()
+    other = torch.frombuffer(bytearray(64), dtype=torch.uint8).untyped_storage()
+    address = own.data_ptr()
+    places = [place for place, word in enumerate(_words(own)) if word == address][1:]
+    known = len(places) == 1 and _words(other)[places[0]] != other.data_ptr()
+    return places[0] if known else None
 
 
 def tensor_on(

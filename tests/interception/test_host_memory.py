@@ -81,6 +81,18 @@ def test_memory_of_others_that_was_there_before(device: str) -> None:
     assert (profile.peak, profile.host_peak) == (0, 2 * BYTES)
 
 
+def test_memory_that_numpy_was_shown_is_the_allocators() -> None:
+    model, x = nn.Linear(16, 16), torch.randn(4, 16)
+    assert [one.detach().numpy().nbytes for one in (*model.parameters(), x)] == [1024, 64, 256]
+
+    def step(model: nn.Module, x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    profile = torchmem.trace(step, model, x, host="here")
+    assert profile.host_peak is None
+    assert profile.figures() == torchmem.measure(step, model, x).figures()
+
+
 def test_one_array_counts_once() -> None:
     def program() -> None:
         shared = array()
