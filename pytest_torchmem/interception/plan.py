@@ -62,6 +62,11 @@ class Call:
         """What computes the outputs, where it is not the operator's kernel on the CPU."""
         return self.operator.values_on("cuda" if self.device is None else self.device.device.type)
 
+    def reads(self, tensor: Tensor) -> bool:
+        """Return whether the values of an argument decide anything."""
+        unread = self.operator.cpu.unread
+        return unread is None or all(one is not tensor for one in unread(self.args, self.kwargs))
+
     def may_overlap(self) -> bool:
         """Return whether what is written to may lie on the storage of another argument.
 

@@ -114,6 +114,7 @@ LEADS: Mapping[str, tuple[str, ...]] = {
     "storages": ("outputs",),
     "at_most": (),
     "values": (),
+    "unread": (),
     "flops": ("outputs",),
 }
 
@@ -126,7 +127,7 @@ class Taught(NamedTuple):
     @property
     def describes_kernel(self) -> bool:
         """Whether it describes outputs and workspace, so that no body is run."""
-        return bool(set(self.aspects) - {"path", "values", "flops"})
+        return bool(set(self.aspects) - {"path", "values", "unread", "flops"})
 
     def speaks_of(self, *, composite: bool) -> bool:
         """Whether it can belong to this operator, a composite or one with a kernel.
@@ -268,6 +269,8 @@ class OperatorRecord:
     """What computes its outputs on the CPU, where that has no kernel of it, or has one with other
     outputs than that of a device; they are taken by position, and ``None``, which counts as zero,
     where nobody reads them."""
+    unread: Functions = field(default_factory=dict)
+    """The tensors whose values a call does not read, so that they need not be known."""
     flops: Functions = field(default_factory=dict)
     """The floating-point operations of one call, where ``torch.utils.flop_counter`` has no formula;
     for every overload."""

@@ -143,7 +143,8 @@ class KnownValues(Answers):
         if self._computes and call.operator.needs_values:
             known = self.contents.by_address
             for position, record in enumerate(call.records):  # most often the first ends it
-                if record.address not in known and call.tensors[position].numel():
+                tensor = call.tensors[position]
+                if record.address not in known and tensor.numel() and call.reads(tensor):
                     return None
             return self._compute_whatever(call, plan)
         memories = self._computed(call, plan)

@@ -190,6 +190,14 @@ def convolution_backward_on_cuda(asked: ConvolutionBackward) -> tuple[Tensor | N
     return _gradients(asked, cuda_format(asked.input, asked.weight))
 
 
+@_backward.unread()
+def not_asked_for(asked: ConvolutionBackward) -> list[Tensor]:
+    """Of its own gradient and the bias's nothing is read; ``vmap`` gives an empty tensor for it."""
+    of_input, of_weight, _ = asked.output_mask
+    unread = (asked.weight, of_input), (asked.input, of_weight)
+    return [operand for operand, is_read in unread if not is_read]
+
+
 def _gradients(
     asked: ConvolutionBackward, memory_format: torch.memory_format
 ) -> tuple[Tensor | None, ...]:

@@ -200,6 +200,23 @@ def test_parameters_given_by_torch_func() -> None:
     assert trace(program, host="here").figures() == measure(program).figures()
 
 
+def test_gradients_of_samples_by_vmap_are_known() -> None:
+    """``vmap`` gives the gradient of a convolution's weight an empty weight."""
+    model, x = nn.Conv2d(2, 3, 3), torch.randn(4, 2, 8, 8)
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(given: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, given, (x[None],)).square().sum()
+
+    def norms() -> list[float]:
+        found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+        return [one.norm().item() for one in found.values()]
+
+    found: list[float] = []
+    trace(lambda: found.extend(norms()), values="real")
+    assert found == pytest.approx(norms())
+
+
 def test_samples_are_not_what_lies_in_memory() -> None:
     found: list[int] = []
     trace(lambda: found.extend(torch.multinomial(torch.ones(64), 64, True).tolist()), values="none")
