@@ -114,6 +114,8 @@ def import_package() -> list[str]:
         try:
             importlib.import_module(module.name)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and ".integrations." in module.name:
+                continue  # of a library that is not installed
             failed.append(f"{module.name} cannot be imported: {type(error).__name__}: {error}")
     return failed
 

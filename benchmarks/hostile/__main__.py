@@ -50,7 +50,7 @@ def prepare() -> None:
         for module in pkgutil.walk_packages(
             importlib.import_module(package).__path__, package + "."
         ):
-            if not module.name.endswith("__main__"):
+            if not module.name.endswith("__main__") and ".integrations." not in module.name:
                 importlib.import_module(module.name)
     inspect.getmodule(sys._getframe())  # remembers the file of every module
     gc.collect()

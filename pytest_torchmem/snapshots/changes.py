@@ -132,7 +132,7 @@ def plan_file(
     added, changed = [], []
     for entry in accepted:
         key, taken = entry.key, inherited.get(entry.key)
-        before = _notes(*stored.contested[key]) if key in stored.contested else old.get(key)
+        before = _settled(stored.contested[key], entry) if key in stored.contested else old.get(key)
         if before is None:
             other = old.get(replace(key, torch_series="")) if key.torch_series else None
             entries[key] = taken_over(entry, taken) if taken is not None else merged(entry, other)
@@ -248,6 +248,13 @@ def _refusal(stored: StoredSnapshot, accepted: set[Key]) -> SnapshotPlan | None:
         ("both sides of its merge conflict have notes, which differ, on", apart, by_hand),
     )
     return next((refused(stored, why, keys, how) for why, keys, how in refusals if keys), None)
+
+
+def _settled(sides: tuple[Entry, Entry], now: Entry) -> Entry | None:
+    """Return the side that is as it is now, if there is one, with the notes to keep."""
+    notes = _notes(*sides)
+    same = next((side for side in sides if side.same_trace(now)), None)
+    return with_notes(same, notes) if same is not None and notes is not None else notes
 
 
 def _notes(ours: Entry, theirs: Entry) -> Entry | None:
