@@ -460,7 +460,7 @@ def _fill(item: pytest.Function) -> None:
 
 
 def _holds_reducer(value: object) -> bool:
-    from pytest_torchmem.interception.distributed.modules import holds_reducer
+    from pytest_torchmem.interception.split_modules import holds_reducer
 
     return holds_reducer(value)
 

@@ -30,7 +30,7 @@ from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 
 if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
-    from pytest_torchmem.interception.distributed.world import StandingWorld
+    from pytest_torchmem.interception.world import StandingWorld
 
 _BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()
 _ALL: pytest.StashKey[tuple[World, ...]] = pytest.StashKey()
@@ -121,7 +121,7 @@ class StandingWorlds:
 
     def _standing(self, world: World) -> StandingWorld:
         if world not in self._worlds:
-            from pytest_torchmem.interception.distributed.world import StandingWorld
+            from pytest_torchmem.interception.world import StandingWorld
 
             self._worlds[world] = StandingWorld(world)
         return self._worlds[world]

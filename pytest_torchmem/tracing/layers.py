@@ -16,11 +16,10 @@ import torch
 
 from pytest_torchmem.allocator.options import AllocatorOptions
 from pytest_torchmem.errors import NoCudaError, UnsupportedTorchError
-from pytest_torchmem.fake_cuda.launches.libraries import ON_CPU, launching_libraries
+from pytest_torchmem.fake_cuda.libraries import ON_CPU, launching_libraries
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.interception.conversion import NAME_DEVICE
-from pytest_torchmem.interception.distributed.modules import split_modules
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.phases import References
@@ -39,6 +38,7 @@ from pytest_torchmem.interception.python_api.files import (
 )
 from pytest_torchmem.interception.python_api.program import Changes, FakeTensors, Threads
 from pytest_torchmem.interception.python_api.storages import RealStorages, storages_booked
+from pytest_torchmem.interception.split_modules import split_modules
 from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.step.generators import keeping_forward_draws
 from pytest_torchmem.step.phases import asked_engine, steps_seen

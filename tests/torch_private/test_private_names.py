@@ -50,11 +50,11 @@ EXCEPTIONS = {
     ("fake_cuda/api/torch_cuda.py", "_snapshot"),
     ("step/imports.py", "torch.testing._internal"),  # how names of modules begin
     # Of bitsandbytes, not of torch.
-    ("fake_cuda/launches/bitsandbytes.py", "_instance"),
+    ("fake_cuda/bitsandbytes.py", "_instance"),
     ("operators/third_party/bitsandbytes.py", "_ops"),
     # Of triton's interpreter, and of Python's copy.
-    ("fake_cuda/launches/triton.py", "_interpreter"),
-    ("fake_cuda/launches/triton.py", "_patch_lang"),
+    ("fake_cuda/triton.py", "_interpreter"),
+    ("fake_cuda/triton.py", "_patch_lang"),
     # Of pytest: the test that a fixture is set up for, and what makes its fixtures' values anew.
     ("plugin/standing.py", "_pyfuncitem"),
     ("plugin/standing.py", "_initrequest"),

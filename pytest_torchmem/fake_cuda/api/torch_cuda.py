@@ -78,7 +78,7 @@ from pytest_torchmem.fake_cuda.api.tensor_methods import (
     parse_to,
     torchscript_files,
 )
-from pytest_torchmem.fake_cuda.launches.libraries import ON_GPU, launching_libraries, raw_kernels
+from pytest_torchmem.fake_cuda.libraries import ON_GPU, launching_libraries, raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
 from pytest_torchmem.operators.attention.dot_product import BACKENDS, may_use

@@ -72,9 +72,7 @@ def results(
 def test_values_are_those_of_eager_attention(
     sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "pytest_torchmem.fake_cuda.launches.flex_attention._ROWS_AT_ONCE", 100 * 8 * 300
-    )
+    monkeypatch.setattr("pytest_torchmem.fake_cuda.flex_attention._ROWS_AT_ONCE", 100 * 8 * 300)
     found: list[list[Tensor]] = []
     for flex, masks in (
         (flex_attention, create_block_mask),

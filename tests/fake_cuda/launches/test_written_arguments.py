@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_torchmem.fake_cuda.launches.triton import written_arguments
+from pytest_torchmem.fake_cuda.triton import written_arguments
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

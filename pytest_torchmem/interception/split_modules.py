@@ -23,12 +23,12 @@ from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
-from pytest_torchmem.interception.distributed.world import refuse_symmetric_memory
 from pytest_torchmem.interception.python_api.program import (
     LAUNCHER,
     follow_launcher,
     starts_of_processes,
 )
+from pytest_torchmem.interception.world import refuse_symmetric_memory
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path
 from pytest_torchmem.torch_private.distributed import (

@@ -1,1 +1,0 @@
-"""Kernels that libraries launch beside torch's operators, in a trace on fake cuda."""
