@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.torch_private.compiler import compiled_calls, tables_of_originals
+from pytest_torchmem.torch_private.compiler import compiled_calls, keep_stashed, tables_of_originals
 from pytest_torchmem.torch_private.not_needed import COMPILER, INDUCTOR, LOWERING, NotNeeded
 from pytest_torchmem.torch_private.patches import nothing_replaced, replaced, replaced_all
 
@@ -175,6 +175,8 @@ def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
         except Exception:
             return
         made.extend(_of_this_thread({*sys.modules} - known))
+        for _, values in made:
+            keep_stashed(values)
 
     worker = ThreadApart(target=run, name=f"import of {name}")
     worker.start()

@@ -1,9 +1,10 @@
 """Calls of what ``torch.compile`` wraps, modules and functions alike, and what they leave."""
 
+import ctypes
 import logging
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.names import (
+    TORCH_VERSION,
     private,
     private_if_imported,
     private_name_if_imported,
@@ -24,6 +26,7 @@ from pytest_torchmem.torch_private.patches import nothing_replaced, replaced, st
 from pytest_torchmem.torch_private.tensors import numbers_saved_by
 
 private("torch.compiler._is_compiling_flag")
+_is_stashed: Callable[[str], bool] = private("torch._C._is_key_in_tls")
 _eval_frame = private_if_imported("torch._dynamo.eval_frame")
 _CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_stance")
 _IN_GRAPH = private_name_if_imported(
@@ -560,3 +563,14 @@ def forget_code(codes: Iterable[CodeType]) -> None:
     """
     for code in codes:
         _eval_frame().reset_code(code)
+
+
+def keep_stashed(held: Mapping[str, object]) -> None:
+    """Let what a thread holds by name outlive the thread, for which it was also stashed in C++.
+
+    Before torch 2.12 ``_stash_obj_in_tls`` (torch/csrc/Module.cpp) gives back a reference at the
+    thread's end that it never took; the next use of the object would end the process.
+    """
+    for name, value in held.items() if TORCH_VERSION < (2, 12) else ():
+        if _is_stashed(name):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
