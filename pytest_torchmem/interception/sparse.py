@@ -2,8 +2,8 @@
 
 torch's kernels for both are run as they are, while the operators that they call on indices and
 values are intercepted; but for those that read data, which have a kernel of their own in
-``operators/sparse/``. Where a kernel for COO tensors is neither, and the indices are known, what it
-returns is found by running it on real tensors of the same indices, and its workspace is unknown.
+``operators/sparse.py``. Where a kernel for COO tensors is neither, and the indices are known, what
+it returns is found by running it on real tensors of the same indices, and its workspace is unknown.
 
 Such a run is for what it allocates, and need not compute what the kernel computes: values of sparse
 tensors come of an operator run for real on real tensors of the same parts.

@@ -3,7 +3,7 @@
 Builds for the CPU come without torch/csrc/cuda/comm.cpp, which is followed here, and without NCCL
 (``torch.cuda.nccl`` and its process groups). With one GPU a part is the whole, and a sum is that of
 one tensor. A collective of ``torch.distributed`` is an operator and never gets to a backend
-(``interception/distributed/``), so that torch's fake process group can stand for NCCL's.
+(``interception/world.py``), so that torch's fake process group can stand for NCCL's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
