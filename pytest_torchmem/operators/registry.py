@@ -114,7 +114,6 @@ LEADS: Mapping[str, tuple[str, ...]] = {
     "storages": ("outputs",),
     "at_most": (),
     "values": (),
-    "unread": (),
     "flops": ("outputs",),
 }
 
@@ -127,7 +126,7 @@ class Taught(NamedTuple):
     @property
     def describes_kernel(self) -> bool:
         """Whether it describes outputs and workspace, so that no body is run."""
-        return bool(set(self.aspects) - {"path", "values", "unread", "flops"})
+        return bool(set(self.aspects) - {"path", "values", "flops"})
 
     def speaks_of(self, *, composite: bool) -> bool:
         """Whether it can belong to this operator, a composite or one with a kernel.
