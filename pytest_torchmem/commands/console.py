@@ -52,7 +52,9 @@ def status_of(run: Callable[[], int]) -> int:
         return USAGE
     except (Exception, SystemExit) as error:
         if output.closed:
-            _tell("torchmem: error: the program has closed the standard output, so nothing is told")
+            _tell(
+                "torchmem: error: the program has closed the standard output, so nothing is shown"
+            )
             return USAGE
         if not (lines := _raised_by_program(error)):
             raise

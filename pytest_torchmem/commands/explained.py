@@ -40,7 +40,7 @@ def _explain(options: argparse.Namespace) -> int:
     one, other = aligned(_source(options.a), _source(options.b), Path.cwd())
     pairs = list(_pairs(one, other))
     if not pairs:
-        raise UsageError(f"nothing of {one.name} is in {other.name} too: no test, no profile")
+        raise UsageError(f"{one.name} and {other.name} have no test or profile in common")
     texts = (explanation(*pair, options.rows) for pair in pairs)
     told = [text for text in texts if text]
     same = len(pairs) - len(told)

@@ -245,7 +245,7 @@ def find_installed() -> Installed | str:
         return found
     if named:
         return f"{VARIABLE}={named}: there is no {_LIBRARY} of a known version in it"
-    return "cuDNN is not installed (docs/cudnn.md; pip install nvidia-cudnn-cu13 has it alone)"
+    return "cuDNN is not installed (pip install nvidia-cudnn-cu13; docs/cudnn.md)"
 
 
 def version_text(version: Version) -> str:

@@ -357,7 +357,7 @@ def _not_measured(checks: Iterable[Check]) -> Iterable[str]:
 def _why_not_confirmed(found: Measurement) -> str:
     sizes = ", ".join(name for name in found.untold if name != "values")
     parts = [f"first apart at {found.parting}"] if found.parting is not None else []
-    parts += [f"a library that is not there tells a size: {sizes}"] if sizes else []
+    parts += [f"only a library that is not installed knows {sizes}"] if sizes else []
     if "values" in found.untold:
         parts += ["the step reads values that no kernel has computed"]
     return "; ".join(parts)

@@ -511,8 +511,8 @@ def _circumstances(
         )
     if trace.guessed:
         yield (
-            "Values that are not known decided sizes, so every figure is at most what is reported. "
-            "values='real' computes them: figures are then true"
+            "Unknown values decided sizes, so the figures are upper bounds. values='real' computes "
+            "the values, and exact figures"
         )
     if comparison.torch_changed:
         yield (

@@ -309,7 +309,7 @@ def test_causes_of_a_comparison_fit_the_terminal(
 def test_what_cannot_be_explained_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "empty").mkdir()
     assert main(["explain", "empty", "empty"]) == 2
-    assert "nothing of empty is in empty too" in capsys.readouterr().err
+    assert "empty and empty have no test or profile in common" in capsys.readouterr().err
     (here / "broken.json").write_text('{"kind": "pytest-torchmem profile"}')
     assert main(["explain", "broken.json", "empty"]) == 2
     assert "broken.json is not a profile" in capsys.readouterr().err
