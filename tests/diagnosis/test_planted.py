@@ -37,6 +37,12 @@ def _what_models_import_is_left_out_of_collections() -> None:
     for make in (bert, gpt2, llama):
         make()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _what_other_tests_left_is_not_looked_through(
+    _what_models_import_is_left_out_of_collections: None,
+) -> None:
     gc.freeze()
 
 
