@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _ATTENTION = "attention"
 _KEPT = (
     *("held", "held between", "earlier steps", "gradients kept"),
-    *("left", "lives longer", "graph kept", "backwards", "operators"),
+    *("left", "lives longer", "graph kept", "backwards", "operators", "copy"),
 )
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)

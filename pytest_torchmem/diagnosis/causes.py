@@ -128,6 +128,18 @@ class Evidence:
         """Yield the rows that grew, the largest first; of some ``roles`` alone, if any is given."""
         return (row for row in self.difference.came if not roles or row.what.role in roles)
 
+    def of_sizes(self) -> list[Row]:
+        """Return the rows that larger sizes can explain, and neither new operators nor types."""
+        new = {name for name, one in self.counts().items() if not one.before}
+        types = {what.dtype for what in self.known()} or {row.what.dtype for row in self.came()}
+        return [
+            row
+            for row in self.came()
+            if row.what.source not in new
+            and row.what.dtype in types
+            and (row.before is None or row.before.dtype == row.what.dtype)
+        ]
+
     def of_module(self, pattern: str) -> list[Row]:
         """Return the rows of a module and of those in it, and of inputs that it keeps."""
         given = self.ran.given_to(pattern)

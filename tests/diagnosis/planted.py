@@ -1402,6 +1402,17 @@ def one_number_more(wrong: bool) -> Step:
     return Masked(64, 64), (torch.zeros(256, 64), torch.zeros(513 if wrong else 512)), {}
 
 
+@planted("float64", "float64 comes from made.double", "Widened", "made.double (aten", "cpu")
+def wider_by_little_and_in_float64(wrong: bool) -> Step:
+    class Widened(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            made = super().forward(x)
+            made = made.double() if wrong else made  # here: wider_by_little_and_in_float64
+            return made.sin().mean()
+
+    return Widened(64, 66 if wrong else 64), (torch.zeros(512, 64),), {}
+
+
 def more_pairs(wrong: bool) -> Step:
     """More boxes, whose pairs with others are broadcast as they were."""
 
@@ -1463,6 +1474,30 @@ def renamed_and_not_in_place(wrong: bool) -> Step:
     act = partial(nn.ReLU, inplace=not wrong)
     layers = nn.Sequential(*(Layer(fc=nn.Linear(64, 64), act=act()) for _ in range(3)))
     return Stack(**{"layers" if wrong else "blocks": layers}), (torch.zeros(256, 64),), {}
+
+
+@planted("float64", "float64 comes from x.double", "Stack.fc", "x.double (aten::_to_copy)")
+def moved_into_a_module_and_widened(wrong: bool) -> Step:
+    class Inner(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            wide = x.double().sin()  # here: moved_into_a_module_and_widened
+            return self.up(x).tanh().mean() * wide.mean()
+
+    class Stack(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) if wrong else self.up(x).tanh().mean()
+
+    up = nn.Linear(64, 64)
+    return Stack(fc=Inner(up=up)) if wrong else Stack(up=up), (torch.zeros(512, 64),), {}
+
+
+@planted("copy", "kept by the list seen of copies_that_are_kept", "", "made.float (aten::_to_copy)")
+def copies_that_are_kept(wrong: bool, device: str) -> None:
+    model, seen = nn.Linear(64, 64).to(device).bfloat16(), []
+    with torch.no_grad():
+        for _ in range(3):
+            made = model(torch.zeros(256, 64, device=device).bfloat16())
+            seen.append(made.float() if wrong else 0)  # here: copies_that_are_kept
 
 
 @planted("operators", "silu (float32[256, 64]) in the place of relu_", "Acting", "aten::silu")

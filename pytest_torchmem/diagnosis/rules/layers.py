@@ -155,11 +155,13 @@ def set_otherwise(evidence: Evidence) -> set[str]:
 
 def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
-    known = evidence.then(Topic.LAYERS)
+    known, present = evidence.then(Topic.LAYERS), evidence.present(Topic.LAYERS)
     parents = {path for name in known for path in prefixes(name)}
     for name, (before, now) in changed_values(evidence, Topic.LAYERS, also_new=True):
-        if not before and known.get(name.rpartition(".")[0]) == now:
-            continue  # it stood there itself, and has been wrapped
+        inside = [path for path in present if path.startswith(f"{name}.")]
+        moved = bool(inside) and all(known.get(path) == present[path] for path in inside)
+        if not before and (moved or known.get(name.rpartition(".")[0]) == now):
+            continue  # what is in it, or stood there itself, has been wrapped
         if not before:
             yield next((path for path in prefixes(name) if path not in parents), name), ""
             continue

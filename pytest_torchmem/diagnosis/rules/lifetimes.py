@@ -1,6 +1,6 @@
 """Causes in how long tensors live: what is still there that was not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pytest_torchmem.diagnosis.causes import (
     Cause,
@@ -263,11 +263,13 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     ]
     if not rows or evidence.about(Topic.INPUTS):
         return None
+    known = {one[1:5] for one in evidence.known()}  # at another moment
     held = [row for row in rows if row.now in evidence.watched.holders]
-    first = max(held or rows, key=lambda row: row.change * _age(evidence, row))
+    held = held or [row for row in rows if row.what[1:5] in known]
+    first = max(held, key=lambda row: row.change * _age(evidence, row), default=shown_by(rows))
     count = first.count_now - first.count_before
     holder = holder_of(evidence, [first])
-    is_known = any(one[1:5] == first.what[1:5] for one in evidence.known())  # at another moment
+    is_known = first.what[1:5] in known
     what = f"{tensors(count, first.what)} of {first.what.source}"
     if _is_of_graph(rows, first, holder):
         what = f"{holder.removeprefix(': ')} is kept, and was not, with {what}"
@@ -283,6 +285,12 @@ def is_kept(evidence: Evidence, row: Row) -> bool:
     """Tell whether something refers to a row's tensors that is more than a function's variable."""
     holder = evidence.watched.holders.get(row.now, "") if row.now is not None else ""
     return bool(holder) and not holder.startswith("the variable ")
+
+
+def kept_by(evidence: Evidence, rows: Iterable[Row]) -> str:
+    """Return in words what keeps the first of rows, but for graphs, "" if that is not known."""
+    held = (row for row in rows if row.what.role != Role.SAVED and is_kept(evidence, row))
+    return holder_of(evidence, [*held]).replace(": ", ", kept by ", 1)
 
 
 _OUTLIVING = ("list", "dict", "set", "tuple", "closure", "defaults")

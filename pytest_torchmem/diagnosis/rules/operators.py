@@ -17,7 +17,7 @@ from pytest_torchmem.diagnosis.causes import (
     total,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.lifetimes import holder_of, is_kept
+from pytest_torchmem.diagnosis.rules.lifetimes import kept_by
 from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
@@ -155,9 +155,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     instead = f" in the place of {listed(gone)}" if gone else ""
     text = f"{listed(own)}{_makes(evidence, own)}" if gone else _calls(evidence, own, more)
     origin = root.origin if root is not None else None
-    lasting = (row for row in (first, *rows) if row.what.role != Role.SAVED)
-    holder = holder_of(evidence, [row for row in lasting if is_kept(evidence, row)])
-    kept = holder.replace(": ", ", kept by ", 1)
+    kept = kept_by(evidence, (first, *rows))
     return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
 
 

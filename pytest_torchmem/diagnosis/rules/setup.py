@@ -260,14 +260,19 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     text = _step_of_input(changed[0]) + more + _fewer_calls(evidence, changed[0].name)
-    return cause("inputs", evidence.came(), change=text)
+    retyped = any({*map(_type, one.before)} != {*map(_type, one.now)} for one in changed)
+    return cause("inputs", evidence.came() if retyped else evidence.of_sizes(), change=text)
+
+
+def _type(geometry: Geometry) -> str:
+    return geometry.dtype
 
 
 def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
     """Tell whether inputs can explain a growth: at most by their square, as in attention."""
     grown = 1.0
     for change in changes:
-        types, now = ({one.dtype for one in side} for side in (change.before, change.now))
+        types, now = ({*map(_type, side)} for side in (change.before, change.now))
         if not types or types != now:
             return True  # another type
         before, after = (max(prod(one.shape) for one in side) for side in change[2:])
@@ -499,7 +504,7 @@ def another_size(evidence: Evidence) -> Cause | None:
         return None  # settings say why
     found = cause(
         "size",
-        evidence.came(),
+        evidence.of_sizes(),
         module=evidence.short(first.module),
         parameter=first.what.source,
         now=first.what.tensor,
@@ -520,7 +525,7 @@ def _size_of_no_layer(evidence: Evidence) -> Cause | None:
         if before and now and prod(before.shape) < prod(now.shape):
             owner, _, name = change.name.rpartition(".")
             values = {"module": evidence.short(owner), "parameter": name}
-            return cause("size", evidence.came(), now=now.text, before=before.text, **values)
+            return cause("size", evidence.of_sizes(), now=now.text, before=before.text, **values)
     return None
 
 

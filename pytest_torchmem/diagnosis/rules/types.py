@@ -17,7 +17,7 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.diagnosis.rules.lifetimes import is_kept
+from pytest_torchmem.diagnosis.rules.lifetimes import is_kept, kept_by
 from pytest_torchmem.profile.facts import AUTOCAST, Topic
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
@@ -243,7 +243,7 @@ _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "
 _STANDING_KINDS = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
 
-@rule("copy", "{operator} {does} of {original}")
+@rule("copy", "{operator} {does} of {original}{kept}")
 def kept_twice(evidence: Evidence) -> Cause | None:
     """A tensor is kept beside its copy: logits in float32, an activation made contiguous."""
     for row in evidence.came(*MADE):
@@ -258,8 +258,8 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         if copied is None or _is_new(evidence, copied) or _is_for_wider(evidence, row, copied):
             continue  # who makes what is copied, or what asks for the type, is nearer to the cause
         rows = [one for one in evidence.came() if _is_of_copy(one, row)]
-        original, does = called(evidence, copied), _does(row, copied)
-        return cause("copy", rows, row, original=original, operator=source, does=does)
+        values = {"original": called(evidence, copied), "does": _does(row, copied)}
+        return cause("copy", rows, row, operator=source, kept=kept_by(evidence, [row]), **values)
     return None
 
 
