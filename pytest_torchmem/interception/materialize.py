@@ -294,8 +294,8 @@ class WrappedNumbers:
             saved = saved_by(node, name)
             if isinstance(saved, Tensor) and storage_address(saved) not in self._ledger.records:
                 record = self._ledger.attach(saved.untyped_storage(), index, pending.device)
-                if saved.is_complex():  # its conjugate is a tensor that is no wrapped number
-                    self._contents.remember(record, saved)
+                # Its conjugate, or a graph of ``torch.jit.trace``, has it as an ordinary tensor.
+                self._contents.remember(record, saved)
             else:
                 pending.device.remove(index)
 

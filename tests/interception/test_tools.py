@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,18 @@ def test_runs_on_both_devices(program: Callable[..., Any]) -> None:
 
 def test_numbers_that_torchscript_asks_for_are_what_they_are() -> None:
     torchmem.trace(lambda: numbers_in_torchscript("cuda"), device="cuda")
+
+
+def test_numbers_of_a_graph_that_autograd_saves_are_what_they_are() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2.0
+
+    model, x = Doubled(4, 4), torch.randn(2, 4)
+    found: list[float] = []
+    traced = partial(torch.jit.trace, model, x)  # which compares outputs and numbers of graphs
+    torchmem.trace(lambda: found.append(traced()(x).sum().item()), values="real")
+    assert found == [pytest.approx(model(x).sum().item())]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
