@@ -274,6 +274,11 @@ class InPlace:
             for tensor in reached.held_tensors():
                 if id(tensor) not in self.given:
                     self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
+            self._versions = [
+                (ref(one), version_of(one))
+                for one in reached.every_tensor()
+                if not one.is_inference()
+            ]
             stay = (one() for one in reached.tensors)
             self._lie += [_lying(one) for one in stay if id(one) not in self.given]
 
@@ -455,6 +460,10 @@ class InPlace:
                 tensor.grad = gradient
             if version >= 0 and version_of(tensor) != version:
                 set_version((tensor,), (version,))
+        for reference, version in self._versions:  # also of what was written to as a detached one
+            held = reference()
+            if held is not None and version_of(held) != version:
+                set_version((held,), (version,))
         for optimizer, state in [*self._optimizers.items()]:
             if state is not None:
                 optimizer.state.clear()

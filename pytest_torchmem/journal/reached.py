@@ -214,7 +214,13 @@ class Reached:
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that the arguments hold, beside those that functions use."""
-        parameters, tensors = self._held
+        return self._first_tensors(*self._held)
+
+    def every_tensor(self) -> Iterator[Tensor]:
+        """Yield all tensors that were found."""
+        return self._first_tensors(None, None)
+
+    def _first_tensors(self, parameters: int | None, tensors: int | None) -> Iterator[Tensor]:
         for table in self.parameters[:parameters]:
             yield from (one for one in table.values() if one is not None)
         found = (one() for one in self.tensors[:tensors])

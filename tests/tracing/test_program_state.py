@@ -73,6 +73,19 @@ def test_schedules_and_scalers_go_on_from_where_they_were(schedule: Callable[[An
     assert repr([one.state_dict() for one in (optimizer, plan, scaler)]) == before
 
 
+def test_versions_of_what_is_averaged_are_as_before() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+
+    def step(model: nn.Module, averaged: nn.Module) -> None:
+        for _ in range(2):
+            averaged.update_parameters(model)  # type: ignore[operator]
+
+    before = [one._version for one in (*averaged.parameters(), *averaged.buffers())]
+    torchmem.trace(step, model, averaged)
+    assert [one._version for one in (*averaged.parameters(), *averaged.buffers())] == before
+
+
 def test_optimizers_of_the_program_die_when_they_do() -> None:
     def program() -> int:
         model = nn.Linear(64, 64, bias=False)
