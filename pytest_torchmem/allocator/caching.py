@@ -19,11 +19,11 @@ from pytest_torchmem.allocator.device_memory import (
     Expandable,
     Pool,
     PoolId,
+    PoolStatistics,
     PrivatePools,
     ReservedMemory,
 )
 from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions, parse_options
-from pytest_torchmem.allocator.statistics import PoolStatistics
 from pytest_torchmem.errors import UsageError
 
 MIN_BLOCK = 512

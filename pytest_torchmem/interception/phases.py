@@ -32,7 +32,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.operators.workspace import is_dense
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.step.phases import StepPhases
+from pytest_torchmem.step.step import StepPhases
 from pytest_torchmem.torch_private.tensors import (
     LEAF_NUMBER,
     current_graph_task,

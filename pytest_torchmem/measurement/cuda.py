@@ -24,13 +24,13 @@ from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.measurement.timeline import Label, labels_after, labels_before, timeline_of
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile
 from pytest_torchmem.profile.timeline import Phase, Timeline
-from pytest_torchmem.step.phases import (
+from pytest_torchmem.step.step import (
+    Step,
     StepPhases,
     engine_runs,
     optimizer_steps,
     outermost_module_calls,
 )
-from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.units import format_size
 

@@ -29,7 +29,7 @@ from torch.autograd.profiler import profile
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.journal.journal import environment
-from pytest_torchmem.step.phases import engine_runs, outermost_module_calls
+from pytest_torchmem.step.step import engine_runs, outermost_module_calls
 from pytest_torchmem.torch_private.devices import (
     EventType,
     all_threads_counted,

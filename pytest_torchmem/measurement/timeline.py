@@ -23,7 +23,7 @@ from pytest_torchmem.measurement.events import (
     Recording,
 )
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
-from pytest_torchmem.step.phases import StepPhases
+from pytest_torchmem.step.step import StepPhases
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private.tensors import is_wrapper, wrapped_tensors
 

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
-from pytest_torchmem.plugin.assertion_rewriting import leave_this_package_alone, stop_leaving_alone
 from pytest_torchmem.plugin.broken import hide_own_frames, let_fail, not_concluded, not_reported
 from pytest_torchmem.plugin.options import (
     add_options,
     fake_gpu_of_suite,
     header,
+    leave_this_package_alone,
     refuse_unknown_keys,
     something_is_set,
+    stop_leaving_alone,
 )
 from pytest_torchmem.plugin.seen import SeenFile, checks_memory, note_id
 from pytest_torchmem.snapshots.location import DIRECTORY

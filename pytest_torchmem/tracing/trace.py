@@ -60,8 +60,8 @@ from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.settings import ends_once, entered_settings
 from pytest_torchmem.torch_private.tensors import nowhere
 from pytest_torchmem.tracing.compiled import LEVELS, Compiled, Level
-from pytest_torchmem.tracing.hollow import HollowTensors
 from pytest_torchmem.tracing.layers import (
+    HollowTensors,
     Memory,
     asked_for_cuda,
     gradient_held_by_engine_alone,

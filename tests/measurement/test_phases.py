@@ -8,7 +8,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.profile.timeline import Phase
-from pytest_torchmem.step.phases import StepPhases
+from pytest_torchmem.step.step import StepPhases
 
 BACKWARD, BETWEEN, FORWARD, OPTIMIZER = (
     Phase.BACKWARD,
