@@ -160,6 +160,11 @@ class TraceThreads:
         self.locks = {self.last: dispatcher.turns()}
         self._over = False
 
+    def close(self) -> None:
+        """Let no other thread book anything any more: what was booked is about to be read."""
+        with self.turn():
+            self._over = True
+
     def end(self) -> None:
         """Let no thread be in the trace any more; those that go on wait until ``released``."""
         if os.getpid() == self._process:

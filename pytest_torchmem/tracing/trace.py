@@ -362,6 +362,7 @@ def _profile(
         _expect_what_stands(interceptor)
     outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step)
     interceptor.parts.numbers.settle()
+    interceptor.threads.close()
     if watch is not None:
         watch.at_end(ledger)
     for memory in memories:

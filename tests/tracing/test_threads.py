@@ -4,6 +4,7 @@ import _thread
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -244,3 +245,31 @@ def test_an_operator_that_starts_threads() -> None:
 
     assert trace(program).peak
     library._destroy()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_threads_that_are_at_work_when_a_trace_ends(device: str) -> None:
+    over, failures = threading.Event(), list[BaseException]()
+
+    def work(x: torch.Tensor) -> None:
+        try:
+            while not over.is_set():
+                torch.nn.functional.gelu(x) @ x
+        except BaseException as error:
+            failures.append(error)
+
+    def step() -> threading.Thread:
+        thread = threading.Thread(target=work, args=(torch.randn(4, 4, device=device),))
+        thread.start()
+        time.sleep(0.1)
+        return thread
+
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(3):
+            trace(lambda: threads.append(step()), device=device)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
