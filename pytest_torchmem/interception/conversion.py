@@ -343,7 +343,7 @@ class Conversion:
         if known is not None and kept:
             with self._values.threads():
                 if whole:
-                    memory = bytes_of(known.untyped_storage()).clone()
+                    memory = bytes_of(known.untyped_storage().cpu()).clone()
                 else:
                     memory = zeros(nbytes)
                     read_as(tensor, output.on(memory.untyped_storage())).copy_(known)

@@ -43,6 +43,7 @@ from pytest_torchmem.torch_private.tensors import (
     HOOK_TABLES,
     PARAMETERS,
     exchange_implementations,
+    is_on_real_gpu,
     is_wrapper,
     own_buffers,
     own_parameters,
@@ -299,6 +300,14 @@ class InPlace:
                     if tensor is not None and id(tensor) not in self.given:
                         given = Given(tensor, kind, begin + name, place, scripted=scripted)
                         self.given[id(tensor)] = given
+
+    def note_on_gpu(self, tensors: Iterable[Tensor]) -> None:
+        """Take note of tensors on a real GPU: C++ sees none in a trace, so they lie elsewhere."""
+        with DisableTorchFunctionSubclass():
+            for tensor in filter(is_on_real_gpu, tensors):
+                given = self.given.get(id(tensor))
+                if given is None or not given.moves:
+                    self.given[id(tensor)] = Given(tensor, _kind_of(tensor))
 
     def references(self) -> Mapping[int, Reference]:
         """Return what stands for its tensors and modules, by their ids."""

@@ -43,6 +43,7 @@ GRADIENT_HOOKS = private_name("torch.Tensor._backward_hooks")
 ACCUMULATED_HOOKS = private_name("torch.Tensor._post_accumulate_grad_hooks")
 #: Two tensors have each other's data, gradient, graph and version; nothing else refers to these
 #: weakly in C++.
+_dispatch_keys: Callable[[Tensor], Any] = private("torch._C._dispatch_keys")
 exchange_implementations: Callable[[Tensor, Tensor], None] = private("torch._C._swap_tensor_impl")
 
 #: Parts of a sparse tensor, which need not be coalesced.
@@ -82,6 +83,11 @@ def read_as(tensor: Tensor, other: Tensor) -> Tensor:
     """Return a view of another tensor, conjugated and negated when read, as ``tensor`` is."""
     other = other.conj() if tensor.is_conj() else other
     return _negative_view(other) if tensor.is_neg() else other
+
+
+def is_on_real_gpu(tensor: Tensor) -> bool:
+    """Return whether a tensor is on cuda for C++, as those on a fake GPU are not."""
+    return bool(_dispatch_keys(tensor).has(torch._C.DispatchKey.CUDA))
 
 
 def has_dispatch(tensor: Tensor) -> bool:

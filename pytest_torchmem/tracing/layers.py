@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.allocator.options import AllocatorOptions
@@ -62,7 +62,7 @@ from pytest_torchmem.torch_private.patches import (
     find_builtin,
     original_of,
 )
-from pytest_torchmem.torch_private.tensors import has_dispatch, storage_address
+from pytest_torchmem.torch_private.tensors import has_dispatch, is_on_real_gpu, storage_address
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
@@ -239,7 +239,7 @@ def _no_cuda_functions(trace: TraceContext) -> Layer[None]:
 class HollowTensors:
     """Makes tensors without memory, booked on a device with the names that they go by."""
 
-    def __init__(self, conversion: Conversion, device: torch.device, root: nn.Module) -> None:
+    def __init__(self, conversion: Conversion, device: torch.device, root: object) -> None:
         self._conversion = conversion
         self._on = device
         self._root = type(root).__name__
@@ -272,15 +272,13 @@ class HollowTensors:
 
     def _hollow(self, tensor: Tensor, given: Given) -> Tensor:
         """Return a hollow tensor; those that share a storage share one."""
-        address = storage_address(tensor)
-        shared = self._storages.get(address) if self._whole else None
+        address, whole = storage_address(tensor), self._whole or is_on_real_gpu(tensor)
+        shared = self._storages.get(address) if whole else None
         if shared is not None:
             return Output.of(tensor).on(shared)
         owner = ""
         if given.path is not None:
             owner = f"{self._root}.{given.path}" if given.path else self._root
-        made = self._conversion.enter_tensor(
-            tensor, self._on, given.kind, given.name, owner, self._whole
-        )
+        made = self._conversion.enter_tensor(tensor, self._on, given.kind, given.name, owner, whole)
         self._storages[address] = made.untyped_storage()
         return made

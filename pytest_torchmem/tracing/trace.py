@@ -55,6 +55,7 @@ from pytest_torchmem.targets.target import (
     Target,
 )
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World, check_ranks, check_world_size
+from pytest_torchmem.torch_private.devices import has_gpu
 from pytest_torchmem.torch_private.distributed import forget_meshes
 from pytest_torchmem.torch_private.self_test import check_torch
 from pytest_torchmem.torch_private.settings import ends_once, entered_settings
@@ -184,14 +185,17 @@ def _in_passes(
 ) -> MemoryProfile:
     """Run a step as often as its values need it; what it was given is afterwards as before."""
     reached, lowering = Reached(target, *inputs), Lowering()
-    if not isinstance(target, nn.Module):
+    is_module = isinstance(target, nn.Module)
+    in_place = InPlace(reached, target, *inputs) if is_module else InPlace(reached)
+    if machine.gpu is not None and has_gpu():
+        in_place.note_on_gpu(reached.every_tensor())
+    if not is_module:
 
         def letting_go(ledger: Ledger) -> Callable[[], None]:
             return partial(let_go_of_tensors, ledger, SharedState(reached))
 
-        run = partial(run, InPlace(reached), letting_go, lowering=lowering)
+        run = partial(run, in_place, letting_go, lowering=lowering)
         return run_passes(run, machine, passes, partial(ProgramState, reached), lowering)
-    in_place = InPlace(reached, target, *inputs)
     state = ProgramState(reached, in_place.references())
     run = partial(run, in_place, lambda _: state.restore, lowering=lowering)
     return run_passes(run, machine, passes, lambda: state, lowering)
@@ -351,15 +355,14 @@ def _profile(
             facts.given(name, tensors_in(value))
         interceptor.parts.values.expect(in_place.own_bytes())
         interceptor.parts.attribution.traced = in_place.modules
-        with undisturbed(), interceptor.working():
-            in_place.lay(HollowTensors(interceptor.parts.conversion, machine.device, target))
+        _lay(interceptor, in_place, target)
         fingerprint = fingerprint_of_step(ledger, machine.device)
         compiled.take(target)
         ledger.enter(Phase.FORWARD)
     else:
         interceptor.parts.attribution.on_outermost_call = program.called
         interceptor.parts.conversion.names = program.names
-        _expect_what_stands(interceptor)
+        _expect_what_stands(interceptor, in_place, target)
     outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step)
     interceptor.parts.numbers.settle()
     interceptor.threads.close()
@@ -398,14 +401,22 @@ def _profile(
     return profile
 
 
-def _expect_what_stands(interceptor: Interceptor) -> None:
-    """Begin with what fixtures have put on the GPU, as a step of a module with its parameters."""
+def _lay(interceptor: Interceptor, in_place: InPlace, target: object) -> None:
+    conversion, device = interceptor.parts.conversion, interceptor.parts.target.device
+    with undisturbed(), interceptor.working():
+        in_place.lay(HollowTensors(conversion, device, target))
+
+
+def _expect_what_stands(interceptor: Interceptor, in_place: InPlace, target: object) -> None:
+    """Begin with what stands on a fake or a real GPU, as a step of a module with its parameters."""
     ledger = interceptor.parts.ledger
     ledger.begin(Phase.BASELINE)
     if interceptor.parts.target.gpu is not None:
         with interceptor.working():
             for lent, storage in present_on_standing_gpus():
                 interceptor.parts.conversion.expect(lent, storage)
+    if any(given.moves for given in in_place.given.values()):
+        _lay(interceptor, in_place, target)
     ledger.enter(Phase.FORWARD)
 
 

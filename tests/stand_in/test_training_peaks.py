@@ -1,4 +1,4 @@
-"""The real peak of a training on cuda is that of the whole run, and the traced one close to it."""
+"""Traces of steps whose models are on the GPU before, against the real runs."""
 
 import os
 
@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from pytest_torchmem import measure, trace
 from pytest_torchmem.integrations.training import REAL, TRACED, RunPeaks
+
+pytestmark = pytest.mark.skipif(
+    "STAND_IN_NAME" not in os.environ, reason="runs by: torchmem stand-in"
+)
 
 
 class Loss(nn.Sequential):
@@ -17,7 +22,6 @@ class Loss(nn.Sequential):
         return loss
 
 
-@pytest.mark.skipif("STAND_IN_NAME" not in os.environ, reason="runs by: torchmem stand-in")
 def test_the_largest_batch_has_the_peak_of_the_run() -> None:
     loss = Loss(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8)).cuda()
     optimizer, peaks = torch.optim.AdamW(loss.parameters()), RunPeaks()
@@ -31,3 +35,24 @@ def test_the_largest_batch_has_the_peak_of_the_run() -> None:
     figures = peaks.compare(loss, optimizer)
     assert figures[REAL] > 16_000_000
     assert figures[TRACED] == pytest.approx(figures[REAL], rel=0.01)
+
+
+def test_a_function_counts_what_it_uses_of_the_gpu() -> None:
+    """Its model, the optimizer's states and views of one storage; they lie there afterwards."""
+    model, table = nn.Linear(8, 8).cuda(), torch.zeros(64, 64, device="cuda")
+    optimizer, view = torch.optim.AdamW(model.parameters()), table.T
+
+    def train() -> None:
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8, device="cuda")).sum() + view.sum() + table.sum()
+        loss.backward()
+        optimizer.step()
+
+    train()
+    places = [one.data_ptr() for one in (*model.parameters(), table, view)]
+    traced = trace(train, device="cuda")
+    assert places == [one.data_ptr() for one in (*model.parameters(), table, view)]
+    assert traced.baseline == 4 * (4 * (64 + 8) + 64 * 64)
+    measured = measure(train, device="cuda").figures()
+    for name in ("forward_peak", "backward_peak", "optimizer_peak", "end"):
+        assert traced.figures()[name] - traced.baseline == measured[name], name
