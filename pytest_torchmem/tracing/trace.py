@@ -118,8 +118,7 @@ def trace(
     afterwards as it was. ``torch.compile`` is profiled as compiled: ``MemoryProfile.level``.
 
     Args:
-        target: An ``nn.Module``, whose parameters may be real or on ``meta``, or a callable that
-            builds a model and runs its step.
+        target: An ``nn.Module``, also with parameters on ``meta``, or a callable that runs a step.
         *args: The arguments of ``target``.
         device: ``"cpu"`` or ``"cuda"``.
         gpu: The GPU to model on cuda, by its name in the catalogue; by default ``"a100-80gb"``.
@@ -138,15 +137,13 @@ def trace(
         calibration: Workspaces that were measured on GPUs (``calibrate``, ``read_calibration``).
         cudnn: ``"auto"`` asks the cuDNN that is installed for its workspaces, and takes the answers
             stored in ``calibration`` if there is none; ``"stored"`` takes only these.
-        values: ``"real"`` computes the values of all tensors on the CPU, so that a program decides
-            as it does in reality. ``"none"`` computes only small integer and boolean tensors;
-            unknown values count as 1 where the program decides by them, with a warning for each
-            line. ``"auto"`` begins like that, and runs the program again with real values, up to a
-            budget, if it decides by an unknown one.
+        values: ``"real"`` computes all values on the CPU, so that a program decides as in reality.
+            ``"none"`` computes only small integer and boolean tensors; an unknown value counts as 1
+            where the program decides by it, with a warning for the line. ``"auto"`` begins like
+            that, and runs the program again with real values, up to a budget, if it decides by one.
         gpus: How many GPUs the program sees, 1 by default; ``MemoryProfile.devices`` has them all.
-        world_size: How many processes a distributed program has. ``torch.distributed`` and the
-            variables of ``torchrun`` are as in one of them, and nothing is sent. A node has 8 GPUs,
-            or ``gpus``.
+        world_size: How many processes a distributed program has. ``torch.distributed`` is as in one
+            of them, and nothing is sent. A node has 8 GPUs, or ``gpus``.
         rank: Which of the processes is traced, 0 by default.
         mode: ``"eager"``, ``"aot"`` (the graphs of AOTAutograd, operator by operator) or
             ``"inductor"`` (the buffers of Inductor's output code): the level at which modules and
@@ -154,9 +151,8 @@ def trace(
         **kwargs: The keyword arguments of ``target``.
 
     Raises ``UsageError`` for invalid arguments, ``UnknownValueError`` if the program needs a value
-    that the trace does not have, ``UnsupportedOperatorError`` for an operator whose output shapes
-    are unknown, ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target``
-    raises.
+    that is not known, ``UnsupportedOperatorError`` for an operator of unknown output shapes,
+    ``UnsupportedTorchError`` if this torch is not supported, and whatever ``target`` raises.
     """
     options = {name: value for name, value in locals().items() if name not in _POSITIONAL}
     _check_mode(mode)
