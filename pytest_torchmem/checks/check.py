@@ -11,9 +11,8 @@ from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.checks.calibrations import CalibrationResult, told_figures
 from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.judge import Context, Judge, stored_for
-from pytest_torchmem.checks.limits import PeakContents, contents
 from pytest_torchmem.checks.request import CheckTarget, Request
-from pytest_torchmem.checks.result import CheckResult, DoesNotFit
+from pytest_torchmem.checks.result import CheckResult, DoesNotFit, PeakContents, contents
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import END, PEAK, RESERVED
 from pytest_torchmem.profile.timeline import Lifetimes, Role

@@ -10,15 +10,6 @@ from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
 from pytest_torchmem.checks.gpu import Measurement, RealRun
-from pytest_torchmem.checks.limits import (
-    Overrun,
-    PeakContents,
-    contents,
-    default_limits,
-    headroom,
-    limits_of,
-    overruns,
-)
 from pytest_torchmem.checks.request import Limit, Request
 from pytest_torchmem.checks.result import (
     ACCEPTED,
@@ -32,8 +23,15 @@ from pytest_torchmem.checks.result import (
     Missing,
     Outcome,
     OverBudget,
+    Overrun,
+    PeakContents,
     SnapshotResult,
     TraceResult,
+    contents,
+    default_limits,
+    headroom,
+    limits_of,
+    overruns,
 )
 from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError, UsageError

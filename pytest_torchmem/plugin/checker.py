@@ -1,11 +1,14 @@
-"""The checks of one attempt at one test: facts of pytest in, failures out."""
+"""The checks of one attempt at one test: facts of pytest in, failures out.
+
+A test of several ranks is run as each, if its fixtures go by the process of a distributed program.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -27,7 +30,7 @@ from pytest_torchmem.checks.request import (
     worlds_of,
 )
 from pytest_torchmem.checks.result import CheckResult, Outcome
-from pytest_torchmem.errors import NoCudaError, UsageError
+from pytest_torchmem.errors import NoCudaError, UsageError, add_note
 from pytest_torchmem.plugin.attachments import attach
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.failure import (
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.compare import Comparison
     from pytest_torchmem.snapshots.format import Entry
+
 
 RAISED = "caught what a check raised, so that nothing was checked"
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
@@ -494,3 +498,49 @@ def _expected_to_fail(item: pytest.Item) -> bool:
 def _is_idle(result: CheckResult) -> bool:
     """Whether a check found that nothing was allocated."""
     return result.outcome is Outcome.NOT_CHECKED and result.figures.get("peak") == 0
+
+
+class RankHooks:
+    """Runs a test once as each of its processes, as launchers do, if its fixtures ask for that.
+
+    Between two of them fixtures that go by the process are torn down and set up again.
+    """
+
+    def __init__(self, gpus: StandingGpus, checker: Callable[[pytest.Item], Checker]) -> None:
+        self._gpus = gpus
+        self._checker = checker
+        self._running: pytest.Function | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Iterator[None]:
+        """Run a test as its first process, and then as the others."""
+        if self._running is pyfuncitem:
+            return (yield)
+        first, *others = self._gpus.processes(pyfuncitem) or (None,)
+        if first is None:
+            return (yield)
+        failed: list[MemoryCheckFailed] = []
+        result, self._running = None, pyfuncitem
+        try:
+            with self._gpus.one_by_one(pyfuncitem):
+                try:
+                    result = yield
+                except MemoryCheckFailed as error:
+                    failed.append(error)
+                except Exception as error:
+                    add_note(error, f"(the test ran as {first})")
+                    raise
+                for world in others:
+                    try:
+                        with self._gpus.as_process(pyfuncitem, world):
+                            pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem)
+                    except MemoryCheckFailed as error:
+                        failed.append(error)
+                    except Exception as error:
+                        add_note(error, f"(the test ran as {world})")
+                        raise
+        finally:
+            self._running = None
+        if failed:
+            raise self._checker(pyfuncitem).one_failure(failed)
+        return result

@@ -148,7 +148,7 @@ class _RunHooks:
     def standing(self, suite: StandingGpu | None = None) -> StandingGpus:
         """The fake GPUs that fixtures see: that of the whole ``suite``, if it has one."""
         if self._standing is None:
-            from pytest_torchmem.plugin.ranks import RankHooks
+            from pytest_torchmem.plugin.checker import RankHooks
             from pytest_torchmem.plugin.standing import StandingGpus, StandingHooks
 
             self._standing = StandingGpus(self.settings(), suite)

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.json_report import KIND, SCHEMA
+from pytest_torchmem.snapshots.files import parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.format import (
     IDENTITY,
     Entry,
@@ -20,7 +21,6 @@ from pytest_torchmem.snapshots.format import (
     read_told,
 )
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
-from pytest_torchmem.snapshots.plain import parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.store import read
 
 _TEXTS = (*IDENTITY, "nodeid", "outcome", "torch", "workload", "message")

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.gpu import RealRun
-from pytest_torchmem.checks.limits import Overrun, PeakContents
 from pytest_torchmem.checks.request import word_of
 from pytest_torchmem.checks.result import (
     AboveCap,
@@ -20,6 +19,8 @@ from pytest_torchmem.checks.result import (
     Missing,
     Outcome,
     OverBudget,
+    Overrun,
+    PeakContents,
 )
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
 from pytest_torchmem.printable import printable, printable_lines

@@ -11,16 +11,17 @@ from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots.changes import FilePlan, refused
-from pytest_torchmem.snapshots.files import locked, write
-from pytest_torchmem.snapshots.plain import (
+from pytest_torchmem.snapshots.files import (
     FileContents,
     dump_file,
+    locked,
     parse_file,
     size,
     sized,
     table_of,
     text_of,
     texts_of,
+    write,
 )
 from pytest_torchmem.snapshots.store import Stored, read_stored
 from pytest_torchmem.targets.calibration import (

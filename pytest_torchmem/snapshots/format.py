@@ -22,7 +22,7 @@ from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch
 from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
-from pytest_torchmem.snapshots.plain import (
+from pytest_torchmem.snapshots.files import (
     FileContents,
     dump_file,
     parse_file,

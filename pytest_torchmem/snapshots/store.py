@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.snapshots.files import read_text
+from pytest_torchmem.snapshots.files import FileContents, read_text
 from pytest_torchmem.snapshots.format import Entry, Key, load
 from pytest_torchmem.snapshots.location import is_calibration
-from pytest_torchmem.snapshots.plain import FileContents
 
 K = TypeVar("K")
 V = TypeVar("V")

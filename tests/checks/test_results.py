@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.checks.limits import overruns
 from pytest_torchmem.checks.request import Limit
 from pytest_torchmem.checks.result import (
     Changed,
@@ -16,6 +15,7 @@ from pytest_torchmem.checks.result import (
     Outcome,
     OverBudget,
     SnapshotResult,
+    overruns,
 )
 from pytest_torchmem.figures import (
     ALLOCATOR_PEAKS,
