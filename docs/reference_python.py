@@ -26,7 +26,7 @@ LINKS = {
     "calibrate": "calibration.md",
     "Gpu": "extending.md#gpus",
     "OperatorModel": "extending.md#custom-operators",
-    "Torchmem": "reference.md#the-fixture",
+    "Torchmem": "reference.md#the-fixture-torchmem",
     "plan": "graphs.md",
     "level": "tasks/compiled.md",
     "values": "values.md",
