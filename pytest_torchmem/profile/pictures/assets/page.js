@@ -396,7 +396,7 @@
   if (data.stacks.kind.names.length < 2) at("by").value = "operator";  // a recording has no kinds
   at("by").addEventListener("change", draw);
   at("to-peak").addEventListener("click", peak);
-  const all = () => { draw(); flame(data.flame); setTimeout(arenas); };
+  const all = () => { draw(); setTimeout(() => flame(data.flame)); setTimeout(arenas); };
   const arenas = () => { for (const id of ["segments", "plan"]) arena(id); };
   for (const id of ["segments", "plan"]) {
     at(id).addEventListener("mousemove", (pointer) => arena(id, pointer));
@@ -407,8 +407,7 @@
   at("find-operators").addEventListener("input", operators);
   addEventListener("resize", all);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); arenas(); });
-  setTimeout(operators);  // each part is a task of its own: none keeps the browser long
-  all();
-  peak();
-  held = false;
+  // Each part is a task of its own: none keeps the browser long.
+  setTimeout(() => { all(); peak(); held = false; });
+  setTimeout(operators);
 })();
