@@ -14,7 +14,6 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import groupby, zip_longest
@@ -194,9 +193,9 @@ def fitting_trace(
 
 def _traced_on(target: CheckTarget, gpu: Gpu) -> MemoryProfile | str:
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
-    from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
+    from pytest_torchmem.targets.gpus import known_gpu
 
-    with nullcontext() if gpu.name in gpu_names() else registered_gpus(gpu):
+    with known_gpu(gpu):
         try:
             return target.trace("cuda", gpu.name, None)
         except OutOfMemoryError as error:

@@ -12,8 +12,9 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.cpu import measure
 from pytest_torchmem.measurement.device import cuda_device
 from pytest_torchmem.profile.profile import MemoryProfile
-from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
-from pytest_torchmem.torch_private.kernels import tree_leaves, tree_map_only
+from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.targets.gpus import known_gpu
+from pytest_torchmem.torch_private.kernels import tree_map_only
 from pytest_torchmem.tracing.trace import trace
 from pytest_torchmem.units import format_size
 
@@ -37,8 +38,7 @@ class RunPeaks:
 
     def see(self, *args: Any, **kwargs: Any) -> None:
         """Keep the arguments of a step, if they are the largest so far."""
-        leaves = tree_leaves((args, kwargs))
-        elements = sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+        elements = sum(tensor.numel() for tensor in tensors_in((args, kwargs)))
         if elements > self._elements:
             self._elements = elements
             self._batch = tree_map_only(torch.Tensor, _on_host, (args, kwargs))
@@ -88,8 +88,7 @@ def _on_this_gpu(
     loss: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> MemoryProfile:
     gpu = cuda_device().gpu()
-    others = () if gpu.name in gpu_names() else (gpu,)
-    with registered_gpus(*others):
+    with known_gpu(gpu):
         return trace(loss, *args, device="cuda", gpu=gpu.name, memory="unlimited", **kwargs)
 
 

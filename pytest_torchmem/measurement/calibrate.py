@@ -27,7 +27,7 @@ from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.step.imports import eager
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
-from pytest_torchmem.targets.gpus import Gpu, gpu_names, registered_gpus
+from pytest_torchmem.targets.gpus import Gpu, known_gpu
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
 from pytest_torchmem.torch_private.keys import FAKE, OpOverload, has_kernel_on, set_excluded
@@ -65,8 +65,7 @@ def calibrate(
         raise UsageError(f"cannot calibrate: {reason}. Run this on a machine with the GPU")
     gpu = device.gpu()
     options = {**step.options(), **kwargs}
-    unknown = () if gpu.name in gpu_names() else (gpu,)
-    with registered_gpus(*unknown):
+    with known_gpu(gpu):
         traced = trace(target, *args, device="cuda", gpu=gpu.name, memory="unlimited", **options)
     figures = record_figures(device, gpu, traced.questions, target, args, kwargs, step)
     return Calibration({setup_of(device, gpu): figures})

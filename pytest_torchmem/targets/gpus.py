@@ -25,7 +25,7 @@ The B100 is not here: nobody published what a program sees on one.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -195,6 +195,11 @@ def registered_gpus(*gpus: Gpu) -> Iterator[None]:
         for gpu in gpus:
             stack.callback(register_gpu(gpu))
         yield
+
+
+def known_gpu(gpu: Gpu) -> AbstractContextManager[None]:
+    """Have a GPU that was found on this machine in the catalogue for a while, if it is unknown."""
+    return registered_gpus(*() if gpu.name in _GPUS else (gpu,))
 
 
 def gpu_names() -> tuple[str, ...]:

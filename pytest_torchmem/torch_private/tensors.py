@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pytest_torchmem.torch_private.keys import CUDA
 from pytest_torchmem.torch_private.names import private, private_attribute, private_name
 
 #: The class in C++ whose attributes ``torch.Tensor`` inherits.
@@ -87,7 +88,7 @@ def read_as(tensor: Tensor, other: Tensor) -> Tensor:
 
 def is_on_real_gpu(tensor: Tensor) -> bool:
     """Return whether a tensor is on cuda for C++, as those on a fake GPU are not."""
-    return bool(_dispatch_keys(tensor).has(torch._C.DispatchKey.CUDA))
+    return bool(_dispatch_keys(tensor).has(CUDA))
 
 
 def has_dispatch(tensor: Tensor) -> bool:
