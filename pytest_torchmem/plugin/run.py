@@ -312,6 +312,7 @@ def _told_of_files(checks: Iterable[Check], unwritten: Collection[str]) -> Itera
 
 
 def _entry_of(snapshot: SnapshotResult) -> Entry:
-    """Return what a snapshot is to hold now, with why it grew."""
+    """Return what a snapshot is to hold now, with why it grew, if that is known."""
     found = snapshot.diagnosis
-    return replace(snapshot.entry, grew=growth.told(found)) if found is not None else snapshot.entry
+    grew = growth.told(found) if found is not None and growth.why(found) else None
+    return replace(snapshot.entry, grew=grew)

@@ -164,6 +164,7 @@ def test_any_order_gives_the_same_bytes(cases):
     cases.before = cases.file().read_text()
     cases.run("--torchmem-update")
     forward = cases.file().read_bytes()
+    assert b'"why": ""' not in forward, "a growth without a cause is not one that is read again"
     cases.file().write_text(cases.before)
     cases.write(
         conftest=(cases.path / "conftest.py").read_text()
