@@ -20,11 +20,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import torch
+
+import pytest_torchmem
 from benchmarks.hostile.names import hostile_names
 from benchmarks.hostile.project import Project
 from benchmarks.hostile.replaced import hostile_replaced
 from benchmarks.hostile.runs import hostile_file, hostile_neighbours, hostile_signal
 from benchmarks.hostile.suites import hostile_suite
+from benchmarks.hostile.traces import hostile_trace
 
 KINDS = {
     "suites": hostile_suite,
@@ -33,8 +37,9 @@ KINDS = {
     "files": hostile_file,
     "names": hostile_names,
     "replaced": hostile_replaced,
+    "traces": hostile_trace,
 }
-TURNS = ("suites", "signals", "neighbours", "files", "names", "suites", "replaced")
+TURNS = ("suites", "signals", "neighbours", "files", "names", "suites", "replaced", "traces")
 """Which kind comes next."""
 _PACKAGES = ("_pytest", "pytest_torchmem")
 _MINUTE = 60.0
@@ -52,6 +57,8 @@ def prepare() -> None:
         ):
             if not module.name.endswith("__main__") and ".integrations." not in module.name:
                 importlib.import_module(module.name)
+    for device in ("cpu", "cuda"):  # what the first trace of a process writes stays
+        pytest_torchmem.trace(torch.nn.Linear(1, 1), torch.ones(1), device=device)
     inspect.getmodule(sys._getframe())  # remembers the file of every module
     gc.collect()
     gc.freeze()
