@@ -1,5 +1,6 @@
 """Plans of calls: remembered for the process, or made by rule, by a record, or on ``meta``."""
 
+import os
 from collections.abc import Callable
 from math import prod
 from operator import attrgetter, itemgetter, methodcaller
@@ -18,11 +19,11 @@ from pytest_torchmem.interception.plan import (
 )
 from pytest_torchmem.operators.registry import generation
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace import environment_settings, type_of_number
+from pytest_torchmem.operators.workspace import type_of_number
 from pytest_torchmem.operators.workspace_of import library_output
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.modes import overrides, torch_function_enabled
-from pytest_torchmem.torch_private.settings import host_settings, kernel_settings
+from pytest_torchmem.torch_private.settings import LIBRARY_VARIABLES, host_settings, kernel_settings
 
 _TENSOR_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _AS_THEY_ARE = frozenset({int, type(None)})
@@ -63,7 +64,7 @@ class Plans:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._environment = environment_settings()
+        self._environment = tuple(map(os.environ.get, LIBRARY_VARIABLES))
         self._find_settings = host_settings if target.gpu is None else kernel_settings
         self._settings: tuple[Any, ...] | None = None
         self._plans: dict[Any, Plan] = {}

@@ -311,28 +311,8 @@ class Reduction(NamedTuple):
         return math.prod(dim.size for dim in self.kept)
 
 
-def iteration(
-    shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]
-) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
-    """Return the dimensions reduced over and those kept, fastest first, adjacent ones merged.
-
-    The output is dense, so the kept ones stand in its order; the reduced ones in the input's.
-    """
-    outer = 1
-    kept = []
-    for dim in reversed(range(len(shape))):
-        if dim in dims:
-            continue
-        kept.append(Dim(shape[dim], strides[dim], outer))
-        outer *= shape[dim]
-    reduced = [
-        Dim(shape[dim], strides[dim], 0) for dim in reversed(range(len(shape))) if dim in dims
-    ]
-    reduced.sort(key=lambda dim: dim.input)
-    return _merged(reduced), _merged(kept)
-
-
 def _merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Merge dimensions that lie one behind the other."""
     merged: list[Dim] = []
     for dim in dims:
         if dim.size == 1:
@@ -414,7 +394,11 @@ def _global_buffers(gpu: Gpu, reduction: Reduction) -> tuple[int, ...]:
         if on_fastest and width >= 128 and len(reduced) == 1:
             width //= reduction.input_vector
         elif not on_fastest:
-            vector = _output_vector(reduced, kept)
+            # ``get_output_vec_size``, for a tensor that begins at a multiple of four elements.
+            vector = 4
+            for number in (kept[0].size, *(dim.input for dim in (*reduced, *kept[1:]))):
+                while number % vector:
+                    vector //= 2
             width //= vector
     block_width, block_height = _block(width, height, reduction.threads // vector)
     threads = block_width * block_height
@@ -447,15 +431,6 @@ def _block(width: int, height: int, most: int) -> tuple[int, int]:
     return min(wide, most // block_height), block_height
 
 
-def _output_vector(reduced: Sequence[Dim], kept: Sequence[Dim]) -> int:
-    """``get_output_vec_size``, for a tensor that begins at a multiple of four elements."""
-    vector = 4
-    for number in (kept[0].size, *(dim.input for dim in (*reduced, *kept[1:]))):
-        while number % vector:
-            vector //= 2
-    return vector
-
-
 def last_power(number: int) -> int:
     """``last_pow2``: the largest power of two that is not larger."""
     return 1 << (number.bit_length() - 1) if number > 0 else 1
@@ -479,13 +454,21 @@ def reduced(
     ``accumulator`` is the bytes of what it adds up in, by default the type's own accumulation type;
     no ``dims`` means all of them.
     """
-    wrapped = _wrapped(dims, len(shape))
-    first, rest = iteration(shape, strides, wrapped)
+    wrapped, outer = _wrapped(dims, len(shape)), 1
+    # Fastest first: those kept in the order of the dense output, the reduced ones in the input's.
+    first, kept = list[Dim](), list[Dim]()
+    for dim in reversed(range(len(shape))):
+        if dim in wrapped:
+            first.append(Dim(shape[dim], strides[dim], 0))
+        else:
+            kept.append(Dim(shape[dim], strides[dim], outer))
+            outer *= shape[dim]
+    first.sort(key=lambda dim: dim.input)
     return reduction_buffers(
         gpu,
         Reduction(
-            first,
-            rest,
+            _merged(first),
+            _merged(kept),
             dtype.itemsize,
             out_size,
             accumulator or accumulation_type(dtype).itemsize,

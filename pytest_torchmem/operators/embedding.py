@@ -91,7 +91,13 @@ def _forward_on_cpu(with_sizes: bool) -> Callable[..., tuple[Tensor, ...]]:
         weight, indices, offsets, mode = asked.weight, asked.indices, asked.offsets, asked.mode
         bags = offsets.shape[0] - asked.include_last_offset
         output = weight.new_empty((bags, weight.shape[1]))
-        fast = _is_fast(weight, asked.per_sample_weights, asked.padding_idx)
+        # ``is_fast_path``: FBGEMM gathers and adds.
+        fast = (
+            weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            and weight.stride(1) == 1
+            and (asked.per_sample_weights is None or asked.per_sample_weights.stride(0) == 1)
+            and asked.padding_idx < 0
+        )
         offset2bag = torch.empty((0,), dtype=offsets.dtype)
         if mode != _SUM or not fast:
             offset2bag = torch.zeros((indices.shape[0] + 1,), dtype=offsets.dtype)
@@ -156,16 +162,6 @@ def _count(sizes: Tensor, indices: Tensor, offsets: Tensor, bags: int) -> None:
         length = torch.empty((), dtype=offsets.dtype).fill_(indices.shape[0])
         rest = length - offsets[bags - 1]
         del rest, length
-
-
-def _is_fast(weight: Tensor, scale: Tensor | None, padding_idx: int) -> bool:
-    """``is_fast_path``: FBGEMM gathers and adds."""
-    return (
-        weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        and weight.stride(1) == 1
-        and (scale is None or scale.stride(0) == 1)
-        and padding_idx < 0
-    )
 
 
 def _gather(weight: Tensor, output: Tensor, scale: Tensor | None, fast: bool) -> None:

@@ -420,13 +420,6 @@ def _expanded(target: Tensor, dim: int, index: Tensor, source: Any, scatters: bo
     return dim % target.dim() == 0 and expanded and dense
 
 
-def _row_buffer(machine: Host, target: Tensor, columns: int) -> int:
-    """A row of sums in float for each thread; cpu_scatter_reduce_expanded_index."""
-    if target.dtype in HALVES:
-        return machine.threads * columns * torch.float32.itemsize
-    return 0
-
-
 @operator("aten::gather").workspace("cpu")
 def gather(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
     """cpu_scatter_gather_base_kernel."""
@@ -447,7 +440,9 @@ def rows_of_sums(machine: Host, outputs: Tensor, scatter: Scatter, index: Tensor
     if index.numel() == 0:
         return 0
     if _expanded(outputs, dim, index, src, scatters=True):
-        return _index(index) + _row_buffer(machine, outputs, index.numel() // index.shape[0])
+        # A row of sums in float for each thread.
+        columns = index.numel() // index.shape[0] if outputs.dtype in HALVES else 0
+        return _index(index) + machine.threads * columns * torch.float32.itemsize
     buffer = _float_buffer(input)
     if reduce != "mean" or not isinstance(src, Tensor):
         return _index(index) + buffer

@@ -130,13 +130,17 @@ class Product(NamedTuple):
         """Bytes of the scratchpad; ``init_aux_values``, ``init_scratchpad``."""
         if self.host.onednn >= (3, 13) and self.dense and 1 in (self.rows, self.columns):
             return self._vector_scratchpad()
-        threads, depth = self.host.threads, self._depth_block()
+        threads = self.host.threads
+        depth = min(self.depth, 1024 if self.depth > 1024 and not self.transposed else 512)
         column_block = min(_COLUMNS, self.columns)
         copied = self.turned or self._prefers_copy()
         rows, chunk, on_depth = self._blocks(column_block, depth, copied)
         entries = [threads * _ELEMENT]
         if copied:
-            entries.append(threads * _SIZE * rows * _padded_depth(depth))
+            # Columns of a turned block: whole cache lines, and no large power of two.
+            turned = round_up(depth, 32)
+            turned += 32 if turned >= 512 and turned & (turned - 1) == 0 else 0
+            entries.append(threads * _SIZE * rows * turned)
         entries.append(threads * _SIZE * _COLUMNS * round_up(depth, 32))
         if on_depth > 1:
             entries.append(threads * FLOAT * self.columns * self.rows)
@@ -165,9 +169,6 @@ class Product(NamedTuple):
             threads * _ELEMENT * ceil_div(self.depth, depth),
             threads * FLOAT * (length if split else rows),
         )
-
-    def _depth_block(self) -> int:
-        return min(self.depth, 1024 if self.depth > 1024 and not self.transposed else 512)
 
     def _prefers_copy(self) -> bool:
         """Rows whose length is a large power of two, of a tall matrix, are copied."""
@@ -225,12 +226,6 @@ def _uneven(work: int, threads: int) -> float:
     rest = work % threads
     idle = threads - rest if work < threads else min(threads - rest, rest)
     return idle / threads
-
-
-def _padded_depth(depth: int) -> int:
-    """Columns of a turned block: whole cache lines, and no large power of two."""
-    padded = round_up(depth, 32)
-    return padded + 32 if padded >= 512 and padded & (padded - 1) == 0 else padded
 
 
 def is_readable(matrices: Tensor) -> bool:

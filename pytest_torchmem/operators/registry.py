@@ -60,14 +60,6 @@ def load() -> None:
         import_module(module.name)
 
 
-def load_for(name: str) -> None:
-    """Import the families that speak of an operator or overload (``"aten::mm"``)."""
-    waiting = _waiting()
-    for module in waiting.get(name, ()):
-        import_module(f"{PACKAGE}.{module}")
-    waiting.pop(name, None)
-
-
 @cache
 def _waiting() -> dict[str, tuple[str, ...]]:
     """Return the modules that speak of operators which nobody has asked for yet."""
@@ -136,11 +128,6 @@ class Taught(NamedTuple):
         if composite:
             return not set(self.aspects) - {"path", "values"}
         return "path" not in self.aspects
-
-    def of_the_overload(self) -> dict[str, Any]:
-        """Return the aspects that are the same on every device."""
-        apart = {*LEADS, "order", "host_outputs", "takes_nothing"}
-        return {name: value for name, value in self.aspects.items() if name not in apart}
 
 
 _TAUGHT: dict[tuple[OpOverload, str], Taught] = {}
@@ -432,7 +419,10 @@ def find_record(name: str) -> OperatorRecord | None:
 
     The families that speak of it are imported.
     """
-    load_for(name)
+    waiting = _waiting()
+    for module in waiting.get(name, ()):
+        import_module(f"{PACKAGE}.{module}")
+    waiting.pop(name, None)
     return _RECORDS.get(name)
 
 

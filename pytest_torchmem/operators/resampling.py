@@ -297,15 +297,11 @@ def grid_sampler(
         and torch.backends.cudnn.enabled
         and input.dim() == grid.dim() == 4
         and input.size(1) <= _MOST_CHANNELS
-        and all(_acceptable(tensor) for tensor in (input, grid))
+        # ``cudnn_is_acceptable`` and ``canUse32BitIndexMath``
+        and all(one.dtype in _CUDNN_DTYPES and 0 < one.numel() < 2**31 for one in (input, grid))
     ):
         return torch.ops.aten.cudnn_grid_sampler.default(input, grid)
     return call()
-
-
-def _acceptable(tensor: Tensor) -> bool:
-    """``cudnn_is_acceptable`` and ``canUse32BitIndexMath``."""
-    return tensor.dtype in _CUDNN_DTYPES and 0 < tensor.numel() < 2**31
 
 
 sampler = operator("aten::cudnn_grid_sampler", source="native/cudnn/GridSampler.cpp")

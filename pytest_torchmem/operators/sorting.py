@@ -130,26 +130,21 @@ def topk(
     slices = input.numel() // size
     found: tuple[int, ...] = (contiguous_copy(input),)
     if size >= next((least for most, least in _MULTIBLOCK if slices <= most), 400):
-        found += passing(*_several_blocks(machine, slices, size, input.dtype))
+        # ``mbtopk::launch``: the value sought and what is known of it, twice, for each slice,
+        # digits and counts of every block, and prefix sums of the counts.
+        threads = machine.multiprocessors * _TOPK_RESIDENT * _TOPK_BLOCK
+        items = min(max(4, ceil_div(slices * size, threads)), 64)
+        blocks = slices * ceil_div(size, items * _TOPK_BLOCK)
+        known = 2 * slices * max(4, input.dtype.itemsize)
+        state = (slices * input.dtype.itemsize, 2 * slices * 4, known)
+        counts = (blocks * 256 * 2, slices * 256 * 4, blocks * 4, blocks * 4)
+        sums = passing(cub.scan_by_key(machine, blocks, 4))
+        found += passing(*state, *counts, *sums, *sums)
     if not sorted or k <= _SMALL_SORT:
         return found
     values, indices = outputs
     sorting = passing(*sort_requests(machine, values, dim, outputs))
     return (*found, dense_bytes(indices), dense_bytes(values), *sorting, dense_bytes(indices))
-
-
-def _several_blocks(gpu: Gpu, slices: int, size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """TensorTopK.cu, ``mbtopk::launch``: the value sought and what is known of it, twice, for each
-    slice, digits and counts of every block, and prefix sums of the counts.
-    """
-    threads = gpu.multiprocessors * _TOPK_RESIDENT * _TOPK_BLOCK
-    items = min(max(4, ceil_div(slices * size, threads)), 64)
-    blocks = slices * ceil_div(size, items * _TOPK_BLOCK)
-    known = 2 * slices * max(4, dtype.itemsize)
-    state = (slices * dtype.itemsize, 2 * slices * 4, known)
-    counts = (blocks * 256 * 2, slices * 256 * 4, blocks * 4, blocks * 4)
-    sums = passing(cub.scan_by_key(gpu, blocks, 4))
-    return (*state, *counts, *sums, *sums)
 
 
 @kth_value.workspace("cpu")

@@ -126,7 +126,9 @@ class OperatorSpec:
         for device in DEVICES:
             taught = taught_of(overload, device)
             if taught is not None:
-                record = replace(record, **taught.of_the_overload())
+                apart = {*LEADS, "order", "host_outputs", "takes_nothing"}
+                same = {name: one for name, one in taught.aspects.items() if name not in apart}
+                record = replace(record, **same)
         family = name.partition(".")[0]
         self.overload, self.name, self.record = overload, name, record
         self.shared = find_record(family) or OperatorRecord(family)

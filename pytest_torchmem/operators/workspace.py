@@ -24,7 +24,6 @@ the expanded gradient of a sum, or one that was transposed.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -37,7 +36,6 @@ from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_on_meta
-from pytest_torchmem.torch_private.settings import LIBRARY_VARIABLES
 
 if TYPE_CHECKING:
     from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
@@ -178,11 +176,6 @@ def joined(parts: Iterable[Workspace]) -> Workspace:
         told=tuple(dict.fromkeys(name for part in parts for name in part.told)),
         answers=tuple(dict.fromkeys(answer for part in parts for answer in part.answers)),
     )
-
-
-def environment_settings() -> tuple[str | None, ...]:
-    """Return what of the environment libraries' workspaces depend on."""
-    return tuple(map(os.environ.get, LIBRARY_VARIABLES))
 
 
 Entry = int | tuple[int, int]

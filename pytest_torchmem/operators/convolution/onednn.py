@@ -102,11 +102,6 @@ def transposed_forward_primitive(problem: Problem) -> Primitive:
     return _nested(primitive, result // problem.element_size * FLOAT)
 
 
-def transposed_backward_data_primitive(problem: Problem) -> Primitive:
-    """Return what the gradient of its input takes."""
-    return _nested(forward_primitive(replace(problem, bias=False)))
-
-
 def transposed_backward_weights_primitive(problem: Problem) -> Primitive:
     """Return what the gradients of its weight and bias take."""
     return _nested(backward_weights_primitive(replace(problem, bias=False)))
@@ -127,7 +122,9 @@ def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]
     requests = [_format_copies(call, grad_output, call.input, call.weight)]
     if output_mask[0]:
         if call.settings.transposed:
-            requests += _as_forward(problem, transposed_backward_data_primitive(problem))
+            requests += _as_forward(
+                problem, _nested(forward_primitive(replace(problem, bias=False)))
+            )
         else:
             requests += _as_transposed(problem, backward_data_primitive(problem))
     if output_mask[1] or output_mask[2]:
@@ -137,7 +134,14 @@ def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]
             else backward_weights_primitive
         )
         filters = problem.channels if call.settings.transposed else problem.filters
-        requests += _of_weight(problem, chosen(problem), filters if output_mask[2] else 0)
+        # mkldnn_convolution_backward_weights
+        primitive = chosen(problem)
+        plain = problem.weight_bytes
+        written = primitive.weight or plain
+        summed = (filters if output_mask[2] else 0) * problem.element_size
+        working = primitive.input + primitive.output + primitive.scratchpad
+        turn = [plain, -plain] if problem.channels_last else []
+        requests += [working, written + summed, -working, summed, plain, *turn, -written - summed]
     return requests
 
 
@@ -216,13 +220,3 @@ def _requests(
     turned = primitive.channels_last and not stays(*result[:2])
     turn = [plain, -plain] if turned else []
     return [written, working, -working, plain, *turn, -written]
-
-
-def _of_weight(problem: Problem, primitive: Primitive, bias: int) -> list[int]:
-    """Requests of mkldnn_convolution_backward_weights, the gradients included."""
-    plain = problem.weight_bytes
-    written = primitive.weight or plain
-    summed = bias * problem.element_size
-    working = primitive.input + primitive.output + primitive.scratchpad
-    turn = [plain, -plain] if problem.channels_last else []
-    return [working, written + summed, -working, summed, plain, *turn, -written - summed]

@@ -105,26 +105,23 @@ def _functions(backend: str, gpu: Gpu | None) -> dict[str, Callable[..., Any]]:
         return keep
 
     try:
-        _execute(path, backend, register_kernel)
+        module = ModuleType(f"{NAMESPACE}.backends.{backend}.ops")
+        module.__package__ = f"{NAMESPACE}.backends.{backend}"
+        module.__file__ = str(path)
+        operators, extension = (
+            sys.modules[f"{NAMESPACE}.{name}"] for name in ("_ops", "cextension")
+        )
+        replacements: Replacements = [
+            (operators, {"register_kernel": register_kernel}),
+            (extension, {"lib": NativeLibrary()}),
+        ]
+        with replaced_all(replacements), raw_stream_known(lambda: False):
+            exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
+        vars(module).update(_IN_PLACE_OF_CUDA)
     except Exception:
         # Of another version, whose files are others: outputs are known, what is taken is not.
         return {}
     return found
-
-
-def _execute(path: Path, backend: str, register_kernel: Callable[..., Any]) -> None:
-    """Run the file of a backend as a module of its own, apart from the imported one."""
-    module = ModuleType(f"{NAMESPACE}.backends.{backend}.ops")
-    module.__package__ = f"{NAMESPACE}.backends.{backend}"
-    module.__file__ = str(path)
-    operators, extension = (sys.modules[f"{NAMESPACE}.{name}"] for name in ("_ops", "cextension"))
-    replacements: Replacements = [
-        (operators, {"register_kernel": register_kernel}),
-        (extension, {"lib": NativeLibrary()}),
-    ]
-    with replaced_all(replacements), raw_stream_known(lambda: False):
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))
-    vars(module).update(_IN_PLACE_OF_CUDA)
 
 
 _IN_PLACE_OF_CUDA: dict[str, Any] = {
