@@ -23,20 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.cudnn import driver
+from pytest_torchmem.cudnn import driver, questions
 from pytest_torchmem.cudnn.driver import device_properties
-from pytest_torchmem.cudnn.questions import (
-    VARIABLE,
-    Answer,
-    ConvolutionQuestion,
-    ExecutionPlan,
-    Installed,
-    Question,
-    Version,
-    contiguous_strides,
-    find_installed,
-    version_text,
-)
 
 _FORMAT = 1
 """To be counted up when questions, or what is taken from cuDNN's answers, change."""
@@ -60,15 +48,17 @@ class DiskMemory:
     A line is looked at when its answer is wanted: a file may have those of many projects.
     """
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: questions.Version) -> None:
         try:
-            self._path: Path | None = folder() / f"cudnn-{version_text(version)}-v{_FORMAT}.jsonl"
+            self._path: Path | None = (
+                folder() / f"cudnn-{questions.version_text(version)}-v{_FORMAT}.jsonl"
+            )
         except RuntimeError:  # there is no home directory
             self._path = None
-        self._found: dict[Place, Answer] = {}
+        self._found: dict[Place, questions.Answer] = {}
         self._lines: dict[str, str] | None = None
 
-    def get(self, place: Place) -> Answer | None:
+    def get(self, place: Place) -> questions.Answer | None:
         """Return a remembered answer."""
         found = self._found.get(place)
         if found is None:
@@ -80,7 +70,7 @@ class DiskMemory:
                 self._found[place] = found
         return found
 
-    def add(self, place: Place, answer: Answer, on_disk: bool = True) -> None:
+    def add(self, place: Place, answer: questions.Answer, on_disk: bool = True) -> None:
         """Remember an answer; where nothing can or shall be written, for this process alone."""
         self._found[place] = answer
         plans = [[plan.workspace, plan.engine, plan.notes] for plan in answer.plans]
@@ -110,7 +100,7 @@ def _beginning(place: Place) -> str:
     return json.dumps(place, separators=(",", ":"))[:-2]
 
 
-def _answer_of(line: str) -> Answer | None:
+def _answer_of(line: str) -> questions.Answer | None:
     try:
         *_, plans, why = json.loads(line)
         return read_answer(plans, why)
@@ -118,17 +108,17 @@ def _answer_of(line: str) -> Answer | None:
         return None
 
 
-def read_answer(plans: object, why: object) -> Answer:
+def read_answer(plans: object, why: object) -> questions.Answer:
     """Return an answer from what JSON has of it; raises ``TypeError`` and ``ValueError``."""
     if not isinstance(plans, list) or not isinstance(why, str):
         raise TypeError("not an answer")
-    return Answer(tuple(_read_plan(*plan) for plan in plans), why)
+    return questions.Answer(tuple(_read_plan(*plan) for plan in plans), why)
 
 
-def _read_plan(workspace: object, engine: object, notes: list[object]) -> ExecutionPlan:
+def _read_plan(workspace: object, engine: object, notes: list[object]) -> questions.ExecutionPlan:
     if not isinstance(workspace, int) or not isinstance(engine, int) or workspace < 0:
         raise ValueError("not a plan")
-    return ExecutionPlan(workspace, engine, tuple(map(str, notes)))
+    return questions.ExecutionPlan(workspace, engine, tuple(map(str, notes)))
 
 
 PATIENCE = 120.0
@@ -144,7 +134,7 @@ _START = (
 class Library:
     """One cuDNN on this machine. Questions of several threads are asked one after the other."""
 
-    def __init__(self, installed: Installed) -> None:
+    def __init__(self, installed: questions.Installed) -> None:
         self.installed = installed
         self._memory = DiskMemory(installed.version)
         self._lock = threading.Lock()
@@ -157,14 +147,16 @@ class Library:
         self._owner = os.getpid()
 
     def __repr__(self) -> str:
-        return f"<cuDNN {version_text(self.version)} at {self.installed.library}>"
+        return f"<cuDNN {questions.version_text(self.version)} at {self.installed.library}>"
 
     @property
-    def version(self) -> Version:
+    def version(self) -> questions.Version:
         """Its major, minor and patch level."""
         return self.installed.version
 
-    def ask(self, capability: tuple[int, int], multiprocessors: int, question: Question) -> Answer:
+    def ask(
+        self, capability: tuple[int, int], multiprocessors: int, question: questions.Question
+    ) -> questions.Answer:
         """Return cuDNN's plans for a GPU; an answer without plans says why there are none."""
         product = _matrix_product(capability, question)
         if product is not None:
@@ -183,17 +175,19 @@ class Library:
             answer = self._asked(message) or self._asked(message)
             if answer is None:
                 self._deaths += 1
-                failed = Answer(why=self._why, is_failure=True)
+                failed = questions.Answer(why=self._why, is_failure=True)
                 self._memory.add(place, failed, on_disk=False)
                 return failed
             self._deaths = 0
             # Without an answer about attention, what it needs beside cuDNN may be missing here.
             self._memory.add(
-                place, answer, bool(answer.plans or isinstance(question, ConvolutionQuestion))
+                place,
+                answer,
+                bool(answer.plans or isinstance(question, questions.ConvolutionQuestion)),
             )
             return answer
 
-    def _asked(self, message: str) -> Answer | None:
+    def _asked(self, message: str) -> questions.Answer | None:
         """Return what the process says, or ``None`` if it says nothing; ``_why`` tells why."""
         if self._failures >= _ATTEMPTS or self._deaths >= _DEATHS:
             return None
@@ -230,14 +224,16 @@ with 196 it is."""
 _PRODUCT_ENGINES = {"forward": 58, "backward_input": 63, "backward_weight": 62}
 
 
-def _matrix_product(capability: tuple[int, int], question: Question) -> Answer | None:
+def _matrix_product(
+    capability: tuple[int, int], question: questions.Question
+) -> questions.Answer | None:
     """Return the plan of a convolution that is a product of matrices on Hopper, None for others.
 
     cuDNN hands it to cuBLASLt, and lists that engine only where it finds a driver. An H100 took it
     in 322 of 337 questions, with these workspaces (cuDNN 9.19.0): gradients of the weight for each
     image in float32, which are added up then, and some hundred bytes otherwise.
     """
-    if not isinstance(question, ConvolutionQuestion) or capability != (9, 0):
+    if not isinstance(question, questions.ConvolutionQuestion) or capability != (9, 0):
         return None
     x, w, y = question.x, question.w, question.y
     is_product = (
@@ -246,7 +242,7 @@ def _matrix_product(capability: tuple[int, int], question: Question) -> Answer |
         and w.shape[1] == x.shape[1]
         and set(question.stride) == {1}
         and not any(question.padding)
-        and all(one.strides == contiguous_strides(one.shape) for one in (x, w, y))
+        and all(one.strides == questions.contiguous_strides(one.shape) for one in (x, w, y))
         and x.shape[2] * x.shape[3] > _PLANE
     )
     is_plain = question.added is None and not question.benchmark and not question.deterministic
@@ -256,7 +252,9 @@ def _matrix_product(capability: tuple[int, int], question: Question) -> Answer |
     nbytes = 400 if x.dtype == "float32" else 272
     if question.direction == "backward_weight":
         nbytes = 4 * x.shape[0] * w.shape[0] * w.shape[1]
-    return Answer((ExecutionPlan(nbytes, _PRODUCT_ENGINES[question.direction]),))
+    return questions.Answer(
+        (questions.ExecutionPlan(nbytes, _PRODUCT_ENGINES[question.direction]),)
+    )
 
 
 class _EndedError(Exception):
@@ -270,7 +268,7 @@ class _TooSlowError(_EndedError):
 class _Process:
     """A process with cuDNN and without torch, and a pipe to it."""
 
-    def __init__(self, installed: Installed) -> None:
+    def __init__(self, installed: questions.Installed) -> None:
         """Raise ``OSError`` and ``_EndedError`` where it does not come up."""
         if not sys.executable:
             raise OSError("the name of Python's program is not known")
@@ -285,13 +283,13 @@ class _Process:
             if said.get("version") is None:
                 raise _EndedError(str(said.get("error", "it said nothing")))
             if said["version"] != list(installed.version):
-                named = version_text(installed.version)
+                named = questions.version_text(installed.version)
                 raise _EndedError(f"it is {said['version']}, and named as {named}")
         except BaseException:
             self.close()
             raise
 
-    def _start(self, installed: Installed, folder: Path) -> None:
+    def _start(self, installed: questions.Installed, folder: Path) -> None:
         (folder / driver.SONAME).write_bytes(driver.shared_object())
         environment = {
             name: value
@@ -370,10 +368,10 @@ def library() -> Library | str:
 
     What is installed is looked up once in a process, for each value of ``TORCHMEM_CUDNN``.
     """
-    return _library(os.environ.get(VARIABLE, ""))
+    return _library(os.environ.get(questions.VARIABLE, ""))
 
 
 @lru_cache(maxsize=8)
 def _library(named: str) -> Library | str:
-    found = find_installed()
-    return Library(found) if isinstance(found, Installed) else found
+    found = questions.find_installed()
+    return Library(found) if isinstance(found, questions.Installed) else found

@@ -30,24 +30,7 @@ from pytest_torchmem.operators.registry import generation, read_index, taught_pa
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.torch_private.dispatcher import (
-    autocast_kernels,
-    autocast_key_included,
-    autocast_operators_of_cpu,
-    composite_kernels,
-    outside_autocast,
-    outside_autocast_of_cpu,
-    overload_of,
-    own_autocast_kernels,
-    run_uncast,
-)
-from pytest_torchmem.torch_private.keys import (
-    find_operator,
-    has_kernel,
-    is_composite_implicit,
-    is_dispatched,
-    schema,
-)
+from pytest_torchmem.torch_private import dispatcher, keys
 from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.settings import own_keys_are_no_autocast
@@ -188,16 +171,16 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
     registered: set[str] = set()
 
     def run(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        overload = overload_of(name)
+        overload = dispatcher.overload_of(name)
         if torch.is_autocast_enabled("cpu") and not _any_on_gpu(trace, (args, kwargs)):
-            with outside_autocast():
+            with dispatcher.outside_autocast():
                 return overload(*args, **kwargs)
         casting = own.get(name)
         if name in _casting_kernels():
             casting = partial(_casting_kernels()[name], casts)
         if casting is None or not torch.is_autocast_enabled("cuda"):
-            return run_uncast(overload, *args, **kwargs)
-        with outside_autocast(), outside_autocast_of_cpu():
+            return dispatcher.run_uncast(overload, *args, **kwargs)
+        with dispatcher.outside_autocast(), dispatcher.outside_autocast_of_cpu():
             return casting(*args, **kwargs)
 
     def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
@@ -206,12 +189,12 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
             return
         enabled = {device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)}
         if "cuda" in enabled - registered:
-            own.update(own_autocast_kernels())
+            own.update(dispatcher.own_autocast_kernels())
             register((*_casting_kernels(), *own))
         if "cpu" in enabled - registered:
-            register(autocast_operators_of_cpu())
+            register(dispatcher.autocast_operators_of_cpu())
         registered.update(enabled)
-        autocast_key_included(bool(enabled))
+        dispatcher.autocast_key_included(bool(enabled))
 
     def clear_autocast_cache() -> None:
         clear()
@@ -219,7 +202,7 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
             casts.clear()
 
     with (
-        autocast_kernels(run) as register,
+        dispatcher.autocast_kernels(run) as register,
         replaced(
             torch,
             set_autocast_enabled=set_autocast_enabled,
@@ -233,7 +216,7 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
                     set_autocast_enabled(device, True)
             yield
         finally:
-            autocast_key_included(False)
+            dispatcher.autocast_key_included(False)
             casts.clear()
 
 
@@ -254,11 +237,11 @@ def _casting_kernels() -> dict[str, _Kernel]:
     kernels: dict[str, _Kernel] = {}
     for names, policy in _POLICIES:
         for name in names:
-            operator = find_operator(name)
+            operator = keys.find_operator(name)
             if operator is None:
                 continue
             # That of recurrent layers is in builds with CUDA alone (cudnn/RNN.cpp).
-            if names is RECURRENT or has_kernel(operator.name(), "AutocastCUDA"):
+            if names is RECURRENT or keys.has_kernel(operator.name(), "AutocastCUDA"):
                 kernels[f"aten::{name}"] = policy(operator)
     return kernels
 
@@ -286,7 +269,7 @@ def _casting(dtype_of: Callable[[Casts, tuple[Any, ...]], torch.dtype]) -> _Poli
 
 
 def _float32_by_dtype_argument(operator: Any) -> _Kernel:
-    position = [argument.name for argument in schema(operator).arguments].index("dtype")
+    position = [argument.name for argument in keys.schema(operator).arguments].index("dtype")
 
     def kernel(casts: Casts, *args: Any, **kwargs: Any) -> Any:
         given = args[position] if len(args) > position else kwargs.get("dtype")
@@ -300,8 +283,8 @@ def _float32_by_dtype_argument(operator: Any) -> _Kernel:
 
 def _float32_by_overload(operator: Any) -> _Kernel:
     name = str(operator.name()).removeprefix("aten::")
-    target: Any = find_operator(FLOAT32_BY_OVERLOAD[name])
-    defaults = [argument.default_value for argument in schema(operator).arguments]
+    target: Any = keys.find_operator(FLOAT32_BY_OVERLOAD[name])
+    defaults = [argument.default_value for argument in keys.schema(operator).arguments]
 
     def kernel(casts: Casts, *args: Any, **kwargs: Any) -> Any:
         dtype = torch.float32 if casts.eligible(args[0]) else args[0].dtype
@@ -381,7 +364,7 @@ def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callab
             return NotImplemented
         return path(*args, **kwargs)
 
-    with composite_kernels(names, run), cuda_autocast(trace):
+    with dispatcher.composite_kernels(names, run), cuda_autocast(trace):
         yield _Undecomposed(names, gpu, trace)
 
 
@@ -397,7 +380,7 @@ class _Paths(Mapping[str, Callable[..., Any]]):
         if path is None:
             if name not in self:
                 raise KeyError(name)
-            spec = spec_of(overload_of(name))
+            spec = spec_of(dispatcher.overload_of(name))
             path = self._made[name] = _path(spec, self._gpu, self._trace)
         return path
 
@@ -415,7 +398,9 @@ class _Undecomposed(_Paths):
     """Those of them that arrive undecomposed."""
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names and not spec_of(overload_of(str(name))).one_kernel_on("cuda")
+        return name in self._names and not spec_of(dispatcher.overload_of(str(name))).one_kernel_on(
+            "cuda"
+        )
 
 
 @lru_cache(maxsize=1)
@@ -423,13 +408,13 @@ def _with_paths(generation: int) -> frozenset[str]:
     """Return the operators that have a path on cuda, in a generation of what users teach."""
     recorded = (f"aten::{name}" for name in read_index()["paths"]["cuda"].split())
     taught = (overload.name() for overload in taught_paths("cuda"))
-    return frozenset((*filter(is_dispatched, recorded), *taught))  # those that this torch has
+    return frozenset((*filter(keys.is_dispatched, recorded), *taught))  # those that this torch has
 
 
 def _path(spec: OperatorSpec, gpu: Gpu, trace: TraceContext) -> Callable[..., Any]:
     path = spec.cuda.path
     assert path is not None
-    composite = is_composite_implicit(spec.overload)
+    composite = keys.is_composite_implicit(spec.overload)
 
     def elsewhere(call: CompositeCall) -> Any:
         return call() if composite else NotImplemented

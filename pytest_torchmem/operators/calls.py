@@ -20,13 +20,8 @@ from torch import Tensor
 
 from pytest_torchmem.operators.workspace import Buffer, on_meta
 from pytest_torchmem.step.trees import replace_tensors
+from pytest_torchmem.torch_private import keys
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
-from pytest_torchmem.torch_private.keys import (
-    OpOverload,
-    below_autograd,
-    is_composite_implicit,
-    schema,
-)
 
 
 class Trace(Protocol):
@@ -41,7 +36,7 @@ class Trace(Protocol):
     def made_before_step(self, tensor: Tensor) -> bool:
         """Return whether a tensor's storage was there before the step."""
 
-    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
+    def keep(self, buffer: Buffer, overload: keys.OpOverload) -> None:
         """Book a library's workspace that stays, made by ``overload`` at its first use."""
 
 
@@ -51,7 +46,7 @@ class GivenCall:
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    overload: OpOverload
+    overload: keys.OpOverload
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -66,13 +61,13 @@ class CompositeCall(GivenCall):
 
     def of(self, *args: Any, **kwargs: Any) -> Any:
         """Run ATen's own kernel, or for an operator that is not composite the operator itself."""
-        if is_composite_implicit(self.overload):
+        if keys.is_composite_implicit(self.overload):
             return run_composite_implicit(self.overload, *args, **kwargs)
-        with below_autograd():
+        with keys.below_autograd():
             return self.overload(*args, **kwargs)
 
 
-def meta_result(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def meta_result(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Return what ``operator`` returns for its arguments on ``meta``."""
     return operator(*replace_tensors(args, on_meta), **replace_tensors(kwargs, on_meta))
 
@@ -236,9 +231,9 @@ class Binding:
 
     __slots__ = ("_besides", "_function", "_groups", "_names", "_positions", "_wholes")
 
-    def __init__(self, function: Callable[..., Any], overload: OpOverload) -> None:
+    def __init__(self, function: Callable[..., Any], overload: keys.OpOverload) -> None:
         """Raise ``Unbindable`` where the function asks for what no overload can give."""
-        described = schema(overload).arguments
+        described = keys.schema(overload).arguments
         position_of = {str(argument.name): index for index, argument in enumerate(described)}
         for name, other in _OTHER_NAMES:
             if name in position_of:
@@ -307,13 +302,13 @@ class InOrder:
     __slots__ = ("_function", "_leads", "_outputs")
 
     def __init__(
-        self, function: Callable[..., Any], overload: OpOverload, leads: Sequence[str]
+        self, function: Callable[..., Any], overload: keys.OpOverload, leads: Sequence[str]
     ) -> None:
         self._function = function
         self._leads = tuple(leads)
         # ``out=`` is where the outputs are, not another argument.
         self._outputs = frozenset(
-            str(argument.name) for argument in schema(overload).arguments if argument.is_out
+            str(argument.name) for argument in keys.schema(overload).arguments if argument.is_out
         )
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], **besides: Any) -> Any:

@@ -13,13 +13,7 @@ import torch
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.registry import DEVICES, LEADS, Taught, forget, taught_of, teach
 from pytest_torchmem.operators.spec import spec_of
-from pytest_torchmem.torch_private.keys import (
-    OpOverload,
-    OpOverloadPacket,
-    custom_operator,
-    is_composite_implicit,
-    schema,
-)
+from pytest_torchmem.torch_private import keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +110,10 @@ def register_operator(model: OperatorModel) -> Callable[[], None]:
     taught = _checked(model)
     # An overload may call another one, as those with names of dimensions do; and an operator made
     # of others may have a kernel for an output that is given.
-    kernels = [one for one in overloads if taught.speaks_of(composite=is_composite_implicit(one))]
-    if all(any(one.is_out for one in schema(overload).arguments) for overload in kernels):
+    kernels = [
+        one for one in overloads if taught.speaks_of(composite=keys.is_composite_implicit(one))
+    ]
+    if all(any(one.is_out for one in keys.schema(overload).arguments) for overload in kernels):
         if "path" not in taught.aspects:
             why = "is a composite of other operators, which a trace follows: describe those instead"
         else:
@@ -166,9 +162,9 @@ def registered_operators(*models: OperatorModel) -> Iterator[None]:
         yield
 
 
-def _overloads(operator: Any) -> list[OpOverload]:
+def _overloads(operator: Any) -> list[keys.OpOverload]:
     """Return the overloads that a user's name or object means."""
-    if isinstance(operator, OpOverload):
+    if isinstance(operator, keys.OpOverload):
         return [operator]
     packet: Any = operator
     if isinstance(operator, str):
@@ -184,8 +180,8 @@ def _overloads(operator: Any) -> list[OpOverload]:
             raise UsageError(
                 f"there is no operator {operator!r}: import the module that registers it first"
             ) from None
-    elif not isinstance(operator, OpOverloadPacket):
-        overload_of = custom_operator(operator)
+    elif not isinstance(operator, keys.OpOverloadPacket):
+        overload_of = keys.custom_operator(operator)
         if overload_of is None:
             raise UsageError(
                 f"{operator!r} is not an operator: write 'mylib::attention', "

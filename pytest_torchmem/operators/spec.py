@@ -24,17 +24,7 @@ from pytest_torchmem.operators.registry import (
 )
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import argument_tensors
-from pytest_torchmem.torch_private.keys import (
-    OpOverload,
-    composite_key,
-    has_kernel,
-    is_composite_implicit,
-    is_opaque,
-    is_triton_operator,
-    schema,
-    takes_numbers,
-    undescribed_in_python,
-)
+from pytest_torchmem.torch_private import keys
 
 
 def _aspect(name: str, shared: bool = False) -> cached_property[Bound | None]:
@@ -53,7 +43,7 @@ class OnDevice:
     What users taught comes first, then the record of the overload, then that of all overloads.
     """
 
-    def __init__(self, overload: OpOverload, device: str) -> None:
+    def __init__(self, overload: keys.OpOverload, device: str) -> None:
         self._overload = overload
         self._device = device
         self._name = str(overload.name())
@@ -84,7 +74,9 @@ class OnDevice:
     def python_kernel(self) -> Any:
         """The key of its kernel, where that is a function in Python that nobody described."""
         return (
-            None if self.taught is not None else undescribed_in_python(self._overload, self._device)
+            None
+            if self.taught is not None
+            else keys.undescribed_in_python(self._overload, self._device)
         )
 
     order, host_outputs = _positions("order"), _positions("host_outputs")
@@ -119,7 +111,7 @@ class OnDevice:
 class OperatorSpec:
     """What a trace has to know of one overload."""
 
-    def __init__(self, overload: OpOverload) -> None:
+    def __init__(self, overload: keys.OpOverload) -> None:
         describe_namespace(overload.namespace)
         name = str(overload.name())
         record = find_record(name) or OperatorRecord(name)
@@ -137,12 +129,12 @@ class OperatorSpec:
         self.cpu, self.cuda = OnDevice(overload, "cpu"), OnDevice(overload, "cuda")
         collective = overload.namespace in COLLECTIVES
         # A collective is not run on known values either: other processes would have to be there.
-        self.opaque = collective or is_opaque(overload)
+        self.opaque = collective or keys.is_opaque(overload)
         """Whether its kernel is not run for values: a user's, described without it, or c10d's."""
         self.composite = (
-            composite_key(overload) is not None
+            keys.composite_key(overload) is not None
             and record.kind is not OperatorKind.LEAF
-            and (not self.opaque or is_triton_operator(overload))
+            and (not self.opaque or keys.is_triton_operator(overload))
         )
         """Whether its body is a sequence of other operators, to be run for what it allocates."""
         self.masks = record.masks
@@ -153,12 +145,12 @@ class OperatorSpec:
         self.broadcasts = self.functional and name.startswith(_BROADCASTS)
         """Whether it is such a one that sends what one process has."""
         self.makes_work = collective and any(
-            str(one.type).endswith(".c10d.Work") for one in schema(overload).returns
+            str(one.type).endswith(".c10d.Work") for one in keys.schema(overload).returns
         )
         """Whether it returns what a collective is waited for by."""
         self.leaves_work = self.functional and record.kind is not OperatorKind.NATIVE
         """Whether it is a collective that has begun when it returns, and makes what is awaited."""
-        self.reads_conjugates = bool(self.shared.workspace) and has_kernel(name, "Conjugate")
+        self.reads_conjugates = bool(self.shared.workspace) and keys.has_kernel(name, "Conjugate")
         """Whether its kernel is given conjugates as they are, and decides itself which it copies;
         for others the dispatcher makes them before (ATen/ConjugateFallback.cpp)."""
         self.makes_empty = name.startswith(_EMPTY)
@@ -169,7 +161,7 @@ class OperatorSpec:
 
     def _read_arguments(self, collective: bool) -> None:
         overload, record, shared, name = self.overload, self.record, self.shared, self.name
-        arguments, tags = list(enumerate(schema(overload).arguments)), overload.tags
+        arguments, tags = list(enumerate(keys.schema(overload).arguments)), overload.tags
         written = {
             position: argument
             for position, argument in arguments
@@ -199,7 +191,7 @@ class OperatorSpec:
         self.keeps_geometry = (
             torch.Tag.pointwise in tags
             and not (written or shared.other_dtype)
-            and [str(output.type) for output in schema(overload).returns] == ["Tensor"]
+            and [str(output.type) for output in keys.schema(overload).returns] == ["Tensor"]
         )
         """Whether it is pointwise and makes one tensor, in the dtype of its floating arguments."""
         even = record.unknown_outputs is UnknownOutputs.EVEN_COUNTS
@@ -318,7 +310,7 @@ class OperatorSpec:
         beside it makes of it (``original_scalar_value`` in aten/src/ATen/TensorIterator.h).
         """
         positions = self.numbers(args)
-        if not positions or takes_numbers(self.overload.overloadpacket.__name__):
+        if not positions or keys.takes_numbers(self.overload.overloadpacket.__name__):
             return args
         first = next((item for item in args if isinstance(item, torch.Tensor)), None)
         converted = list(self.with_numbers_as_tensors(args, "cpu"))
@@ -393,7 +385,7 @@ def _is_received(name: str, argument: str) -> bool:
 
 
 @cache
-def spec_of(overload: OpOverload) -> OperatorSpec:
+def spec_of(overload: keys.OpOverload) -> OperatorSpec:
     """Return what is to be known of ``overload``."""
     return OperatorSpec(overload)
 
@@ -402,20 +394,20 @@ def spec_of(overload: OpOverload) -> OperatorSpec:
 _QUANTIZED = frozenset({"quantized", "_quantized"})
 
 
-def _depends_on_data(overload: OpOverload) -> bool:
+def _depends_on_data(overload: keys.OpOverload) -> bool:
     """Return whether torch says that values decide the shapes of what an operator returns."""
     tags = overload.tags
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
-def _kind_of(overload: OpOverload, name: str) -> OperatorKind:
-    if is_composite_implicit(overload):
+def _kind_of(overload: keys.OpOverload, name: str) -> OperatorKind:
+    if keys.is_composite_implicit(overload):
         return OperatorKind.DECOMPOSED
     if overload.is_view and not name.startswith("aten::_unsafe"):
         return OperatorKind.NATIVE
     if torch.Tag.inplace_view in overload.tags:  # ``transpose_`` changes no more than metadata
         return OperatorKind.NATIVE
-    if "Tensor" not in str(schema(overload)):  # marks for a profiler, arithmetic on shapes
+    if "Tensor" not in str(keys.schema(overload)):  # marks for a profiler, arithmetic on shapes
         return OperatorKind.NATIVE
     if overload.namespace in _QUANTIZED:
         return OperatorKind.QUANTIZED

@@ -17,28 +17,13 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
+from pytest_torchmem.torch_private import keys
 from pytest_torchmem.torch_private.kernels import give_shards_back, kernel_for, run_torch_dispatch
-from pytest_torchmem.torch_private.keys import (
-    AUTOCAST_KEY,
-    COMPOSITE_IMPLICIT,
-    COMPOSITE_KEY,
-    FAKE,
-    OWN_KEYS,
-    OpOverload,
-    all_operators,
-    excluded,
-    find_operator,
-    has_kernel,
-    is_dispatched,
-    is_excluded,
-    set_excluded,
-    set_included,
-)
 from pytest_torchmem.torch_private.names import TORCH_VERSION, dispatch_key, listed, private
 
 _new_library: Callable[..., Any] = private("torch._C._dispatch_library")
 _has_fallback: Callable[[Any], bool] = private("torch._C._dispatch_has_backend_fallback")
-_COMPOSITE, _AUTOCAST = OWN_KEYS
+_COMPOSITE, _AUTOCAST = keys.OWN_KEYS
 #: Excluded with all others of autograd (c10/core/DispatchKeySet.h, ``autograd_dispatch_keyset``).
 _AUTOGRAD = dispatch_key("AutogradOther")
 #: The kernel that lets an operator pass on to the next key.
@@ -141,7 +126,7 @@ class _Fallback:
     operator was issued from is found by counting frames.
     """
 
-    def __call__(self, operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run an operator of a thread that outlived its trace, and is as any other from now on.
 
         That a thread includes a key no other thread can change.
@@ -149,7 +134,7 @@ class _Fallback:
         return run_outside(operator, args, kwargs)
 
 
-def run_outside(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_outside(operator: keys.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator of a thread that is in no trace any more."""
     with turns():  # its trace may be ending just now
         leave_all()
@@ -177,22 +162,22 @@ def turns() -> Any:
 
 def join_all() -> None:
     """Let this thread reach what is registered for the trace that is running."""
-    set_included(FAKE, True)
-    composites = vars(torch)[_PLACE].get(COMPOSITE_KEY)
+    keys.set_included(keys.FAKE, True)
+    composites = vars(torch)[_PLACE].get(keys.COMPOSITE_KEY)
     if composites is not None and composites.run is not None:
         key_included(_COMPOSITE, True)
 
 
 def leave_all() -> None:
     """Let nothing that is registered here be reached by this thread any more."""
-    set_included(FAKE, False)
-    set_excluded(FAKE, False)
+    keys.set_included(keys.FAKE, False)
+    keys.set_excluded(keys.FAKE, False)
     for key in (_COMPOSITE, _AUTOCAST):
         key_included(key, False)
 
 
 @contextmanager
-def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload], None]]:
+def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[keys.OpOverload], None]]:
     """Route every operator of this thread that would reach a kernel to ``fallback(op, *args)``.
 
     The usual view operators pass by and stay in C++. What this yields lets another one pass from
@@ -211,13 +196,13 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[OpOverload]
     place.__call__, on_key.run = staticmethod(fallback), fallback
     if (registered := _what_registers_operators()) != on_key.registered:
         on_key.registered, on_key.found_past_modes = registered, False
-    set_included(FAKE, True)
+    keys.set_included(keys.FAKE, True)
     try:
         yield lambda view: on_key.pass_by((view.name(),))
     finally:
         place.__call__, on_key.run = outside, None
-        set_included(FAKE, False)
-        set_excluded(FAKE, False)
+        keys.set_included(keys.FAKE, False)
+        keys.set_excluded(keys.FAKE, False)
         give_shards_back()
 
 
@@ -264,7 +249,7 @@ def _keep(kernel: Callable[..., Any], but: Collection[str]) -> None:
     operators are, and stay there when they are taken back: so every operator has one for a moment,
     once in a process, which takes 25 ms. Nobody else looks at the key.
     """
-    names = set(all_operators()) - _KEPT - set(but)
+    names = set(keys.all_operators()) - _KEPT - set(but)
     if not names:
         return
     registrations = Registrations("Fake")
@@ -296,9 +281,9 @@ _OF_PROFILERS = (
 @cache
 def _passing_by() -> tuple[str, ...]:
     """Return those operators that never arrive, as far as this torch has them."""
-    found = (find_operator(name) for name in _USUAL_VIEWS)
+    found = (keys.find_operator(name) for name in _USUAL_VIEWS)
     views = [operator.name() for operator in found if operator is not None]
-    return (*views, *filter(is_dispatched, _OF_PROFILERS))
+    return (*views, *filter(keys.is_dispatched, _OF_PROFILERS))
 
 
 @contextmanager
@@ -312,14 +297,14 @@ def composite_kernels(
     """
 
     def before_autograd(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not is_excluded(_AUTOGRAD):
+        if not keys.is_excluded(_AUTOGRAD):
             result = run(name, args, kwargs)
             if result is not NotImplemented:
                 return result
-        with excluded(_COMPOSITE):
+        with keys.excluded(_COMPOSITE):
             return overload_of(name)(*args, **kwargs)
 
-    on_key = _on_key(COMPOSITE_KEY, passes_by)
+    on_key = _on_key(keys.COMPOSITE_KEY, passes_by)
     on_key.call_back(names)
     on_key.run = before_autograd
     key_included(_COMPOSITE, True)
@@ -332,7 +317,7 @@ def composite_kernels(
 
 def casting_kernels() -> OnKey:
     """Return what is registered for the key of autocast's casts."""
-    return _on_key(AUTOCAST_KEY, passes_by)
+    return _on_key(keys.AUTOCAST_KEY, passes_by)
 
 
 def key_included(key: Any, included: bool) -> None:
@@ -340,12 +325,12 @@ def key_included(key: Any, included: bool) -> None:
 
     Such keys are excluded by default (c10/core/impl/LocalDispatchKeySet.h).
     """
-    set_included(key, included)
-    set_excluded(key, not included)
+    keys.set_included(key, included)
+    keys.set_excluded(key, not included)
 
 
 @cache
-def overload_of(name: str) -> OpOverload:
+def overload_of(name: str) -> keys.OpOverload:
     """Return the overload of a name as the dispatcher writes it (``"aten::add.Tensor"``)."""
     namespace, _, bare = name.partition("::")
     base, _, overload = bare.partition(".")
@@ -383,7 +368,7 @@ def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
     As ``torch.library.register_autocast`` does; those of C++ look at the device that C++ sees.
     """
 
-    def calling(overload: OpOverload) -> Callable[..., Any]:
+    def calling(overload: keys.OpOverload) -> Callable[..., Any]:
         return lambda *args, **kwargs: kernel_for(overload)(_AUTOCAST_CUDA, *args, **kwargs)
 
     names = _registered_for("AutocastCUDA")
@@ -400,24 +385,24 @@ def autocast_key_included(included: bool) -> None:
     key_included(_AUTOCAST, included)
 
 
-def outside_autocast() -> excluded:
+def outside_autocast() -> keys.excluded:
     """Let operators pass by the casting kernels (``ExcludeDispatchKeyGuard no_autocast``)."""
-    return excluded(_AUTOCAST)
+    return keys.excluded(_AUTOCAST)
 
 
-def outside_autocast_of_cpu() -> excluded:
+def outside_autocast_of_cpu() -> keys.excluded:
     """Let operators pass by the kernels of ``torch.autocast("cpu")``, too.
 
     To C++ all tensors are on the CPU, and excluding the key is what switches it off there.
     """
-    return excluded(_AUTOCAST_CPU)
+    return keys.excluded(_AUTOCAST_CPU)
 
 
-def run_uncast(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_uncast(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run an operator that is not cast itself; what a composite one is made of may be."""
     name = operator.name()
-    for key in (_COMPOSITE, COMPOSITE_IMPLICIT):
-        if has_kernel(name, key):
+    for key in (_COMPOSITE, keys.COMPOSITE_IMPLICIT):
+        if keys.has_kernel(name, key):
             return kernel_for(operator)(key, *args, **kwargs)
     with outside_autocast(), outside_autocast_of_cpu():
         return operator(*args, **kwargs)

@@ -8,24 +8,12 @@ calls the function whose place it has taken (a spy, a wrapper) calls what a trac
 """
 
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
 from operator import is_not
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    ClassMethodDescriptorType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    WrapperDescriptorType,
-)
 from typing import Any, NamedTuple
 
 _WITHOUT_TORCH = frozenset({"mpmath", "numpy", "sympy"})
@@ -45,7 +33,7 @@ class Holders:
         """What ``sys.modules`` had when it was looked at; it need not be a module."""
         self._state: object = None
         """What told the last time which modules there are."""
-        self._since: tuple[object, list[ModuleType]] | None = None
+        self._since: tuple[object, list[types.ModuleType]] | None = None
         """Modules that nobody has looked at, with what told then which there are."""
         self._places: dict[int, dict[tuple[str, str], None]] = {}
         """The modules and names that hold each, while nothing is replaced, by its id."""
@@ -72,7 +60,7 @@ class Holders:
                 self._new.add(id(first))
         return standing
 
-    def of(self, firsts: Mapping[int, list[Any]]) -> Iterator[tuple[ModuleType, str, Any]]:
+    def of(self, firsts: Mapping[int, list[Any]]) -> Iterator[tuple[types.ModuleType, str, Any]]:
         """Yield modules, with the names by which they hold a function that ``firsts`` returned."""
         places = self._places
         self._look()
@@ -111,7 +99,10 @@ class Holders:
         if self._state is not None and self._state == state:
             return
         if self._since is None or self._since[0] != state:
-            self._since = state, [one for _, one in self._unseen() if isinstance(one, ModuleType)]
+            self._since = (
+                state,
+                [one for _, one in self._unseen() if isinstance(one, types.ModuleType)],
+            )
         for module in self._since[1]:
             attributes = vars(module)
             if originals.keys().isdisjoint(map(id, tuple(attributes.values()))):
@@ -128,7 +119,7 @@ class Holders:
             self._state, self._since = state, None
             seen = self._seen
             for name, module in self._unseen():
-                if name.partition(".")[0] in _OWN or not isinstance(module, ModuleType):
+                if name.partition(".")[0] in _OWN or not isinstance(module, types.ModuleType):
                     seen[name] = module
                 else:
                     self._look_at(name, module)
@@ -142,13 +133,13 @@ class Holders:
         if main is not None and not self._standing:  # once for all that is replaced together
             self._look_at("__main__", main)
 
-    def _unseen(self) -> Iterator[tuple[str, ModuleType]]:
+    def _unseen(self) -> Iterator[tuple[str, types.ModuleType]]:
         """Return the modules that were not looked at, of thousands: without a step of Python."""
         found = [*sys.modules.items()]
         names, modules = zip(*found, strict=True)
         return compress(found, map(is_not, map(self._seen.get, names), modules))
 
-    def _look_at(self, name: str, module: ModuleType) -> None:
+    def _look_at(self, name: str, module: types.ModuleType) -> None:
         wanted, standing, attributes = self._wanted, self._standing.values(), vars(module)
         if getattr(attributes.get("__spec__"), "_initializing", False):
             self._state = None  # it has not all its names yet
@@ -187,13 +178,13 @@ _DECORATORS = frozenset({"contextlib", "functools", "typing_extensions", "warnin
 _OF_PYBIND = "instancemethod"
 """What pybind11 makes of a method (``PyInstanceMethod_New``); Python has no name for the type."""
 _IN_C = (
-    BuiltinFunctionType,
-    ClassMethodDescriptorType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodWrapperType,
-    WrapperDescriptorType,
+    types.BuiltinFunctionType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
 )
 _DEPTH = 5
 """How far a function's own function is looked for: a spy of ``unittest.mock`` has it in the fourth
@@ -204,7 +195,9 @@ def is_of_program(owner: Any, name: str, found: Any) -> bool:
     """Return whether a program has put ``found`` where torch had a public function or method."""
     if name.startswith("_") or not (callable(found) or isinstance(found, property)):
         return False
-    path = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", "")
+    path = (
+        owner.__name__ if isinstance(owner, types.ModuleType) else getattr(owner, "__module__", "")
+    )
     package, *inner = str(path).split(".")
     if package not in _LIBRARIES or any(part.startswith("_") for part in inner):
         return False
@@ -214,7 +207,7 @@ def is_of_program(owner: Any, name: str, found: Any) -> bool:
 def is_left_over(found: Any) -> bool:
     """Return whether a function is one that this package puts in the place of others."""
     found = _function_in(found)
-    if isinstance(found, FunctionType):
+    if isinstance(found, types.FunctionType):
         return str(found.__globals__.get("__name__")).startswith(_OURS)
     return not isinstance(found, type) and str(type(found).__module__).startswith(_OURS)
 
@@ -232,11 +225,13 @@ def _is_own(found: Any) -> bool:
         bases = {str(one.__module__).partition(".")[0] for one in found.__mro__[:-1]}
         return bool(bases & (_LIBRARIES | {"builtins"}))
     while found is not None and not isinstance(found, _IN_C):
-        if isinstance(found, MethodType) or type(found).__name__ == _OF_PYBIND:
+        if isinstance(found, types.MethodType) or type(found).__name__ == _OF_PYBIND:
             found = found.__func__
             continue
-        names = found.__globals__ if isinstance(found, FunctionType) else vars(type(found))
-        where = str(names.get("__name__" if isinstance(found, FunctionType) else "__module__"))
+        names = found.__globals__ if isinstance(found, types.FunctionType) else vars(type(found))
+        where = str(
+            names.get("__name__" if isinstance(found, types.FunctionType) else "__module__")
+        )
         package = where.partition(".")[0]
         if package in _LIBRARIES:
             return True
@@ -290,16 +285,16 @@ def _held(found: Any, name: str, seen: set[int], depth: int) -> Iterator[HeldOri
     for value, put in _places(found):
         if callable(value) and getattr(value, "__name__", "") == name and _is_own(value):
             yield HeldOriginal(value, put)
-        elif isinstance(value, (FunctionType, MethodType)) or _is_mock(value):
+        elif isinstance(value, (types.FunctionType, types.MethodType)) or _is_mock(value):
             yield from _held(value, name, seen, depth - 1)
 
 
 def _places(found: Any) -> Iterator[tuple[Any, Callable[[Any], object]]]:
     """Yield what a function or a mock calls, with what puts something else there."""
-    if isinstance(found, MethodType):
+    if isinstance(found, types.MethodType):
         yield found.__func__, _nowhere
         found = found.__self__
-    if isinstance(found, FunctionType):
+    if isinstance(found, types.FunctionType):
         for cell in found.__closure__ or ():
             try:
                 yield cell.cell_contents, partial(_into_cell, cell)
@@ -324,7 +319,7 @@ def _is_mock(value: Any) -> bool:
     return type(value).__module__ == "unittest.mock"
 
 
-def _into_cell(cell: CellType, value: Any) -> None:
+def _into_cell(cell: types.CellType, value: Any) -> None:
     cell.cell_contents = value
 
 

@@ -20,27 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from pytest_torchmem.torch_private.keys import (
-    COMPOSITE_EXPLICIT,
-    COMPOSITE_IMPLICIT,
-    COMPOSITE_NESTED,
-    COMPOSITE_NON_FUNCTIONAL,
-    CPU,
-    CUDA,
-    FAKE,
-    NESTED_CPU,
-    OWN_KEYS,
-    SPARSE_CPU,
-    ExcludeKeys,
-    OpOverload,
-    composite_key,
-    has_kernel,
-    is_structured,
-    keys_above_kernels,
-    past_own_keys,
-    schema,
-    set_excluded,
-)
+from pytest_torchmem.torch_private import keys
 from pytest_torchmem.torch_private.modes import dispatch_modes
 from pytest_torchmem.torch_private.names import (
     dispatch_key,
@@ -60,11 +40,11 @@ else:
 
 
 #: What runs an overload's kernel for a key: ``kernel_for(operator)(key, *args, **kwargs)``.
-kernel_for: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
+kernel_for: Callable[[keys.OpOverload], Callable[..., Any]] = private_attribute(
     "torch._ops.OpOverload._op_dk"
 )
 #: What an overload's call calls, which a trace on fake cuda has in its own hands.
-function_of: Callable[[OpOverload], Callable[..., Any]] = private_attribute(
+function_of: Callable[[keys.OpOverload], Callable[..., Any]] = private_attribute(
     "torch._ops.OpOverload._op"
 )
 _PYTHON = dispatch_key("Python")
@@ -74,17 +54,17 @@ tree_map_only: Callable[..., Any] = private("torch.utils._pytree.tree_map_only")
 _pop_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode_temporarily")
 
 
-def run_composite_explicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_composite_explicit(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of a composite operator, whose inner operators are dispatched as usual."""
-    return kernel_for(operator)(composite_key(operator), *args, **kwargs)
+    return kernel_for(operator)(keys.composite_key(operator), *args, **kwargs)
 
 
-def run_composite_implicit(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_composite_implicit(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the body of an operator that autograd sees through."""
-    return kernel_for(operator)(COMPOSITE_IMPLICIT, *args, **kwargs)
+    return kernel_for(operator)(keys.COMPOSITE_IMPLICIT, *args, **kwargs)
 
 
-def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_torch_dispatch(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run ``__torch_dispatch__`` of the mode that is on, or of the subclasses among the arguments.
 
     As torch/csrc/autograd/python_variable.cpp and aten/src/ATen/core/PythonFallbackKernel.cpp do,
@@ -100,7 +80,7 @@ def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if not dispatch_modes() and any(is_dispatched_in_cpp(kind) for kind in types):
         with shards_intercepted():
             return kernel_for(operator)(_PYTHON, *args, **kwargs)
-    with ExcludeKeys(keys_above_kernels().remove(FAKE)):
+    with keys.ExcludeKeys(keys.keys_above_kernels().remove(keys.FAKE)):
         if dispatch_modes():
             with _pop_mode() as mode:
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
@@ -111,12 +91,12 @@ def run_torch_dispatch(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     raise TypeError(f"no implementation of {operator} for {', '.join(map(str, types))}")
 
 
-def run_cpu_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_cpu_kernel(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the CPU's kernel of an operator that calls others and touches no memory itself."""
-    return kernel_for(operator)(CPU, *args, **kwargs)
+    return kernel_for(operator)(keys.CPU, *args, **kwargs)
 
 
-def run_nested_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_nested_kernel(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the kernel of an operator for nested tensors, which calls others on their buffers.
 
     Raises ``NotImplementedError``, as torch does, where it has none.
@@ -125,18 +105,23 @@ def run_nested_kernel(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 @cache
-def _nested_key(operator: OpOverload) -> Any:
+def _nested_key(operator: keys.OpOverload) -> Any:
     """Return the key that an operator's kernel for nested tensors is registered for."""
     name = operator.name()
-    possible = (NESTED_CPU, COMPOSITE_NESTED, COMPOSITE_EXPLICIT, COMPOSITE_IMPLICIT)
+    possible = (
+        keys.NESTED_CPU,
+        keys.COMPOSITE_NESTED,
+        keys.COMPOSITE_EXPLICIT,
+        keys.COMPOSITE_IMPLICIT,
+    )
     # What makes a nested tensor of others has a kernel for those.
-    makes_one = name.startswith("aten::_nested_") and has_kernel(name, CPU)
-    if makes_one and not has_kernel(name, NESTED_CPU):
-        return CPU
-    return next((key for key in possible if has_kernel(name, key)), NESTED_CPU)
+    makes_one = name.startswith("aten::_nested_") and keys.has_kernel(name, keys.CPU)
+    if makes_one and not keys.has_kernel(name, keys.NESTED_CPU):
+        return keys.CPU
+    return next((key for key in possible if keys.has_kernel(name, key)), keys.NESTED_CPU)
 
 
-def run_sparse_kernel(key: Any, operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_sparse_kernel(key: Any, operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the kernel of an operator that takes or makes sparse tensors, of a ``key`` by default.
 
     Raises ``NotImplementedError``, as torch does, where it has none.
@@ -145,24 +130,29 @@ def run_sparse_kernel(key: Any, operator: OpOverload, *args: Any, **kwargs: Any)
 
 
 def _key_for(
-    operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any
+    operator: keys.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any
 ) -> Any:
     """Return the key of the kernel for the layouts of these arguments, dense ones the last."""
     given = tree_leaves((args, kwargs))
     layouts = {one.layout for one in given if isinstance(one, Tensor)}
     first = otherwise
     if layouts == {torch.strided}:
-        first = CPU
+        first = keys.CPU
     elif torch.sparse_coo in layouts:
-        first = SPARSE_CPU
+        first = keys.SPARSE_CPU
     return _key(operator, first, otherwise)
 
 
 @cache
-def _key(operator: OpOverload, first: Any, otherwise: Any) -> Any:
+def _key(operator: keys.OpOverload, first: Any, otherwise: Any) -> Any:
     name = operator.name()
-    possible = (first, COMPOSITE_EXPLICIT, COMPOSITE_NON_FUNCTIONAL, COMPOSITE_IMPLICIT)
-    return next((key for key in possible if has_kernel(name, key)), otherwise)
+    possible = (
+        first,
+        keys.COMPOSITE_EXPLICIT,
+        keys.COMPOSITE_NON_FUNCTIONAL,
+        keys.COMPOSITE_IMPLICIT,
+    )
+    return next((key for key in possible if keys.has_kernel(name, key)), otherwise)
 
 
 def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,12 +163,12 @@ def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def on_cpu(operator: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if key in OWN_KEYS:
-            with past_own_keys():
+        if key in keys.OWN_KEYS:
+            with keys.past_own_keys():
                 return operator(*args, **kwargs)
-        if key == FAKE:
+        if key == keys.FAKE:
             kernels = getattr(operator, _PYTHON_KERNELS)
-            key = CUDA if CUDA in kernels and CPU not in kernels else CPU
+            key = keys.CUDA if keys.CUDA in kernels and keys.CPU not in kernels else keys.CPU
         return dispatch(operator, key, *args, **kwargs)
 
     return on_cpu
@@ -198,7 +188,7 @@ class _Shard(property):
 
     def _read(self, tensor: Tensor) -> Any:
         if getattr(_thread, "is_in_cpp", False):
-            set_excluded(FAKE, False)
+            keys.set_excluded(keys.FAKE, False)
         return self.before.__get__(tensor)
 
 
@@ -263,14 +253,14 @@ class _OnlyGeometry(TorchDispatchMode):
             return args[0]
         if _makes_one_like_another(function):
             with self:
-                return kernel_for(function)(COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
+                return kernel_for(function)(keys.COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
 @cache
-def _outputs_of(operator: OpOverload) -> tuple[str, ...]:
+def _outputs_of(operator: keys.OpOverload) -> tuple[str, ...]:
     """Return the names of an ``out=`` overload's outputs."""
-    return tuple(argument.name for argument in schema(operator).arguments if argument.is_out)
+    return tuple(argument.name for argument in keys.schema(operator).arguments if argument.is_out)
 
 
 LIKE_ANOTHER = listed("""
@@ -282,20 +272,22 @@ _FILLING = frozenset({"aten::fill_.Scalar", "aten::normal_", "aten::uniform_", "
 
 
 @cache
-def _makes_one_like_another(operator: OpOverload) -> bool:
+def _makes_one_like_another(operator: keys.OpOverload) -> bool:
     """Return whether ``operator`` makes a tensor like another one, and is composite in C++."""
-    return operator.name() in LIKE_ANOTHER and has_kernel(operator.name(), COMPOSITE_EXPLICIT)
+    return operator.name() in LIKE_ANOTHER and keys.has_kernel(
+        operator.name(), keys.COMPOSITE_EXPLICIT
+    )
 
 
-def run_on_meta(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def run_on_meta(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on ``meta`` tensors, with the geometry that kernels have where C++ says it.
 
     It does for a structured operator, and for one that makes a tensor like another one.
     """
-    if is_structured(operator):
-        key = COMPOSITE_NON_FUNCTIONAL
+    if keys.is_structured(operator):
+        key = keys.COMPOSITE_NON_FUNCTIONAL
     elif _makes_one_like_another(operator):
-        key = COMPOSITE_EXPLICIT
+        key = keys.COMPOSITE_EXPLICIT
     else:
         return operator(*args, **kwargs)
     try:

@@ -10,35 +10,9 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UnsupportedTorchError
-from pytest_torchmem.torch_private.dispatcher import (
-    autocast_kernels,
-    autocast_key_included,
-    composite_kernels,
-    interception,
-    outside_autocast,
-)
+from pytest_torchmem.torch_private import dispatcher, keys, tensors
 from pytest_torchmem.torch_private.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.keys import (
-    AUTOCAST_KEY,
-    COMPOSITE_KEY,
-    FAKE,
-    OpOverload,
-    excluded,
-    find_operator,
-    has_kernel_on,
-    is_composite_implicit,
-)
 from pytest_torchmem.torch_private.names import check_names, unsupported
-from pytest_torchmem.torch_private.tensors import (
-    current_graph_task,
-    current_node,
-    has_memory,
-    hollow_storage,
-    keeps_graph,
-    sequence_number,
-    storage_address,
-    tensor_on,
-)
 
 
 def check_torch(*, cuda: bool = True) -> None:
@@ -68,34 +42,34 @@ def _try_interception() -> None:
     seen: list[str] = []
     nodes: list[int] = []
 
-    def fallback(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def fallback(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
         seen.append(operator.name())
-        with excluded(FAKE):
+        with keys.excluded(keys.FAKE):
             if operator.name() == "aten::mul.Tensor":
-                if current_graph_task() != -1 and not keeps_graph():
-                    nodes.append(current_node()._sequence_nr())
+                if tensors.current_graph_task() != -1 and not tensors.keeps_graph():
+                    nodes.append(tensors.current_node()._sequence_nr())
                 shape = tuple(args[0].shape)
-                storage = hollow_storage(4 * args[0].numel())
-                return tensor_on(storage, torch.float32, shape, (shape[1], 1), 0)
+                storage = tensors.hollow_storage(4 * args[0].numel())
+                return tensors.tensor_on(storage, torch.float32, shape, (shape[1], 1), 0)
             if operator.name() == "aten::sum":
                 return torch.zeros(())
             return operator(*args, **kwargs)
 
     weight = torch.ones(2, 3, requires_grad=True)
-    with torch.enable_grad(), interception(fallback):
+    with torch.enable_grad(), dispatcher.interception(fallback):
         product = weight * 2.0
-        number = sequence_number() - 1
+        number = tensors.sequence_number() - 1
         # A gradient that is given would import sympy (torch/autograd/__init__.py, _make_grads).
         product.view(3, 2).sum().backward()
     gradient = weight.grad
     if seen.count("aten::mul.Tensor") != 2 or gradient is None:
         raise unsupported(f"dispatch key Fake intercepted {seen}")
     if (
-        has_memory(gradient.untyped_storage())
-        or storage_address(gradient) != gradient.untyped_storage()._cdata
+        tensors.has_memory(gradient.untyped_storage())
+        or tensors.storage_address(gradient) != gradient.untyped_storage()._cdata
     ):
         raise unsupported("a storage without memory is not kept as it is")
-    if current_graph_task() != -1 or nodes != [number]:
+    if tensors.current_graph_task() != -1 or nodes != [number]:
         raise unsupported(
             "`_current_graph_task_id`, `_current_autograd_node` or `_get_sequence_nr` returned an "
             "unexpected value"
@@ -107,34 +81,43 @@ def _try_kernels() -> None:
     seen: list[str] = []
 
     def dropout(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        seen.append(COMPOSITE_KEY)
+        seen.append(keys.COMPOSITE_KEY)
         return args[0]
 
     def dot(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with outside_autocast():
-            seen.append(AUTOCAST_KEY)
+        with dispatcher.outside_autocast():
+            seen.append(keys.AUTOCAST_KEY)
             return torch.dot(*args)
 
     tensor = torch.ones(1)
-    with composite_kernels(["aten::dropout"], dropout), autocast_kernels(dot) as register:
+    with (
+        dispatcher.composite_kernels(["aten::dropout"], dropout),
+        dispatcher.autocast_kernels(dot) as register,
+    ):
         register(["aten::dot"])
         torch.dropout(tensor, 0.5, True)
-        autocast_key_included(True)
+        dispatcher.autocast_key_included(True)
         try:
             torch.dot(tensor, tensor)
         finally:
-            autocast_key_included(False)
+            dispatcher.autocast_key_included(False)
         torch.dot(tensor, tensor)
     torch.dropout(tensor, 0.0, True)
-    if seen != [COMPOSITE_KEY, AUTOCAST_KEY]:
-        raise unsupported(f"of {COMPOSITE_KEY} and {AUTOCAST_KEY}, kernels ran for {seen}")
+    if seen != [keys.COMPOSITE_KEY, keys.AUTOCAST_KEY]:
+        raise unsupported(
+            f"of {keys.COMPOSITE_KEY} and {keys.AUTOCAST_KEY}, kernels ran for {seen}"
+        )
 
 
 def _try_cpu_kernel() -> None:
     """Kernels are run by their key."""
     tensor = torch.ones(1)
-    multiply = find_operator("mul.Tensor")
-    if multiply is None or is_composite_implicit(multiply) or not has_kernel_on(multiply, "cpu"):
+    multiply = keys.find_operator("mul.Tensor")
+    if (
+        multiply is None
+        or keys.is_composite_implicit(multiply)
+        or not keys.has_kernel_on(multiply, "cpu")
+    ):
         raise unsupported("aten::mul.Tensor has no kernel of its own for the CPU")
     if run_cpu_kernel(multiply, tensor, tensor) != 1:
         raise unsupported("the CPU's kernel of aten::mul.Tensor does not run by its dispatch key")

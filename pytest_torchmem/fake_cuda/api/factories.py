@@ -30,17 +30,7 @@ from pytest_torchmem.interception.attribution import code_made_by
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.python_api.data import readable
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private import patches
-from pytest_torchmem.torch_private.modes import (
-    ASKS_FOR_DEVICE,
-    DeviceContext,
-    DisableTorchFunctionSubclass,
-    FakeTensor,
-    cpp_makes_fake_tensors,
-    default_device,
-    device_constructors,
-    make,
-)
+from pytest_torchmem.torch_private import modes, patches
 from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patches import (
     ABSENT,
@@ -75,7 +65,7 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
     What decides which are replaced is added to ``looked_at``.
     """
     # A mock that was there when torch made its list has no name.
-    names = {one: getattr(one, "__name__", "") for one in device_constructors()}
+    names = {one: getattr(one, "__name__", "") for one in modes.device_constructors()}
     replaced = {original: _factory(original, name) for original, name in names.items() if name}
     for name in filter(None, names.values()):
         looked_at.append((vars(torch), name, vars(torch).get(name, ABSENT)))
@@ -101,7 +91,7 @@ def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
     return [
         (torch, {**of_torch, **beside}),
         (torch.fft, of_fft),
-        (DeviceContext, {"__torch_function__": torch_function}),
+        (modes.DeviceContext, {"__torch_function__": torch_function}),
     ]
 
 
@@ -138,7 +128,7 @@ def _of_tensor(
     torch/csrc/utils/tensor_new.cpp, ``internal_new_from_data`` and ``asarray``, which lets go of
     the graph where no gradient is wanted.
     """
-    with DisableTorchFunctionSubclass():
+    with modes.DisableTorchFunctionSubclass():
         made = tensor.to(target, dtype or tensor.dtype, copy=bool(copy))
         if requires_grad is not None and made.requires_grad != requires_grad:
             made = made.detach().requires_grad_(requires_grad)
@@ -158,7 +148,7 @@ def _factory(original: _Factory, name: str) -> _Factory:
         if trace.is_placing and not _names_cuda(kwargs.get("device")):
             return original(*args, **kwargs)
         if trace.in_fake_tensor_mode():
-            values = of_values or of_data or not cpp_makes_fake_tensors()
+            values = of_values or of_data or not modes.cpp_makes_fake_tensors()
             if not values or not _names_cuda(kwargs.get("device")):
                 return original(*args, **kwargs)
             made = original(*args, **{**kwargs, "device": _CPU})
@@ -172,7 +162,7 @@ def _factory(original: _Factory, name: str) -> _Factory:
         if device is None:
             if of_tensor or any(isinstance(one, Tensor) for one in (*args, *kwargs.values())):
                 return original(*args, **kwargs)
-            device = _CPU if name in _BESIDE_DEFAULT_DEVICE else default_device()
+            device = _CPU if name in _BESIDE_DEFAULT_DEVICE else modes.default_device()
         target = trace.device(as_device(device))
         if target.type == "meta":
             return original(*args, **kwargs)
@@ -278,12 +268,12 @@ class DefaultType:
     def make(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``torch.Tensor(...)`` does."""
         if SESSION.off() or kwargs or (args and isinstance(args[0], Tensor)):
-            return make(Tensor, *args, **kwargs)
+            return modes.make(Tensor, *args, **kwargs)
         if self._kind is not None:
             return self._kind(*args)
         # C++ asks for the host as it does beside any tensor that it takes to be there.
         with SESSION.running.placing_on(_CPU):
-            return make(Tensor, *args)
+            return modes.make(Tensor, *args)
 
 
 def legacy_types(trace: TraceContext, default: DefaultType) -> Replacements:
@@ -353,7 +343,7 @@ def device_said(tensor: Tensor) -> torch.device:
 
 def fake_tensors(trace: TraceContext) -> Replacements:
     """Make the program's fake tensors on the CPU."""
-    original: Any = FakeTensor.__new__
+    original: Any = modes.FakeTensor.__new__
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         said = None
@@ -374,13 +364,13 @@ def fake_tensors(trace: TraceContext) -> Replacements:
         kept.fset(tensor, device)
 
     def torch_dispatch(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is ASKS_FOR_DEVICE and hasattr(args[0], _SAID) and trace.on_thread():
+        if func is modes.ASKS_FOR_DEVICE and hasattr(args[0], _SAID) and trace.on_thread():
             found = args[0].device
             return _CPU if _is_gpu(found) else found
         return dispatch(func, types, args, kwargs or {})
 
-    kept: Any = getattr(FakeTensor, "fake_device", _KEPT)
-    dispatch = FakeTensor.__torch_dispatch__
+    kept: Any = getattr(modes.FakeTensor, "fake_device", _KEPT)
+    dispatch = modes.FakeTensor.__torch_dispatch__
     said = property(lambda tensor: getattr(tensor, _SAID, None) or kept.fget(tensor), place)
     replacements = {
         "__new__": staticmethod(new),
@@ -390,12 +380,12 @@ def fake_tensors(trace: TraceContext) -> Replacements:
     handlers = metadata_handlers.original
 
     def handler(args: Any) -> Any:
-        found = handlers[ASKS_FOR_DEVICE](args)
+        found = handlers[modes.ASKS_FOR_DEVICE](args)
         return _CPU if _is_gpu(found) and trace.on_thread() else found
 
     return [
-        (FakeTensor, replacements),
-        metadata_handlers.by({**handlers, ASKS_FOR_DEVICE: handler}),
+        (modes.FakeTensor, replacements),
+        metadata_handlers.by({**handlers, modes.ASKS_FOR_DEVICE: handler}),
     ]
 
 

@@ -19,7 +19,6 @@ from pytest_torchmem.interception.placement import GPU_GENERATORS
 from pytest_torchmem.interception.values.random_numbers import moved_on
 from pytest_torchmem.step.generators import content_of, drawn_from, set_apart, state_of
 from pytest_torchmem.targets.target import as_device
-from pytest_torchmem.torch_private.patches import Replacements
 
 _CPU = torch.device("cpu")
 _OnHost = torch.Generator
@@ -188,11 +187,6 @@ class _States:
 
 
 STATES = _States()
-
-
-def generators() -> Replacements:
-    """Have generators that can be made for cuda."""
-    return [(torch, {"Generator": Generator})]
 
 
 def random_functions(

@@ -26,16 +26,10 @@ from pytest_torchmem.fake_cuda.decompositions import PATH
 from pytest_torchmem.interception.attribution import code_made_by, is_own
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.torch_private import modes
 from pytest_torchmem.torch_private.compiler import engine_operators, interpreters, node_run_in
 from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.keys import OpOverload, OpOverloadPacket, schema
-from pytest_torchmem.torch_private.modes import (
-    FakeTensorMode,
-    FunctionalTensorMode,
-    TorchDispatchMode,
-    device_constructors,
-    fake_tensor_mode,
-)
 from pytest_torchmem.torch_private.patches import Replacements, having
 from pytest_torchmem.torch_private.tensors import ENGINE_CODES
 
@@ -49,9 +43,14 @@ _CALL = "__call__"
 
 
 def operators(trace: TraceContext) -> Replacements:
-    """Let an operator that is called with the host as its device make its tensors there."""
+    """Let an operator that is called with the host as its device make its tensors there, and what
+    C++ makes for tensors on the GPU be on the GPU.
+    """
     classes: tuple[type, ...] = (OpOverload, OpOverloadPacket)
-    return [(one, {_CALL: _placing(getattr(one, _CALL), trace)}) for one in classes]
+    return [
+        *((one, {_CALL: _placing(getattr(one, _CALL), trace)}) for one in classes),
+        *((mode, {_DISPATCH: _seeing(getattr(mode, _DISPATCH), trace)}) for mode in _OF_TORCH),
+    ]
 
 
 def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., Any]:
@@ -106,7 +105,7 @@ CALL = code_made_by(_placing, "call")
 _DISPATCH = "__torch_dispatch__"
 _LIFT = torch.ops.aten.lift_fresh.default
 """Gets what ``torch.tensor`` made of Python numbers, on the CPU, and is what puts it elsewhere."""
-_OF_TORCH = (FakeTensorMode, FunctionalTensorMode)
+_OF_TORCH = (modes.FakeTensorMode, modes.FunctionalTensorMode)
 """Modes for which devices are torch's own."""
 
 
@@ -130,7 +129,7 @@ class DispatchModes:
 
     def replacements(self) -> Replacements:
         """Return what enters and leaves a mode."""
-        enter, leave = TorchDispatchMode.__enter__, TorchDispatchMode.__exit__
+        enter, leave = modes.TorchDispatchMode.__enter__, modes.TorchDispatchMode.__exit__
 
         def entering(mode: Any) -> Any:
             of_program = not (self._trace.off() or isinstance(mode, _OF_TORCH))
@@ -150,7 +149,7 @@ class DispatchModes:
                     break
             return leave(mode, *error)
 
-        return [(TorchDispatchMode, {"__enter__": entering, "__exit__": leaving})]
+        return [(modes.TorchDispatchMode, {"__enter__": entering, "__exit__": leaving})]
 
     def _with_devices(self, mode: Any) -> Callable[..., Any]:
         trace, dispatch = self._trace, type(mode).__torch_dispatch__
@@ -187,14 +186,6 @@ _CURRENT_GPU = torch.device("cuda")
 _SAY_DEVICE = frozenset({"to", "cpu", "cuda", "type", "type_as"})
 
 
-def guessed_devices(trace: TraceContext) -> Replacements:
-    """Let what C++ makes for tensors on the GPU be on the GPU."""
-    return [
-        (mode, {_DISPATCH: _seeing(getattr(mode, _DISPATCH), trace)})
-        for mode in (FakeTensorMode, FunctionalTensorMode)
-    ]
-
-
 def _seeing(original: Callable[..., Any], trace: TraceContext) -> Callable[..., Any]:
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -229,7 +220,7 @@ def _guesses_gpu(mode: Any, trace: TraceContext) -> bool:
         return False
     if trace.compiles:
         return trace.compiles_for_gpu
-    fakes = mode if isinstance(mode, FakeTensorMode) else fake_tensor_mode()
+    fakes = mode if isinstance(mode, modes.FakeTensorMode) else modes.fake_tensor_mode()
     return getattr(fakes, STANDS_FOR_GPU, False)
 
 
@@ -288,4 +279,7 @@ def _names_device(target: Any, func: OpOverload) -> bool:
         return target in _SAY_DEVICE or target.startswith("new_")
     if isinstance(target, OpOverload):
         return target is func or _creates(target)
-    return HOLDERS.original(target) in device_constructors() or target in (Tensor.to, Tensor.cpu)
+    return HOLDERS.original(target) in modes.device_constructors() or target in (
+        Tensor.to,
+        Tensor.cpu,
+    )

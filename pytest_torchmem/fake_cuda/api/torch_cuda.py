@@ -32,52 +32,9 @@ from pytest_torchmem.allocator.caching import segments
 from pytest_torchmem.allocator.device_memory import PoolId
 from pytest_torchmem.allocator.options import parse_options
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.fake_cuda.api.data_parallel import (
-    NCCL,
-    communication,
-    data_parallel,
-    nccl_process_groups,
-)
-from pytest_torchmem.fake_cuda.api.factories import (
-    DefaultType,
-    WrapperSubclasses,
-    factories,
-    fake_tensors,
-    legacy_types,
-    nested_tensors,
-)
-from pytest_torchmem.fake_cuda.api.generators import Generator, generators, random_functions
-from pytest_torchmem.fake_cuda.api.operators import DispatchModes, guessed_devices, operators
-from pytest_torchmem.fake_cuda.api.session import (
-    SESSION,
-    Api,
-    accelerator_functions,
-    device_functions,
-    device_numbers,
-    lazy_init,
-    runtime_functions,
-    session,
-)
-from pytest_torchmem.fake_cuda.api.streams import (
-    CUDAGraph,
-    Event,
-    ExternalStream,
-    Graph,
-    MemPool,
-    Stream,
-    StreamContext,
-    capture_of,
-    graph_functions,
-    graphs_captured,
-    pool_functions,
-    stream_functions,
-)
-from pytest_torchmem.fake_cuda.api.tensor_methods import (
-    DeviceMethods,
-    Storages,
-    parse_to,
-    torchscript_files,
-)
+from pytest_torchmem.fake_cuda.api import data_parallel, factories, session, streams, tensor_methods
+from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions
+from pytest_torchmem.fake_cuda.api.operators import DispatchModes, operators
 from pytest_torchmem.fake_cuda.libraries import ON_GPU, launching_libraries, raw_kernels
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
@@ -89,16 +46,7 @@ from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.devices import bindings_known
 from pytest_torchmem.torch_private.modes import made_by
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import (
-    LookedAt,
-    Replacements,
-    begin_loading,
-    can_use_attention,
-    next_batch,
-    pin_memory,
-    replaced,
-    unless,
-)
+from pytest_torchmem.torch_private.patches import LookedAt, Replacements, replaced, unless
 
 CUDNN_VERSION = 91900
 """The cuDNN that comes with torch 2.13's CUDA wheels is 9.19 or newer."""
@@ -156,7 +104,7 @@ def attention(trace: TraceContext) -> Replacements:
     def taken_by(backend: int) -> Callable[..., bool]:
         return lambda params, debug=False: may_use(trace.gpu, backend, params)
 
-    asked = can_use_attention
+    asked = patches.can_use_attention
     return [asked[name].unless(trace.off, taken_by(one)) for name, one in BACKENDS.items()]
 
 
@@ -185,11 +133,11 @@ def _default_generator(device: int | None = None) -> torch.Generator:
 
 def _select(device: int) -> int:
     """Make a GPU the current one; return the one that was."""
-    return SESSION.running.select(device)
+    return session.SESSION.running.select(device)
 
 
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-    cast(Any, torch.cuda).set_stream(Stream(device_index, stream_id=stream_id))
+    cast(Any, torch.cuda).set_stream(streams.Stream(device_index, stream_id=stream_id))
 
 
 def _triple(stream: Any) -> tuple[int, int, int]:
@@ -198,7 +146,7 @@ def _triple(stream: Any) -> tuple[int, int, int]:
 
 def _is_capturing() -> bool:
     stream = torch.cuda.current_stream()
-    return capture_of(stream.device_index, stream.stream_id) is not None
+    return streams.capture_of(stream.device_index, stream.stream_id) is not None
 
 
 _CUDA = (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
@@ -207,7 +155,7 @@ _ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
 
 def torch_cuda(
     trace: TraceContext, memories: Sequence[DeviceMemory], generators: Sequence[Generator]
-) -> list[Api]:
+) -> list[session.Api]:
     """Return what the modules have about each GPU, with its memory and its default generator."""
     return [_about(trace, index, memories, generators) for index in range(len(memories))]
 
@@ -217,33 +165,33 @@ def _about(
     index: int,
     memories: Sequence[DeviceMemory],
     generators: Sequence[Generator],
-) -> Api:
+) -> session.Api:
     memory = memories[index]
     gpu = memory.gpu
     of_memory = memory_functions(memory, memories)
-    of_streams = stream_functions(index)
+    of_streams = streams.stream_functions(index)
     cuda = {
-        **device_functions(trace, gpu, index),
-        **runtime_functions(memory),
+        **session.device_functions(trace, gpu, index),
+        **session.runtime_functions(memory),
         **of_streams,
-        **graph_functions(index),
-        **pool_functions(memories),
+        **streams.graph_functions(index),
+        **streams.pool_functions(memories),
         **{name: _refused(name) for name in _OF_POINTERS},
         **random_functions(generators[index], generators),
         **of_memory,
     }
-    accelerator = {**of_streams, **accelerator_functions(trace, index, of_memory)}
-    return Api(
+    accelerator = {**of_streams, **session.accelerator_functions(trace, index, of_memory)}
+    return session.Api(
         (
             *[(module, cuda) for module in _CUDA],
             *[(module, accelerator) for module in _ACCELERATOR],
             (torch.backends.cudnn, CUDNN),
             (torch.backends.cudnn.rnn, CUDNN_RNN),
             (torch.backends.cuda, {**BUILT, **blas(gpu)}),
-            (torch.cuda.nccl, NCCL),
+            (torch.cuda.nccl, data_parallel.NCCL),
             (torch.cuda.nvtx, NVTX),
             (torch.cuda.profiler, CUDA_PROFILER),
-            (comm, communication(trace)),
+            (comm, data_parallel.communication(trace)),
         ),
         _CLASSES,
     )
@@ -252,13 +200,13 @@ def _about(
 _CLASSES = tuple(
     (module, name, kind)
     for name, kind, modules in (
-        ("Stream", Stream, (torch, torch.cuda, torch.cuda.streams)),
-        ("Event", Event, (torch, torch.cuda, torch.cuda.streams)),
-        ("StreamContext", StreamContext, (torch.cuda,)),
-        ("ExternalStream", ExternalStream, (torch.cuda, torch.cuda.streams)),
-        ("CUDAGraph", CUDAGraph, (torch.cuda, torch.cuda.graphs)),
-        ("Graph", Graph, (torch.accelerator,)),
-        ("MemPool", MemPool, (torch.cuda, torch.cuda.memory)),
+        ("Stream", streams.Stream, (torch, torch.cuda, torch.cuda.streams)),
+        ("Event", streams.Event, (torch, torch.cuda, torch.cuda.streams)),
+        ("StreamContext", streams.StreamContext, (torch.cuda,)),
+        ("ExternalStream", streams.ExternalStream, (torch.cuda, torch.cuda.streams)),
+        ("CUDAGraph", streams.CUDAGraph, (torch.cuda, torch.cuda.graphs)),
+        ("Graph", streams.Graph, (torch.accelerator,)),
+        ("MemPool", streams.MemPool, (torch.cuda, torch.cuda.memory)),
     )
     for module in modules
 )
@@ -332,6 +280,18 @@ def memory_functions(
         traces: list[list[Any]] = [[] for _ in memories]
         return {"segments": all_segments(), "device_traces": traces, "external_annotations": []}
 
+    def empty_cache() -> None:
+        for one in memories:
+            one.empty_cache()
+
+    def set_fraction(fraction: Any, device: Any = None) -> None:
+        # As torch.cuda.memory.set_per_process_memory_fraction.
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        memory.set_memory_fraction(fraction)
+
     return {
         **_figures(memory),
         "memory_stats": lambda device=None: OrderedDict(memory.statistics()),
@@ -345,10 +305,8 @@ def memory_functions(
         "reset_accumulated_memory_stats": lambda device=None: (
             memory.follow().statistics.reset_totals()
         ),
-        "empty_cache": lambda: _empty_caches(memories),
-        "set_per_process_memory_fraction": lambda fraction, device=None: _set_fraction(
-            memory, fraction
-        ),
+        "empty_cache": empty_cache,
+        "set_per_process_memory_fraction": set_fraction,
         "get_per_process_memory_fraction": lambda device=None: (
             1.0 if (allowed := memory.allocator.allowed) is None else allowed / memory.gpu.memory
         ),
@@ -384,11 +342,6 @@ def _figures(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     return functions
 
 
-def _empty_caches(memories: Sequence[DeviceMemory]) -> None:
-    for memory in memories:
-        memory.empty_cache()
-
-
 def _nested(statistics: dict[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for name, value in statistics.items():
@@ -400,15 +353,6 @@ def _nested(statistics: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _set_fraction(memory: DeviceMemory, fraction: Any) -> None:
-    # As torch.cuda.memory.set_per_process_memory_fraction.
-    if not isinstance(fraction, float):
-        raise TypeError("Invalid type for fraction argument, must be `float`")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-    memory.set_memory_fraction(fraction)
-
-
 @contextmanager
 def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iterator[None]:
     """Let every common way of placing and asking for a device work for fake cuda.
@@ -418,11 +362,11 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
     defaults = [Generator.on_gpu(index) for index in range(len(memories))]
     with (
         LASTING.layer("cuda", _functions) as owners,
-        device_numbers(),
+        session.device_numbers(),
         gpu_generators(defaults),
-        nccl_process_groups(),
-        graphs_captured(),
-        session(trace, lambda: torch_cuda(trace, memories, defaults), memories),
+        data_parallel.nccl_process_groups(),
+        streams.graphs_captured(),
+        session.session(trace, lambda: torch_cuda(trace, memories, defaults), memories),
         owners.wrappers.noted_in(trace),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),
@@ -436,47 +380,40 @@ def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iter
 class _Owners(NamedTuple):
     """What has to do with more than its replacements."""
 
-    wrappers: WrapperSubclasses
-    storages: Storages
-    default_type: DefaultType
+    wrappers: factories.WrapperSubclasses
+    storages: tensor_methods.Storages
+    default_type: factories.DefaultType
 
 
 def _functions(trace: TraceContext) -> Layer[_Owners]:
-    storages, loaders, default_type = Storages(trace), DataLoaders(trace), DefaultType()
-    modes = DispatchModes(trace)
-    wrappers, looked_at = WrapperSubclasses(trace), list[LookedAt]()
+    storages, loaders = tensor_methods.Storages(trace), DataLoaders(trace)
+    default_type, modes = factories.DefaultType(), DispatchModes(trace)
+    wrappers, looked_at = factories.WrapperSubclasses(trace), list[LookedAt]()
     replacements = [
-        *DeviceMethods(trace, wrappers).replacements(),
+        *tensor_methods.DeviceMethods(trace, wrappers).replacements(),
         *storages.replacements(),
         *modes.replacements(),
         *attention(trace),
         *loaders.replacements(),
-        *factories(trace, looked_at),
-        *fake_tensors(trace),
-        *guessed_devices(trace),
-        *generators(),
-        *legacy_types(trace, default_type),
-        *nested_tensors(trace),
+        *factories.factories(trace, looked_at),
+        *factories.fake_tensors(trace),
+        (torch, {"Generator": Generator}),
+        *factories.legacy_types(trace, default_type),
+        *factories.nested_tensors(trace),
         *operators(trace),
         *profilers(trace),
-        *data_parallel(trace),
-        *_private_functions(trace),
-        *lazy_init(trace),
-        *torchscript_files(trace),
+        *data_parallel.data_parallel(trace),
+        # Private functions by which torch's own Python asks for devices.
+        patches.flatten_weights.unless(trace.off, lambda: True),  # CUDA builds come with cuDNN
+        patches.group_tensors.unless(trace.off, _group),
+        patches.parse_to.by(tensor_methods.parse_to),
+        *session.lazy_init(trace),
+        *tensor_methods.torchscript_files(trace),
         *raw_kernels(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]
     begin = (wrappers.begin, loaders.begin, default_type.reset, modes.reset)
     return Layer(replacements, _Owners(wrappers, storages, default_type), begin, looked_at)
-
-
-def _private_functions(trace: TraceContext) -> Replacements:
-    """Replace private functions by which torch's own Python asks for devices."""
-    return [
-        patches.flatten_weights.unless(trace.off, lambda: True),  # CUDA builds come with cuDNN
-        patches.group_tensors.unless(trace.off, _group),
-        patches.parse_to.by(parse_to),
-    ]
 
 
 def _group(lists: Any, with_indices: bool = False) -> Any:
@@ -511,7 +448,7 @@ class DataLoaders(Functions):
         """Forget the loaders of the trace before."""
         self._pinning.clear()
 
-    @instead_of(begin_loading)
+    @instead_of(patches.begin_loading)
     def begin_loading(self, original: Any, iterator: Any, loader: Any) -> None:
         """Begin to load."""
         if self._trace.off() or not loader.pin_memory:
@@ -524,8 +461,9 @@ class DataLoaders(Functions):
             loader.pin_memory = True
         self._pinning.add(iterator)
 
-    @instead_of(next_batch)
+    @instead_of(patches.next_batch)
     def next_data(self, original: Any, iterator: Any) -> Any:
         """Return the next batch."""
         data = original(iterator)
-        return pin_memory(data) if iterator in self._pinning and not self._trace.off() else data
+        pins = iterator in self._pinning and not self._trace.off()
+        return patches.pin_memory(data) if pins else data

@@ -15,16 +15,7 @@ import re
 import torch
 from torch import Tensor
 
-from pytest_torchmem.cudnn.questions import (
-    ALIGNED,
-    PINNED,
-    Operand,
-    Question,
-    Version,
-    parse_version,
-    version_text,
-    without_free_strides,
-)
+from pytest_torchmem.cudnn import questions
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.workspace import Buffer, Workspace
 from pytest_torchmem.targets.calibration import CUDNN, LibraryAnswer, WorkspaceKey
@@ -110,7 +101,7 @@ class Cudnn:
         self._silent = silent
 
     @property
-    def version(self) -> Version:
+    def version(self) -> questions.Version:
         """The version that answers, else the one that this torch's CUDA builds require."""
         target = self._target
         if target.cudnn is not None:
@@ -118,10 +109,10 @@ class Cudnn:
         if target.calibration is not None and target.gpu is not None:
             stored = target.calibration.told_by(CUDNN, target.gpu.name)
             if stored:
-                return parse_version(stored)
-        return PINNED.get(TORCH_SERIES, max(PINNED.values()))
+                return questions.parse_version(stored)
+        return questions.PINNED.get(TORCH_SERIES, max(questions.PINNED.values()))
 
-    def ask(self, question: Question) -> int | None:
+    def ask(self, question: questions.Question) -> int | None:
         """Return the bytes of workspace that cuDNN tells; ``None`` where there is no answer."""
         if self._silent or self._target.gpu is None:
             return None
@@ -130,13 +121,13 @@ class Cudnn:
         self.answers.append(found)
         return found.nbytes
 
-    def _asked(self, question: Question, key: WorkspaceKey) -> LibraryAnswer:
+    def _asked(self, question: questions.Question, key: WorkspaceKey) -> LibraryAnswer:
         target, gpu = self._target, self._target.gpu
         assert gpu is not None
         failed = None
         if target.cudnn is not None:
             answer = target.cudnn.ask(gpu.capability, gpu.multiprocessors, question)
-            version = version_text(target.cudnn.version)
+            version = questions.version_text(target.cudnn.version)
             engine = answer.plans[0].engine if answer.plans else -1
             found = LibraryAnswer(key, answer.workspace, version, why=answer.why, engine=engine)
             if not answer.is_failure:
@@ -150,7 +141,7 @@ class Cudnn:
         return failed or LibraryAnswer(key, None, why=target.why_no_cudnn)
 
 
-def operand(tensor: Tensor, memory_format: torch.memory_format) -> Operand:
+def operand(tensor: Tensor, memory_format: torch.memory_format) -> questions.Operand:
     """Return a tensor as cuDNN sees it, in a convolution that is described in a format.
 
     ``getTensorDescriptorWithTypeVirtual`` and ``getAlignment`` of native/cudnn/Conv_v8.cpp. What
@@ -159,19 +150,19 @@ def operand(tensor: Tensor, memory_format: torch.memory_format) -> Operand:
     offset = tensor.storage_offset() * tensor.element_size()
     last = memory_format in (torch.channels_last, torch.channels_last_3d)
     shape = tuple(tensor.shape)
-    strides = without_free_strides(shape, tensor.stride(), last)
+    strides = questions.without_free_strides(shape, tensor.stride(), last)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Operand(dtype, shape, strides, math.gcd(offset, ALIGNED))
+    return questions.Operand(dtype, shape, strides, math.gcd(offset, questions.ALIGNED))
 
 
-def attention_operand(tensor: Tensor) -> Operand:
+def attention_operand(tensor: Tensor) -> questions.Operand:
     """Return a tensor as cuDNN sees it in attention; ``fixSizeOneDimStrideSDPA`` of MHA.cpp."""
     strides = list(tensor.stride())
     for dim, size in enumerate(tensor.shape):
         if size == 1 and strides[dim] == 0:
             strides[dim] = math.prod(strides[dim + 1 :])
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Operand(dtype, tuple(tensor.shape), tuple(strides))
+    return questions.Operand(dtype, tuple(tensor.shape), tuple(strides))
 
 
 def prefers_mode_b() -> bool:

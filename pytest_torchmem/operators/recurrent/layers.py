@@ -19,15 +19,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall, LayerSettings
 from pytest_torchmem.operators.elementwise import sum_buffers
-from pytest_torchmem.operators.recurrent.cudnn import (
-    GRU,
-    LSTM,
-    RELU,
-    TANH,
-    dropout_state,
-    weight_buffer,
-    weight_elements,
-)
+from pytest_torchmem.operators.recurrent import cudnn
 from pytest_torchmem.operators.registry import OperatorKind, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
@@ -255,10 +247,10 @@ def _slice(hidden: Hidden, start: int, end: int) -> Hidden:
 
 
 _NATIVE_CELLS = {
-    RELU: simple_cell(torch.relu),
-    TANH: simple_cell(torch.tanh),
-    LSTM: lstm_cell,
-    GRU: gru_cell,
+    cudnn.RELU: simple_cell(torch.relu),
+    cudnn.TANH: simple_cell(torch.tanh),
+    cudnn.LSTM: lstm_cell,
+    cudnn.GRU: gru_cell,
 }
 
 
@@ -293,15 +285,17 @@ def _layer(mode: int) -> Callable[..., Any]:
         sizes = None if batch_sizes is None else batch_sizes.tolist()
         if not uses_cudnn(machine, rows):
             return run_layers(_NATIVE_CELLS[mode], rows, states, settings, batch_first, sizes)
-        h, c = states[0], states[1] if mode == LSTM else None
+        h, c = states[0], states[1] if mode == cudnn.LSTM else None
         hidden_size = (h if c is None else c).size(2)
         projection = h.size(2) if h.size(2) != hidden_size else 0
         stride = (4 if settings.has_biases else 2) + (projection != 0)
         if settings.train and settings.dropout > 0:
             maker = _aten._cudnn_init_dropout_state.default
-            call.trace.keep(dropout_state(machine), maker)
+            call.trace.keep(cudnn.dropout_state(machine), maker)
         params, of_cell = settings.params, (mode, hidden_size)
-        buffer = weight_buffer(call.trace, params, weight_elements(params, stride, *of_cell))
+        buffer = cudnn.weight_buffer(
+            call.trace, params, cudnn.weight_elements(params, stride, *of_cell)
+        )
         network = *of_cell, projection, settings.num_layers, batch_first, settings.dropout
         rest = settings.train, settings.bidirectional, sizes or (), None
         outputs = _aten._cudnn_rnn.default(rows, params, stride, buffer, h, c, *network, *rest)
@@ -310,7 +304,12 @@ def _layer(mode: int) -> Callable[..., Any]:
     return layer
 
 
-for _name, _mode in (("lstm", LSTM), ("gru", GRU), ("rnn_tanh", TANH), ("rnn_relu", RELU)):
+for _name, _mode in (
+    ("lstm", cudnn.LSTM),
+    ("gru", cudnn.GRU),
+    ("rnn_tanh", cudnn.TANH),
+    ("rnn_relu", cudnn.RELU),
+):
     operator(f"aten::{_name}.input", f"aten::{_name}.data").path("cuda")(_layer(_mode))
 
 
