@@ -146,8 +146,11 @@ def shared_object(
         (0, 0),
     )
     start = _aligned(dynamic + _DYNAMIC * len(entries), 16)
+    # A shared object (3) of little-endian 64-bit code, without sections.
+    magic = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
+    sizes = (_HEADER, _SEGMENT, 3, 64, 0, 0)
     parts = {
-        0: _header(number),
+        0: magic + struct.pack("<HHIQQQIHHHHHH", 3, number, 1, 0, _HEADER, 0, 0, *sizes),
         _HEADER: _segment(_LOAD, 5, 0, start + len(code))
         + _segment(_DYNAMIC_SEGMENT, 4, dynamic, _DYNAMIC * len(entries))
         + _segment(_STACK, 6, 0, 0),
@@ -165,13 +168,6 @@ def shared_object(
     for offset, part in parts.items():
         written[offset : offset + len(part)] = part
     return bytes(written)
-
-
-def _header(machine: int) -> bytes:
-    """A shared object (3) of little-endian 64-bit code, without sections."""
-    magic = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)
-    sizes = (_HEADER, _SEGMENT, 3, 64, 0, 0)
-    return magic + struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, _HEADER, 0, 0, *sizes)
 
 
 def _segment(kind: int, flags: int, offset: int, size: int) -> bytes:

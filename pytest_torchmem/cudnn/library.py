@@ -278,7 +278,26 @@ class _Process:
         self._folder = tempfile.TemporaryDirectory(prefix="torchmem-cudnn-")
         atexit.register(self.close)
         try:
-            self._start(installed, Path(self._folder.name))
+            folder = Path(self._folder.name)
+            (folder / driver.SONAME).write_bytes(driver.shared_object())
+            environment = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("CUDNN_", "LD_", "PYTHON", "COV_"))
+            }
+            environment["LD_LIBRARY_PATH"] = installed.library_path(folder)
+            package = str(Path(__file__).parents[2])
+            # Without site-packages (-I, -S): nothing that is installed runs there.
+            command = [sys.executable, "-I", "-S", "-c", _START, package, str(installed.library)]
+            command.append(str(installed.frontend or ""))
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # what interrupts a run from the keyboard leaves it alone
+            )
             said = self._read()
             if said.get("version") is None:
                 raise _EndedError(str(said.get("error", "it said nothing")))
@@ -288,27 +307,6 @@ class _Process:
         except BaseException:
             self.close()
             raise
-
-    def _start(self, installed: questions.Installed, folder: Path) -> None:
-        (folder / driver.SONAME).write_bytes(driver.shared_object())
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("CUDNN_", "LD_", "PYTHON", "COV_"))
-        }
-        environment["LD_LIBRARY_PATH"] = installed.library_path(folder)
-        package = str(Path(__file__).parents[2])
-        # Without site-packages (-I, -S): nothing that is installed runs there.
-        command = [sys.executable, "-I", "-S", "-c", _START, package, str(installed.library)]
-        command.append(str(installed.frontend or ""))
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # what interrupts a run from the keyboard leaves it alone
-        )
 
     def ask(self, message: str) -> dict[str, Any]:
         """Return the answer to one message; raises ``_EndedError``."""

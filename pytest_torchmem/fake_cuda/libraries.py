@@ -55,11 +55,6 @@ _EXTENSIONS: Mapping[str, Mapping[str, Function]] = {
 names that it gives its functions."""
 
 
-def extension_function(extension: str, name: str) -> Function | None:
-    """Return what stands for a function of an extension, or None if nobody has described it."""
-    return _EXTENSIONS.get(extension, {}).get(name)
-
-
 _DESCRIBE = (
     "Put the call into a function decorated with @torch.library.custom_op and describe its outputs "
     "with @<function>.register_fake: the trace then counts the outputs without running the kernel"
@@ -135,7 +130,7 @@ class _Extension(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        described = extension_function(self.__name__, name)
+        described = _EXTENSIONS.get(self.__name__, {}).get(name)
         if described is not None:
             return described
 

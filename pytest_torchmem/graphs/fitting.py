@@ -343,7 +343,8 @@ def refuse_unless_builds(build: Any, sizes: Iterable[str]) -> None:
         ) from None
 
 
-def _written(sizes: Sizes) -> str:
+def written(sizes: Sizes) -> str:
+    """Return sizes as a call has them: ``"batch=2, sequence=8"``."""
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
@@ -358,7 +359,7 @@ def built_at(build: Build, sizes: Sizes) -> tuple[Any, tuple[Any, ...], dict[str
     target, *args = built if isinstance(built, tuple) else (built,)
     if not isinstance(target, nn.Module) and not callable(target):
         own = getattr(build, "__name__", "")
-        call = f"{own if own.isidentifier() else 'build'}({_written(sizes)})"
+        call = f"{own if own.isidentifier() else 'build'}({written(sizes)})"
         returned = "nothing" if target is None else type(target).__name__
         raise UsageError(
             f"{call} returned {returned}: expected a module or a function that runs a step, or a "

@@ -26,7 +26,7 @@ from torch import Tensor, fx
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.factories import device_said
-from pytest_torchmem.graphs.operators_at import Inner, run_alone
+from pytest_torchmem.graphs.operators_at import run_alone
 from pytest_torchmem.interception.plan import Output, Plan, Same
 from pytest_torchmem.interception.plan_cache import find_plan, geometry_of_arguments
 from pytest_torchmem.operators.spec import spec_of
@@ -58,7 +58,11 @@ class GraphStorages:
         for node in nodes:
             inner = self._inner.get(node)
             if inner is not None:
-                self._take_from(inner, _values(node))
+                results = _values(node)
+                if len(inner.made) == len(results):
+                    for result, nbytes in zip(results, inner.made, strict=True):
+                        if nbytes is not None:
+                            self._nbytes.setdefault(self._address(result), nbytes)
             elif node.op == "call_function" and isinstance(node.target, OpOverload):
                 self._look_at(node, node.target)
 
@@ -103,12 +107,6 @@ class GraphStorages:
             if isinstance(output, Output) and plan.slots[output.slot] >= 0:
                 nbytes = 0 if place in on_host else plan.slots[output.slot]
                 self._nbytes.setdefault(self._address(result), nbytes)
-
-    def _take_from(self, inner: Inner, results: list[Tensor]) -> None:
-        if len(inner.made) == len(results):
-            for result, nbytes in zip(results, inner.made, strict=True):
-                if nbytes is not None:
-                    self._nbytes.setdefault(self._address(result), nbytes)
 
     def _lie_on(self, base: Tensor, views: list[Tensor]) -> None:
         address = self._address(base)
@@ -229,12 +227,21 @@ def graph_profile(
     """
     graphs = [forward] if backward is None else [forward, backward]
     for graph in graphs:
-        _refuse_unless_graph(graph)
+        found = getattr(graph, "graph", None)
+        if not isinstance(found, fx.Graph):
+            raise UsageError(
+                f"expected a torch.fx.GraphModule, not {type(graph).__name__}: pass graphs of "
+                'AOTAutograd, such as trace(model, x, mode="aot").graphs'
+            )
+        if not found.find_nodes(op="output"):
+            raise UsageError("the graph has no output node: what it returns is not known")
     walk = _Walk(GraphStorages(graphs))
     inputs = walk.begin(graphs)
     baseline = walk.live
     nodes = list(walk.run(forward, "forward", held=inputs))
-    own = _returned_to_program(forward, backward)[mutated:]
+    outputs, names = _outputs(forward), _saved_names(backward)
+    last = len(names.intersection(node.name for node in outputs))
+    own = outputs[: len(outputs) - last][mutated:]
     held = inputs.union(walk.addresses(own))
     if backward is not None:
         walk.let_go(held.union(walk.addresses(_saved(forward, backward))))
@@ -315,17 +322,6 @@ class _Walk:
         return deaths
 
 
-def _refuse_unless_graph(graph: Any) -> None:
-    found = getattr(graph, "graph", None)
-    if not isinstance(found, fx.Graph):
-        raise UsageError(
-            f"expected a torch.fx.GraphModule, not {type(graph).__name__}: pass graphs of "
-            'AOTAutograd, such as trace(model, x, mode="aot").graphs'
-        )
-    if not found.find_nodes(op="output"):
-        raise UsageError("the graph has no output node: what it returns is not known")
-
-
 def _outputs(graph: fx.GraphModule) -> list[fx.Node]:
     [output] = [node for node in graph.graph.nodes if node.op == "output"]
     returned = output.args[0]
@@ -342,13 +338,6 @@ def _saved_names(backward: fx.GraphModule | None) -> frozenset[str]:
 def _saved(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
     names = _saved_names(backward)
     return [node for node in _outputs(forward) if node.name in names]
-
-
-def _returned_to_program(forward: fx.GraphModule, backward: fx.GraphModule | None) -> list[fx.Node]:
-    """Return the outputs before those for the backward, which come last."""
-    outputs, names = _outputs(forward), _saved_names(backward)
-    last = len(names.intersection(node.name for node in outputs))
-    return outputs[: len(outputs) - last]
 
 
 _META = ("fwd_in", "fwd_tmp", "fwd_out", "bwd_tmp", "bwd_out", "fwd_flops", "bwd_flops")

@@ -308,12 +308,10 @@ class OperatorsAt:
                 if took[:-1] == one.base[:-1]:  # outputs whose size a library decides among them
                     nbytes.update(zip(made[:-1], answer[:-1], strict=True))
         for one in self._calls:
-            if one.decides and not one.agrees and self._took(one):
+            takes = any(self._last.bytes_of(place)[-1] for place in one.places)
+            if one.decides and not one.agrees and takes:
                 missing[f"what {one.name} takes depends on more than its arguments' shapes"] = None
         return OperatorsAtSizes(nbytes, tuple(missing))
-
-    def _took(self, one: _Growing) -> bool:
-        return any(self._last.bytes_of(place)[-1] for place in one.places)
 
     def _ask(self, asked: Sequence[_Growing], sizes: Sizes) -> dict[_Growing, tuple[int, ...]]:
         """Return the bytes that each leaves, and then its workspace; nothing of what raised."""

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import FIGURES
-from pytest_torchmem.graphs.fitting import Build, Grid, Polynomial, Sizes, total, trace_built
-from pytest_torchmem.graphs.operators_at import (
-    Comparable,
-    OperatorsAt,
-    OperatorsAtSizes,
-    comparable,
-)
+from pytest_torchmem.graphs import fitting, operators_at
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile.profile import PEAK_FIELDS, MemoryProfile, figures_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
@@ -58,7 +52,7 @@ class Verified(NamedTuple):
 class Prediction(dict[str, int]):
     """The figures of a step in bytes by name, and what may be wrong with them."""
 
-    def __init__(self, figures: Sizes, doubts: Sequence[str] = ()) -> None:
+    def __init__(self, figures: fitting.Sizes, doubts: Sequence[str] = ()) -> None:
         super().__init__(figures)
         self.doubts = tuple(doubts)
         """Why figures may not be those that a trace has, one sentence each."""
@@ -82,13 +76,13 @@ class Scaling:
     largest: MemoryProfile
     """The profile of the largest of them."""
     verified: tuple[Verified, ...] = ()
-    _bytes: tuple[Polynomial, ...] = field(default=(), repr=False)
+    _bytes: tuple[fitting.Polynomial, ...] = field(default=(), repr=False)
     """The polynomials of allocations, one for all that have the same."""
     _of: tuple[int, ...] = field(default=(), repr=False)
     """Which of them each allocation has."""
     _timeline: Timeline = field(default=Timeline(), repr=False)
     """Of the largest sizes, with one workspace for each operator."""
-    _operators: OperatorsAt | None = field(default=None, repr=False)
+    _operators: operators_at.OperatorsAt | None = field(default=None, repr=False)
     _missed: frozenset[int] = frozenset()
     """Places of allocations that no polynomial gave at a size that was verified."""
     _chance: str = ""
@@ -115,7 +109,7 @@ class Scaling:
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name}={value!r}: expected a whole number from 1 on")
         asked = self._operators
-        answers = OperatorsAtSizes({}, ()) if asked is None else asked.at(sizes)
+        answers = operators_at.OperatorsAtSizes({}, ()) if asked is None else asked.at(sizes)
         found = figures_of(self._timeline_of(sizes, answers.nbytes))
         figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
         chance = [self._chance] if self._chance else []
@@ -127,19 +121,19 @@ class Scaling:
         found = (allocations[place].origin for place in sorted(self._missed - set(asked)))
         return list(dict.fromkeys(f"{_who(one)} is no polynomial of the sizes" for one in found))
 
-    def polynomial(self, figure: str = "peak") -> Polynomial:
+    def polynomial(self, figure: str = "peak") -> fitting.Polynomial:
         """Return a peak in bytes as a polynomial: what is alive at its moment when sizes are large.
 
         ``figure`` is ``"peak"``, ``"forward_peak"``, ``"backward_peak"`` or ``"optimizer_peak"``.
         """
         live = self._live(figure, self._far(tuple(self.sizes)))
-        return total(tuple(self.sizes), (self._bytes[self._of[index]] for index in live))
+        return fitting.total(tuple(self.sizes), (self._bytes[self._of[index]] for index in live))
 
-    def by_module(self, figure: str = "peak") -> dict[str, Polynomial]:
+    def by_module(self, figure: str = "peak") -> dict[str, fitting.Polynomial]:
         """Return the polynomial of a peak by module path, those that grow fastest first."""
         return self._by(figure, lambda allocation: allocation.origin.module)
 
-    def by_operator(self, figure: str = "peak") -> dict[str, Polynomial]:
+    def by_operator(self, figure: str = "peak") -> dict[str, fitting.Polynomial]:
         """Return the polynomial of a peak by operator, those that grow fastest first."""
         return self._by(figure, lambda allocation: allocation.origin.operator)
 
@@ -184,12 +178,12 @@ class Scaling:
             rows.append((whole.term(exponents), size, ", ".join(shown[:3]) + more))
         return tabulate(rows, (figure.replace("_", " "), "bytes", "modules"), disable_numparse=True)
 
-    def _by(self, figure: str, key: Any) -> dict[str, Polynomial]:
-        groups: dict[str, list[Polynomial]] = {}
+    def _by(self, figure: str, key: Any) -> dict[str, fitting.Polynomial]:
+        groups: dict[str, list[fitting.Polynomial]] = {}
         for index in self._live(figure, self._far(tuple(self.sizes))):
             allocation = self._timeline.allocations[index]
             groups.setdefault(key(allocation), []).append(self._bytes[self._of[index]])
-        sums = {name: total(tuple(self.sizes), members) for name, members in groups.items()}
+        sums = {name: fitting.total(tuple(self.sizes), members) for name, members in groups.items()}
         far = self._far(tuple(self.sizes))
         return dict(sorted(sums.items(), key=lambda item: (-item[1](far), item[0])))
 
@@ -198,7 +192,7 @@ class Scaling:
             name: values[-1] * (_FAR if name in names else 1) for name, values in self.sizes.items()
         }
 
-    def _live(self, figure: str, sizes: Sizes) -> list[int]:
+    def _live(self, figure: str, sizes: fitting.Sizes) -> list[int]:
         """Return the places of the allocations that are alive at a peak."""
         timeline = self._timeline_of(sizes)
         peaks = timeline.peaks()
@@ -211,7 +205,7 @@ class Scaling:
         return timeline.live_indices([position])[position]
 
     def _timeline_of(
-        self, sizes: Sizes, known: Mapping[int, int] = MappingProxyType({})
+        self, sizes: fitting.Sizes, known: Mapping[int, int] = MappingProxyType({})
     ) -> Timeline:
         """Return the timeline at some sizes; of places that are ``known``, with these bytes."""
         values = [max(int(polynomial(sizes)), 0) for polynomial in self._bytes]
@@ -224,7 +218,7 @@ class Scaling:
 
 
 def scaling(
-    build: Build,
+    build: fitting.Build,
     *,
     verify: bool = True,
     options: Mapping[str, Any] | None = None,
@@ -250,7 +244,11 @@ def scaling(
         found = _fit(traces, values)
         if not verify:
             return found
-        beyond = _beyond(values)
+        # Beyond those that were fitted, each by itself and then together.
+        base = {name: known[0] for name, known in values.items()}
+        ahead = {name: 2 * known[-1] - known[-2] for name, known in values.items()}
+        points = [{**base, name: value} for name, value in ahead.items()]
+        beyond = points if len(points) == 1 else [*points, ahead]
         wrong = [point for point in beyond if not _verify(found, traces, point).exact]
         if not wrong:
             break
@@ -277,20 +275,20 @@ def _values(name: str, given: Sequence[int]) -> list[int]:
 class _Traces:
     """The traces of a build, one for each sizes."""
 
-    def __init__(self, build: Build, options: dict[str, Any]) -> None:
+    def __init__(self, build: fitting.Build, options: dict[str, Any]) -> None:
         self._build, self.options = build, options
-        self._known: dict[tuple[int, ...], tuple[MemoryProfile, Comparable]] = {}
+        self._known: dict[tuple[int, ...], tuple[MemoryProfile, operators_at.Comparable]] = {}
         self._draws = Draws()
         self._sizes: list[dict[str, int]] = []
 
-    def at(self, sizes: Sizes) -> tuple[MemoryProfile, Comparable]:
+    def at(self, sizes: fitting.Sizes) -> tuple[MemoryProfile, operators_at.Comparable]:
         """Return the profile of a step, and the timeline that can be compared with others'."""
         key = tuple(sizes.values())
         if key not in self._known:
             self._sizes.append(dict(sizes))
             with drawing(self._draws):
-                profile = trace_built(self._build, sizes, **self.options)
-            self._known[key] = profile, comparable(profile)
+                profile = fitting.trace_built(self._build, sizes, **self.options)
+            self._known[key] = profile, operators_at.comparable(profile)
         return self._known[key]
 
     def chance(self) -> str:
@@ -306,7 +304,9 @@ class _Traces:
         for end in (0, 1):
             try:
                 with drawing(Draws(end)):
-                    found = comparable(trace_built(self._build, sizes, **self.options)).timeline
+                    found = operators_at.comparable(
+                        fitting.trace_built(self._build, sizes, **self.options)
+                    ).timeline
             except Exception as error:
                 return f"{_CHANCE}: with other draws it raises {type(error).__name__}"
             if found.events != usual.events:
@@ -317,13 +317,13 @@ class _Traces:
                 return _CHANCE
         return ""
 
-    def timeline(self, sizes: Sizes) -> Timeline:
+    def timeline(self, sizes: fitting.Sizes) -> Timeline:
         """Return the timeline of a step that can be compared with others'."""
         return self.at(sizes)[1].timeline
 
 
 def _fit(traces: _Traces, values: Mapping[str, Sequence[int]]) -> Scaling:
-    grid = Grid(values)
+    grid = fitting.Grid(values)
     timelines = [traces.timeline(point) for point in grid.points]
     known: dict[tuple[int, ...], int] = {}
     of = []
@@ -344,7 +344,7 @@ def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str,
     """
     count = {name: len(known) for name, known in values.items()}
     for _ in range(2 * sum(count.values())):
-        points = Grid(values).points
+        points = fitting.Grid(values).points
         largest = traces.timeline(points[-1])
         other = [point for point in points if traces.timeline(point).events != largest.events]
         if not other:
@@ -358,17 +358,13 @@ def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str,
                 break
         else:
             break
-    why = _another_way(other[0], points[-1], traces.timeline(other[0]), largest)
+    parting = _parting(traces.timeline(other[0]), largest)
+    why = (
+        f"the step makes other storages with {fitting.written(other[0])} than with {fitting.written(points[-1])}, "
+        f"from {parting} on: choose sizes for which the program takes the same way"
+    )
     chance = traces.chance()
     raise UsageError(f"{why}. {chance[0].upper()}{chance[1:]}" if chance else why)
-
-
-def _another_way(point: Sizes, other: Sizes, one: Timeline, two: Timeline) -> str:
-    """Return what to say where a program makes other storages at other sizes."""
-    return (
-        f"the step makes other storages with {_shown(point)} than with {_shown(other)}, from "
-        f"{_parting(one, two)} on: choose sizes for which the program takes the same way"
-    )
 
 
 def _parting(one: Timeline, two: Timeline) -> str:
@@ -389,8 +385,10 @@ def _settled(found: Scaling, traces: _Traces, beyond: Sequence[Mapping[str, int]
     numbers tells nothing of others: of one that missed a size beyond, the power is kept that it
     grows with, and operators are asked what they take.
     """
-    grid = Grid(found.sizes)
-    operators = OperatorsAt(grid, [traces.at(point)[1] for point in grid.points], traces.options)
+    grid = fitting.Grid(found.sizes)
+    operators = operators_at.OperatorsAt(
+        grid, [traces.at(point)[1] for point in grid.points], traces.options
+    )
     missed: set[int] = set()
     for point in beyond:
         traced = traces.at(point)[1]
@@ -408,7 +406,7 @@ def _settled(found: Scaling, traces: _Traces, beyond: Sequence[Mapping[str, int]
     return replace(found, _bytes=polynomials, _operators=operators, _missed=frozenset(missed))
 
 
-def _power(found: Scaling, polynomial: Polynomial) -> Polynomial:
+def _power(found: Scaling, polynomial: fitting.Polynomial) -> fitting.Polynomial:
     """Return one term that grows as a polynomial does between the largest values of each size."""
     top = {name: values[-1] for name, values in found.sizes.items()}
     most = polynomial(top)
@@ -418,23 +416,13 @@ def _power(found: Scaling, polynomial: Polynomial) -> Polynomial:
         ratio = most / less if less > 0 else 1
         exponents.append(round(math.log(max(ratio, 1)) / math.log(values[-1] / values[-2])))
     scale = math.prod(map(pow, top.values(), exponents))
-    return Polynomial(polynomial.names, {tuple(exponents): Fraction(most, scale)} if most else {})
+    return fitting.Polynomial(
+        polynomial.names, {tuple(exponents): Fraction(most, scale)} if most else {}
+    )
 
 
 def _who(origin: Origin) -> str:
     return f"{origin.operator} in {origin.module}" if origin.module else origin.operator
-
-
-def _shown(sizes: Sizes) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sizes.items())
-
-
-def _beyond(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Return sizes that lie beyond those that were fitted, each by itself and then together."""
-    base = {name: known[0] for name, known in values.items()}
-    ahead = {name: 2 * known[-1] - known[-2] for name, known in values.items()}
-    points = [{**base, name: value} for name, value in ahead.items()]
-    return points if len(points) == 1 else [*points, ahead]
 
 
 def _verify(found: Scaling, traces: _Traces, sizes: dict[str, int]) -> Verified:

@@ -445,6 +445,14 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
         finally:
             del self.as_python_constant
 
+    # What compiled code gets streams and events by takes C++'s own classes: these take the ones
+    # that ``torch`` has now (torch/_dynamo/utils.py).
+    builders: dict[str, Callable[..., Any]] = {
+        "build_stream": lambda args, kwargs: torch.Stream(*args, **kwargs),
+        "build_event": lambda args, kwargs: torch.Event(*args, **kwargs),
+        "get_current_stream": lambda device: torch.accelerator.current_stream(device),
+    }
+    builders = {name: one for name, one in builders.items() if hasattr(_utilities(), name)}
     with (
         replaced(builder, **{_WRAP: of_original}),
         replaced(tracer, **{_CREATE: create_proxy}),
@@ -452,21 +460,9 @@ def originals_seen(made: Iterable[type] = (), constants: Iterable[type] = ()) ->
         replaced(_STRUCTURED, disabled=True),
         _added(getattr(_user_defined_class(), _IN_GRAPH)(), made),
         _added(_constant_types(), constants),
-        replaced(_utilities(), **_builders()),
+        replaced(_utilities(), **builders),
     ):
         yield
-
-
-def _builders() -> dict[str, Callable[..., Any]]:
-    """Return what compiled code gets streams and events by, which takes C++'s own classes, of the
-    classes that ``torch`` has now (``build_stream`` and ``build_event``; torch/_dynamo/utils.py).
-    """
-    builders: dict[str, Callable[..., Any]] = {
-        "build_stream": lambda args, kwargs: torch.Stream(*args, **kwargs),
-        "build_event": lambda args, kwargs: torch.Event(*args, **kwargs),
-        "get_current_stream": lambda device: torch.accelerator.current_stream(device),
-    }
-    return {name: build for name, build in builders.items() if hasattr(_utilities(), name)}
 
 
 @contextmanager

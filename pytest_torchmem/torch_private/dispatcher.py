@@ -57,11 +57,6 @@ class Registrations:
             self._libraries[namespace] = _new_library("IMPL", namespace, "", __file__, 0)
         return self._libraries[namespace]
 
-    def take_back(self) -> None:
-        """Undo everything that was registered."""
-        for library in self._libraries.values():
-            library.reset()
-
 
 class OnKey:
     """What this process has registered for a key."""
@@ -184,7 +179,9 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[keys.OpOver
     its next call on.
     """
     if TORCH_VERSION < (2, 13):
-        _keep_for_lookup()
+        # The key Fake comes before the key Python then (c10/core/DispatchKey.h), and where there is
+        # a mode or a subclass not the fallback is called, but what is kept for the operator.
+        _keep(run_torch_dispatch, ())
     on_key = _on_key("Fake", _Fallback())
     if on_key.run is not None:
         raise UnsupportedTorchError(
@@ -194,7 +191,12 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[keys.OpOver
     place: Any = type(on_key.fallback)
     outside = place.__call__
     place.__call__, on_key.run = staticmethod(fallback), fallback
-    if (registered := _what_registers_operators()) != on_key.registered:
+    # Another one where there may be operators that were not there before. Those of Python are
+    # listed (torch/library.py, ``Library.define``); C++ registers its own when a library is loaded,
+    # most often by an import. To ask for all of them takes a millisecond.
+    libraries = len(torch.ops.loaded_libraries)
+    registered = frozenset(_defined_in_python), libraries, len(sys.modules)
+    if registered != on_key.registered:
         on_key.registered, on_key.found_past_modes = registered, False
     keys.set_included(keys.FAKE, True)
     try:
@@ -206,25 +208,7 @@ def interception(fallback: Callable[..., Any]) -> Iterator[Callable[[keys.OpOver
         give_shards_back()
 
 
-def _what_registers_operators() -> tuple[Any, ...]:
-    """Return what is another where there may be operators that were not there before.
-
-    Those of Python are listed (torch/library.py, ``Library.define``); C++ registers its own when a
-    library is loaded, most often by an import. To ask for all of them takes a millisecond.
-    """
-    return frozenset(_defined_in_python), len(torch.ops.loaded_libraries), len(sys.modules)
-
-
 _KEPT: set[str] = set()
-
-
-def _keep_for_lookup() -> None:
-    """Let modes and tensor subclasses be asked before the fallback, as they are from torch 2.13 on.
-
-    In 2.11 and 2.12 the key Fake comes before the key Python (c10/core/DispatchKey.h), and where
-    there is a mode or a subclass not the fallback is called, but what is kept for the operator.
-    """
-    _keep(run_torch_dispatch, ())
 
 
 def reach_past_modes() -> None:
@@ -256,7 +240,8 @@ def _keep(kernel: Callable[..., Any], but: Collection[str]) -> None:
     for name in names:
         registrations.add(name, kernel)
     _KEPT.update(names)
-    registrations.take_back()
+    for library in registrations._libraries.values():
+        library.reset()
 
 
 #: View operators that never arrive at the fallback. ``detach`` must not: ``_make_subclass`` wants a
@@ -315,11 +300,6 @@ def composite_kernels(
         key_included(_COMPOSITE, False)
 
 
-def casting_kernels() -> OnKey:
-    """Return what is registered for the key of autocast's casts."""
-    return _on_key(keys.AUTOCAST_KEY, passes_by)
-
-
 def key_included(key: Any, included: bool) -> None:
     """Let the operators of this thread pass the kernels of an autocast key, or no longer.
 
@@ -354,7 +334,7 @@ def autocast_kernels(
     What this yields registers those names for good. They are cast where
     ``autocast_key_included(True)`` is.
     """
-    on_key = casting_kernels()
+    on_key = _on_key(keys.AUTOCAST_KEY, passes_by)
     on_key.run = run
     try:
         yield on_key.call_back

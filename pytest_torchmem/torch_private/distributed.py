@@ -498,22 +498,16 @@ def forget_meshes() -> None:
         forget()
     if _forget_in_cpp is not None:
         _forget_in_cpp()
-    _forget_replaced()
-    if hasattr(_random(), _TRACKER):
-        setattr(_random(), _TRACKER, None)
-
-
-def _forget_replaced() -> None:
-    """Forget what stood for attention in contexts that were left: it holds their meshes.
-
-    ``context_parallel`` never does (``_distribute_function``, ``_restore_function`` in
-    torch/distributed/tensor/experimental/_context_parallel/_attention.py).
-    """
+    # What stood for attention in contexts that were left holds their meshes: ``context_parallel``
+    # never forgets it (``_distribute_function``, ``_restore_function`` in
+    # torch/distributed/tensor/experimental/_context_parallel/_attention.py).
     for _, module in _modules():
         table: dict[Any, tuple[str, Any]] = vars(module).get(_REPLACED, {})
         for stand_in, (name, _) in tuple(table.items()):
             if getattr(torch.nn.functional, name, None) is not stand_in:
                 del table[stand_in]
+    if hasattr(_random(), _TRACKER):
+        setattr(_random(), _TRACKER, None)
 
 
 def _modules() -> Iterator[tuple[str, ModuleType]]:

@@ -72,10 +72,6 @@ class Holders:
                     if any(one is found for one in firsts[number]):
                         yield module, attribute, found
 
-    def firsts_of(self, replacements: Mapping[int, Any]) -> dict[int, Any]:
-        """Return what stood first where originals stand, by the same ids of what replaces them."""
-        return {number: self.original(one) for number, one in replacements.items()}
-
     def note(self, firsts: Mapping[int, Any]) -> None:
         """Take note of what stands in the place of what from now on, by the ids of what does."""
         if firsts:
@@ -186,6 +182,7 @@ _IN_C = (
     types.MethodWrapperType,
     types.WrapperDescriptorType,
 )
+_WITH_PLACES = (types.FunctionType, types.MethodType)
 _DEPTH = 5
 """How far a function's own function is looked for: a spy of ``unittest.mock`` has it in the fourth
 place."""
@@ -285,7 +282,7 @@ def _held(found: Any, name: str, seen: set[int], depth: int) -> Iterator[HeldOri
     for value, put in _places(found):
         if callable(value) and getattr(value, "__name__", "") == name and _is_own(value):
             yield HeldOriginal(value, put)
-        elif isinstance(value, (types.FunctionType, types.MethodType)) or _is_mock(value):
+        elif type(value) in _WITH_PLACES or type(value).__module__ == "unittest.mock":
             yield from _held(value, name, seen, depth - 1)
 
 
@@ -313,10 +310,6 @@ def _places(found: Any) -> Iterator[tuple[Any, Callable[[Any], object]]]:
 def _attributes(found: Any) -> dict[str, Any]:
     attributes = getattr(found, "__dict__", {})
     return attributes if isinstance(attributes, dict) else {}
-
-
-def _is_mock(value: Any) -> bool:
-    return type(value).__module__ == "unittest.mock"
 
 
 def _into_cell(cell: types.CellType, value: Any) -> None:

@@ -126,21 +126,14 @@ def run_sparse_kernel(key: Any, operator: keys.OpOverload, *args: Any, **kwargs:
 
     Raises ``NotImplementedError``, as torch does, where it has none.
     """
-    return kernel_for(operator)(_key_for(operator, args, kwargs, key), *args, **kwargs)
-
-
-def _key_for(
-    operator: keys.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: Any
-) -> Any:
-    """Return the key of the kernel for the layouts of these arguments, dense ones the last."""
     given = tree_leaves((args, kwargs))
     layouts = {one.layout for one in given if isinstance(one, Tensor)}
-    first = otherwise
+    first = key
     if layouts == {torch.strided}:
         first = keys.CPU
     elif torch.sparse_coo in layouts:
         first = keys.SPARSE_CPU
-    return _key(operator, first, otherwise)
+    return kernel_for(operator)(_key(operator, first, key), *args, **kwargs)
 
 
 @cache

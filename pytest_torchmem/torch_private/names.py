@@ -117,12 +117,6 @@ def missing_names() -> list[str]:
     return sorted(path for path, found in DECLARED.items() if isinstance(found, MissingName))
 
 
-def check_names() -> None:
-    """Raise ``UnsupportedTorchError`` that lists what is missing."""
-    if MissingName in {*map(type, DECLARED.values())}:
-        raise unsupported(f"it has no {', '.join(missing_names())}")
-
-
 def unsupported(reason: str) -> UnsupportedTorchError:
     """Return the error of a torch whose private parts are not as in the versions known."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -295,7 +295,7 @@ class Patch:
         """Have the replacements in place, until ``put_back``; all or none of them."""
         self._held = self._held_elsewhere()
         if self._noted is None:
-            self._noted = HOLDERS.firsts_of(self._given)
+            self._noted = {number: HOLDERS.original(one) for number, one in self._given.items()}
         HOLDERS.note(self._noted)
         self.standing[id(self)] = self
         try:
@@ -338,10 +338,6 @@ class Patch:
             for place in patch._places
             for one in place.replacements.values()
         )
-
-    def stands_for(self, function: Any) -> Any:
-        """Return what a function of a module has taken the place of here, or itself."""
-        return self._given.get(id(function), function)
 
     def stood_before(self) -> Iterator[tuple[Any, str, Any]]:
         """Yield owners, names and what stood there before this, while it is in place."""
@@ -428,7 +424,7 @@ def standing_functions() -> dict[int, Any]:
 def original_of(function: Any) -> Any:
     """Return what a function of a module, or a class, stands in the place of: itself if of none."""
     for patch in reversed([*Patch.standing.values()]):
-        function = patch.stands_for(function)
+        function = patch._given.get(id(function), function)
     return function
 
 

@@ -12,7 +12,7 @@ import torch
 from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private import dispatcher, keys, tensors
 from pytest_torchmem.torch_private.kernels import run_cpu_kernel
-from pytest_torchmem.torch_private.names import check_names, unsupported
+from pytest_torchmem.torch_private.names import missing_names, unsupported
 
 
 def check_torch(*, cuda: bool = True) -> None:
@@ -21,7 +21,8 @@ def check_torch(*, cuda: bool = True) -> None:
     What only traces on fake cuda use is tried for ``cuda``: to register a kernel for all operators
     takes milliseconds.
     """
-    check_names()
+    if missing := missing_names():
+        raise unsupported(f"it has no {', '.join(missing)}")
     _try_once((_try_interception, _try_cpu_kernel))
     if cuda:
         _try_once((_try_kernels,))
