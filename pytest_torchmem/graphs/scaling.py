@@ -358,10 +358,11 @@ def _that_go_one_way(traces: _Traces, values: dict[str, list[int]]) -> dict[str,
                 break
         else:
             break
-    parting = _parting(traces.timeline(other[0]), largest)
+    one, another = map(fitting.written, (other[0], points[-1]))
     why = (
-        f"the step makes other storages with {fitting.written(other[0])} than with {fitting.written(points[-1])}, "
-        f"from {parting} on: choose sizes for which the program takes the same way"
+        f"the step makes other storages with {one} than with {another}, from "
+        f"{_parting(traces.timeline(other[0]), largest)} on: choose sizes for which the program "
+        "takes the same way"
     )
     chance = traces.chance()
     raise UsageError(f"{why}. {chance[0].upper()}{chance[1:]}" if chance else why)

@@ -97,7 +97,13 @@ def batch_norm_impl_index(
     """CuDNN where it can; native/Normalization.cpp."""
     input, weight, bias = norm.input, norm.weight, norm.bias
     if input.numel() == 0 and input.dim() > 1:
-        return _of_nothing(input, weight, bias)
+        # Statistics in the type that a GPU accumulates in, and a result with a gradient.
+        dtype = accumulation_type(input.dtype)
+        empty = input.new_empty((0,), dtype=torch.uint8)
+        mean, deviation = (input.new_empty((input.shape[1],), dtype=dtype) for _ in range(2))
+        result = input.clone()
+        result = result if weight is None else result * weight[0]
+        return result if bias is None else result + bias[0], mean, deviation, empty, 0
     taken = cudnn_takes(norm)
     if weight is None or bias is None or not cudnn_enabled or not taken:
         return call()
@@ -111,16 +117,6 @@ def batch_norm_impl_index(
         eps,
     )
     return output, save_mean, save_variance, reserve, _CUDNN_INDEX
-
-
-def _of_nothing(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
-    """Statistics in the type that a GPU accumulates in, and a result with a gradient."""
-    dtype = accumulation_type(input.dtype)
-    reserve = input.new_empty((0,), dtype=torch.uint8)
-    mean, deviation = (input.new_empty((input.shape[1],), dtype=dtype) for _ in range(2))
-    output = input.clone()
-    output = output if weight is None else output * weight[0]
-    return output if bias is None else output + bias[0], mean, deviation, reserve, 0
 
 
 @_cudnn.meta("cuda")

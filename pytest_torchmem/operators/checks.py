@@ -363,8 +363,6 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
 
 
 def _raising(says: Callable[..., object]) -> Callable[..., None]:
-    """Return the function that raises what is said of the same arguments."""
-
     @wraps(says)
     def check(**operands: Any) -> None:
         __tracebackhide__ = True

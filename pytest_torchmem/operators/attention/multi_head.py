@@ -56,8 +56,8 @@ def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -
     query, heads = layer.query, layer.num_head
     if query.dim() != 3:
         return call()
-    batch, steps, _ = query.shape
-    size = layer.embed_dim // heads
+    batch, steps, embed = query.shape
+    size = embed // heads
     # A mask of padding has not the shape that fused kernels want.
     fused = query is layer.key is layer.value and not layer.need_weights and layer.mask is None
     if fused:
@@ -68,15 +68,9 @@ def fused_or_unfused(machine: Gpu, call: CompositeCall, layer: AttentionLayer) -
                 part.view(batch, -1, heads, size).transpose(1, 2) for part in projected.chunk(3, -1)
             )
             output = functional.scaled_dot_product_attention(q, k, v)
-            merged = output.transpose(1, 2).reshape(batch, -1, layer.embed_dim)
+            merged = output.transpose(1, 2).reshape(batch, -1, embed)
             return functional.linear(merged, layer.proj_weight, layer.proj_bias), None
-    return _unfused(layer)
-
-
-def _unfused(layer: AttentionLayer) -> tuple[Tensor, Tensor | None]:
-    """Project, multiply, softmax, multiply, project."""
-    heads = layer.num_head
-    batch, steps, embed = layer.query.shape
+    # Project, multiply, softmax, multiply, project.
     projected = _qkv_projection(layer.query, layer.key, layer.value, layer.qkv_weight)
     q, k, v = _projection_of_dense(projected, layer.qkv_bias, heads)
     del projected
@@ -143,13 +137,7 @@ def of_nested(nested: NestedTensors, layer: AttentionLayer) -> tuple[Tensor, Ten
             attended = _fused_of_nested(nested, backend, x, layer.num_head, lengths)
             output = functional.linear(attended, layer.proj_weight, layer.proj_bias)
             return nested.wrap(output.view(-1), sizes), None
-    return _unfused_of_nested(nested, layer, rows, sizes)
-
-
-def _unfused_of_nested(
-    nested: NestedTensors, layer: AttentionLayer, rows: Tensor, sizes: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Project, multiply, softmax, multiply, project: padded in between."""
+    # Project, multiply, softmax, multiply, project: padded in between.
     heads = layer.num_head
     projected = torch.mm(rows, layer.qkv_weight.t())
     qkv = nested.wrap(projected.view(-1), nested.with_last_size(sizes, 3 * layer.embed_dim))

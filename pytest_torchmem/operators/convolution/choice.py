@@ -176,6 +176,11 @@ class Convolution:
         return self.input.dim() - 2
 
     @property
+    def is_dilated(self) -> bool:
+        """Whether there are gaps between the places that a filter looks at."""
+        return any(gap != 1 for gap in self.settings.dilation)
+
+    @property
     def memory_format(self) -> torch.memory_format:
         """The format that operands are brought into."""
         rule = onednn_format if self.uses_onednn() else native_cpu_format

@@ -53,12 +53,8 @@ def _is_pointwise(call: Convolution) -> bool:
 def _is_apart(call: Convolution) -> bool:
     """Whether groups are computed one after the other; a kernel for volumes knows of groups."""
     return call.settings.groups > 1 and (
-        call.dims < 3 or call.settings.transposed or _is_dilated(call)
+        call.dims < 3 or call.settings.transposed or call.is_dilated
     )
-
-
-def _is_dilated(call: Convolution) -> bool:
-    return any(gap != 1 for gap in call.settings.dilation)
 
 
 def forward(call: Convolution, output: Tensor) -> int:
@@ -74,9 +70,9 @@ def forward(call: Convolution, output: Tensor) -> int:
                 columns += math.prod(output.shape[2:]) * output.element_size()
             groups = call.settings.groups if _is_apart(call) else 1
             columns = max(columns, dense_bytes(call.input) // groups)  # until the output is there
-    elif _is_pointwise(call) and not _is_dilated(call):
+    elif _is_pointwise(call) and not call.is_dilated:
         columns = 0
-    elif not _is_dilated(call):
+    elif not call.is_dilated:
         columns *= batch
     if _is_apart(call):
         apart = dense_bytes(call.input) // call.settings.groups if batch > 1 else 0
@@ -100,8 +96,8 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
     columns, batch, layout = _columns(call, grad_output), call.input.shape[0], call.memory_format
     gradient = contiguous_copy(grad_output, layout)
     input, weight = contiguous_copy(call.input, layout), contiguous_copy(call.weight, layout)
-    dilated = _is_dilated(call) and not call.settings.transposed
-    pointwise = _is_pointwise(call) and not _is_dilated(call)
+    dilated = call.is_dilated and not call.settings.transposed
+    pointwise = _is_pointwise(call) and not call.is_dilated
     summed = grad_output.shape[1] * grad_output.element_size() if mask[2] else 0
     bias = summed if dilated else 0
     together = dilated or (call.dims < 3 and not call.settings.transposed)

@@ -70,15 +70,10 @@ _DECONVOLUTION: Sequence[Kernel] = (
 )
 
 
-def _first(kernels: Sequence[Kernel], problem: Problem) -> Primitive | None:
-    return next(filter(None, (kernel(problem) for kernel in kernels)), None)
-
-
 def _taken(kernels: Sequence[Kernel], problem: Problem) -> Primitive:
     """Return what a forward takes, or the gradient of an input, or those of weight and bias."""
-    found = _first(kernels, problem)
-    assert found is not None, "products of columns take every convolution"
-    return found
+    # Products of columns take every convolution.
+    return next(filter(None, (kernel(problem) for kernel in kernels)))
 
 
 forward_primitive = partial(_taken, _FORWARD)
@@ -94,7 +89,7 @@ def transposed_forward_primitive(problem: Problem) -> Primitive:
     """Return what a transposed convolution takes: without brgemm a bias is added to a result in
     float, which is kept beside the result.
     """
-    found = _first(_DECONVOLUTION, problem)
+    found = next(filter(None, (kernel(problem) for kernel in _DECONVOLUTION)), None)
     if found is not None or not problem.bias:
         return _nested(found or backward_data_primitive(problem))
     primitive = backward_data_primitive(replace(problem, float_gradient=True))
@@ -102,15 +97,10 @@ def transposed_forward_primitive(problem: Problem) -> Primitive:
     return _nested(primitive, result // problem.element_size * FLOAT)
 
 
-def transposed_backward_weights_primitive(problem: Problem) -> Primitive:
-    """Return what the gradients of its weight and bias take."""
-    return _nested(backward_weights_primitive(replace(problem, bias=False)))
-
-
 def forward(call: Convolution, result: Tensor) -> list[int]:
     """Requests of a forward, the result included."""
-    problem = _problem(call, result)
-    copies = _format_copies(call, call.input, call.weight)
+    problem, layout = _problem(call, result), call.memory_format
+    copies = contiguous_copy(call.input, layout) + contiguous_copy(call.weight, layout)
     if call.settings.transposed:
         return [copies, *_as_transposed(problem, transposed_forward_primitive(problem))]
     return [copies, *_as_forward(problem, forward_primitive(problem))]
@@ -118,24 +108,22 @@ def forward(call: Convolution, result: Tensor) -> list[int]:
 
 def backward(call: Convolution, grad_output: Tensor, output_mask: Sequence[bool]) -> list[int]:
     """Requests of the input's gradient, then of the weight's and the bias's."""
-    problem = _problem(call, grad_output)
-    requests = [_format_copies(call, grad_output, call.input, call.weight)]
+    problem, layout = _problem(call, grad_output), call.memory_format
+    operands = grad_output, call.input, call.weight
+    requests = [sum(contiguous_copy(operand, layout) for operand in operands)]
     if output_mask[0]:
         if call.settings.transposed:
-            requests += _as_forward(
-                problem, _nested(forward_primitive(replace(problem, bias=False)))
-            )
+            primitive = _nested(forward_primitive(replace(problem, bias=False)))
+            requests += _as_forward(problem, primitive)
         else:
             requests += _as_transposed(problem, backward_data_primitive(problem))
     if output_mask[1] or output_mask[2]:
-        chosen = (
-            transposed_backward_weights_primitive
-            if call.settings.transposed
-            else backward_weights_primitive
-        )
-        filters = problem.channels if call.settings.transposed else problem.filters
         # mkldnn_convolution_backward_weights
-        primitive = chosen(problem)
+        if call.settings.transposed:
+            primitive = _nested(backward_weights_primitive(replace(problem, bias=False)))
+            filters = problem.channels
+        else:
+            primitive, filters = backward_weights_primitive(problem), problem.filters
         plain = problem.weight_bytes
         written = primitive.weight or plain
         summed = (filters if output_mask[2] else 0) * problem.element_size
@@ -174,11 +162,6 @@ def _deep(sizes: Sequence[int], filling: int) -> Sizes:
     """Depth, height and width, of an image too."""
     depth, height, width = (*(filling,) * (3 - len(sizes)), *sizes)
     return depth, height, width
-
-
-def _format_copies(call: Convolution, *operands: Tensor) -> int:
-    """Copies into the format of the call."""
-    return sum(contiguous_copy(operand, call.memory_format) for operand in operands)
 
 
 def _as_forward(problem: Problem, primitive: Primitive) -> list[int]:
