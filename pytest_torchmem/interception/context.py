@@ -216,8 +216,7 @@ class TraceContext:
 
     def brought(self, tensor: Tensor) -> bool:
         """Return whether a tensor is not the trace's own, but what the program came with."""
-        record = self.record(tensor)
-        return record is None or record.lent
+        return self.record(tensor) is None or self.made_before_step(tensor)
 
     def made_before_step(self, tensor: Tensor) -> bool:
         """Return whether a tensor's storage was there before the step."""

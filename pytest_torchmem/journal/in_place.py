@@ -50,6 +50,7 @@ from pytest_torchmem.torch_private.tensors import (
     set_version,
     storage_address,
     version_of,
+    view_base,
     wrapped_tensors,
 )
 
@@ -275,8 +276,8 @@ class InPlace:
             for tensor in reached.held_tensors():
                 if id(tensor) not in self.given:
                     self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
-            self._versions = [
-                (ref(one), version_of(one))
+            self._began = [
+                (ref(one), version_of(one), one.requires_grad)
                 for one in reached.every_tensor()
                 if not one.is_inference()
             ]
@@ -434,6 +435,9 @@ class InPlace:
                 self._undo_changes()
             finally:
                 self._lift()
+            for reference, version, requires_grad in self._began:
+                if (tensor := reference()) is not None:
+                    _as_it_began(tensor, version, requires_grad)
         for module in self.modules.values():
             module.restore()
 
@@ -469,10 +473,6 @@ class InPlace:
                 tensor.grad = gradient
             if version >= 0 and version_of(tensor) != version:
                 set_version((tensor,), (version,))
-        for reference, version in self._versions:  # also of what was written to as a detached one
-            held = reference()
-            if held is not None and version_of(held) != version:
-                set_version((held,), (version,))
         for optimizer, state in [*self._optimizers.items()]:
             if state is not None:
                 optimizer.state.clear()
@@ -491,6 +491,23 @@ def _exchange(tensor: Tensor, other: Tensor) -> None:
         data, gradients = [one.data for one in both], [_gradient(one) for one in both]
         for one, lies, gradient in zip(both, reversed(data), reversed(gradients), strict=True):
             _let_lie(one, lies, gradient)
+
+
+def _as_it_began(tensor: Tensor, version: int, requires_grad: bool) -> None:
+    """Restore version and ``requires_grad``: a step may have written to a detached tensor of it,
+    frozen it, or given a constant a history by writing in place what depends on a parameter.
+    """
+    if version_of(tensor) != version:
+        set_version((tensor,), (version,))
+    if tensor.requires_grad == requires_grad:
+        return
+    if requires_grad:
+        tensor.requires_grad_()
+    elif (base := view_base(tensor)) is not None:  # a view cannot be detached in place
+        base.detach_()
+        _exchange(tensor, tensor.detach())
+    else:
+        tensor.detach_()
 
 
 def _let_lie(tensor: Tensor, data: Tensor, gradient: Tensor | None) -> None:

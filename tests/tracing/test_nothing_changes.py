@@ -106,6 +106,41 @@ def test_captured_model_gets_its_tensors_back(device: str) -> None:
     assert model(torch.randn(4, 8)).sum().isfinite()
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_frozen_or_gets_a_history_is_as_it_was(device: str) -> None:
+    layer, constant, whole = nn.Linear(4, 4), torch.zeros(4), torch.zeros(2, 4)
+    row, average = whole[0], [torch.zeros(4)]
+
+    def body() -> None:
+        torch._foreach_lerp_(average, [layer.bias], 0.5)
+        row.add_(layer.bias)
+        constant.requires_grad_()
+        layer.requires_grad_(False)
+
+    trace(body, device=device)
+    for tensor in (constant, whole, row, *average):
+        assert tensor.grad_fn is None
+        assert not tensor.requires_grad
+        assert tensor._version == 0
+    assert all(parameter.requires_grad for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parameters_that_grow_are_as_they_were(device: str) -> None:
+    """Each is used before another takes its place, as where a model is widened."""
+    splats = nn.ParameterDict({name: nn.Parameter(torch.ones(3)) for name in ("colour", "place")})
+
+    def grow(models: list[nn.ParameterDict]) -> None:
+        for name, old in [*models[0].items()]:
+            models[0][name] = nn.Parameter(torch.cat([old.data, old.data]))
+
+    trace(grow, [splats], device=device)
+    assert [(name, one.tolist()) for name, one in splats.named_parameters()] == [
+        ("colour", [1.0] * 3),
+        ("place", [1.0] * 3),
+    ]
+
+
 def test_threads_from_before_run_for_real() -> None:
     results: list[float] = []
     go = threading.Event()
