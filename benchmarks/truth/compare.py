@@ -37,8 +37,7 @@ from benchmarks.truth.recording import (
 from benchmarks.truth.settings import Case, cases
 from pytest_torchmem import Gpu
 from pytest_torchmem.allocator.caching import CachingAllocator
-from pytest_torchmem.allocator.device_memory import Addresses, DriverAddresses
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import Addresses, DriverAddresses, parse_options
 from pytest_torchmem.measurement.device import known_gpu, name_of
 from pytest_torchmem.targets.gpus import gpu_names, registered_gpus
 

@@ -15,6 +15,9 @@ from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from pytest_torchmem.allocator.device_memory import (
+    DEFAULTS,
+    MIB,
+    AllocatorOptions,
     Block,
     Expandable,
     Pool,
@@ -22,8 +25,8 @@ from pytest_torchmem.allocator.device_memory import (
     PoolStatistics,
     PrivatePools,
     ReservedMemory,
+    parse_options,
 )
-from pytest_torchmem.allocator.options import DEFAULTS, MIB, AllocatorOptions, parse_options
 from pytest_torchmem.errors import UsageError
 
 MIN_BLOCK = 512

@@ -20,8 +20,7 @@ from pytest_torchmem.allocator.caching import (
     Peaks,
     RunningPeaks,
 )
-from pytest_torchmem.allocator.device_memory import Block, PoolId
-from pytest_torchmem.allocator.options import AllocatorOptions
+from pytest_torchmem.allocator.device_memory import AllocatorOptions, Block, PoolId
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS

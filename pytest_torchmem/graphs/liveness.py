@@ -27,8 +27,7 @@ from torch import Tensor, fx
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.factories import device_said
 from pytest_torchmem.graphs.operators_at import run_alone
-from pytest_torchmem.interception.plan import Output, Plan, Same
-from pytest_torchmem.interception.plan_cache import find_plan, geometry_of_arguments
+from pytest_torchmem.interception.plan import Output, Plan, Same, find_plan, geometry_of_arguments
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.node_table import NodeRow, NodeTable
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE

@@ -23,7 +23,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.sparse import storage_holder
-from pytest_torchmem.interception.values.policy import memory_for
+from pytest_torchmem.interception.values.contents import memory_for
 from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.step.trees import argument_tensors

@@ -16,9 +16,8 @@ from torch import Tensor
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.conversion import Conversion
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.materialize import WrappedNumbers, make_outputs
 from pytest_torchmem.interception.phases import EngineOrder, Phases, Streams
-from pytest_torchmem.interception.placement import Placement
+from pytest_torchmem.interception.placement import Placement, WrappedNumbers, make_outputs
 from pytest_torchmem.interception.plan import (
     Call,
     Output,
@@ -26,13 +25,13 @@ from pytest_torchmem.interception.plan import (
     Same,
     Step,
     Temporary,
+    find_plan,
     plan_of_result,
 )
-from pytest_torchmem.interception.plan_cache import find_plan
 from pytest_torchmem.interception.sparse import has_compressed, has_sparse
-from pytest_torchmem.interception.values.assumptions import is_same
+from pytest_torchmem.interception.values.answers import is_same
+from pytest_torchmem.interception.values.contents import Values
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.operators.checks import check_masks
 from pytest_torchmem.operators.workspace import Buffer, Workspace, joined
 from pytest_torchmem.profile.timeline import Confidence, Kind, Origin

@@ -20,13 +20,12 @@ from pytest_torchmem.interception.decompose import Parts, RunMode
 from pytest_torchmem.interception.kernels import Kernels
 from pytest_torchmem.interception.layouts import Layouts
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.materialize import run_on_host
-from pytest_torchmem.interception.phases import References
-from pytest_torchmem.interception.plan_cache import SubclassAsked
+from pytest_torchmem.interception.phases import References, TraceThreads
+from pytest_torchmem.interception.placement import run_on_host
+from pytest_torchmem.interception.plan import SubclassAsked
 from pytest_torchmem.interception.sparse import parts_of
-from pytest_torchmem.interception.threads import TraceThreads
+from pytest_torchmem.interception.values.contents import Values
 from pytest_torchmem.interception.values.known import NotKnown
-from pytest_torchmem.interception.values.policy import Values
 from pytest_torchmem.journal.journal import seed_what_is_imported
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of

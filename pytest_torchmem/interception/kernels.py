@@ -1,7 +1,7 @@
 """What stands in for kernels: a call's plan is found or made, its outputs are, and both booked.
 
 In this order: the tensors' storages are looked up, the device is found, the plan is looked up or
-made (``plan_cache.py``), outputs are made from it (``materialize.py``), what the kernel takes is
+made (``plan.py``), outputs are made from it (``placement.py``), what the kernel takes is
 booked, and what is known of values is noted.
 """
 
@@ -28,13 +28,22 @@ from pytest_torchmem.interception.decompose import (
 )
 from pytest_torchmem.interception.layouts import Layouts, QuantizedTensors, is_observed_first
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
-from pytest_torchmem.interception.materialize import grow, make_outputs
 from pytest_torchmem.interception.operator_log import OperatorLog
 from pytest_torchmem.interception.phases import SUM, GradientSums, References
-from pytest_torchmem.interception.placement import check_generator, stage, staged_pairs
-from pytest_torchmem.interception.plan import Call, Output, Plan, Same, broadcast_of
-from pytest_torchmem.interception.plan_cache import (
+from pytest_torchmem.interception.placement import (
+    check_generator,
+    grow,
+    make_outputs,
+    stage,
+    staged_pairs,
+)
+from pytest_torchmem.interception.plan import (
+    Call,
+    Output,
+    Plan,
     Plans,
+    Same,
+    broadcast_of,
     find_plan,
     geometry_of,
     geometry_of_arguments,
@@ -42,9 +51,9 @@ from pytest_torchmem.interception.plan_cache import (
 )
 from pytest_torchmem.interception.refusals import REFUSALS, Refusals, in_words_of_kernel
 from pytest_torchmem.interception.sparse import has_sparse, parts_of
-from pytest_torchmem.interception.values.assumptions import may_be_assumed
+from pytest_torchmem.interception.values.answers import may_be_assumed
 from pytest_torchmem.interception.values.computed import workspace_here
-from pytest_torchmem.interception.values.policy import NO_MEMORIES
+from pytest_torchmem.interception.values.contents import NO_MEMORIES
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.checks import check_apart, check_written_once, keeps_apart
 from pytest_torchmem.operators.sparse import COMPRESSED

@@ -31,7 +31,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.decompose import Intercepts, Parts
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
-from pytest_torchmem.interception.materialize import grow
+from pytest_torchmem.interception.placement import grow
 from pytest_torchmem.interception.plan import Call, Output
 from pytest_torchmem.interception.sparse import (
     KnownTensors,
@@ -41,8 +41,8 @@ from pytest_torchmem.interception.sparse import (
     run_sparse,
     storage_holder,
 )
+from pytest_torchmem.interception.values.contents import LIMIT_NESTED
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.interception.values.policy import LIMIT_NESTED
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec

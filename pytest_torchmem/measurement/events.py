@@ -11,8 +11,8 @@ the state of an optimizer, is the program's. A program that calls AOTAutograd it
 ``torch.compile``, has that in its step.
 
 c10's ``ProfiledCPUMemoryReporter`` (c10/core/CPUAllocator.cpp) reports every request and every
-release of the thread that records, with the requested bytes, unrounded (``other_threads.py`` adds
-what others do). oneDNN takes its buffers from the same allocator
+release of the thread that records, with the requested bytes, unrounded (``with_other_threads``
+adds what others do). oneDNN takes its buffers from the same allocator
 (aten/src/ATen/native/mkldnn/IDeepRegistration.cpp), so they are among the events. A block allocated
 before the recording began is not known to the reporter, and its release is not reported; whatever
 belongs to a step must therefore be allocated inside the recording.

@@ -22,7 +22,7 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.graphs.scaling import Scaling
-    from pytest_torchmem.interception.values.policy import ValuesMode
+    from pytest_torchmem.interception.values.contents import ValuesMode
     from pytest_torchmem.journal.contents import ProgramState
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device

@@ -144,7 +144,7 @@ def _update_modes(asked: list[str] | None, dry_run: bool, in_ci: bool) -> frozen
 
 def _allocator(options: str) -> str:
     if options:
-        from pytest_torchmem.allocator.options import parse_options
+        from pytest_torchmem.allocator.device_memory import parse_options
 
         parse_options(options)
     return options

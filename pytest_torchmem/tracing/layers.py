@@ -17,19 +17,21 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.allocator.options import AllocatorOptions
+from pytest_torchmem.allocator.device_memory import AllocatorOptions
 from pytest_torchmem.errors import NoCudaError, UnsupportedTorchError
 from pytest_torchmem.fake_cuda.libraries import ON_CPU, launching_libraries
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
-from pytest_torchmem.interception.conversion import NAME_DEVICE, Conversion
+from pytest_torchmem.interception.conversion import NAME_DEVICE, Conversion, give_survivors_data
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.phases import References
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.python_api.data import (
+    RealStorages,
     ValueMethods,
     data_functions,
+    storages_booked,
     subclasses_made,
 )
 from pytest_torchmem.interception.python_api.files import (
@@ -41,9 +43,7 @@ from pytest_torchmem.interception.python_api.files import (
     sparse_files,
 )
 from pytest_torchmem.interception.python_api.program import Changes, FakeTensors, Threads
-from pytest_torchmem.interception.python_api.storages import RealStorages, storages_booked
 from pytest_torchmem.interception.split_modules import split_modules
-from pytest_torchmem.interception.survivors import give_survivors_data
 from pytest_torchmem.journal.in_place import Given
 from pytest_torchmem.operators.sparse import COMPRESSED, compressed_indices, compressed_like
 from pytest_torchmem.step.generators import keeping_forward_draws

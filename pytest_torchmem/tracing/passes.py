@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from pytest_torchmem.errors import UnknownValueError, add_note
-from pytest_torchmem.interception.survivors import forget_cached
+from pytest_torchmem.interception.conversion import forget_cached
+from pytest_torchmem.interception.values.contents import Values, ValuesNeeded
 from pytest_torchmem.interception.values.messages import (
     FILES,
     OF_FILES,
@@ -18,7 +19,6 @@ from pytest_torchmem.interception.values.messages import (
     lacks_file,
     never_sent,
 )
-from pytest_torchmem.interception.values.policy import Values, ValuesNeeded
 from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.targets.target import Selected, Target

@@ -15,14 +15,13 @@ from weakref import WeakSet
 
 import torch
 
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.conversion import Lender, Lent
+from pytest_torchmem.interception.conversion import Lender, Lent, give_survivors_data
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
-from pytest_torchmem.interception.survivors import give_survivors_data
-from pytest_torchmem.interception.values.policy import Values
+from pytest_torchmem.interception.values.contents import Values
 from pytest_torchmem.journal.journal import (
     Journal,
     no_longer_stand,

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import torch
 from torch import fx, nn
 
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.conversion import give_survivors_data, let_go_of_tensors
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.operator_log import (
@@ -27,11 +28,10 @@ from pytest_torchmem.interception.operator_log import (
 )
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
 from pytest_torchmem.interception.split_modules import refuse_wrapped
-from pytest_torchmem.interception.survivors import give_survivors_data, let_go_of_tensors
-from pytest_torchmem.interception.values.assumptions import UnknownNumber
+from pytest_torchmem.interception.values.answers import UnknownNumber
+from pytest_torchmem.interception.values.contents import Values, ValuesMode, ValuesNeeded
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
-from pytest_torchmem.interception.values.policy import Values, ValuesMode, ValuesNeeded
 from pytest_torchmem.interception.world import world_entered
 from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace

@@ -1,21 +1,31 @@
 """A trace that is run once more, after a check has failed, to see what a profile does not hold.
 
-That is why attention took the way it took, and what refers to tensors that are still alive. What it
-takes to see this would be felt by the program, so that the figures are those of the first trace.
+That is why attention took the way it took, and what refers to tensors that are still alive: a
+variable, a list, an attribute, a closure, or another's graph. This is read from the references that
+Python keeps (``gc.get_referrers``) and the variables of running functions, which since Python 3.11
+are no objects of the collector's. What it takes to see this would be felt by the program, so that
+the figures are those of the first trace.
 
 Tensors alive in garbage that Python has not collected are told with the program's objects in it.
 """
 
+from __future__ import annotations
+
 import gc
+import linecache
 import os
+import re
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import FunctionType
+from dataclasses import is_dataclass
+from functools import lru_cache, partial
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, cast
 
 import torch.nn.functional as functional
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from pytest_torchmem.interception.attribution import Attribution, is_own
@@ -26,9 +36,399 @@ from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.patches import replaced
-from pytest_torchmem.torch_private.tensors import storage_address
-from pytest_torchmem.tracing.holders import HeldNames, holding_graphs, tensors_alive
+from pytest_torchmem.torch_private.tensors import CHILDREN, node_number, storage_address
 from pytest_torchmem.tracing.trace import WATCH
+
+_DEEPEST = 4
+_MOST_NODES = 100_000
+_NOT_OF_PROGRAMS = ("pytest_torchmem.", "torch.", "_pytest.", "pluggy.")
+_OF_MODULES = ("._parameters", "._buffers")
+"""Where modules keep what their attributes seem to be."""
+_CONTAINERS = (list, tuple, dict, set, deque, partial, MethodType)
+_CACHES = (type(lru_cache(str)),)
+"""What ``functools.lru_cache`` makes of a function: of C, and with an ordinary dictionary."""
+_MOST_TOGETHER = 2_000
+"""Objects whose referrers are looked for at once: each object that Python knows is compared with
+all of them (Modules/gcmodule.c, gc_referrers_for)."""
+_MOST_ROOTS = 50
+_MOST_MODULES = 20
+"""How many modules are looked out of, each in the next."""
+
+
+def tensors_alive() -> list[Tensor]:
+    """Return every tensor that Python knows."""
+    return [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
+
+
+class _Referrers:
+    """Referrers of many objects, found by one pass over all objects of Python."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[object]] = {}
+        self._own = {id(self._known)}
+        """What is made here and refers to objects, too."""
+        self._running = _running_frames()
+
+    def of(self, value: object) -> list[object]:
+        """Return what refers to a value, but for the frames of functions."""
+        if id(value) not in self._known:
+            self._find([value])
+        return self._known[id(value)]
+
+    def find(self, values: Iterable[object]) -> None:
+        """Look for what refers to ``values``, and to the containers that do, and so on."""
+        waiting = [*values]
+        for _ in range(_DEEPEST + 1):
+            if not 0 < len(waiting) <= _MOST_TOGETHER:
+                break
+            self._find(waiting)
+            around = [
+                one
+                for value in waiting
+                for one in self._known[id(value)]
+                if _is_container(one) and id(one) not in self._known
+            ]
+            waiting = [*{id(one): one for one in around}.values()]
+            del around
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._known.clear()
+
+    def _find(self, values: list[object]) -> None:
+        wanted: dict[int, list[object]] = {
+            id(value): [] for value in values if id(value) not in self._known
+        }
+        self._own.update(map(id, wanted.values()))
+        referrers = gc.get_referrers(*values)
+        for one in referrers:
+            if one is values or id(one) in self._own or id(one) in self._running:
+                continue
+            for referred in {id(other) for other in gc.get_referents(one)} & wanted.keys():
+                wanted[referred].append(one)
+        self._known |= wanted
+
+
+class HeldNames:
+    """The names under which a program holds what it holds, now."""
+
+    def __init__(self, ignore: object = None) -> None:
+        self._ignore = {id(ignore), id(self)}
+        self._referrers = _Referrers()
+        self._variables: dict[int, str] = {}
+        """The variables of the program's running functions, by what they are."""
+        self._modules: dict[int, str] = {}
+        """The modules that these hold, and those of their own."""
+        self._of_record = False
+        """Whether what keeps a record is asked for: one within it is told by its type alone."""
+        self._outwards = 0
+        """How many objects of libraries are looked out of, each in the next."""
+        self._asked: set[int] = set()
+        """The functions and errors that are looked out of: what one holds may hold it."""
+        for frame in _frames_of_program():
+            for name, value in tuple(frame.f_locals.items()):
+                self._note(f"{name} of {frame.f_code.co_name}", value)
+
+    def prepare(self, values: Iterable[object]) -> None:
+        """Look at once for what refers to values that will be asked about."""
+        self._referrers.find(value for value in values if id(value) not in self._variables)
+
+    def clear(self) -> None:
+        """Let go of what was looked at: it would stay alive."""
+        self._referrers.clear()
+
+    def of(self, value: object) -> str:
+        """Return what refers to a value and is named, "" where nothing is."""
+        return self._of(value, {*self._ignore}, 0)
+
+    def _of(self, value: object, seen: set[int], depth: int) -> str:
+        seen.add(id(value))
+        named = self._variables.get(id(value))
+        if named and not depth:
+            return f"the variable {named}"
+        if named:
+            return named
+        referrers = [one for one in self._referrers.of(value) if id(one) not in seen]
+        seen.update(map(id, referrers))
+        referrers.sort(key=lambda one: _is_imported(one, value))  # a global has its own module
+        seen.add(id(referrers))
+        for one in referrers:
+            if name := self._direct(one, value):
+                return name
+        for one in referrers if depth < _DEEPEST else ():
+            if _is_container(one) and (name := self._of(one, seen, depth + 1)):
+                return _inside(one, name, value)
+        return ""
+
+    def _note(self, name: str, value: object) -> None:
+        """Take note of a variable; those of outer functions stand for what inner ones have too."""
+        if isinstance(value, (Tensor, *_CONTAINERS)) or _is_of_library(value):
+            self._variables[id(value)] = name
+        elif isinstance(value, nn.Module):
+            root = type(value).__name__ if name.startswith("self of ") else name
+            for path, module in value.named_modules():
+                if root == name or id(module) not in self._modules or path:
+                    self._modules[id(module)] = _attribute(root, path)
+
+    def _direct(self, holder: object, value: object) -> str:
+        """Return the name by which ``holder`` refers to an object, "" where it has none."""
+        if isinstance(holder, FunctionType):
+            if f"{holder.__module__}.".startswith(_NOT_OF_PROGRAMS[0]):
+                return ""  # what makes a tensor of a trace has it in its closure
+            part = _part_of(holder, value)
+            return f"the {part} of {holder.__qualname__}{self._within(holder)}" if part else ""
+        if isinstance(holder, _CACHES):
+            return f"the lru_cache of {getattr(holder, '__qualname__', 'a function')}"
+        if isinstance(holder, TracebackType):
+            return self._of_traceback(holder)
+        if isinstance(holder, dict):
+            owner = next(
+                (
+                    one
+                    for one in self._referrers.of(holder)
+                    if getattr(one, "__dict__", None) is holder or _is_of_class(one, holder)
+                ),
+                None,
+            )
+            key = _key_of(holder, value)
+            return self._attribute_of(owner, key) if owner is not None else ""
+        attributes = getattr(holder, "__dict__", None)
+        if isinstance(attributes, dict) and not isinstance(holder, type):
+            key = _key_of(attributes, value)
+            return self._attribute_of(holder, key)
+        return ""
+
+    def _attribute_of(self, owner: object, key: str) -> str:
+        """Return the name of an attribute, "" for those of a trace, which no program knows."""
+        of_trace = f"{type(owner).__module__}.".startswith(_NOT_OF_PROGRAMS[0])
+        if not key or of_trace:
+            return ""
+        return _attribute(self._called(owner), key) + self._around(owner)
+
+    def _of_traceback(self, traceback: TracebackType) -> str:
+        """Return the name of the error that a traceback belongs to, "" where nothing holds one."""
+        for one in self._referrers.of(traceback):
+            if isinstance(one, BaseException):
+                return f"the traceback of {type(one).__name__}{self._within(one)}"
+            if isinstance(one, TracebackType) and (name := self._of_traceback(one)):
+                return name
+        return ""
+
+    def _within(self, owner: object) -> str:
+        """Return in words what of the program holds a function or an error, "" if that is named
+        by itself, or not at all.
+        """
+        if id(owner) in self._asked:
+            return ""
+        self._asked.add(id(owner))
+        try:
+            found = self._of(owner, {*self._ignore}, 1)
+        finally:
+            self._asked.discard(id(owner))
+        return f" in {found}" if found.startswith("the ") else ""
+
+    def _around(self, owner: object) -> str:
+        """Return in words what of the program holds an object of a library's, such as a cache, ""
+        for any other.
+        """
+        if id(owner) in self._modules or self._outwards >= _DEEPEST or not _is_of_library(owner):
+            return ""
+        self._outwards += 1
+        try:
+            found = self._of(owner, {*self._ignore}, 0)
+        finally:
+            self._outwards -= 1
+        outermost = found.rpartition(" in ")[2]
+        return f" in {outermost}" if outermost else ""
+
+    def _called(self, owner: object) -> str:
+        if isinstance(owner, ModuleType | type):
+            return owner.__name__
+        name = self._modules.get(id(owner), "")
+        if not name and isinstance(owner, nn.Module):
+            name = self._path_of(owner)
+        name = name or type(owner).__name__
+        if not is_dataclass(owner) or self._of_record:
+            return name
+        self._of_record = True  # what a model returns is told by who keeps it
+        try:
+            names = (self._direct(one, owner) for one in self._referrers.of(owner))
+            return next((one for one in names if one and not one.startswith("the ")), name)
+        finally:
+            self._of_record = False
+
+    def _path_of(self, module: nn.Module) -> str:
+        """Return the name of a module that no variable leads to, through the holder of its
+        outermost parent, such as ``Average.copy.layers.0``; "" where nothing named holds it.
+        """
+        path: list[str] = []
+        inner: object = module
+        while len(path) < _MOST_MODULES:
+            outer, key = next(self._owners(inner), (None, ""))
+            if outer is None:
+                return ""
+            path.insert(0, key)
+            known = self._modules.get(id(outer), "")
+            if known or not isinstance(outer, nn.Module):
+                return _attribute(known or self._called(outer), ".".join(path))
+            inner = outer
+        return ""
+
+    def _owners(self, value: object) -> Iterator[tuple[object, str]]:
+        """Yield each object that has the value as an attribute, with the attribute's name; in a
+        module the modules below it are searched too.
+        """
+        for one in self._referrers.of(value):
+            names = one if isinstance(one, dict) else getattr(one, "__dict__", None)
+            if not isinstance(names, dict) or not (key := _key_of(names, value)):
+                continue
+            if names is not one:  # an object whose attributes were never asked for as a dictionary
+                yield one, key
+                continue
+            around = self._referrers.of(names)
+            inner = (
+                other
+                for one in around
+                if isinstance(one, dict) and one.get(CHILDREN) is names
+                for other in self._referrers.of(one)
+            )
+            for other in (*around, *inner):
+                attributes = getattr(other, "__dict__", None)
+                if isinstance(attributes, dict) and (
+                    attributes is names or attributes.get(CHILDREN) is names
+                ):
+                    yield other, key
+
+
+def _is_of_class(owner: object, attributes: dict[Any, Any]) -> bool:
+    """Tell whether these are a class's attributes, which it shows through a proxy alone."""
+    return isinstance(owner, type) and vars(owner).keys() == attributes.keys()
+
+
+def _is_of_library(value: object) -> bool:
+    """Tell whether a value is an instance of an installed library's class, and no module, and not
+    what a model returns, which is told by who keeps it.
+    """
+    if isinstance(value, (nn.Module, ModuleType, type)) or is_dataclass(value):
+        return False
+    owner = type(value).__module__
+    if f"{owner}.".startswith(_NOT_OF_PROGRAMS):
+        return False
+    file = getattr(sys.modules.get(owner), "__file__", None)
+    return isinstance(file, str) and is_installed(file)
+
+
+def _attribute(name: str, path: str) -> str:
+    """Return what is called by its path in what is called ``name``, a variable of a function."""
+    own, of, function = name.partition(" of ")
+    return f"{own}.{path}{of}{function}" if path else name
+
+
+def _inside(container: object, name: str, value: object) -> str:
+    """Return what is called ``name``, with what it is unless the name says so."""
+    if isinstance(container, (CellType, FrameType)) or name.startswith("the "):
+        return name
+    for registry in _OF_MODULES:
+        own, of, function = name.partition(" of ")
+        if isinstance(container, dict) and own.endswith(registry):
+            path = f"{own.removesuffix(registry)}{of}{function}"
+            return _attribute(path, _key_of(container, value))
+    return f"the {type(container).__name__} {name}"
+
+
+def _frames_of_program() -> Iterator[FrameType]:
+    """Yield the frames of the program's running functions, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = str(frame.f_globals.get("__name__", ""))
+        if owner == "pytest_torchmem.step.step":
+            break  # beyond is who asked for the trace
+        if not f"{owner}.".startswith(_NOT_OF_PROGRAMS):
+            yield frame
+        frame = frame.f_back
+
+
+def _running_frames() -> set[int]:
+    """Return the frames of running functions, without those that a traceback holds."""
+    found: set[int] = set()
+    for innermost in sys._current_frames().values():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return found
+
+
+def _is_container(value: object) -> bool:
+    """Tell whether what holds a value is to be asked about instead."""
+    return isinstance(value, (*_CONTAINERS, CellType, FrameType))
+
+
+def _part_of(function: FunctionType, value: object) -> str:
+    """Return in a word as what a function holds a value, "" where it does not."""
+    closure = function.__closure__ or ()
+    if closure is value or any(cell is value for cell in closure):
+        return "closure"
+    is_default = value is function.__defaults__ or value is function.__kwdefaults__
+    return "defaults" if is_default and value is not None else ""
+
+
+def _is_imported(holder: object, value: object) -> bool:
+    """Tell whether ``holder`` is the globals of a module that has ``value`` from another one."""
+    if not isinstance(holder, dict) or not isinstance(holder.get("__file__"), str):
+        return False
+    key = _key_of(holder, value)
+    lines = linecache.getlines(holder["__file__"])
+    return bool(lines) and not any(re.match(rf"{re.escape(key)}\s*[:=]", line) for line in lines)
+
+
+def _key_of(names: Mapping[Any, Any], value: object) -> str:
+    return next((str(key) for key, one in tuple(names.items()) if one is value), "")
+
+
+def holding_graphs(
+    tensors: Iterable[Tensor], wanted: Mapping[int, int], names: HeldNames
+) -> dict[int, str]:
+    """Return which tensor's graph has the nodes of the numbers ``wanted``, by their keys.
+
+    Of several tensors the oldest is told that has a name: a loss of today leads to what a state of
+    yesterday leads to, and it is the state that should have been detached.
+    """
+    roots = []
+    for tensor in tensors:
+        node = tensor.grad_fn if type(tensor) is Tensor else None
+        if node is not None:
+            roots.append((node_number(node), tensor, node))
+    roots.sort(key=lambda root: root[0])
+    found: dict[int, str] = {}
+    left = _MOST_NODES
+    for place, (_, tensor, node) in enumerate(roots):
+        if place % _MOST_ROOTS == 0:
+            names.prepare([root[1] for root in roots[place : place + _MOST_ROOTS]])
+        reached = _nodes_reached(node, left)
+        left -= len(reached)
+        here = [key for key, number in wanted.items() if number in reached and key not in found]
+        name = names.of(tensor) if here else ""
+        if name:
+            found |= dict.fromkeys(here, f"the graph of {name}")
+        if left <= 0 or len(found) == len(wanted):
+            break
+    return found
+
+
+def _nodes_reached(root: Any, most: int) -> Collection[int]:
+    """Return the numbers of the nodes that a backward from ``root`` would come to."""
+    numbers: set[int] = set()
+    seen, waiting = {root}, [root]
+    while waiting and len(seen) < most:
+        node = waiting.pop()
+        numbers.add(node_number(node))
+        following: Sequence[tuple[Any, int]] = node.next_functions
+        new = [one for one, _ in following if one is not None and one not in seen]
+        seen.update(new)
+        waiting += new
+    return numbers
+
 
 _MOST_TENSORS = 20
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from pytest_torchmem.allocator.caching import CachingAllocator, OutOfMemory, Peaks, replay
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.errors import UsageError
 
 MIB, GIB = 1024**2, 1024**3

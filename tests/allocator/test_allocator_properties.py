@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.allocator.caching import CachingAllocator, OutOfMemory
-from pytest_torchmem.allocator.device_memory import NAMES, Block
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import NAMES, Block, parse_options
 from pytest_torchmem.errors import UsageError
 
 MIB = 1024**2

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.profile.timeline import Lifetimes, Role
-from pytest_torchmem.tracing.holders import HeldNames
-from pytest_torchmem.tracing.watch import watching
+from pytest_torchmem.tracing.watch import HeldNames, watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 
 PLANTED = Path(__file__).with_name("planted.py")
@@ -65,7 +64,7 @@ def test_functions_of_the_plugin_hold_nothing_that_a_program_knows() -> None:
 
     kept = closure_of(torch.zeros(1))
     assert "the closure of " in HeldNames().of(kept())
-    kept.__module__ = "pytest_torchmem.interception.materialize"
+    kept.__module__ = "pytest_torchmem.interception.placement"
     assert "the closure of " not in HeldNames().of(kept())
 
 

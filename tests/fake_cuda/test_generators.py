@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
-from pytest_torchmem.interception.values.policy import Values, ValuesBudget
+from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 
 cuda = torch.cuda
 

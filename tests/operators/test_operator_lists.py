@@ -10,7 +10,7 @@ from benchmarks import operator_lists
 from benchmarks.comparison import Status
 from benchmarks.isolation.sample import Sample
 from benchmarks.operator_lists import differences, recorded_in_trace, run_sample
-from pytest_torchmem.interception.values.policy import Values, ValuesBudget
+from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 
 
 def test_lists_that_differ() -> None:

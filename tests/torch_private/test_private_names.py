@@ -30,7 +30,7 @@ EXCEPTIONS = {
     ("*", "_cdata"),
     # Not torch's, but set by the package on an object of torch, or of Python.
     ("*", "_asdict"),
-    ("interception/threads.py", "_is_owned"),
+    ("interception/phases.py", "_is_owned"),
     # An argument by name, of a class that torch_private/ declares.
     ("fake_cuda/api/factories.py", "_fake_device"),
     ("*", "_getframe"),
@@ -38,7 +38,7 @@ EXCEPTIONS = {
     ("*", "_fields"),
     ("*", "_field_defaults"),
     ("step/imports.py", "_current_frames"),  # of sys
-    ("tracing/holders.py", "_current_frames"),
+    ("tracing/watch.py", "_current_frames"),
     ("interception/refusals.py", "_cpu"),  # in what kernels call themselves
     ("step/imports.py", "_find_and_load"),
     # Answers of functions of torch.cuda, by name: those that a torch does not have are passed over.

@@ -12,7 +12,7 @@ import torch
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.interception.survivors import forget_cached
+from pytest_torchmem.interception.conversion import forget_cached
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.torch_private.tensors import bytes_of, hollow_storage
 

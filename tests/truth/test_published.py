@@ -27,8 +27,7 @@ from benchmarks.truth.published.snapshots import (
 from benchmarks.truth.published.sources import sources
 from benchmarks.truth.published.traced import PROGRAMS, highest, traced_events
 from pytest_torchmem.allocator.caching import CachingAllocator
-from pytest_torchmem.allocator.device_memory import Addresses, Block
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import Addresses, Block, parse_options
 
 MIB = 2**20
 WEDSONLIN = "Wedsonlin/assignment2-systems results/"

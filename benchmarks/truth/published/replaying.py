@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from benchmarks.truth.published.beginning import beginning, seed
 from benchmarks.truth.published.snapshots import Event, History
 from pytest_torchmem.allocator.caching import CachingAllocator
-from pytest_torchmem.allocator.device_memory import Addresses, Block
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import Addresses, Block, parse_options
 
 _NEW = ("segment_alloc", "segment_map")
 _GIVEN_BACK = ("segment_free", "segment_unmap")

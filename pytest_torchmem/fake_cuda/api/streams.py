@@ -21,7 +21,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.session import SESSION, Capture
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.values.captured import GraphRecording
+from pytest_torchmem.interception.values.computed import GraphRecording
 from pytest_torchmem.torch_private.devices import host_cache_known
 from pytest_torchmem.torch_private.patches import replaced
 

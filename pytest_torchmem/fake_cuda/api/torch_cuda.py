@@ -29,8 +29,7 @@ from torch.autograd import profiler
 from torch.nn.parallel import comm
 
 from pytest_torchmem.allocator.caching import segments
-from pytest_torchmem.allocator.device_memory import PoolId
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import PoolId, parse_options
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api import data_parallel, factories, session, streams, tensor_methods
 from pytest_torchmem.fake_cuda.api.generators import Generator, random_functions

@@ -42,7 +42,7 @@ from pytest_torchmem.interception.context import LASTING, Functions, Layer, Trac
 from pytest_torchmem.interception.conversion import WRITTEN, Region
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
-from pytest_torchmem.interception.values.policy import zeros
+from pytest_torchmem.interception.values.contents import zeros
 from pytest_torchmem.torch_private.modes import made_by, make
 from pytest_torchmem.torch_private.patches import (
     Replacements,

@@ -3,7 +3,7 @@
 A storage whose content is known carries it as real memory. An operator all of whose inputs are
 known is run for real as well, so that ``mask.any()``, ``lengths.max().item()`` and boolean indexing
 give what they would. Small integers and booleans are always kept (token ids, masks, lengths); all
-else where values are real (``policy.py``).
+else where values are real (``contents.py``).
 """
 
 from __future__ import annotations
@@ -20,28 +20,22 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same
 from pytest_torchmem.interception.refusals import LinAlgError
-from pytest_torchmem.interception.values.answers import Answers
-from pytest_torchmem.interception.values.assumptions import assume, assumed_output, even_counts
-from pytest_torchmem.interception.values.captured import Captured, GraphRecording, not_permitted
+from pytest_torchmem.interception.values.answers import Answers, assume, assumed_output, even_counts
 from pytest_torchmem.interception.values.computed import (
     Ahead,
+    Captured,
+    GraphRecording,
     RandomPlace,
     are_few,
     grown_of,
     in_pairs,
     laid_out_as,
     memories_of,
+    not_permitted,
     place_of_grown,
     run_for_real,
 )
-from pytest_torchmem.interception.values.messages import (
-    SUMS,
-    Copy,
-    copies_of_collective,
-    includes_others,
-    is_taken_to_be_same,
-)
-from pytest_torchmem.interception.values.policy import (
+from pytest_torchmem.interception.values.contents import (
     LIMIT_INTEGER,
     LIMIT_RANDOM,
     NO_MEMORIES,
@@ -49,6 +43,13 @@ from pytest_torchmem.interception.values.policy import (
     Values,
     worth_knowing,
     zeros,
+)
+from pytest_torchmem.interception.values.messages import (
+    SUMS,
+    Copy,
+    copies_of_collective,
+    includes_others,
+    is_taken_to_be_same,
 )
 from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.plan import Call
-from pytest_torchmem.interception.values.contents import Contents
-from pytest_torchmem.interception.values.policy import worth_knowing
+from pytest_torchmem.interception.values.contents import Contents, worth_knowing
 from pytest_torchmem.torch_private.distributed import group_of, place_in_group, reduction_among
 
 

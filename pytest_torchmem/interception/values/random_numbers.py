@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.interception.plan import Call, Output, Plan
-from pytest_torchmem.interception.values.policy import Values
+from pytest_torchmem.interception.values.contents import Values
 from pytest_torchmem.step.generators import (
     content_of,
     current_generator,

@@ -19,8 +19,7 @@ from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from pytest_torchmem.allocator.caching import CachingAllocator, segments
-from pytest_torchmem.allocator.device_memory import Block, NoStatistics
-from pytest_torchmem.allocator.options import parse_options
+from pytest_torchmem.allocator.device_memory import Block, NoStatistics, parse_options
 from pytest_torchmem.profile.static_plan import Placed
 from pytest_torchmem.profile.timeline import Allocation, Kind, Timeline
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
-from pytest_torchmem.interception.values.policy import Values, ValuesBudget
+from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 
 
 def every_third(mask: Tensor) -> Tensor:

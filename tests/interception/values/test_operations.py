@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import trace
-from pytest_torchmem.interception.values import policy
+from pytest_torchmem.interception.values import contents
 
 
 def step(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], None]:
@@ -39,25 +39,25 @@ def test_multiplications_are_those_of_torch(
     program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    original = policy.operations_of
+    original = contents.operations_of
 
     def operations_of(call: Any, plan: Any) -> int:
         elements = sum(tensor.numel() for tensor in call.tensors)
         elements += sum(
             torch.Size(output.shape).numel()
-            for output in policy.argument_leaves(plan.outputs, policy.Output)
+            for output in contents.argument_leaves(plan.outputs, contents.Output)
         )
         counted.append(original(call, plan) - elements)
         return counted[-1] + elements
 
-    def affords(self: policy.ValuesBudget, live: int, call: Any, plan: Any) -> bool:
+    def affords(self: contents.ValuesBudget, live: int, call: Any, plan: Any) -> bool:
         plan.cost = None  # of a call of the same geometry before
         return afforded(self, live, call, plan)
 
-    afforded = policy.ValuesBudget.affords
-    monkeypatch.setattr(policy.ValuesBudget, "affords", affords)
-    monkeypatch.setattr(policy.ValuesBudget, "is_cheap", lambda self, cost: False)
-    monkeypatch.setattr(policy, "operations_of", operations_of)
+    afforded = contents.ValuesBudget.affords
+    monkeypatch.setattr(contents.ValuesBudget, "affords", affords)
+    monkeypatch.setattr(contents.ValuesBudget, "is_cheap", lambda self, cost: False)
+    monkeypatch.setattr(contents, "operations_of", operations_of)
     trace(program)
     with FlopCounterMode(display=False) as mode:
         program()

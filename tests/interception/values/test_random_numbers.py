@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import trace
-from pytest_torchmem.interception.values.policy import Values, ValuesBudget
+from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 from pytest_torchmem.interception.values.random_numbers import draw, moved_on, words_drawn
 
 ROWS, COLUMNS = 2048, 65

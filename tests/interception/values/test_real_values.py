@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError, UsageError
-from pytest_torchmem.interception.values.policy import Values, ValuesBudget
+from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 from pytest_torchmem.step.generators import ForwardDraws, forward_draws
 
 DEVICES = ("cpu", "cuda")
