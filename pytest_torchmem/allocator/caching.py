@@ -149,7 +149,14 @@ class CachingAllocator(ReservedMemory):
             return -(-nbytes // MIN_BLOCK) * MIN_BLOCK or MIN_BLOCK
         divisions = table[min(max(nbytes.bit_length() - 21, 0), len(table) - 1)]
         if divisions > 1 and nbytes > MIN_BLOCK * divisions:
-            return _next_division(nbytes, divisions)
+            # ``roundup_power2_next_division``: 1,200 bytes in 4 divisions are 1,280.
+            if nbytes & (nbytes - 1) == 0:
+                return nbytes
+            floor = 1 << (nbytes.bit_length() - 1)
+            step = floor >> (divisions.bit_length() - 1)
+            if step == 0:
+                return floor << 1
+            return -(-nbytes // step) * step
         return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
 
     def segment_size(self, size: int) -> int:
@@ -360,20 +367,6 @@ class CachingAllocator(ReservedMemory):
                     age -= own
                     count -= 1
                     self._release(block)
-
-
-def _next_division(nbytes: int, divisions: int) -> int:
-    """Round up to one of ``divisions`` steps to the next power of two.
-
-    ``roundup_power2_next_division``: 1,200 bytes in 4 divisions are 1,280.
-    """
-    if nbytes & (nbytes - 1) == 0:
-        return nbytes
-    floor = 1 << (nbytes.bit_length() - 1)
-    step = floor >> (divisions.bit_length() - 1)
-    if step == 0:
-        return floor << 1
-    return -(-nbytes // step) * step
 
 
 _SMALL_PAGE = 2 * MIB

@@ -199,20 +199,14 @@ class Attribution:
             if phase is Phase.FORWARD and task == -1 and (site := _site_of(frame)) is not None:
                 self.facts.sites[made_by] = site
             if task == -1:
-                self._note_library(module, line, frame)
+                # The first of several alike modules that comes there tells it for all.
+                lines, at = self.facts.library_lines, (fold(module)[0], line)
+                if at not in lines:
+                    lines[at] = _caller_of_library(frame)
             if phase is Phase.FORWARD:
                 self._forward_lines.setdefault((module, operator), line)
         called.times += 1
         return called.origin
-
-    def _note_library(self, module: str, line: str, frame: FrameType | None) -> None:
-        """Take note of the program's line that calls the library in which ``line`` stands.
-
-        The first of several alike modules that comes there tells it for all.
-        """
-        lines, place = self.facts.library_lines, (fold(module)[0], line)
-        if place not in lines:
-            lines[place] = _caller_of_library(frame)
 
     def _note_nodes(self, place: _Place) -> None:
         """Give the nodes that were made since the last operator, and that of this one, a place."""
@@ -276,7 +270,8 @@ class Attribution:
             self._creating.add(task)
         # ``torch.func.grad`` asks for a graph, whether a program uses it or not
         # (torch/_functorch/eager_transforms.py, _autograd_grad).
-        functional = _is_called_by_functorch(frame)
+        callers = (frame.f_back, frame.f_back and frame.f_back.f_back)
+        functional = any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
         creates = asked[1] is True and not functional
         vmapped = functional and _is_within_vmap(frame)
         if task not in self._backwards and _engine_frame(frame.f_back) is None:
@@ -316,15 +311,6 @@ class Attribution:
                 self._modules.calls.extend(calls)
 
         return begin
-
-    def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Report a call that begins; return the engine's task that it is part of, -1 for none."""
-        task = current_graph_task()
-        if self.on_outermost_call is not None and not self._modules.calls and task == -1:
-            # It asks for sizes, which would be written down, or handed to a mode of the program.
-            with not_jit_tracing(), NoFunctionModes():
-                self.on_outermost_call(module, args, kwargs)
-        return task
 
     def _enter(self, caller: FrameType, task: int) -> None:
         """Give the nodes of views that were made since the last operator to who calls a module.
@@ -467,7 +453,11 @@ class _Following:
             stack = attribution._modules.calls
             if stack and stack[-1][2] is self:  # a subclass's ``__call__`` that calls ours
                 return original(self, *args, **kwargs)
-            task = attribution._begin_call(self, args, kwargs)
+            task = current_graph_task()
+            if attribution.on_outermost_call is not None and not stack and task == -1:
+                # It asks for sizes, which would be written down, or handed to a mode of the program.
+                with not_jit_tracing(), NoFunctionModes():
+                    attribution.on_outermost_call(self, args, kwargs)
             path = attribution._path(stack, self)
             outer = stack[-1][3] if stack else None
             mode = attribution.facts.called(path, self, (args, kwargs), task, outer)
@@ -567,11 +557,6 @@ def _engine_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code is not ENGINE_CODE:
         frame = frame.f_back
     return frame
-
-
-def _is_called_by_functorch(engine: FrameType) -> bool:
-    callers = (engine.f_back, engine.f_back and engine.f_back.f_back)
-    return any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
 
 
 def _is_within_vmap(frame: FrameType | None) -> bool:

@@ -104,10 +104,6 @@ class TraceContext:
         assert itself is not None
         return itself
 
-    def was_alone(self) -> bool:
-        """Return whether no thread but the first was ever in the trace."""
-        return self._threads.were_one
-
     def joined_by_new(self) -> Callable[[], AbstractContextManager[None]]:
         """Return the context in which a thread that is started now runs in the trace."""
         threads, attribution = self._interceptor.threads, self._interceptor.parts.attribution
@@ -415,7 +411,7 @@ class _Lasting:
         try:
             yield
         finally:
-            if trace.was_alone():
+            if trace._threads.were_one:
                 self._trace.__dict__ = _of_no_trace().__dict__
             else:  # a thread that goes on may be in one of the functions, which finish as they are
                 self._trace, self._made = object.__new__(TraceContext), {}

@@ -16,7 +16,7 @@ import os
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -73,11 +73,6 @@ _SURVIVORS: dict[int, Survivor] = {}
 """By the addresses of their storages, for as long as these live."""
 
 
-def survivor_at(address: int) -> Survivor | None:
-    """Return what outlived an earlier trace and has its storage at ``address``."""
-    return _SURVIVORS.get(address) if _SURVIVORS else None
-
-
 def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> None:
     """Let tensors that outlive their trace read as their values, or as nan (0 for large integer
     ones) where they are not known, rather than as no memory.
@@ -99,7 +94,11 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
     if not survivors:
         return
     found = _all_of({_LRU_CACHE, *_kinds_of(Tensor)})
-    _clear_caches([one for one in found if type(one) is _LRU_CACHE], survivors)
+    with DisableTorchFunctionSubclass():
+        for cache in [one for one in found if type(one) is _LRU_CACHE]:
+            given = gc.get_referents(cache) if cache.cache_info().currsize else []
+            if holds_tensor(given, lambda one: address_of(one) in survivors, _DEPTH + 1):
+                cache.cache_clear()
     # Not in inference mode: a view whose base was written to since asks that for its node anew.
     with torch.no_grad(), DisableTorchFunctionSubclass():
         for value in found:
@@ -192,15 +191,6 @@ def _kinds_of(kind: type) -> set[type]:
             found.add(one)
             waiting += type.__subclasses__(one)
     return found
-
-
-def _clear_caches(caches: Iterable[Any], survivors: Mapping[int, StorageRecord]) -> None:
-    """Clear those that were given tensors which outlive their trace."""
-    with DisableTorchFunctionSubclass():
-        for cache in caches:
-            given = gc.get_referents(cache) if cache.cache_info().currsize else []
-            if holds_tensor(given, lambda one: address_of(one) in survivors, _DEPTH + 1):
-                cache.cache_clear()
 
 
 def _note(tensor: Tensor, record: StorageRecord, known: bool) -> None:
@@ -364,7 +354,7 @@ class Conversion:
     def lent(self, tensor: Tensor) -> Lent | None:
         """Return what is known of a tensor of another ledger, or of a trace that is over."""
         address = storage_address(tensor)
-        lent, survivor = self.lender(address), survivor_at(address)
+        lent, survivor = self.lender(address), _SURVIVORS.get(address)
         if lent is not None or survivor is None:
             return lent
         content = bytes_of(tensor.untyped_storage()).clone() if survivor.known else None
@@ -464,7 +454,7 @@ class Conversion:
         """
         for record in self._met[kept:]:
             if not record.hollow and self._ledger.records.get(record.address) is record:
-                self._ledger.forget(record)
+                self._ledger.strike(record)
         del self._met[kept:]
 
     def meet(

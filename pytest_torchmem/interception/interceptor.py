@@ -191,7 +191,11 @@ class Interceptor:
             spec = self._specs.get(id(overload))
             if spec is None:
                 if is_view(overload) or is_only_python(overload):
-                    return self._pass(overload, args, kwargs)
+                    # Numbers do not settle: autograd makes views before the node of an operator in
+                    # place stands.
+                    self._let_pass(overload)
+                    with self.intercepting():
+                        return overload(*args, **kwargs)
                 spec = self._specs[id(overload)] = self._spec(overload)
             numbers = self._numbers
             if numbers.pending or numbers.are_hidden:
@@ -209,16 +213,6 @@ class Interceptor:
             self.inside = was_inside
             set_excluded(FAKE, False)
             lock.release()
-
-    def _pass(self, view: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a view operator, or one of no tensors, as it will run from now on, when it does not
-        come here again.
-
-        Numbers do not settle: autograd makes views before the node of an operator in place stands.
-        """
-        self._let_pass(view)
-        with self.intercepting():
-            return view(*args, **kwargs)
 
     def _run_aside(self, overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not.

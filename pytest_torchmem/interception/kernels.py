@@ -146,7 +146,7 @@ class Kernels:
         self._phases.find()
         if spec.masks and device.device != _CPU:
             call = self._with_indices_on_gpu(call, device)
-        if self._quantized.are_there and self._quantized.among(tensors):
+        if self._quantized.are_there and any(one.is_quantized for one in tensors):
             return self._quantized.run(call, device, frame)
         if spec.holds:
             self._ledger.note_kinds(spec.held(args, kwargs))
@@ -426,8 +426,9 @@ class Kernels:
             result = self._make_more(spec, call.args, tensors, plan, device, frame, origin, memory)
         else:
             result = make_outputs(ledger, plan, tensors, device, origin, memory)
-        if self._on_gpu and self._interceptor.mode.placed_on is None:
-            self._placement.note_guess(call, result)
+        guesses = self._on_gpu and (self._placement.guessed or not call.records)
+        if guesses and self._interceptor.mode.placed_on is None:
+            self._placement.guess_alike(call.records, result)
         if spec.record.copies_across and len(ledger.devices) > 1:
             self._stage(call, result, device)
         if memories is not None or plan.tells_values or values.recordings:
@@ -566,7 +567,17 @@ class Kernels:
         """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
         asked = self._interceptor.mode.placed_on or kwargs.get("device")
         if spec.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
-            return self._from_geometry(spec, args, kwargs, self._target.normalise(asked))
+            # Like one on ``meta``, on another device (``Module.to_empty``).
+            device, values = self._ledger.on(self._target.normalise(asked)), self._values
+            self._phases.find()
+            own = self._plans.own_meta(spec, device.device.type)
+            plan, call = find_plan(spec, args, kwargs, [], own), Call(spec, args, kwargs, [], [])
+            call.device = device
+            origin = self._attribution.origin(self._ledger.phase, spec.name, sys._getframe(3))
+            memories = values.compute(call, plan)
+            made = make_outputs(self._ledger, plan, [], device, origin, memories or {})
+            values.note(call, plan, made, memories)
+            return made
         if not spec.shared.sparse_metadata and has_sparse(args, kwargs):
             self._parts.phases.find()
             result = self._run_layout(self._layouts.run_sparse, spec, args, kwargs)
@@ -598,23 +609,6 @@ class Kernels:
         records = self._records(parts) or []
         self._log.note(list(tensors), records, work, device, origin, start)
         return result
-
-    def _from_geometry(
-        self,
-        spec: OperatorSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        device: torch.device,
-    ) -> Any:
-        """Make a tensor like one on ``meta`` on another device (``Module.to_empty``)."""
-        self._parts.phases.find()
-        plan = find_plan(spec, args, kwargs, [], self._plans.own_meta(spec, device.type))
-        origin = self._parts.attribution.origin(self._ledger.phase, spec.name, sys._getframe(4))
-        call, values = Call(spec, args, kwargs, [], [], self._ledger.on(device)), self._parts.values
-        memories = values.compute(call, plan)
-        made = make_outputs(self._ledger, plan, [], self._ledger.on(device), origin, memories or {})
-        values.note(call, plan, made, memories)
-        return made
 
     # -- other kinds -------------------------------------------------------------------------------
 

@@ -76,7 +76,9 @@ class Layouts:
         self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[..., Any] | None:
         """Return what runs an operator with these arguments, ``None`` where all are strided."""
-        if operator.kind is OperatorKind.NESTED or has_nested(args, kwargs):
+        if operator.kind is OperatorKind.NESTED or any(
+            tensor.is_nested for tensor in argument_tensors((args, kwargs))
+        ):
             return self.run_nested
         if operator.kind is OperatorKind.COMPRESSED or has_compressed(args, kwargs):
             return self.run_compressed
@@ -131,11 +133,6 @@ class Layouts:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_MEMORY = "its data is not allocated"
 """What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h) where storages lie at address 0."""
-
-
-def has_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a nested tensor is among the arguments of an operator."""
-    return any(tensor.is_nested for tensor in argument_tensors((args, kwargs)))
 
 
 class NestedTensors:
@@ -206,7 +203,7 @@ class NestedTensors:
         position, positions, steps = 0, [], []
         for row in rows:
             positions.append(position)
-            steps.append(_contiguous_strides(row))
+            steps.append([math.prod(row[at:]) for at in range(1, len(row) + 1)])
             position += math.prod(row)
         self._write(offsets, positions)
         self._write(strides, steps)
@@ -248,10 +245,6 @@ class NestedTensors:
             known.copy_(torch.tensor(values, dtype=torch.int64))
 
 
-def _contiguous_strides(row: Sequence[int]) -> list[int]:
-    return [math.prod(row[position + 1 :]) for position in range(len(row))]
-
-
 _OBSERVES = "aten::_fused_moving_avg_obs_fq_helper"
 
 
@@ -273,10 +266,6 @@ class QuantizedTensors:
         self._parts = parts
         self.are_there = False
         """Whether the program has made any: asked for every operator."""
-
-    def among(self, tensors: list[Tensor]) -> bool:
-        """Whether one of an operator's arguments is quantized."""
-        return any(tensor.is_quantized for tensor in tensors)
 
     def run(self, call: Call, device: DeviceLedger, frame: FrameType) -> Any:
         """Run an operator on real values, and book what it makes.
@@ -307,19 +296,14 @@ class QuantizedTensors:
         }
         for tensor, real in zip(call.tensors, given, strict=True):
             if id(tensor) in written and tensor.shape != real.shape:
-                self._resize(call, tensor, real, device, frame)
+                # an argument has the shape and the values that the kernel gave it
+                parts = self._parts
+                origin = parts.attribution.origin(parts.ledger.phase, call.operator.name, frame)
+                grow(parts.ledger, tensor, Output.of(real), device, origin)
+                parts.values.contents.remember(parts.ledger.records[storage_address(tensor)], real)
         if argument_tensors(result):
             device.note(Workspace(unknown=(call.operator.name,)))
         return result
-
-    def _resize(
-        self, call: Call, tensor: Tensor, real: Tensor, device: DeviceLedger, frame: FrameType
-    ) -> None:
-        """Let an argument have the shape and the values that a kernel gave it."""
-        parts = self._parts
-        origin = parts.attribution.origin(parts.ledger.phase, call.operator.name, frame)
-        grow(parts.ledger, tensor, Output.of(real), device, origin)
-        parts.values.contents.remember(parts.ledger.records[storage_address(tensor)], real)
 
     def _real(self, call: Call, tensor: Tensor, record: StorageRecord) -> Tensor:
         if tensor.is_quantized:

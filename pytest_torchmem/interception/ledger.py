@@ -176,9 +176,16 @@ class DeviceLedger:
 
     def timeline(self) -> Timeline:
         """Return what happened so far; storages met late stand before everything else."""
-        allocations = tuple(self.entries.values())
-        events = (*self.earlier, *self.events)
-        return Timeline(allocations, events, self._phases(), self._repeated_calls())
+        shift = len(self.earlier)
+        phases = tuple(
+            (start + shift if position else 0, phase)
+            for position, (start, phase) in enumerate(self.phases)
+        )
+        # Where the module was called that was called most often, if it was repeatedly.
+        counts = Counter(module for _, module in self.module_calls)
+        module, number = max(counts.items(), key=lambda item: item[1], default=(0, 0))
+        steps = tuple(at + shift for at, who in self.module_calls if number > 1 and who == module)
+        return Timeline(tuple(self.entries.values()), (*self.earlier, *self.events), phases, steps)
 
     def finish(self) -> tuple[Timeline, Callable[[], tuple[OperatorCall, ...]]]:
         """Return the timeline of a trace that is over, and what returns the operators that ran,
@@ -187,10 +194,9 @@ class DeviceLedger:
         From then on the ledger knows the bytes of each request, which a replay asks for.
         """
         calls, self.calls = partial(_operator_calls, self.calls or [], len(self.earlier)), None
-        allocations = tuple(self.entries.values())
-        self.entries = cast(dict[int, Allocation], allocations)  # by the same numbers
-        events = (*self.earlier, *self.events)
-        return Timeline(allocations, events, self._phases(), self._repeated_calls()), calls
+        timeline = self.timeline()
+        self.entries = cast(dict[int, Allocation], timeline.allocations)  # by the same numbers
+        return timeline, calls
 
     def with_foreign(self, timeline: Timeline) -> Timeline:
         """Return a timeline with the bytes of memory that torch's allocators did not make."""
@@ -198,19 +204,6 @@ class DeviceLedger:
         for index, nbytes in self.foreign.items():
             made[index - 1] = made[index - 1]._replace(nbytes=nbytes)
         return replace(timeline, allocations=tuple(made))
-
-    def _phases(self) -> tuple[tuple[int, Phase], ...]:
-        shift = len(self.earlier)
-        return tuple(
-            (start + shift if position else 0, phase)
-            for position, (start, phase) in enumerate(self.phases)
-        )
-
-    def _repeated_calls(self) -> tuple[int, ...]:
-        """Return where the module was called that was called most often, if it was repeatedly."""
-        counts, shift = Counter(module for _, module in self.module_calls), len(self.earlier)
-        module, number = max(counts.items(), key=lambda item: item[1], default=(0, 0))
-        return tuple(at + shift for at, who in self.module_calls if number > 1 and who == module)
 
 
 def _operator_calls(calls: list[Any], shift: int) -> tuple[OperatorCall, ...]:
@@ -407,12 +400,8 @@ class Ledger:
         for ledger in self.devices.values():
             ledger.cut()
 
-    def forget(self, record: StorageRecord) -> None:
-        """Strike off a storage that is still there, to be met anew."""
-        self.strike(record)
-
     def strike(self, record: StorageRecord) -> None:
-        """Strike a storage off that is gone."""
+        """Strike a storage off that is gone, or is to be met anew."""
         record.memory = None  # what was written down of the step holds the record itself
         address = record.address
         if self.records.pop(address, None) is record:

@@ -84,7 +84,8 @@ class OperatorLog:
         name, number = "", self._attribution.node_number
         if number < 0:
             if -number not in self._recorded:
-                name = _name_of(current_node())
+                node = current_node()
+                name = "" if node is None else str(node.name())
         elif torch.is_grad_enabled() and True in map(_requires_grad, tensors):
             self._recorded.add(number)
         else:
@@ -95,10 +96,6 @@ class OperatorLog:
         calls.append(
             (start, len(device.events), origin, number, name, reads, work, GRAPH_NODE.get())
         )
-
-
-def _name_of(node: Any) -> str:
-    return "" if node is None else str(node.name())
 
 
 _LONGEST = 30
@@ -198,7 +195,12 @@ class Program:
         """Take note of a call of a module that no other module makes."""
         known = self._parameters.get(id(module))
         if known is None or known[0]() is not module:
-            known = weakref.ref(module), self._name_tensors(module)
+            nbytes = 0
+            for name, parameter in module.named_parameters():
+                nbytes += self._name(module, parameter, Kind.PARAMETER, name)
+            for name, buffer in module.named_buffers():
+                self._name(module, buffer, Kind.BUFFER, name)
+            known = weakref.ref(module), nbytes
             self._parameters[id(module)] = known
             self._facts.model(module)
         own = type(module).__name__
@@ -220,17 +222,12 @@ class Program:
         lines += sorted(_line(entry) for entry in brought if not entry.label)
         if not lines:
             made = (entry for device in devices for entry in device.entries.values())
-            lines = sorted(_line(entry) for entry in made if _is_random(entry))
+            lines = sorted(
+                _line(entry)
+                for entry in made
+                if entry.origin.operator.partition("::")[2].partition(".")[0] in _RANDOM
+            )
         return _digest(lines) if lines else ""
-
-    def _name_tensors(self, module: nn.Module) -> int:
-        """Give a module's parameters and buffers their names; return the parameters' bytes."""
-        nbytes = 0
-        for name, parameter in module.named_parameters():
-            nbytes += self._name(module, parameter, Kind.PARAMETER, name)
-        for name, buffer in module.named_buffers():
-            self._name(module, buffer, Kind.BUFFER, name)
-        return nbytes
 
     def _name(self, module: nn.Module, tensor: Tensor, kind: Kind, name: str) -> int:
         if is_lazy(tensor) or tensor.layout is not torch.strided:
@@ -240,19 +237,15 @@ class Program:
                 address = storage_address(part)
             except (NotImplementedError, RuntimeError):  # what ``torch.func`` puts in its place
                 return 0
-            owner = owner_of(module, name)
+            # as origins write it
+            path = name.rpartition(".")[0]
+            owner = f"{type(module).__name__}.{path}" if path else type(module).__name__
             record = self._ledger.records.get(address)
             if record is None:
                 self.names.setdefault(address, (kind, name, owner))
             else:
                 record.ledger.name(record.index, kind, name, owner)
         return tensor.numel() * tensor.element_size()
-
-
-def owner_of(root: nn.Module, name: str) -> str:
-    """Return the path of the module that a parameter's ``name`` stands in, as origins write it."""
-    path = name.rpartition(".")[0]
-    return f"{type(root).__name__}.{path}" if path else type(root).__name__
 
 
 def _geometries(value: Any) -> Iterator[str]:
@@ -262,10 +255,6 @@ def _geometries(value: Any) -> Iterator[str]:
 def _line(entry: Allocation) -> str:
     dtype = f"torch.{entry.dtype}" if entry.dtype else None
     return f"{dtype}{list(entry.shape)}\n"
-
-
-def _is_random(entry: Allocation) -> bool:
-    return entry.origin.operator.partition("::")[2].partition(".")[0] in _RANDOM
 
 
 def _digest(lines: Iterable[str]) -> str:

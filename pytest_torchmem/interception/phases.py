@@ -346,13 +346,11 @@ class GradientSums:
 
     def is_sum(self, record: StorageRecord) -> bool:
         """Return whether what the engine adds to was there before the running node began."""
-        return record.index <= self._node_began or _feeds_one_input_twice(current_node())
-
-
-def _feeds_one_input_twice(node: Any) -> bool:
-    """Return whether two of a node's gradients go to the same place, as those of ``y * y`` do."""
-    targets = [edge for edge in node.next_functions if edge[0] is not None] if node else []
-    return len(set(targets)) < len(targets)
+        if record.index <= self._node_began:
+            return True
+        node = current_node()
+        targets = [edge for edge in node.next_functions if edge[0] is not None] if node else []
+        return len(set(targets)) < len(targets)  # as both gradients of ``y * y`` go to one place
 
 
 #: Streams of one priority, which are handed out in turn (c10/cuda/CUDAStream.cpp).

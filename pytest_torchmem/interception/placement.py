@@ -276,17 +276,14 @@ class WrappedNumbers:
             else:
                 self._follow(pending)
         if self.are_hidden:
-            self._settle_hidden()
-
-    def _settle_hidden(self) -> None:
-        self.are_hidden = bool(self._hidden)
-        for hidden, number in tuple(self._hidden.items()):
-            if not hidden.runs:
-                continue
-            node = current_node()
-            if node_number(node) != number:  # it has run, and let go of its node
-                hidden.release()
-                del self._hidden[hidden]
+            self.are_hidden = bool(self._hidden)
+            for hidden, number in tuple(self._hidden.items()):
+                if not hidden.runs:
+                    continue
+                node = current_node()
+                if node_number(node) != number:  # it has run, and let go of its node
+                    hidden.release()
+                    del self._hidden[hidden]
 
     def _hide(self, pending: _Pending) -> None:
         base = view_base(pending.result)
@@ -415,7 +412,10 @@ class Placement:
         dtype = kwargs.get("dtype")
         if self.nested is not None and dtype is not None:
             return self.nested if dtype.is_floating_point else self._ledger.on(_CPU)
-        return self._last or self._where_tensors_are()
+        if self._last is not None:
+            return self._last
+        device = self._ledger.on(self._target.device)
+        return device if device.entries else self._ledger.on(_CPU)
 
     @property
     def last_on_host(self) -> bool:
@@ -429,11 +429,6 @@ class Placement:
     def run_on_host(self) -> None:
         """Take note of an operator that ran on real tensors of the host."""
         self._last = self._ledger.on(_CPU)
-
-    def _where_tensors_are(self) -> DeviceLedger:
-        """Return the machine's device if it holds anything, else the host."""
-        device = self._ledger.on(self._target.device)
-        return device if device.entries else self._ledger.on(_CPU)
 
     def _shared(self, call: Call, device: DeviceLedger) -> DeviceLedger:
         """Return the device that all tensors of a call are on, or go with."""
@@ -471,11 +466,9 @@ class Placement:
             return True
         return False
 
-    def note_guess(self, call: Call, result: Any) -> None:
+    def guess_alike(self, records: list[StorageRecord], result: Any) -> None:
         """Remember results whose device nothing but guesses decided."""
-        if call.records and not self.guessed:
-            return
-        if self.are_guesses(call.records):
+        if self.are_guesses(records):
             self.guess(result)
 
     def are_guesses(self, records: list[StorageRecord]) -> bool:

@@ -160,11 +160,21 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
                 replace(kind, STATE_OF_SHARDING, partial(_asking, take_over))
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
                 replace(sharding_state(), "init", partial(_sharding, trace, wrapped))
-                _follow_states(replace, trace)
-                if trace.target.gpu is not None:
-                    keep_joined_meshes(replace)
+                for place, name in (
+                    (fully_sharding(), SHARDED_STATES),
+                    (replicating(), REPLICATED_STATES),
+                ):
+                    if hasattr(place, name):
+                        replace(place, name, partial(_noting, trace))
+                if trace.target.gpu is not None and hasattr(mesh_class(), CONCATENATE):
+                    replace(mesh_class(), CONCATENATE, _joining)
             if module.startswith("torch.distributed.tensor"):
-                shorten_propagation(replace)
+                # An operator on lists is propagated once for each different tensor, with the same
+                # result.
+                there = all(hasattr(propagator(), name) for name in (NOT_CACHED, SHOWN))
+                if there and op_schema() is not None and tensor_spec() is not None:
+                    replace(propagator(), NOT_CACHED, _propagating)
+                    replace(propagator(), SHOWN, _showing)
             if module == f"torch.distributed.{SYMMETRIC_MEMORY}" and module in sys.modules:
                 refuse = partial(refuse_symmetric_memory, trace.on_thread)
                 if module not in followed:
@@ -198,12 +208,6 @@ def _forget_states(wrapped: WeakSet[Any]) -> None:
     if states is not None:
         for module in tuple(wrapped):
             states.pop(module, None)
-
-
-def _follow_states(replace: Callable[..., None], trace: TraceContext) -> None:
-    for place, name in ((fully_sharding(), SHARDED_STATES), (replicating(), REPLICATED_STATES)):
-        if hasattr(place, name):
-            replace(place, name, partial(_noting, trace))
 
 
 def _follow_votes(replace: Callable[..., None], trace: TraceContext) -> None:
@@ -277,7 +281,10 @@ def _comparing(trace: TraceContext) -> Replacements:
     if original is None:
         return []
     logger: Any = torch.distributed.Logger  # type: ignore[attr-defined]
-    quiet = {name: _quiet(trace, getattr(logger, name)) for name in _LOGGING}
+    # torch's own asks gloo's and NCCL's groups for more than fake ones have
+    quiet = {
+        name: unless(trace.off, lambda *_, **__: None, getattr(logger, name)) for name in _LOGGING
+    }
     reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
     places: Places = WeakKeyDictionary()
     buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS), places)}
@@ -347,13 +354,6 @@ def _making_buckets(trace: TraceContext, original: Any, places: Places) -> Calla
     return make
 
 
-def _quiet(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return a logger's stand-in: torch's own asks gloo's and NCCL's groups for more than fake ones
-    have.
-    """
-    return unless(trace.off, lambda *_, **__: None, original)
-
-
 def _calling(take_over: Callable[[nn.Module], None], _: Any) -> Callable[..., Any]:
     # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
     # Named as attribution's ``CALL_MODULES`` say, so that a compiler goes on to what it calls.
@@ -418,23 +418,10 @@ single_dim_strategy.py, ``_expand_single_dim_strategy_to_mesh``)."""
 Replace = Callable[[Any, str, Callable[..., Any]], None]
 
 
-def shorten_propagation(replace: Replace) -> None:
-    """Propagate an operator on lists once for each different tensor, with the same result."""
-    there = all(hasattr(propagator(), name) for name in (NOT_CACHED, SHOWN))
-    if there and op_schema() is not None and tensor_spec() is not None:
-        replace(propagator(), NOT_CACHED, _propagating)
-        replace(propagator(), SHOWN, _showing)
-
-
-def keep_joined_meshes(replace: Replace) -> None:
-    """Let ``fully_shard`` join its mesh and that of tensor parallelism once, not for every
-    parameter: a mesh of 512 processes takes a millisecond. What it makes is on the host.
-    """
-    if hasattr(mesh_class(), CONCATENATE):
-        replace(mesh_class(), CONCATENATE, _joining)
-
-
 def _joining(original: Any) -> Any:
+    """Join the mesh of ``fully_shard`` and that of tensor parallelism once, not for every parameter:
+    a mesh of 512 processes takes a millisecond. What is made is on the host.
+    """
     found: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
     def concatenate(meshes: list[Any]) -> Any:
@@ -453,12 +440,12 @@ def _propagating(original: Any) -> Callable[..., Any]:
         alike = _Alike.of(called) if called.op.name().startswith(_FOREACH) else None
         if alike is None:
             return original(self, called)
-        found = original(self, alike.shortened(called))
+        found = original(self, alike.with_lists(called, alike.first))
         outputs, asked = found.output_spec, found.redistribute_schema
         return with_changes(
             found,
             output_spec=alike.spread(outputs) if isinstance(outputs, (list, tuple)) else outputs,
-            redistribute_schema=None if asked is None else alike.lengthened(asked),
+            redistribute_schema=asked and alike.with_lists(asked, alike.places),
         )
 
     return propagate
@@ -487,10 +474,10 @@ class _Alike:
     def __init__(self, lists: frozenset[int], first: Sequence[int], places: Sequence[int]) -> None:
         self._lists = lists
         """Which arguments they are."""
-        self._first = first
+        self.first = first
         """Where each kind of elements stands first."""
-        self._places = places
-        """Which kind each element is, in the order of ``_first``."""
+        self.places = places
+        """Which kind each element is, in the order of ``first``."""
 
     @classmethod
     def of(cls, called: Any) -> "_Alike | None":
@@ -522,19 +509,12 @@ class _Alike:
         )
         return cls(chosen, first, places)
 
-    def shortened(self, called: Any) -> Any:
-        """Return the operator with one element of each kind."""
-        return self._with_lists(called, self._first)
-
-    def lengthened(self, called: Any) -> Any:
-        """Return an operator that was shortened with all elements."""
-        return self._with_lists(called, self._places)
-
     def spread(self, values: Sequence[Any]) -> Any:
         """Return what belongs to each element, from what belongs to each kind."""
-        return type(values)(values[place] for place in self._places)  # type: ignore[call-arg]
+        return type(values)(values[place] for place in self.places)  # type: ignore[call-arg]
 
-    def _with_lists(self, called: Any, order: Sequence[int]) -> Any:
+    def with_lists(self, called: Any, order: Sequence[int]) -> Any:
+        """Return the operator with elements of its lists: ``first`` of each kind, or ``places``."""
         kind: Any = op_schema()
         args = tuple(
             type(one)(one[place] for place in order) if index in self._lists else one

@@ -321,7 +321,7 @@ _STANDING: "WeakSet[StandingWorld]" = WeakSet()
 _ON: "list[StandingWorld]" = []
 """Those that were switched on, the one that is there now last."""
 _TRACED: list[bool] = []
-"""Something, while a world is traced."""
+"""Something, while a world is traced, which is the only one then."""
 _STORES = ("TCPStore", "FileStore", "HashStore")
 
 
@@ -350,7 +350,8 @@ def world_entered(
     had_group = _has_process_group()
     with ExitStack() as stack:
         stack.enter_context(_variables(world.environment))
-        stack.enter_context(_traced())
+        _TRACED.append(True)
+        stack.callback(_TRACED.pop)
         stack.enter_context(groups_put_aside(standing.groups if standing else None))
         stand_in: list[Any] = []
         stack.enter_context(_alone(world, on_thread, stand_in, mailbox))
@@ -451,16 +452,6 @@ class StandingWorld:
             if self.is_on:
                 know_groups(Groups())
             self._groups = Groups()
-
-
-@contextmanager
-def _traced() -> Iterator[None]:
-    """Let a trace's own world be the only one."""
-    _TRACED.append(True)
-    try:
-        yield
-    finally:
-        _TRACED.pop()
 
 
 @contextmanager

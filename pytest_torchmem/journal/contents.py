@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem.journal.reached import (
     CHANGEABLE,
+    CODE,
     CONTAINERS,
     FUNCTIONS,
     MAPPINGS,
@@ -29,7 +30,6 @@ from pytest_torchmem.journal.reached import (
     Reached,
     Scope,
     container_of,
-    is_code,
     is_of_program,
     items_of,
 )
@@ -180,7 +180,7 @@ class ProgramState:
             if scope is Scope.GLOBAL and isinstance(place, dict):
                 # What a library registers as it is imported is registered once in a process.
                 new = {key: one for key, one in now.items() if key not in contents}
-                contents |= {key: one for key, one in new.items() if is_code(one)}
+                contents |= {key: one for key, one in new.items() if isinstance(one, CODE)}
             fill(place, contents, now)
         for table, noted in self._parameters:
             found = all_resolved(noted)

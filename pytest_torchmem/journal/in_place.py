@@ -273,7 +273,7 @@ class InPlace:
             for name, value in kwargs.items():
                 self._note_value(value, name)
             self._note_modules(loss_fn, "loss_fn.")
-            for tensor in reached.held_tensors():
+            for tensor in reached.every_tensor(held=True):
                 if id(tensor) not in self.given:
                     self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
             self._began = [

@@ -151,8 +151,8 @@ _WITHOUT_STATE = (
 PLAIN = (type, *(kind for kind in _WITHOUT_STATE if kind is not Tensor), type(None))
 _QUICK = frozenset({bool, *PLAIN}) - {type}
 """The same for most objects, told by their own type."""
-_ALL_CODE = (type, types.ModuleType, *FUNCTIONS)
-_CODE = frozenset({ABCMeta, *_ALL_CODE})
+CODE = (type, types.ModuleType, *FUNCTIONS)
+_QUICK_CODE = frozenset({ABCMeta, *CODE})
 """Types of most of what a file defines."""
 _CALLED = frozenset({types.FunctionType, types.MethodType, partial})
 _FOLLOWED = _CALLED | CONTAINERS
@@ -212,15 +212,11 @@ class Reached:
         self._look_at_classes()
         self._seen.clear()
 
-    def held_tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that the arguments hold, beside those that functions use."""
-        return self._first_tensors(*self._held)
-
-    def every_tensor(self) -> Iterator[Tensor]:
-        """Yield all tensors that were found."""
-        return self._first_tensors(None, None)
-
-    def _first_tensors(self, parameters: int | None, tensors: int | None) -> Iterator[Tensor]:
+    def every_tensor(self, *, held: bool = False) -> Iterator[Tensor]:
+        """Yield all tensors that were found, or those that the arguments hold, and not functions
+        alone.
+        """
+        parameters, tensors = self._held if held else (None, None)
         for table in self.parameters[:parameters]:
             yield from (one for one in table.values() if one is not None)
         found = (one() for one in self.tensors[:tensors])
@@ -290,7 +286,8 @@ class Reached:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             yield wrapped
-        if is_of_others(function) or self._at_classes:
+        # of the interpreter, pytest or torch
+        if ((function.__module__ or "").partition(".")[0] in _OTHERS) or self._at_classes:
             return
         variables = function.__globals__
         for code in codes_of(function.__code__):
@@ -332,7 +329,7 @@ class Reached:
             states = [
                 name
                 for name, kind in zip(variables, map(type, variables.values()), strict=True)
-                if kind not in _CODE and name[:2] != "__" and not issubclass(kind, _ALL_CODE)
+                if kind not in _QUICK_CODE and name[:2] != "__" and not issubclass(kind, CODE)
             ]
             places.append(names_of_globals(variables, states))
         self.holders += [(names, Scope.GLOBAL) for names in places]
@@ -367,16 +364,6 @@ def is_of_program(kind: type) -> bool:
     if str(kind.__module__).startswith(_WITH_STATE):
         return True
     return str(kind.__module__).partition(".")[0] not in _OTHERS
-
-
-def is_code(one: Any) -> bool:
-    """Return whether something is a function, a class or a module."""
-    return isinstance(one, _ALL_CODE)
-
-
-def is_of_others(function: types.FunctionType) -> bool:
-    """Return whether a function is none of the program's: of the interpreter, pytest or torch."""
-    return (function.__module__ or "").partition(".")[0] in _OTHERS
 
 
 def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -96,7 +96,16 @@ def record_figures(
     recorder = _Recorder(device, questions)
 
     def run() -> dict[WorkspaceKey, WorkspaceSize]:
-        _check_that_it_counts(device)
+        # Without the cache (``PYTORCH_NO_CUDA_MEMORY_CACHING``) and with
+        # ``backend:cudaMallocAsync`` the allocator has no such statistics; every kernel would seem
+        # to take nothing.
+        before = device.statistics().get(_CURRENT, 0)
+        probe = torch.empty(1024, dtype=torch.uint8, device=device.torch_device)
+        if device.statistics().get(_CURRENT, 0) - before != probe.numel():
+            raise UsageError(
+                "cannot calibrate: CUDA's caching allocator does not count requests here. "
+                "Unset PYTORCH_NO_CUDA_MEMORY_CACHING, and leave out backend:cudaMallocAsync"
+            )
         with on_copies(device.torch_device, target, args, kwargs, step, moved=True) as step_there:
             device.synchronise()
             # A GPU whose generator has a new seed makes cuDNN's state of dropout anew
@@ -109,21 +118,6 @@ def record_figures(
     gc.collect()
     with generators_kept(), without_collections(), eager():
         return run_warm(device, gpu, target, args, kwargs, step, run)
-
-
-def _check_that_it_counts(device: Device) -> None:
-    """Raise ``UsageError`` where a request does not show in the allocator's statistics.
-
-    They have none without the cache (``PYTORCH_NO_CUDA_MEMORY_CACHING``), and not these with
-    ``backend:cudaMallocAsync``; every kernel would seem to take nothing.
-    """
-    before = device.statistics().get(_CURRENT, 0)
-    probe = torch.empty(1024, dtype=torch.uint8, device=device.torch_device)
-    if device.statistics().get(_CURRENT, 0) - before != probe.numel():
-        raise UsageError(
-            "cannot calibrate: CUDA's caching allocator does not count requests here. "
-            "Unset PYTORCH_NO_CUDA_MEMORY_CACHING, and leave out backend:cudaMallocAsync"
-        )
 
 
 class _Recorder:

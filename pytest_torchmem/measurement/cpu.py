@@ -63,12 +63,16 @@ def measure(
             outliving = run(_begins)
         after = labels_after(target, outliving)
     timeline = build_timeline(recorded, before, after)
+    # what never reaches the recorded thread's c10 allocator
+    spots = ["not measured: what other threads take and release between two events of this one"]
+    if torch.backends.mkl.is_available():
+        spots.append("not measured: MKL's own buffers, which it takes outside torch's allocator")
     return MemoryProfile(
         device="cpu",
         gpu=None,
         host="here",
         torch_version=torch.__version__,
-        warnings=_blind_spots(),
+        warnings=tuple(spots),
         timeline=timeline,
         **figures_of(timeline),
     )
@@ -86,11 +90,3 @@ def _begins() -> None:
     """Mark that another step begins, as the call of a module does."""
     with mark(MODULE):
         pass
-
-
-def _blind_spots() -> tuple[str, ...]:
-    """Say what never reaches the recorded thread's c10 allocator."""
-    spots = ["not measured: what other threads take and release between two events of this one"]
-    if torch.backends.mkl.is_available():
-        spots.append("not measured: MKL's own buffers, which it takes outside torch's allocator")
-    return tuple(spots)

@@ -191,7 +191,8 @@ def run_warm(
     """
     failure = ""
     results: list[T] = []
-    with device.current(), _generator_kept(device):
+    with device.current():
+        state = device.generator_state()
         try:
             if isinstance(target, torch.nn.Module):
                 _run_once(device, target, args, kwargs, step)
@@ -203,6 +204,7 @@ def run_warm(
         finally:
             gc.collect()
             device.empty_cache()
+            device.set_generator_state(state)
     if not results:
         raise DeviceMemoryError(failure)
     return results[0]
@@ -303,12 +305,3 @@ def _out_of_memory(device: Device, gpu: Gpu, error: BaseException) -> str:
         f"the step needs more memory than {gpu.product} has ({format_size(total)}, of which "
         f"{format_size(others)} are other processes'): {reason}"
     )
-
-
-@contextmanager
-def _generator_kept(device: Device) -> Iterator[None]:
-    state = device.generator_state()
-    try:
-        yield
-    finally:
-        device.set_generator_state(state)

@@ -79,11 +79,6 @@ def set_state_of(generator: torch.Generator, state: Tensor) -> None:
     _Generator.set_state(generator, state)
 
 
-def same_state(one: torch.Generator, other: torch.Generator) -> bool:
-    """Return whether two generators draw the same from now on."""
-    return content_of(state_of(one)) == content_of(state_of(other))
-
-
 def content_of(state: Tensor) -> bytes:
     """Return the bytes of a generator's state."""
     return ctypes.string_at(_address(state), state.numel())
@@ -180,11 +175,6 @@ def own_generator() -> torch.Generator | None:
 def current_generator() -> torch.Generator:
     """Return what values of the running trace are drawn from."""
     return _Own.now or _Own.torch or torch.default_generator
-
-
-def drawing_with(generator: torch.Generator) -> AbstractContextManager[None]:
-    """Have what is computed meanwhile draw from a generator."""
-    return having(_Own, now=generator)
 
 
 def forward_draws() -> ForwardDraws:
@@ -330,7 +320,7 @@ def drawing_on(device: torch.device | None) -> Iterator[None]:
     if apart is None:
         yield
     else:
-        with drawing_with(apart):
+        with having(_Own, now=apart):
             yield
 
 
@@ -350,5 +340,5 @@ def _join() -> None:
     if _GPUS.apart:
         host = current_generator()
         for index, generator in list(_GPUS.apart.items()):
-            if same_state(generator, host):
+            if content_of(state_of(generator)) == content_of(state_of(host)):
                 del _GPUS.apart[index]

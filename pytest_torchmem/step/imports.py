@@ -82,14 +82,19 @@ def imports_apart(on_thread: Callable[[], bool] = lambda: False) -> Iterator[Non
 
 def _is_apart(name: str, followed: bool, frame: FrameType) -> bool:
     """Return whether a module is imported on another thread first."""
-    of_torch = name.startswith("torch.") and not _asks_for_gpus(name)
+    # Parts of torch that belong to tests keep whether there is a GPU (``TEST_CUDA``,
+    # torch/testing/_internal/common_utils.py): the importing thread says so.
+    of_torch = name.startswith("torch.") and not name.startswith("torch.testing._internal")
     if not of_torch and not (followed and name in _KEEPS_EXCEPTIONS):
         return False
     return not _is_importing(frame) and not (of_torch and _is_compiling(frame))
 
 
 def _import(original: Callable[[str, Any], Any], import_: Any, name: str) -> Any:
-    with _as_torch_is(name):
+    # The compiler lists torch's own functions as it is imported (``constant_fold_functions``,
+    # torch/_dynamo/variables/torch.py; ``lowerings``, torch/_inductor/lowering.py).
+    lists = name.startswith((COMPILER, LOWERING)) and name not in sys.modules
+    with nothing_replaced() if lists else nullcontext():
         return original(name, import_)
 
 
@@ -125,24 +130,8 @@ def told_of_imports(then: Callable[[str], None]) -> Iterator[None]:
         _listening.remove(then)
 
 
-def _as_torch_is(name: str) -> AbstractContextManager[None]:
-    """Let the compiler be imported while torch's functions are torch's own: it lists them
-    (``constant_fold_functions``, torch/_dynamo/variables/torch.py; ``lowerings``,
-    torch/_inductor/lowering.py).
-    """
-    lists = name.startswith((COMPILER, LOWERING)) and name not in sys.modules
-    return nothing_replaced() if lists else nullcontext()
-
-
 class ThreadApart(threading.Thread):
     """A thread of the profiler's own, which is in no trace."""
-
-
-def _asks_for_gpus(name: str) -> bool:
-    """Return whether a part of torch belongs to tests and keeps, as they do, whether there is a GPU
-    (``TEST_CUDA``, torch/testing/_internal/common_utils.py): the importing thread says so.
-    """
-    return name.startswith("torch.testing._internal")
 
 
 def _is_importing(frame: FrameType | None) -> bool:

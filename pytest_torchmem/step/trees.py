@@ -11,7 +11,7 @@ modules are found in few steps of Python. What a program's class has in the plac
 is not asked.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -150,15 +150,8 @@ def tensors_by_path(
 
     A tensor in several places has the first, or if not ``each_once`` all of them.
     """
-    yield from tensors_in_tables(modules_by_path(root, each_once=each_once), table, each_once)
-
-
-def tensors_in_tables(
-    modules: Iterable[tuple[str, nn.Module]], table: str, each_once: bool = True
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield the same of modules that are known with their paths."""
     seen: set[int] = set()
-    for path, module in modules:
+    for path, module in modules_by_path(root, each_once=each_once):
         for name, tensor in _table(module, table):
             if tensor is None or (each_once and id(tensor) in seen):
                 continue

@@ -95,7 +95,14 @@ class AheadOfTime:
         """Run the module's graphs."""
         if self._tracing:
             return self._forward(*args, **kwargs)
-        others = _other_tensors(self._module)
+        # What modules have as attributes, and not as parameters or buffers: AOTAutograd takes no
+        # tensors that it is not given; ``torch.compile`` gives it these as well.
+        others = {
+            (path, name): value
+            for path, one in self._module.named_modules()
+            for name, value in vars(one).items()
+            if isinstance(value, Tensor) and value.is_leaf
+        }
         key = _kind_of(self._module, others, args, kwargs)
         compiled = self._compiled.get(key)
         if compiled is None:
@@ -182,19 +189,6 @@ def _without_graph(error: RuntimeError) -> str:
             'mode="eager", or with mode="inductor", which breaks the graph there'
         )
     return ""
-
-
-def _other_tensors(module: nn.Module) -> _Others:
-    """Return the tensors that modules have as attributes, and not as parameters or buffers.
-
-    AOTAutograd takes no tensors that it is not given; ``torch.compile`` gives it these as well.
-    """
-    return {
-        (path, name): value
-        for path, one in module.named_modules()
-        for name, value in vars(one).items()
-        if isinstance(value, Tensor) and value.is_leaf
-    }
 
 
 @contextmanager

@@ -293,7 +293,7 @@ class Compiled:
                 self._reached(line, INDUCTOR)
                 return found
         self._reached(line, AOT)
-        return self._ahead_of_time(graph, inputs)
+        return compiler.ahead_of_time(self._run_as_it_is)(graph, inputs)
 
     def _not_lowered(self, line: str, why: str) -> None:
         self.reasons.setdefault(f"{_at(line)}{_NOT_LOWERED} ({why})")
@@ -358,9 +358,6 @@ class Compiled:
             entry = ledger.entries[index]
             origin = entry.origin._replace(operator="torch.compile")
             ledger.entries[index] = entry._replace(kind=Kind.OTHER, origin=origin)
-
-    def _ahead_of_time(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return compiler.ahead_of_time(self._run_as_it_is)(graph, inputs)
 
     def _run_as_it_is(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         from pytest_torchmem.tracing.ahead_of_time import NamedGraph

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -137,8 +137,10 @@ def layers(
         else:
             stack.enter_context(storages_booked(context))
             stack.enter_context(launching_libraries(context, ON_CPU))
-            stack.enter_context(cuda_refused())
-        stack.enter_context(data_functions("cpu" if gpu is None else "cuda"))
+            # A machine without CUDA, which programs and optimizers ask about.
+            stack.enter_context(LASTING.layer("no cuda", _no_cuda_functions))
+        name = "data on cpu" if gpu is None else "data on cuda"
+        stack.enter_context(LASTING.layer(name, data_functions))
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))
         stack.enter_context(interceptor.running())
         try:
@@ -173,7 +175,14 @@ def _functions(trace: TraceContext) -> Layer[_Python]:
     replacements = [entry for owner in owners for entry in owner.replacements()]
     replacements += sparse_files(trace, pickling)
     dispatch = below_interception(HigherOrderOperator.dispatch)
-    replacements += _found_by_scripts()
+    # TorchScript, which knows functions by their identity, is to know those that were replaced.
+    find = find_builtin[0].original
+    find(len)  # makes its table, for the life of the process, of torch's own functions
+
+    def find_replaced(function: Any) -> Any:
+        return find(original_of(function))
+
+    replacements += [looked_up.by(find_replaced) for looked_up in find_builtin]
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
     asked, (optimizers, steps) = _phases(trace)
     replacements += [asked, (optimizers, steps)]
@@ -195,17 +204,6 @@ def _phases(trace: TraceContext) -> Replacements:
     ]
 
 
-def _found_by_scripts() -> Replacements:
-    """Let TorchScript, which knows functions by their identity, know those that were replaced."""
-    find = find_builtin[0].original
-    find(len)  # makes its table, for the life of the process, of torch's own functions
-
-    def find_replaced(function: Any) -> Any:
-        return find(original_of(function))
-
-    return [looked_up.by(find_replaced) for looked_up in find_builtin]
-
-
 _CPU = torch.device("cpu")
 """What a build without an accelerator says that its accelerator is (``at::getAccelerator``)."""
 
@@ -213,14 +211,6 @@ _CPU = torch.device("cpu")
 def asked_for_cuda(line: str) -> str:
     """Return what a program is told that asks for cuda at a line."""
     return f"{line}: the program asks for cuda, and the trace is on cpu: {NAME_DEVICE}"
-
-
-def cuda_refused() -> AbstractContextManager[None]:
-    """Let the machine be one without CUDA, which programs and optimizers ask about.
-
-    Raises ``NoCudaError`` where C++ or ``torch.cuda`` is about to initialise CUDA nevertheless.
-    """
-    return LASTING.layer("no cuda", _no_cuda_functions)
 
 
 def _no_cuda_functions(trace: TraceContext) -> Layer[None]:

@@ -74,7 +74,7 @@ from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
-    from pytest_torchmem.targets.calibration import Calibration, LibraryAnswer
+    from pytest_torchmem.targets.calibration import Calibration
 
 DEVICES = ("cpu", "cuda")
 WATCH: ContextVar[Any] = ContextVar("watch", default=None)
@@ -461,11 +461,7 @@ def _note_what_helps(error: BaseException, gpu: Gpu | None, values: KnownValues)
         add_note(error, _CHOSE_ON_IMPORT)
     if _NO_RANK in str(error):
         add_note(error, _NO_WORLD)
-    _note_guesses(error, values)
-
-
-def _note_guesses(error: BaseException, values: KnownValues) -> None:
-    """Add to a program's error what was guessed before it, where that may be the cause."""
+    # what was guessed before the error may be its cause
     told = values.warnings[:_MOST_GUESSES]
     if values.keeps_all and isinstance(error, _OF_SIZES):
         add_note(error, "\n".join((_KEPT_ALL, *told)))
@@ -510,6 +506,7 @@ def _profile_of(
     on_host = Timeline()
     if host is not None and (host is not ledger or host.foreign):
         on_host = host.with_foreign(timeline if host is ledger else host.finish()[0])
+    found = sorted(ledger.library_answers.items(), key=lambda item: item[0].question)
     return MemoryProfile(
         device=device.type if device == machine.device else str(device),
         gpu=machine.gpu.name if machine.gpu else None,
@@ -520,7 +517,7 @@ def _profile_of(
         unknown_workspaces=tuple(sorted(ledger.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(ledger.calibrated_workspaces)),
         library_workspaces=tuple(sorted(ledger.library_workspaces)),
-        library_answers=_answers(ledger),
+        library_answers=tuple(answer._replace(modules=tuple(modules)) for answer, modules in found),
         questions=tuple(sorted(ledger.questions)),
         values=values,
         facts=seen.facts,
@@ -541,11 +538,6 @@ def _profile_of(
         rank=machine.world.rank if machine.world else None,
         **figures_of(timeline),
     )
-
-
-def _answers(device: DeviceLedger) -> tuple[LibraryAnswer, ...]:
-    found = sorted(device.library_answers.items(), key=lambda item: item[0].question)
-    return tuple(answer._replace(modules=tuple(modules)) for answer, modules in found)
 
 
 def _touched() -> tuple[str, ...]:

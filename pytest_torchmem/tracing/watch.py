@@ -461,10 +461,6 @@ class Watch:
         )
         self.attention.setdefault(Attribution().user_line(), reason)
 
-    def saw_weights(self) -> None:
-        """Take note of a call of multi-head attention that has to return its weights."""
-        self.attention.setdefault(Attribution().user_line(), "need_weights=True")
-
     def saw_saved(self, context: object, tensors: Collection[object]) -> None:
         """Take note of what a function of a program's saves for its backward."""
         ledger = self._ledger
@@ -532,7 +528,17 @@ class Watch:
                 break
         rest = {index for index in alive.values() if index not in self.holders}
         if rest:
-            self.holders |= holding_graphs(found, _nodes_of(device, rest), names)
+            # the autograd nodes of the calls that made them
+            self.holders |= holding_graphs(
+                found,
+                {
+                    event - 1: call[3] - 1
+                    for call in device.calls or ()
+                    for event in device.events[call[0] : call[1]]
+                    if event - 1 in rest and call[3] > 0
+                },
+                names,
+            )
         names.clear()
 
     def _find_cycles(self, ledger: Ledger, alive: Mapping[int, int]) -> None:
@@ -551,16 +557,6 @@ def _address(tensor: Any) -> int:
         return storage_address(tensor)
     except (RuntimeError, NotImplementedError):
         return 0
-
-
-def _nodes_of(device: DeviceLedger, indices: Collection[int]) -> dict[int, int]:
-    """Return the numbers of the autograd nodes of the calls that made allocations, by these."""
-    return {
-        event - 1: call[3] - 1
-        for call in device.calls or ()
-        for event in device.events[call[0] : call[1]]
-        if event - 1 in indices and call[3] > 0
-    }
 
 
 _ATTENTION: Any = functional.scaled_dot_product_attention
@@ -595,7 +591,8 @@ class _AttentionMode(FunctionMode):
         if func is _ATTENTION:
             self._watch.saw_attention(*args, **kwargs)
         elif func is _MULTI_HEAD and kwargs.get("need_weights", True):
-            self._watch.saw_weights()
+            # it has to return its weights
+            self._watch.attention.setdefault(Attribution().user_line(), "need_weights=True")
         return func(*args, **kwargs)
 
 

@@ -25,7 +25,7 @@ import torch.utils.dlpack
 from torch import Tensor, nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
+from pytest_torchmem.interception.context import Functions, Layer, TraceContext, instead_of
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.python_api.files import unknown_regions
 from pytest_torchmem.interception.sparse import put_together, strided_parts
@@ -230,15 +230,11 @@ _MOST_DIMENSIONS = 128
 """Beyond them torch raises; ``MAX_DIMS`` of torch/csrc/utils/tensor_new.cpp."""
 
 
-def data_functions(device: str) -> AbstractContextManager[None]:
+def data_functions(trace: TraceContext) -> Layer[None]:
     """Let what reads or writes the data of tensors without memory go by what is known of them.
 
-    Entered when all other functions of torch are replaced for a ``device``: it calls those.
+    Entered when all other functions of torch are replaced for a device: it calls those.
     """
-    return LASTING.layer(f"data on {device}", _functions)
-
-
-def _functions(trace: TraceContext) -> Layer[None]:
     return Layer(_Data(trace).replacements(), None)
 
 
@@ -548,7 +544,10 @@ class ValueMethods(Functions):
             real = self._real(tensor, record, "numpy")
             if tensor.requires_grad:
                 real = real.clone().requires_grad_()  # which numpy refuses
-            return _array_that_keeps(original(real), tensor)
+            # an array of the same memory that holds the tensor, as one made of it would
+            import numpy
+
+            return numpy.asarray(_Owner(original(real), tensor))
 
     @instead_of(Tensor, "__dlpack__")
     def dlpack(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -579,23 +578,21 @@ class ValueMethods(Functions):
                 return cast(str, original(tensor, tensor_contents=tensor_contents))
         if is_known:
             with suppress(NotKnown):
-                return self._known_text(original, tensor, record)
+                # what torch prints of it, on the device it is on
+                known = self._trace.values.known_value
+                with self._trace.working():
+                    real = put_together(tensor, [known(part) for part in strided_parts(tensor)])
+                    text = str(original(real))
+                device = record.ledger.device
+                told = "" if device.type == "cpu" else f", device='{device}'"
+                told += ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
+                told += "" if tensor.is_leaf else f", grad_fn=<{type(tensor.grad_fn).__name__}>"
+                return f"{text[:-1]}{told})" if text.endswith(")") else text
         gradient = ", requires_grad=True" if tensor.requires_grad else ""
         return (
             f"tensor(..., device='{record.ledger.device}', size={tuple(tensor.shape)}, "
             f"dtype={tensor.dtype}{f', layout={tensor.layout}' if sparse else ''}{gradient})"
         )
-
-    def _known_text(self, original: Any, tensor: Tensor, record: StorageRecord) -> str:
-        """Return what torch prints of a sparse tensor of known values, on the device it is on."""
-        known = self._trace.values.known_value
-        with self._trace.working():
-            real = put_together(tensor, [known(part) for part in strided_parts(tensor)])
-            text = str(original(real))
-        told = "" if record.ledger.device.type == "cpu" else f", device='{record.ledger.device}'"
-        told += ", requires_grad=True" if tensor.requires_grad and tensor.is_leaf else ""
-        told += "" if tensor.is_leaf else f", grad_fn=<{type(tensor.grad_fn).__name__}>"
-        return f"{text[:-1]}{told})" if text.endswith(")") else text
 
     @instead_of(nn.functional)
     def one_hot(self, original: Any, tensor: Tensor, num_classes: int = -1) -> Tensor:
@@ -617,13 +614,6 @@ class ValueMethods(Functions):
         if self._trace.values.uses_captured(record):
             raise not_permitted()
         return self._trace.values.stand_in(tensor.detach(), record, asked)
-
-
-def _array_that_keeps(array: Any, tensor: Tensor) -> Any:
-    """Return an array of the same memory that holds ``tensor``, as one made of it would."""
-    import numpy
-
-    return numpy.asarray(_Owner(array, tensor))
 
 
 class _Owner:

@@ -545,7 +545,9 @@ def _write(tensors: Mapping[str, Any], filename: Any, metadata: Any, addresses: 
         except BaseException:
             os.unlink(file.name)
             raise
-    os.chmod(file.name, 0o666 & ~_umask())
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(file.name, 0o666 & ~mask)
     os.replace(file.name, filename)
     WRITTEN.note(filename, unknown)
 
@@ -565,9 +567,3 @@ def _itemsize(found: Any) -> float:
     for size in found.shape:
         elements *= size
     return found.data_len / elements if elements else 0
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

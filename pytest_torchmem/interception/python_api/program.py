@@ -30,7 +30,7 @@ from weakref import ReferenceType, ref
 import torch
 import torch.distributed
 import torch.multiprocessing
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.multiprocessing.spawn import (
     ProcessContext,
@@ -251,8 +251,8 @@ class Changes(Functions):
     def _note_tensors(self, module: nn.Module) -> None:
         """Keep the data, gradients and buffers of a module that is about to be converted."""
         for name, parameter in own_parameters(module).items():
-            if parameter is None or not self._is_real(parameter):
-                continue
+            if parameter is None or not self._trace.brought(parameter) or has_dispatch(parameter):
+                continue  # wrappers and fake tensors are the program's own
             self._own.note_data(parameter)
             if parameter.device.type == "meta" and self._is_brought(module):  # is replaced
                 self._note(module)
@@ -262,10 +262,6 @@ class Changes(Functions):
                 self._own.keep_buffer(module, name, buffer)
                 if not has_dispatch(buffer):
                     self._own.note_data(buffer)
-
-    def _is_real(self, parameter: Tensor) -> bool:
-        """Whether a parameter came with the program; wrappers and fake tensors are its own."""
-        return self._trace.brought(parameter) and not has_dispatch(parameter)
 
 
 _RUN = "run"

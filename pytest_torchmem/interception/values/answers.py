@@ -22,7 +22,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +95,11 @@ class UnknownNumber(float):
         return found
 
     def __int__(self) -> int:
-        if _is_formatting(sys._getframe(1)):
+        # ``"%d" % number``: numbers that ``%`` divides are not asked for an integer
+        frame = sys._getframe(1)
+        code, at = frame.f_code.co_code, frame.f_lasti
+        operation = dis.opname[code[at]]
+        if operation in _MODULO or (operation == "BINARY_OP" and code[at + 1] in _MODULO_OF_BINARY):
             return int(float.__float__(self))
         found: int = self._as_integer(int)
         return found
@@ -142,16 +145,6 @@ class UnknownNumber(float):
         plain = [float.__float__(one) if isinstance(one, UnknownNumber) else one for one in inputs]
         found = getattr(function, method)(*plain, **options)
         return self._undecided("numpy computes with an unknown number", found)
-
-
-def _is_formatting(frame: FrameType) -> bool:
-    """Return whether ``frame`` is about to put a number into a text: ``"%d" % number``.
-
-    Numbers that ``%`` divides are not asked for an integer.
-    """
-    code, at = frame.f_code.co_code, frame.f_lasti
-    operation = dis.opname[code[at]]
-    return operation in _MODULO or (operation == "BINARY_OP" and code[at + 1] in _MODULO_OF_BINARY)
 
 
 def _compute_with(name: str) -> Callable[..., Any]:
@@ -481,7 +474,11 @@ class Answers:
             return self._truth(record)
         assumed = self.contents.assumed(record)
         if assumed is not None:
-            return self._position(tensor, assumed)
+            self.guess(
+                f"read an unknown position from a {tensor.dtype} tensor",
+                f"unknown positions are treated as {assumed.answer}",
+            )
+            return int(assumed.answer)
         what = f"read an unknown value of a {tensor.dtype} tensor"
         if is_count(tensor.dtype):
             raise self.unknown(what)
@@ -550,13 +547,6 @@ class Answers:
         """Return whether a mask is asked for of the processes that have one: all of them."""
         return self._attribution.asking_frame(_STATISTICS) is not None
 
-    def _position(self, tensor: Tensor, assumed: Assumption) -> int:
-        self.guess(
-            f"read an unknown position from a {tensor.dtype} tensor",
-            f"unknown positions are treated as {assumed.answer}",
-        )
-        return int(assumed.answer)
-
     def guess(self, what: str, assumed: str) -> None:
         """Take a decision by a guess where that is wanted, and warn of it.
 
@@ -608,10 +598,6 @@ class Answers:
     def warn(self, what: str) -> None:
         """Let the profile warn of something, with the line of the program."""
         _warn(self._told, self._attribution, what)
-
-    def took_counts_for_even(self) -> None:
-        """Take note that values which are not known are taken to be spread evenly over bins."""
-        self._evenly = self._evenly or self._attribution.user_line() or "the traced program"
 
     def _has_another_pass(self) -> bool:
         """Return whether a pass may follow that computes more."""

@@ -201,24 +201,15 @@ class RandomPlace:
 
 
 @dataclass(eq=False, repr=False)
-class Ahead:
-    """The values of an operator, computed before its body was run."""
+class Ahead(RandomPlace):
+    """The values of an operator, computed before its body was run; the program's next random
+    numbers are those after the operator, not after its body.
+    """
 
     real: Any
     """What it returned."""
     written: dict[int, Tensor]
     """The contents of the storages that it wrote to, by their addresses."""
-    after: RandomPlace
-    """Where the generator was after it."""
-
-    @classmethod
-    def now(cls, real: Any, written: dict[int, Tensor], generator: torch.Generator) -> Ahead:
-        """Return what was computed, with the random numbers where they are now."""
-        return cls(real, written, RandomPlace.now(generator))
-
-    def restore_random_numbers(self) -> None:
-        """Let the program's next random numbers be those after the operator, not after its body."""
-        self.after.restore_random_numbers()
 
 
 def memories_of(
@@ -242,7 +233,8 @@ def memories_of(
             continue
         nbytes, slot = plan.slots[output.slot], output.slot
         if tuple(value.shape) != tuple(output.shape):
-            if _is_buffer(value, output):
+            # what a library keeps for itself, in a size of each machine's own
+            if value.dim() == len(output.shape) == 1 and value.dtype == output.dtype == torch.uint8:
                 memories[slot] = zeros(max(nbytes, value.numel()))
                 memories[slot][: value.numel()] = value
             elif exact and nbytes:
@@ -286,11 +278,6 @@ def grown_of(plan: Plan, real: Any) -> dict[int, Tensor]:
         for output, value in in_pairs(plan.outputs, real)
         if isinstance(output, Same) and output.grown is not None
     }
-
-
-def _is_buffer(value: Tensor, output: Output) -> bool:
-    """Return whether it is what a library keeps for itself, in a size of each machine's own."""
-    return value.dim() == len(output.shape) == 1 and value.dtype == output.dtype == torch.uint8
 
 
 def in_pairs(outputs: Any, results: Any) -> Iterator[tuple[Output | Same, Tensor]]:

@@ -120,7 +120,13 @@ class ValuesBudget:
         known = plan.cost
         if known is None:
             nbytes = sum(size for size in plan.slots if size > 0)
-            times = self.OF_WHOLE_NUMBERS if _is_of_whole_numbers(call, plan) else 1
+            made = [output.dtype for output in argument_leaves(plan.outputs, Output)]
+            dtypes = [*made, *(tensor.dtype for tensor in call.tensors)]
+            times = (
+                self.OF_WHOLE_NUMBERS
+                if (not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes))
+                else 1
+            )
             known = operations_of(call, plan), nbytes, times
             if plan is not NOTHING:  # any other is that of calls with the same geometry
                 plan.cost = known
@@ -149,12 +155,6 @@ class ValuesBudget:
         if live > self._bytes and not self.spent:
             self.spent = f"takes more than {format_size(self._bytes)}"
         return not self.spent
-
-
-def _is_of_whole_numbers(call: Call, plan: Plan) -> bool:
-    made = [output.dtype for output in argument_leaves(plan.outputs, Output)]
-    dtypes = [*made, *(tensor.dtype for tensor in call.tensors)]
-    return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
 
 
 def operations_of(call: Call, plan: Plan) -> int:

@@ -54,6 +54,7 @@ from pytest_torchmem.interception.values.messages import (
 from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
+from pytest_torchmem.step.generators import state_of
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.kernels import function_of
 from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, CPU, at_kernels, has_kernel
@@ -233,7 +234,13 @@ class KnownValues(Answers):
         elif operator.broadcasts and self.mailbox is not None:
             received = self.mailbox.pass_on(call, self.contents)
             if received is not None:
-                return self._receive(call, plan, received[0])
+                value = received[0]
+                if value is None:
+                    return None
+                if not call.operator.mutated:
+                    return memories_of(plan, value, [])
+                self.contents.remember(call.records[0], laid_out_as(call.tensors[0], value))
+                return NO_MEMORIES
         if self._counts_others(call):
             return None
         if self._computes:
@@ -265,7 +272,10 @@ class KnownValues(Answers):
         if memories is not None:
             line = self.contents.of_others(call.records) or self._gathered_now(call)
             if memories:
-                self.show(plan, result, memories, unwritten=self._is_unwritten(call))
+                empty = call.operator.makes_empty or (
+                    call.operator.copies_whole and self.contents.settle(call.records[:1])
+                )
+                self.show(plan, result, memories, unwritten=empty)
             if line:
                 self._spread(call, result, line)
             return
@@ -295,12 +305,6 @@ class KnownValues(Answers):
                 value = memories.get(place_of_grown(output))
                 if value is not None:
                     contents.remember(record, laid_out_as(tensor, value))
-
-    def _is_unwritten(self, call: Call) -> bool:
-        operator = call.operator
-        if operator.makes_empty:
-            return True
-        return operator.copies_whole and self.contents.settle(call.records[:1])
 
     def check(self, call: Call) -> None:
         """Raise what the kernel raises for positions that are known, of what is not computed."""
@@ -345,7 +349,7 @@ class KnownValues(Answers):
         runs = has_kernel(name, CPU) or has_kernel(name, COMPOSITE_EXPLICIT)
         return self.mode.computes and not of_torch and runs
 
-    def ahead_of_body(self, call: Call, *, of_torch: bool) -> Ahead | RandomPlace | int | None:
+    def ahead_of_body(self, call: Call, *, of_torch: bool) -> RandomPlace | int | None:
         """Compute the values of an operator whose body is about to be run for what it allocates.
 
         The operators in the body need not be those of the CPU's kernel; where it is not
@@ -384,7 +388,10 @@ class KnownValues(Answers):
             for tensor, record in zip(call.tensors, call.records, strict=True)
         ]
         real = self._attempt(call, lambda: self.run(call, given))
-        return None if real is FAILED else Ahead.now(real, copies, generator_of(call))
+        if real is FAILED:
+            return None
+        generator = generator_of(call)
+        return Ahead(generator, state_of(generator), real, copies)
 
     def _is_small(self, call: Call) -> bool:
         """Return whether a call's values are kept whatever else is computed, as far as it shows."""
@@ -399,7 +406,7 @@ class KnownValues(Answers):
         call: Call,
         plan: Plan,
         result: Any,
-        ahead: Ahead | RandomPlace | int | None,
+        ahead: RandomPlace | int | None,
         *,
         of_torch: bool,
     ) -> None:
@@ -410,11 +417,12 @@ class KnownValues(Answers):
                 recording.cut(ahead)
                 recording.note(call, plan, result)
             return
-        if isinstance(ahead, RandomPlace):
+        if ahead is not None:
             ahead.restore_random_numbers()
-            self._random_numbers.skip(call, plan)
-        elif ahead is not None:
-            ahead.restore_random_numbers()
+        if not isinstance(ahead, Ahead):
+            if ahead is not None:
+                self._random_numbers.skip(call, plan)
+        else:
             records, line = self._ledger.records, self.contents.of_others(call.records)
             for address, content in ahead.written.items():
                 if address in records:
@@ -466,7 +474,8 @@ class KnownValues(Answers):
         if rule is UnknownOutputs.EVEN_COUNTS:
             if not self._has_another_pass() and len(call.tensors) == 1 and output is not None:
                 self.take(output, even_counts(call.tensors[0].numel(), output))
-                self.took_counts_for_even()
+                line = self._attribution.user_line() or "the traced program"
+                self._evenly = self._evenly or line
         elif rule is not None and output is not None:
             record = self._ledger.records[storage_address(output)]
             self.contents.assume(record, assume(rule, call, self.contents))
@@ -627,15 +636,6 @@ class KnownValues(Answers):
             contents.value(record, tensor).copy_(made(value).reshape(tensor.shape))
             if of_others and (counts or tensor is not source):
                 contents.take_from_others(record, line)
-
-    def _receive(self, call: Call, plan: Plan, value: Tensor | None) -> Mapping[int, Tensor] | None:
-        """Return what a broadcast that returns its output gives, where what was sent is known."""
-        if value is None:
-            return None
-        if not call.operator.mutated:
-            return memories_of(plan, value, [])
-        self.contents.remember(call.records[0], laid_out_as(call.tensors[0], value))
-        return NO_MEMORIES
 
     def _gathered_now(self, call: Call) -> str:
         """Return the line of a collective whose outputs go by what other processes have; "" for

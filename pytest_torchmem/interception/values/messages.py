@@ -13,6 +13,7 @@ is wrapped, activations.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -73,13 +74,9 @@ class Place(NamedTuple):
             parts.append(own if rank == self.rank else own * factors.to(own.dtype))
         return torch.cat(parts)
 
-    def own_part(self, value: Tensor) -> Tensor:
-        """Return what is this process's of what lies one after the other."""
-        return value.reshape(-1).chunk(self.size)[self.rank]
-
     def reduced_part(self, value: Tensor) -> Tensor:
         """Return what is this process's of what all have reduced."""
-        return self.reduced(self.own_part(value))
+        return self.reduced(value.reshape(-1).chunk(self.size)[self.rank])
 
 
 Copies = Iterable[Copy]
@@ -111,19 +108,11 @@ def _exchange(place: Place, output: Tensor, input: Tensor, *_: Any) -> Copies:
     return (Copy(output, input),) if output.numel() == input.numel() else ()
 
 
-def _exchange_lists(place: Place, outputs: Any, inputs: Any, *_: Any) -> Iterator[Copy]:
+def _each(
+    copies: Callable[..., Copies], place: Place, outputs: Any, inputs: Any, *_: Any
+) -> Copies:
     for output, input in zip(outputs, inputs, strict=True):
-        yield from _exchange(place, output, input)
-
-
-def _gather_each(place: Place, outputs: Any, inputs: Any, *_: Any) -> Copies:
-    pairs = zip(outputs, inputs, strict=True)
-    return (Copy(output, input, place.gathered) for output, input in pairs)
-
-
-def _scatter_each(place: Place, outputs: Any, inputs: Any, *_: Any) -> Copies:
-    pairs = zip(outputs, inputs, strict=True)
-    return (Copy(output, input, place.reduced_part) for output, input in pairs)
+        yield from copies(place, output, input)
 
 
 def _to_lists(place: Place, lists: Any, inputs: Any, *_: Any) -> Iterator[Copy]:
@@ -145,18 +134,17 @@ def _reduce_lists(place: Place, outputs: Any, lists: Any, *_: Any) -> Copies:
 
 def _of_processes(place: Place, lists: Any, inputs: Any, *_: Any) -> Iterator[Copy]:
     for outputs in lists:
-        for output, input in zip(outputs, inputs, strict=True):
-            yield from _exchange(place, output, input)
+        yield from _each(_exchange, place, outputs, inputs)
 
 
 _COLLECTIVES: dict[str, Callable[..., Copies]] = {
     "c10d::allgather_": _to_lists,
     "c10d::_allgather_base_": _gather,
     "c10d::allgather_coalesced_": _of_processes,
-    "c10d::allgather_into_tensor_coalesced_": _gather_each,
+    "c10d::allgather_into_tensor_coalesced_": partial(_each, _gather),
     "c10d::allreduce_": _reduce,
     "c10d::allreduce_coalesced_": _reduce,
-    "c10d::alltoall_": _exchange_lists,
+    "c10d::alltoall_": partial(_each, _exchange),
     "c10d::alltoall_base_": _exchange,
     "c10d::barrier": _nothing,
     "c10d::broadcast_": _nothing,
@@ -164,7 +152,7 @@ _COLLECTIVES: dict[str, Callable[..., Copies]] = {
     "c10d::reduce_": _reduce_to_one,
     "c10d::reduce_scatter_": _reduce_lists,
     "c10d::_reduce_scatter_base_": _scattered,
-    "c10d::reduce_scatter_tensor_coalesced_": _scatter_each,
+    "c10d::reduce_scatter_tensor_coalesced_": partial(_each, _scattered),
     "c10d::scatter_": _from_lists,
 }
 
