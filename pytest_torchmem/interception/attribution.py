@@ -455,7 +455,7 @@ class _Following:
                 return original(self, *args, **kwargs)
             task = current_graph_task()
             if attribution.on_outermost_call is not None and not stack and task == -1:
-                # It asks for sizes, which would be written down, or handed to a mode of the program.
+                # It asks for sizes, which would be written down, or handed to a program's mode.
                 with not_jit_tracing(), NoFunctionModes():
                     attribution.on_outermost_call(self, args, kwargs)
             path = attribution._path(stack, self)

@@ -419,7 +419,7 @@ Replace = Callable[[Any, str, Callable[..., Any]], None]
 
 
 def _joining(original: Any) -> Any:
-    """Join the mesh of ``fully_shard`` and that of tensor parallelism once, not for every parameter:
+    """Join the meshes of ``fully_shard`` and of tensor parallelism once, not for every parameter:
     a mesh of 512 processes takes a millisecond. What is made is on the host.
     """
     found: dict[tuple[int, ...], tuple[Any, Any]] = {}
