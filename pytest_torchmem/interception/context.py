@@ -26,7 +26,7 @@ from pytest_torchmem.interception.sparse import storage_holder
 from pytest_torchmem.interception.values.contents import memory_for
 from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.profile.timeline import Kind, Phase
-from pytest_torchmem.step.trees import argument_tensors
+from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
@@ -192,7 +192,7 @@ class TraceContext:
         else:
             placement.begin_on(record.ledger)
 
-    def device_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    def device_beside(self, args: Args, kwargs: Kwargs) -> torch.device:
         """Return where that is made which C++ asks the CPU for in a call of an operator."""
         if self.is_placing:
             return self._interceptor.mode.placed_on or _CPU

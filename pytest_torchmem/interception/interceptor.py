@@ -31,7 +31,7 @@ from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.step.imports import imports_within
-from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.dispatcher import interception, run_outside
 from pytest_torchmem.torch_private.kernels import run_composite_implicit
@@ -214,7 +214,7 @@ class Interceptor:
             set_excluded(FAKE, False)
             lock.release()
 
-    def _run_aside(self, overload: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _run_aside(self, overload: OpOverload, args: Any, kwargs: Kwargs) -> Any:
         """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not.
 
         A compiler's own tensors, of constants that it folds, are real. It waits for the program's.
@@ -243,7 +243,7 @@ class Interceptor:
             return spec.of_kind(OperatorKind.LEAF)
         return spec
 
-    def _run_specially(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _run_specially(self, spec: OperatorSpec, args: Args, kwargs: Any) -> Any:
         kind, parts = spec.kind, self.parts
         run = self._layouts.find(spec, args, kwargs)
         if run is not None:
@@ -286,14 +286,14 @@ class Interceptor:
             return lifted
         return self.kernels.resize(spec, args, kwargs)
 
-    def _begins_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _begins_on_host(self, args: Args, kwargs: Kwargs) -> bool:
         """Return whether an operator's first tensor is on the host, whose kernel then runs."""
         for tensor in argument_tensors((args, kwargs)):
             record = self.parts.ledger.records.get(storage_address(tensor))
             return record is None or record.ledger.device == _CPU
         return False
 
-    def _check(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> None:
         """Run an operator that raises or makes nothing, where the values are known."""
         try:
             given = replace_tensors((args, kwargs), self.parts.values.known_value)
@@ -301,9 +301,7 @@ class Interceptor:
             return
         spec.overload(*given[0], **given[1])
 
-    def _run_beside_host(
-        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_beside_host(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that has to do with the GPU, among tensors of the host that are real.
 
         These are met anew by each operator: between two, the program may write to their memory. One
@@ -395,7 +393,7 @@ class Interceptor:
         for function in self.after_import:
             function(module)
 
-    def _is_of_the_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_of_the_host(self, args: Args, kwargs: Kwargs) -> bool:
         """Whether an operator works on real tensors alone, and makes more of them on the host."""
         if self.mode.placed_on is not None and self.mode.placed_on != _CPU:
             return False

@@ -61,7 +61,7 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, on_meta
 from pytest_torchmem.operators.workspace_of import CallWork, library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
-from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.distributed import GATHERS_LISTS, flattened_like, with_work
 from pytest_torchmem.torch_private.kernels import LIKE_ANOTHER, kernel_for, run_composite_explicit
 from pytest_torchmem.torch_private.tensors import ENGINE_CODES, TensorBase, storage_address
@@ -105,7 +105,7 @@ class Kernels:
         """The outermost operator whose body of other operators is running."""
         return self._decompositions.running
 
-    def run(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator on whatever tensors it is called with."""
         if kwargs:
             layout = kwargs.get("layout")
@@ -173,8 +173,8 @@ class Kernels:
     def _run_plain(
         self,
         spec: OperatorSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         key: Any,
         tensors: list[Tensor],
         records: list[StorageRecord],
@@ -244,7 +244,7 @@ class Kernels:
     def _make_more(
         self,
         spec: OperatorSpec,
-        args: tuple[Any, ...],
+        args: Args,
         tensors: list[Tensor],
         plan: Plan,
         device: DeviceLedger,
@@ -310,9 +310,7 @@ class Kernels:
         records = [self._ledger.records[storage_address(tensor)] for tensor in tensors]
         return replace(call, args=args, tensors=tensors, records=records)
 
-    def _run_on_lazy(
-        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_on_lazy(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator on parameters without a shape, which refuse to be asked for one.
 
         In C++ they are tensors of nothing (``UninitializedTensorMixin`` in torch/nn/parameter.py).
@@ -561,9 +559,7 @@ class Kernels:
                 found[position] = record
         return found  # type: ignore[return-value]  # a cast would be a call
 
-    def _run_unrecorded(
-        self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_unrecorded(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator among whose tensors one has no storage of the ledger: meta or sparse."""
         asked = self._interceptor.mode.placed_on or kwargs.get("device")
         if spec.name.startswith(LIKE_ANOTHER) and asked and asked.type != "meta":
@@ -585,11 +581,7 @@ class Kernels:
         return spec.overload(*args, **kwargs)
 
     def _run_layout(
-        self,
-        run: Callable[..., Any],
-        spec: OperatorSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, run: Callable[..., Any], spec: OperatorSpec, args: Args, kwargs: Kwargs
     ) -> Any:
         """Run an operator on tensors made of others; a sparse product is logged as one call, any
         other as its parts.
@@ -622,7 +614,7 @@ class Kernels:
         values.refuse_captured(Call(spec, (tensor,), {}, [tensor], records))
         return values.item(tensor, records[0])
 
-    def resize(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def resize(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Tensor:
         """Give a tensor another shape, and a larger storage where its own is too small."""
         tensor: Tensor = args[0]
         records = self._records([tensor])
@@ -642,7 +634,7 @@ class Kernels:
             self._parts.values.keep_resized(tensor, known)
         return tensor
 
-    def zero_tensor(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Tensor:
+    def zero_tensor(self, spec: OperatorSpec, args: Args, kwargs: Any) -> Tensor:
         """Make a tensor that the dispatcher knows to be all zero; it has no memory anywhere.
 
         (ATen/ZeroTensorFallback.cpp; ``ZeroTensorAllocator`` gives a null pointer.) Forward
@@ -656,7 +648,7 @@ class Kernels:
         self._parts.conversion.meet_zeros(on_host, device, sys._getframe(3))
         return on_host
 
-    def quantized(self, spec: OperatorSpec, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def quantized(self, spec: OperatorSpec, args: Args, kwargs: Any) -> Any:
         """Run an operator that makes quantized tensors, or works on packed ones."""
         if not is_observed_first(spec, args):
             return self.run(spec, args, kwargs)
@@ -686,13 +678,13 @@ class Kernels:
         return self._parts.attribution.origin(self._ledger.phase, running or spec.name, frame)
 
 
-def _is_dense(args: tuple[Any, ...]) -> bool:
+def _is_dense(args: Args) -> bool:
     """Return whether a strided tensor is what a sparse one is to be made of."""
     return bool(args) and isinstance(args[0], Tensor) and args[0].layout is torch.strided
 
 
 def _numbers_of(
-    spec: OperatorSpec, args: tuple[Any, ...], tensors: list[Tensor], device: DeviceLedger
+    spec: OperatorSpec, args: Args, tensors: list[Tensor], device: DeviceLedger
 ) -> tuple[int, ...]:
     """Return the positions of Python numbers that C++ wrapped in tensors of the host's."""
     if len(tensors) >= len(spec.tensors) or device.device != _CPU:

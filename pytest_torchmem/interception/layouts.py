@@ -47,7 +47,7 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Workspace
-from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.targets.target import Target
@@ -68,13 +68,11 @@ class Layouts:
         self._known = KnownTensors(parts.ledger, parts.values)
         self._nested = NestedTensors(parts.target, parts.ledger, parts.values)
 
-    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+    def device_of(self, args: Args, kwargs: Kwargs) -> DeviceLedger:
         """Return where an operator runs with these arguments."""
         return self._nested.device_of(args, kwargs)
 
-    def find(
-        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[..., Any] | None:
+    def find(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Callable[..., Any] | None:
         """Return what runs an operator with these arguments, ``None`` where all are strided."""
         if operator.kind is OperatorKind.NESTED or any(
             tensor.is_nested for tensor in argument_tensors((args, kwargs))
@@ -84,9 +82,7 @@ class Layouts:
             return self.run_compressed
         return None
 
-    def run_nested(
-        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run_nested(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that takes or makes nested tensors."""
         placement, values = self._placement, self._values
         where, placement.nested = placement.nested, self._nested.device_of(args, kwargs)
@@ -97,15 +93,11 @@ class Layouts:
         finally:
             placement.nested, values.limit = where, limit
 
-    def run_sparse(
-        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run_sparse(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that takes sparse COO tensors."""
         return self._run_parts(run_sparse, operator, args, kwargs)
 
-    def run_compressed(
-        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run_compressed(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that takes or makes compressed sparse tensors."""
         return self._run_parts(run_compressed, operator, args, kwargs)
 
@@ -113,8 +105,8 @@ class Layouts:
         self,
         run: Callable[..., tuple[Any, bool]],
         operator: OperatorSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
     ) -> Any:
         """Run an operator on the strided tensors that its sparse ones are made of."""
         device = self._nested.device_of(args, kwargs)
@@ -157,7 +149,7 @@ class NestedTensors:
         assert self._target.gpu is not None
         return self._target.gpu
 
-    def run(self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that takes or makes nested tensors."""
         device = self.device_of(args, kwargs).device.type
         kernel = operator.on(device).nested
@@ -183,7 +175,7 @@ class NestedTensors:
             "are made of ordinary ones"
         ) from cause
 
-    def device_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceLedger:
+    def device_of(self, args: Args, kwargs: Kwargs) -> DeviceLedger:
         """Return where the first tensor among an operator's arguments is, also a compressed one."""
         for tensor in argument_tensors((args, kwargs)):
             record = self._ledger.records.get(storage_address(storage_holder(tensor)))
@@ -248,7 +240,7 @@ class NestedTensors:
 _OBSERVES = "aten::_fused_moving_avg_obs_fq_helper"
 
 
-def is_observed_first(operator: OperatorSpec, args: tuple[Any, ...]) -> bool:
+def is_observed_first(operator: OperatorSpec, args: Args) -> bool:
     """Whether an operator makes quantized tensors, or the ranges of channels before it has any.
 
     ``fused_moving_avg_obs_fake_quant_cpu`` (quantized/cpu/fused_obs_fake_quant.cpp) resizes them.

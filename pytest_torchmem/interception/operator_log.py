@@ -32,7 +32,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRec
 from pytest_torchmem.operators.workspace_of import CallWork
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
-from pytest_torchmem.step.trees import shape_text, tensors_in
+from pytest_torchmem.step.trees import Args, Kwargs, shape_text, tensors_in
 from pytest_torchmem.torch_private.tensors import (
     current_node,
     is_wrapper,
@@ -191,7 +191,7 @@ class Program:
         self.names: dict[int, tuple[Kind, str, str]] = {}
         """Kind, label and module of real tensors of modules, by the address of their storage."""
 
-    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def called(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         """Take note of a call of a module that no other module makes."""
         known = self._parameters.get(id(module))
         if known is None or known[0]() is not module:

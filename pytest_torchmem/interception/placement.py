@@ -31,7 +31,7 @@ from pytest_torchmem.interception.values.contents import EMPTY, NO_MEMORIES, Con
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace import Buffer, is_dense, type_of_number
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind, Origin, Phase
-from pytest_torchmem.step.trees import argument_tensors, replace_leaves
+from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_leaves
 from pytest_torchmem.targets.target import Target, not_linked
 from pytest_torchmem.torch_private.keys import OpOverload
 from pytest_torchmem.torch_private.patches import having
@@ -307,7 +307,7 @@ class WrappedNumbers:
                 pending.device.remove(index)
 
 
-def run_on_host(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_host(overload: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Run an operator on real tensors, of which those that numbers are wrapped in come as numbers.
 
     Operators of arithmetic take them so (``should_allow_numbers_as_tensors`` in
@@ -404,7 +404,7 @@ class Placement:
             return not call.records
         return bool(call.records) and all(record.ledger.device == _CPU for record in call.records)
 
-    def beside_no_tensor(self, kwargs: dict[str, Any]) -> DeviceLedger:
+    def beside_no_tensor(self, kwargs: Kwargs) -> DeviceLedger:
         """Return where that is made which C++ asks the CPU for, in a call without tensors."""
         generator = kwargs.get("generator")
         if generator is not None and _device_type(generator) == "cpu":

@@ -33,6 +33,8 @@ from pytest_torchmem.operators.workspace import (
 from pytest_torchmem.operators.workspace_of import CallWork, library_output
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import (
+    Args,
+    Kwargs,
     argument_leaves,
     argument_tensors,
     replace_leaves,
@@ -57,8 +59,8 @@ class Call:
     """An operator and what it is called with."""
 
     operator: OperatorSpec
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     tensors: list[Tensor]
     """The tensors among the arguments, in order."""
     records: list[StorageRecord]
@@ -386,10 +388,7 @@ def _without_expansion(tensor: Tensor) -> tuple[int, ...]:
 
 
 def plan_on_meta(
-    operator: OpOverload,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    operator: OpOverload, function: Callable[..., Any], args: Args, kwargs: Kwargs
 ) -> Plan:
     """Return the plan of ``operator`` by running ``function`` on ``meta`` clones of its arguments.
 
@@ -441,7 +440,7 @@ def _without_generators(given: Any) -> Any:
     return replace_leaves(given, torch.Generator, lambda _: None)
 
 
-def _lay_out(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _lay_out(operator: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """Give an ``out`` that was made for the operator the layout that a new tensor would have.
 
     TensorIterator does so with a tensor it resizes (aten/src/ATen/TensorIterator.cpp,
@@ -577,8 +576,8 @@ class SubclassAsked(Exception):
 
 def find_plan(
     operator: OperatorSpec,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     tensors: list[Tensor],
     own: Callable[..., Any] | None,
 ) -> Plan:
@@ -602,7 +601,7 @@ def find_plan(
     return plan
 
 
-def geometry_of_arguments(args: tuple[Any, ...], tensors: list[Tensor]) -> Any:
+def geometry_of_arguments(args: Args, tensors: list[Tensor]) -> Any:
     """Return the same as ``geometry_of`` of an operator's arguments, most of which are simple."""
     types = (*map(type, args),)
     known = _SIGNATURES.get(types)
@@ -658,7 +657,7 @@ def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
     return value
 
 
-def with_types(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
+def with_types(args: Args, numbers: tuple[int, ...]) -> tuple[Any, ...]:
     """Return arguments where tensors without data stand for ``numbers`` wrapped in them."""
     if not numbers:
         return args

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from pytest_torchmem.errors import TorchmemError, UnsupportedOperatorError
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import (
+    Args,
+    Kwargs,
+    argument_leaves,
+    argument_tensors,
+    replace_tensors,
+)
 from pytest_torchmem.torch_private.keys import at_kernels
 from pytest_torchmem.torch_private.settings import OneThread
 from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
@@ -55,12 +61,7 @@ _LISTS = "_foreach_"
 
 
 def in_words_of_kernel(
-    operator: OperatorSpec,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    error: Exception,
-    *,
-    on_gpu: bool,
+    operator: OperatorSpec, args: Args, kwargs: Kwargs, error: Exception, *, on_gpu: bool
 ) -> Exception:
     """Return what torch's kernel raises for a call that was refused with ``error``, or ``error``.
 
@@ -77,9 +78,7 @@ def in_words_of_kernel(
     return error if found is None else found
 
 
-def _asked(
-    operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Exception | None:
+def _asked(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Exception | None:
     """Run an operator on zeros, and return what it raises."""
     tensors, made = argument_tensors((args, kwargs)), dict[int, torch.UntypedStorage]()
     if not tensors or any(one.layout is not torch.strided or one.is_meta for one in tensors):
@@ -119,9 +118,7 @@ class Refusals:
         self._asked: set[tuple[Any, ...]] = set()
         """The operators, types and kinds of numbers that torch's kernels were asked about."""
 
-    def check(
-        self, operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], *, on_gpu: bool
-    ) -> None:
+    def check(self, operator: OperatorSpec, args: Args, kwargs: Kwargs, *, on_gpu: bool) -> None:
         """Raise what the kernel raises for numbers and types of a call that is new.
 
         ``meta`` does not convert a number (``masked_fill(mask, 1e300)``), and takes all types
@@ -164,9 +161,7 @@ class Refusals:
                 del error  # a frame that holds what it raised is a cycle, and holds the tensors
 
 
-def _tensor_of_host(
-    operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Tensor | None:
+def _tensor_of_host(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Tensor | None:
     name = operator.record.of_host
     if not name:
         return None
@@ -212,9 +207,7 @@ def _functional(operator: OperatorSpec) -> str:
     return _family(operator).removeprefix(_LISTS).rstrip("_")
 
 
-def _asked_in_small(
-    operator: OperatorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Exception | None:
+def _asked_in_small(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Exception | None:
     """Run an operator on one element of each tensor, and return what it raises."""
     scalars = _tensor_of_host(operator, args, kwargs)  # as many as there are tensors in a list
 

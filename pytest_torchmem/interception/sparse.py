@@ -30,7 +30,7 @@ from pytest_torchmem.operators.sparse import (
     written_to_first,
 )
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.step.trees import argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_sparse_kernel
@@ -44,7 +44,7 @@ from pytest_torchmem.torch_private.keys import (
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, storage_address
 
 
-def has_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def has_sparse(args: Args, kwargs: Kwargs) -> bool:
     """Return whether a sparse COO tensor is among the arguments of an operator."""
     return any(tensor.layout is torch.sparse_coo for tensor in argument_tensors((args, kwargs)))
 
@@ -77,11 +77,7 @@ class KnownTensors:
 
 
 def run_sparse(
-    machine: Host | Gpu,
-    known: KnownTensors,
-    operator: OperatorSpec,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    machine: Host | Gpu, known: KnownTensors, operator: OperatorSpec, args: Args, kwargs: Kwargs
 ) -> tuple[Any, bool]:
     """Run an operator with a sparse tensor among its arguments; inner operators are intercepted.
 
@@ -103,9 +99,7 @@ def run_sparse(
     return _by_structure(known, operator, *result), False
 
 
-def _twins(
-    known: KnownTensors, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any, Tensor] | None:
+def _twins(known: KnownTensors, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Tensor] | None:
     """Return the arguments with real tensors: indices as they are, all other values ones.
 
     None where indices are not known. The third is a tensor on the device of the results.
@@ -185,7 +179,7 @@ def _with_values(known: KnownTensors, place: Tensor, real: Tensor) -> Tensor:
     return made
 
 
-def has_compressed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def has_compressed(args: Args, kwargs: Kwargs) -> bool:
     """Return whether a compressed sparse tensor is among the arguments of an operator, or asked
     for.
     """
@@ -225,11 +219,7 @@ def without_entries(tensor: Tensor) -> Tensor:
 
 
 def run_compressed(
-    machine: Host | Gpu,
-    known: KnownTensors,
-    operator: OperatorSpec,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    machine: Host | Gpu, known: KnownTensors, operator: OperatorSpec, args: Args, kwargs: Kwargs
 ) -> tuple[Any, bool]:
     """Run an operator that takes or makes compressed tensors; inner operators are intercepted.
 

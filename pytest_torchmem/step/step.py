@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.imports import when_compiler_is_used
-from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.step.trees import Args, tensors_in
 from pytest_torchmem.torch_private.compiler import own_module_calls_followed, run_uncompiled
 from pytest_torchmem.torch_private.module_calls import step_tables
 from pytest_torchmem.torch_private.patches import engine, replaced, replaced_all
@@ -78,7 +78,7 @@ class Step:
     def run(
         self,
         target: Any,
-        args: tuple[Any, ...],
+        args: Args,
         kwargs: Mapping[str, Any],
         begins: Callable[[], None] | None = None,
     ) -> object:
@@ -107,7 +107,7 @@ class Step:
     def _run_once(
         self,
         model: nn.Module,
-        args: tuple[Any, ...],
+        args: Args,
         kwargs: Mapping[str, Any],
         optimizer: torch.optim.Optimizer | None,
     ) -> None:

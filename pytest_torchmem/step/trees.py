@@ -13,13 +13,17 @@ is not asked.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem.torch_private.tensors import CHILDREN
 
+Args: TypeAlias = tuple[Any, ...]
+"""The arguments of a call by place."""
+Kwargs: TypeAlias = dict[str, Any]
+"""And by name."""
 _Leaf = TypeVar("_Leaf")
 _CONTAINERS = frozenset({list, tuple, dict})
 

@@ -43,7 +43,7 @@ from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, 
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.step.trees import Args, Kwargs, tensors_in
 from pytest_torchmem.targets.gpus import DEFAULT_GPU, MOST_GPUS, Gpu, find_gpu
 from pytest_torchmem.targets.host import REFERENCE, Host, this_machine
 from pytest_torchmem.targets.target import (
@@ -325,8 +325,8 @@ def _profile(
     memories: tuple[DeviceMemory, ...],
     in_place: InPlace,
     target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     step: Step,
     advised: Suggest,
 ) -> MemoryProfile:

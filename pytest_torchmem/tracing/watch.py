@@ -34,6 +34,7 @@ from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
 from pytest_torchmem.profile.timeline import Allocation
+from pytest_torchmem.step.trees import Args, Kwargs
 from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import CHILDREN, node_number, storage_address
@@ -585,9 +586,7 @@ class _AttentionMode(FunctionMode):
         super().__init__()
         self._watch = watch
 
-    def called(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         if func is _ATTENTION:
             self._watch.saw_attention(*args, **kwargs)
         elif func is _MULTI_HEAD and kwargs.get("need_weights", True):

@@ -55,7 +55,13 @@ from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.step.generators import state_of
-from pytest_torchmem.step.trees import argument_leaves, argument_tensors, replace_tensors
+from pytest_torchmem.step.trees import (
+    Args,
+    Kwargs,
+    argument_leaves,
+    argument_tensors,
+    replace_tensors,
+)
 from pytest_torchmem.torch_private.kernels import function_of
 from pytest_torchmem.torch_private.keys import COMPOSITE_EXPLICIT, CPU, at_kernels, has_kernel
 from pytest_torchmem.torch_private.settings import OneThread
@@ -187,8 +193,8 @@ class KnownValues(Answers):
     def compute_shown(
         self,
         operator: OperatorSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         tensors: list[Tensor],
         records: list[StorageRecord],
         plan: Plan,

@@ -22,6 +22,7 @@ from torch import Tensor
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError
 from pytest_torchmem.interception.plan import Call
 from pytest_torchmem.interception.values.contents import Contents, worth_knowing
+from pytest_torchmem.step.trees import Args, Kwargs
 from pytest_torchmem.torch_private.distributed import group_of, place_in_group, reduction_among
 
 
@@ -193,7 +194,7 @@ SUMS = "_c10d_functional::all_reduce"
 """What begins the names of those that reduce."""
 
 
-def run_functional(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_functional(operator: str, args: Args, kwargs: Kwargs) -> Any:
     """Return what a collective that returns its outputs gives of real tensors.
 
     Raises ``NotImplementedError`` where that is not known.
@@ -217,7 +218,7 @@ def run_functional(operator: str, args: tuple[Any, ...], kwargs: dict[str, Any])
     return [_functional(place, name, one) for one in given]
 
 
-def _is_even(name: str, args: tuple[Any, ...]) -> bool:
+def _is_even(name: str, args: Args) -> bool:
     """Whether a process receives as much as it sends, or the collective is none that exchanges."""
     if name != "all_to_all_single":
         return name in _SHAPED or name.startswith(("all_reduce", "broadcast"))
