@@ -6,6 +6,7 @@ but the operator and the geometry of its arguments, so a repeated layer costs a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,7 +27,6 @@ from pytest_torchmem.operators.workspace import (
     First,
     Made,
     Workspace,
-    environment_settings,
     on_meta,
     type_of_number,
 )
@@ -46,7 +46,7 @@ from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.kernels import OnlyCpp, run_on_meta
 from pytest_torchmem.torch_private.keys import OpOverload, lacks_geometry
 from pytest_torchmem.torch_private.modes import overrides, torch_function_enabled
-from pytest_torchmem.torch_private.settings import host_settings, kernel_settings
+from pytest_torchmem.torch_private.settings import LIBRARY_VARIABLES, host_settings, kernel_settings
 from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
 if TYPE_CHECKING:
@@ -507,7 +507,7 @@ class Plans:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._environment = environment_settings()
+        self._environment = tuple(map(os.environ.get, LIBRARY_VARIABLES))
         self._find_settings = host_settings if target.gpu is None else kernel_settings
         self._settings: tuple[Any, ...] | None = None
         self._plans: dict[Any, Plan] = {}
