@@ -74,24 +74,22 @@ BERT = LanguageModel(
 )
 
 
-def _llama(
-    name: str, width: int, layers: int, heads: int, inner: int, batch: int, length: int
-) -> LanguageModel:
-    make = _transformers(
+LLAMA_1B = LanguageModel(
+    "Llama 3.2 1B",
+    _transformers(
         "LlamaForCausalLM",
         "LlamaConfig",
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
+        hidden_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=32,
         num_key_value_heads=8,
-        intermediate_size=inner,
+        intermediate_size=8192,
         vocab_size=128256,
         max_position_embeddings=8192,
-        tie_word_embeddings=width == 2048,
+        tie_word_embeddings=True,
         use_cache=False,
-    )
-    return LanguageModel(name, make, batch, length, labels=True)
-
-
-LLAMA_1B = _llama("Llama 3.2 1B", 2048, 16, 32, 8192, 1, 2048)
-LLAMA_70B = _llama("Llama, 70 billion parameters", 8192, 80, 64, 28672, 1, 4096)
+    ),
+    batch=1,
+    length=2048,
+    labels=True,
+)

@@ -24,7 +24,7 @@ from tabulate import tabulate
 from torch import nn
 
 import pytest_torchmem as torchmem
-from benchmarks import command
+from benchmarks import command as parser_of
 from benchmarks.conformance.report import machine
 from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
@@ -90,7 +90,7 @@ def reports(profile: MemoryProfile, directory: Path) -> dict[str, Callable[[], o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how long each report takes."""
-    parser = command("large_profiles", __doc__)
+    parser = parser_of("large_profiles", __doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--only", nargs="*", help="some reports, by name")
     parser.add_argument("--load", type=Path, help="only read this file, and print JSON")
@@ -111,8 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             loads = name == "save" and (not options.only or "load" in options.only)
             if wanted or loads:
                 rows.append(_row(name, *_in_own_process(report)))
-            if loads:
-                rows.append(_row("load", *_loaded(Path(folder) / "profile.json")))
+            if loads:  # in a process that has nothing else
+                command = [sys.executable, "-m", "benchmarks.large_profiles", "--load"]
+                told = subprocess.check_output([*command, str(Path(folder) / "profile.json")])
+                rows.append(_row("load", *json.loads(told.splitlines()[-1])))
     headers = ("report", "seconds", "most held, GiB")
     print(tabulate(rows, headers=headers, disable_numparse=True, stralign="right"))
     return 0
@@ -135,14 +137,6 @@ def _in_own_process(report: Callable[[], object]) -> tuple[float, float]:
     with os.fdopen(reading) as answer:
         seconds, held = json.loads(answer.read())
     os.waitpid(child, 0)
-    return seconds, held
-
-
-def _loaded(path: Path) -> tuple[float, float]:
-    """Return what it takes to read a profile in a process that has nothing else."""
-    command = [sys.executable, "-m", "benchmarks.large_profiles", "--load", str(path)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    seconds, held = json.loads(done.stdout.splitlines()[-1])
     return seconds, held
 
 

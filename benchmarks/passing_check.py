@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tomli
@@ -84,39 +84,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ[_NO_BYTE_CODE] = "1"
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     with tempfile.TemporaryDirectory() as name:
-        other = Path(name) / "other"
-        _export(options.revision, other)
-        for checkout in (ROOT, other):
+        other, projects = Path(name) / "other", {}
+        other.mkdir()
+        archive = subprocess.check_output(["git", "archive", options.revision], cwd=ROOT)
+        subprocess.run(["tar", "-x"], cwd=other, input=archive, check=True)
+        for label, checkout in (("now", ROOT), ("before", other)):
             compileall.compile_dir(checkout / "pytest_torchmem", quiet=1)
-        projects = {
-            checkout: _project(checkout, Path(name) / label, options.checks)
-            for label, checkout in (("now", ROOT), ("before", other))
-        }
+            project = projects[checkout] = Path(name) / label
+            project.mkdir()
+            (project / "test_steps.py").write_text(_TESTS)
+            (project / "conftest.py").write_text(_AS_INSTALLED)
+            _run(checkout, project, options.checks, "--torchmem-update")
         pairs = []
         for turn in range(options.pairs):
             order = [ROOT, other][:: 1 - 2 * (turn % 2)]
             found = {one: _run(one, projects[one], options.checks) for one in order}
             pairs.append((found[other], found[ROOT]))
+    rows = []
+    for model in pairs[0][0]:
+        of_model = [(before[model], now[model]) for before, now in pairs]
+        firsts = [(before[0], now[0]) for before, now in of_model]
+        rest = [(statistics.median(b[1:]), statistics.median(n[1:])) for b, n in of_model]
+        rows += [_row(f"{model}, first", firsts), _row(model, rest)]
     headers = ("check", f"{options.revision} ms", "now ms", "now / before")
-    print(tabulate(_rows(pairs), headers=headers, disable_numparse=True))
+    print(tabulate(rows, headers=headers, disable_numparse=True))
     return 0
-
-
-def _export(revision: str, directory: Path) -> None:
-    directory.mkdir()
-    archive = subprocess.run(
-        ["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE
-    )
-    subprocess.run(["tar", "-x"], cwd=directory, input=archive.stdout, check=True)
-
-
-def _project(checkout: Path, directory: Path, checks: int) -> Path:
-    """Return a project whose snapshots are those of a checkout."""
-    directory.mkdir()
-    (directory / "test_steps.py").write_text(_TESTS)
-    (directory / "conftest.py").write_text(_AS_INSTALLED)
-    _run(checkout, directory, checks, "--torchmem-update")
-    return directory
 
 
 def _run(checkout: Path, project: Path, checks: int, *options: str) -> Times:
@@ -144,18 +136,6 @@ def _run(checkout: Path, project: Path, checks: int, *options: str) -> Times:
         name, _, spent = json.loads(line)
         found.setdefault(name, []).append(spent)
     return found
-
-
-def _rows(
-    pairs: Sequence[tuple[Mapping[str, list[float]], Mapping[str, list[float]]]],
-) -> list[tuple[str, ...]]:
-    rows = []
-    for name in pairs[0][0]:
-        of_model = [(before[name], now[name]) for before, now in pairs]
-        firsts = [(before[0], now[0]) for before, now in of_model]
-        rest = [(statistics.median(b[1:]), statistics.median(n[1:])) for b, n in of_model]
-        rows += [_row(f"{name}, first", firsts), _row(name, rest)]
-    return rows
 
 
 def _row(name: str, pairs: Sequence[tuple[float, float]]) -> tuple[str, ...]:

@@ -50,18 +50,8 @@ def convolutions() -> Program:
 def encoder() -> Program:
     """Return four encoder layers, and eight sequences of 128."""
     layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.1, batch_first=True)
-    return (
-        nn.TransformerEncoder(layer, 4, enable_nested_tensor=False),
-        (torch.randn(8, 128, 256),),
-        {},
-    )
-
-
-PROGRAMS: dict[str, Build] = {
-    "perceptron": perceptron,
-    "convolutions": convolutions,
-    "encoder": encoder,
-}
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    return model, (torch.randn(8, 128, 256),), {}
 
 
 def published_program(model: Named) -> Program:
@@ -115,10 +105,6 @@ class Decoder(nn.Module):
         logits: torch.Tensor = self.head(x)
         return logits
 
-    def crop(self, length: int) -> None:
-        """Keep no more than the first words."""
-        self.cache = [(key[:, :, :length], value[:, :, :length]) for key, value in self.cache]
-
 
 @torch.no_grad()
 def decode(target: Decoder, draft: Decoder, length: int = 40, guesses: int = 4) -> torch.Tensor:
@@ -136,7 +122,8 @@ def decode(target: Decoder, draft: Decoder, length: int = 40, guesses: int = 4) 
             same += 1
         ids = torch.cat([guessed[:, : ids.shape[1] + same], wanted[:, same : same + 1]], 1)
         for model in (target, draft):
-            model.crop(ids.shape[1] - 1)
+            kept = ids.shape[1] - 1
+            model.cache = [(key[:, :, :kept], value[:, :, :kept]) for key, value in model.cache]
     return ids
 
 
@@ -205,7 +192,8 @@ def main() -> None:
     parser.add_argument("--published", help="regular expression for models of benchmarks.zoo")
     parser.add_argument("--decoder", action="store_true", help="microseconds of tiny operators")
     options = parser.parse_args()
-    rounds, programs = options.rounds, dict(PROGRAMS)
+    rounds = options.rounds
+    programs: dict[str, Build] = {one.__name__: one for one in (perceptron, convolutions, encoder)}
     if options.published:
         for model in published.models(options.published):
             programs[model.case] = partial(published_program, model)
@@ -219,15 +207,8 @@ def main() -> None:
     for name, build in programs.items():
         real, found = ratios(build, rounds)
         middle = statistics.median(found)
-        rows.append(
-            (
-                name,
-                f"{1e3 * real:.0f} ms",
-                f"{middle:.2f}",
-                f"{min(found):.2f}",
-                f"{max(found):.2f}",
-            )
-        )
+        shares = (f"{one:.2f}" for one in (middle, min(found), max(found)))
+        rows.append((name, f"{1e3 * real:.0f} ms", *shares))
     headers = ("step", "for real", 'values="real"', "least", "most")
     print(tabulate(rows, headers=headers))
     print(machine())

@@ -20,7 +20,7 @@ import json
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import cache
@@ -35,7 +35,6 @@ import pytest_torchmem
 from pytest_torchmem.operators.registry import records
 from pytest_torchmem.torch_private import names
 from pytest_torchmem.torch_private.keys import (
-    OpOverload,
     all_operators,
     find_operator,
     has_kernel,
@@ -75,25 +74,22 @@ def describe() -> Description:
         and has_kernels(operator)
         and not any(argument.is_out for argument in schema(operator).arguments)
     }
+    import_package()
+    private = {path for path in names.DECLARED if path.startswith("torch.")} - {*missing_names()}
+    described = {}
+    for name, operator in operators.items():
+        kernels = [word for key, word in _KERNELS.items() if has_kernel(operator.name(), key)]
+        kernels += ["view"] if is_view(operator) else []
+        kernels += ["decomposition"] if operator in decomposition_table else []
+        arguments = " ".join(argument.name for argument in schema(operator).arguments)
+        described[name] = f"{arguments} | {' '.join(kernels)}"
     return {
         "private names": {
-            path: _shape(names.DECLARED[path] or _found(path)) for path in private_names()
+            path: _shape(names.DECLARED[path] or _found(path)) for path in sorted(private)
         },
         "replaced functions": replaced_functions(),
-        "operators": {
-            name: f"{_arguments(operator)} | {_kernels(operator)}"
-            for name, operator in operators.items()
-        },
+        "operators": described,
     }
-
-
-def private_names() -> list[str]:
-    """Return the private names that the package declares and torch has."""
-    import_package()
-    missing = missing_names()
-    return sorted(
-        path for path in names.DECLARED if path.startswith("torch.") and path not in missing
-    )
 
 
 def missing_names() -> list[str]:
@@ -139,7 +135,7 @@ def replaced_functions() -> dict[str, str]:
                 if function is not None:
                     found[f"{module}.{name}"] = _shape(function.__wrapped__)
 
-    with suppress(Exception):  # ``_untraceable`` says why
+    with suppress(Exception):  # ``drift`` says why
         pytest_torchmem.trace(look, device="cuda")
     return found
 
@@ -160,40 +156,32 @@ def _shape(found: Any) -> str:
         return " ".join(written) if "->" in first else type(found).__name__
 
 
-def _arguments(operator: OpOverload) -> str:
-    return " ".join(argument.name for argument in schema(operator).arguments)
-
-
-def _kernels(operator: OpOverload) -> str:
-    found = [word for key, word in _KERNELS.items() if has_kernel(operator.name(), key)]
-    found += ["view"] if is_view(operator) else []
-    found += ["decomposition"] if operator in decomposition_table else []
-    return " ".join(found)
-
-
 @cache
 def named_operators() -> set[str]:
     """Return the operators of ATen that the package names, with an overload or without."""
     import_package()
     found = {name for name in records() if _NAMED.fullmatch(name)}
     for path in PACKAGE.rglob("*.py"):
-        found |= set(_named_in(ast.parse(path.read_text(encoding="utf-8"))))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and _NAMED.fullmatch(str(node.value)):
+                found.add(str(node.value))
+            elif isinstance(node, ast.Attribute):
+                named = re.fullmatch(r"(?:torch\.ops\.|_?)aten\.(\w+)\.(\w+)", ast.unparse(node))
+                if named is not None:
+                    found.add(f"aten::{named[1]}.{named[2]}".removesuffix(".default"))
     return found
-
-
-def _named_in(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and _NAMED.fullmatch(str(node.value)):
-            yield str(node.value)
-        elif isinstance(node, ast.Attribute):
-            found = re.fullmatch(r"(?:torch\.ops\.|_?)aten\.(\w+)\.(\w+)", ast.unparse(node))
-            if found is not None:
-                yield f"aten::{found[1]}.{found[2]}".removesuffix(".default")
 
 
 def drift(before: Mapping[str, Mapping[str, str]], named: set[str]) -> list[str]:
     """Return what is otherwise than described, a line each; ``named`` are the package's."""
-    found = [*import_package(), *[f"gone: {path}" for path in missing_names()], *_untraceable()]
+    found = [*import_package(), *[f"gone: {path}" for path in missing_names()]]
+    refused = []
+    for device in ("cpu", "cuda"):
+        try:
+            pytest_torchmem.trace(nn.Linear(2, 2), torch.ones(1, 2), device=device)
+        except Exception as error:
+            refused.append(f"{type(error).__name__}: {error}")
+    found += dict.fromkeys(refused)
     now = describe()
     for path, shape in before["private names"].items():
         shape_now = now["private names"].get(path, shape)
@@ -218,17 +206,6 @@ def drift(before: Mapping[str, Mapping[str, str]], named: set[str]) -> list[str]
 
 def _changed(what: str, before: str, now: str) -> list[str]:
     return [] if before == now else [f"{what}: {now or 'nothing'}, before: {before or 'nothing'}"]
-
-
-def _untraceable() -> list[str]:
-    """Return why there is no trace, where there is none."""
-    refused = []
-    for device in ("cpu", "cuda"):
-        try:
-            pytest_torchmem.trace(nn.Linear(2, 2), torch.ones(1, 2), device=device)
-        except Exception as error:
-            refused.append(f"{type(error).__name__}: {error}")
-    return list(dict.fromkeys(refused))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

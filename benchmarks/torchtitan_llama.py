@@ -356,27 +356,16 @@ def pipelined(row: Row, mesh: Any) -> tuple[list[Any], Callable[[Tensor, Tensor]
         parts.append(part)
         own_tokens = row.tokens // row.context
         local = own_tokens // row.tensor
-        sent = torch.empty(
-            microbatch, local, row.size.width, dtype=torch.bfloat16, device="meta"
-        ).requires_grad_()
+        halves: dict[str, Any] = {"dtype": torch.bfloat16, "device": "meta", "requires_grad": True}
+        sent = torch.empty(microbatch, local, row.size.width, **halves)
         tokens = torch.empty(microbatch, own_tokens, dtype=torch.long, device="meta")
-        logits = torch.empty(
-            microbatch, own_tokens, VOCABULARY, dtype=torch.bfloat16, device="meta"
-        ).requires_grad_()
-        stages.append(
-            Stage(
-                part,
-                index,
-                count,
-                device,
-                input_args=(sent if index else tokens,),
-                output_args=(sent if index < count - 1 else logits,),
-                group=mesh["pp"].get_group(),
-            )
-        )
+        logits = torch.empty(microbatch, own_tokens, VOCABULARY, **halves)
+        given = {"input_args": (sent if index else tokens,), "group": mesh["pp"].get_group()}
+        given["output_args"] = (sent if index < count - 1 else logits,)
+        stages.append(Stage(part, index, count, device, **given))
     kind: Any = ScheduleInterleaved1F1B if row.interleaved else Schedule1F1B
-    given = stages if row.interleaved else stages[0]
-    schedule = kind(given, n_microbatches=row.stages, loss_fn=loss_of)
+    own_stages = stages if row.interleaved else stages[0]
+    schedule = kind(own_stages, n_microbatches=row.stages, loss_fn=loss_of)
 
     unknown = list(parts)
 
@@ -431,12 +420,9 @@ def sequences_shared(row: Row, mesh: Any, parts: list[Any], *given: Tensor) -> A
     attention: Any = import_module("torch.distributed.tensor.experimental._attention")
     attention.set_rotate_method("allgather")
     buffers = [*given, *([parts[0].angles] if row.stages == 1 else [])]
-    return attention.context_parallel(
-        mesh,
-        buffers=buffers,
-        buffer_seq_dims=[1, 1, 0][: len(buffers)],
-        no_restore_buffers=set(given),
-    )
+    dims = [1, 1, 0][: len(buffers)]
+    kept = {"buffer_seq_dims": dims, "no_restore_buffers": set(given)}
+    return attention.context_parallel(mesh, buffers=buffers, **kept)
 
 
 def train(row: Row) -> None:

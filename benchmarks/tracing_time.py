@@ -63,12 +63,8 @@ class Convolutions:
         return {"input": torch.zeros(8, 3, 64, 64, device=device)}
 
 
-MODELS: dict[str, LanguageModel | Convolutions] = {
-    "gpt2": GPT2,
-    "bert": BERT,
-    "cnn": Convolutions(),
-}
 Model = LanguageModel | Convolutions
+MODELS: dict[str, Model] = {"gpt2": GPT2, "bert": BERT, "cnn": Convolutions()}
 Times = dict[str, float]
 
 
@@ -77,7 +73,18 @@ def rounds(model: Model, count: int, turn: int) -> list[Times]:
 
     ``turn`` says which way goes first, since the first one also pays for what all need once.
     """
-    ways = {"meta": on_meta(model), "trace": traced(model), "tracker": tracked(model)}
+    network, inputs = model.build("meta"), model.inputs("cpu")
+
+    def traced() -> None:  # the model has no memory, so only the tracing takes time
+        torchmem.trace(network, device="cpu", **inputs)  # type: ignore[arg-type]
+
+    watched, on_meta = model.build("meta"), model.inputs("meta")
+
+    def unwatched() -> None:
+        watched.zero_grad()
+        Step().run(watched, (), on_meta)
+
+    ways = {"meta": unwatched, "trace": traced, "tracker": tracked(model)}
     order = [*ways][turn % len(ways) :] + [*ways][: turn % len(ways)]
     found: list[Times] = []
     for _ in range(count):
@@ -95,23 +102,6 @@ def _seconds(way: Callable[[], object]) -> float:
     start = time.process_time()
     way()
     return time.process_time() - start
-
-
-def traced(model: Model) -> Callable[[], object]:
-    """Return a trace of the step; the model has no memory, so only the tracing takes time."""
-    network, inputs = model.build("meta"), model.inputs("cpu")
-    return lambda: torchmem.trace(network, device="cpu", **inputs)  # type: ignore[arg-type]
-
-
-def on_meta(model: Model) -> Callable[[], object]:
-    """Return the same step on ``meta`` tensors, with nothing watching."""
-    network, inputs = model.build("meta"), model.inputs("meta")
-
-    def run() -> None:
-        network.zero_grad()
-        Step().run(network, (), inputs)
-
-    return run
 
 
 def tracked(model: Model) -> Callable[[], object]:
@@ -190,15 +180,9 @@ def _in_fresh_process(name: str, count: int, turn: int, *flags: str) -> list[Tim
     command = [sys.executable, "-m", "benchmarks.tracing_time", "--model", name]
     variables = os.environ.copy()
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(
-        [*command, "--rounds", str(count), "--turn", str(turn), *flags],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=variables,
-    )
-    result: list[Times] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    command += ["--rounds", str(count), "--turn", str(turn), *flags]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=variables)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _row(name: str, found: Sequence[Times]) -> tuple[str, ...]:

@@ -158,39 +158,16 @@ PROGRAMS: dict[str, tuple[Callable[[str], int], str]] = {
 }
 
 
-def _run_here(names: Sequence[str]) -> dict[str, str]:
-    """Return what each program gives on this torch: its peak in bytes, or its error."""
-    found = {}
-    for name in names:
-        program, device = PROGRAMS[name]
-        try:
-            found[name] = f"{program(device):,}"
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"[:200]
-    return found
-
-
 def _run(interpreter: Path, names: Sequence[str]) -> dict[str, str]:
     command = [str(interpreter), "-W", "ignore", "-m", "benchmarks.versions", "--here", *names]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    # This checkout comes first: an interpreter may have none installed.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     for line in done.stdout.splitlines():
         if line.startswith(_MARK):
             read: dict[str, str] = json.loads(line.removeprefix(_MARK))
             return read
     return dict.fromkeys(names, f"the process ended with {done.returncode}")
-
-
-def version_of(interpreter: Path) -> str:
-    """Return which torch an interpreter has, and built for which CUDA."""
-    code = "import torch; print('torch', torch.__version__, 'cuda', torch.version.cuda)"
-    done = subprocess.run([str(interpreter), "-c", code], capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def environment() -> dict[str, str]:
-    """Return the environment with this checkout first: an interpreter may have none installed."""
-    root = str(Path(__file__).resolve().parent.parent)
-    return {**os.environ, "PYTHONPATH": root}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,12 +177,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="programs whose name contains this")
     parser.add_argument("--here", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.here is not None:
-        print(_MARK + json.dumps(_run_here(options.here)))
+    if options.here is not None:  # the peaks of programs on this torch, or their errors
+        found = {}
+        for name in options.here:
+            program, device = PROGRAMS[name]
+            try:
+                found[name] = f"{program(device):,}"
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"[:200]
+        print(_MARK + json.dumps(found))
         return 0
     names = [name for name in PROGRAMS if options.only in name]
     columns = [_run(interpreter, names) for interpreter in options.interpreters]
-    headers = ["program", *(version_of(one) for one in options.interpreters)]
+    code = "import torch; print('torch', torch.__version__, 'cuda', torch.version.cuda)"
+    headers = ["program"]
+    for interpreter in options.interpreters:
+        done = subprocess.run([str(interpreter), "-c", code], capture_output=True, text=True)
+        headers.append(done.stdout.strip())
     rows = [[name, *(column[name] for column in columns)] for name in names]
     print(tabulate(rows, headers, disable_numparse=True, colalign=("left",)))
     return int(any(not row.replace(",", "").isdigit() for one in rows for row in one[1:]))

@@ -29,30 +29,19 @@ REASONS: dict[str, str] = {
 """Why operators still differ by more than 64 bytes, by a regular expression for the whole name."""
 
 
-def reason_for(operator: str) -> str | None:
-    """Return why an operator is known to differ, or None where nobody knows."""
-    return next((reason for name, reason in REASONS.items() if re.fullmatch(name, operator)), None)
-
-
 def machine() -> dict[str, str]:
     """Return what the measured figures depend on."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "processor": _processor(),
+        "processor": names[0] if names else platform.processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def write(path: Path, comparisons: Sequence[Comparison]) -> None:
@@ -83,20 +72,15 @@ def counts_table(comparisons: Iterable[Comparison]) -> str:
         suite, _, dtype, layout, variant = comparison.case.rpartition("/")[0].split(":")
         groups[f"{suite} {dtype} {layout} {variant}"][comparison.status] += 1
         groups["total"][comparison.status] += 1
-    rows = [_counts_row(name, groups[name]) for name in sorted(groups, key=_total_last)]
+    rows = []
+    for name in sorted(groups, key=lambda name: (name == "total", name)):
+        counts = groups[name]
+        compared = counts.total() - counts[Status.SKIPPED]
+        good = counts[Status.EXACT] + counts[Status.CLOSE]
+        share = f"{good / compared:.2%}" if compared else "-"
+        rows.append((name, *(str(counts[status]) for status in Status), share))
     headers = ("samples", *(status.value for status in Status), "exact or within 64 bytes")
     return tabulate(rows, headers=headers, colalign=("left", *("right",) * (len(headers) - 1)))
-
-
-def _total_last(name: str) -> tuple[bool, str]:
-    return name == "total", name
-
-
-def _counts_row(name: str, counts: Counter[Status]) -> tuple[str, ...]:
-    compared = sum(count for status, count in counts.items() if status is not Status.SKIPPED)
-    good = counts[Status.EXACT] + counts[Status.CLOSE]
-    share = f"{good / compared:.2%}" if compared else "-"
-    return name, *(str(counts[status]) for status in Status), share
 
 
 def differences_table(comparisons: Iterable[Comparison], rows: int = 0) -> str:
@@ -111,7 +95,7 @@ def differences_table(comparisons: Iterable[Comparison], rows: int = 0) -> str:
     table = []
     for operator, found in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
         far = [c for c in found if c.status is Status.DIFFERENT]
-        worst = max(found, key=_worst)
+        worst = max(found, key=lambda c: max(abs(c.difference(phase) or 0) for phase in PHASES))
         table.append(
             (
                 operator,
@@ -122,10 +106,6 @@ def differences_table(comparisons: Iterable[Comparison], rows: int = 0) -> str:
         )
     headers = ("operator", "differ + close", "forward bytes", "backward bytes", "worst case")
     return tabulate(table[: rows or None], headers=headers, disable_numparse=True)
-
-
-def _worst(comparison: Comparison) -> int:
-    return max(abs(comparison.difference(phase) or 0) for phase in PHASES)
 
 
 def _range(comparisons: Iterable[Comparison], phase: str) -> str:
@@ -151,7 +131,8 @@ def reasons_table(comparisons: Iterable[Comparison], known: bool) -> str:
         failed[operator] += comparison.status in (Status.UNSUPPORTED, Status.CRASHED)
     rows = []
     for operator in sorted(totals, key=lambda name: (-far[name] - failed[name], name)):
-        reason = reason_for(operator)
+        known_reasons = (REASONS[name] for name in REASONS if re.fullmatch(name, operator))
+        reason = next(known_reasons, None)
         if far[operator] + failed[operator] and (reason is not None) is known:
             counts = far[operator], failed[operator], totals[operator]
             rows.append((operator, *counts, reason or ""))

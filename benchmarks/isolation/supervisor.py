@@ -64,7 +64,7 @@ class Supervisor:
             while (unit := self._next()) is not None:
                 first: int | None = 0
                 while first is not None:
-                    if worker.is_worn():
+                    if worker.left <= 0:
                         worker.stop()
                         worker = _Worker(self._source, self._limits, self._run_sample)
                     first = self._run(worker, unit, first)
@@ -81,7 +81,9 @@ class Supervisor:
         try:
             worker.begin(unit, first)
             while True:
-                message = worker.receive(self._limits.seconds)
+                if not worker.connection.poll(self._limits.seconds):
+                    raise TimeoutError
+                message: tuple[str, Any, str] = worker.connection.recv()
                 if message[0] == "done":
                     return None
                 if message[0] == "begin":
@@ -95,7 +97,8 @@ class Supervisor:
         except TimeoutError:
             error = f"no answer in {self._limits.seconds:.0f} s"
         except (EOFError, OSError):
-            error = f"the process ended with {worker.exit_code()}"
+            worker.process.join(5)
+            error = f"the process ended with {worker.process.exitcode}"
         seconds = round(time.monotonic() - start, 4)
         with self._lock:
             self._keep(Comparison(case, lost, error=error, seconds=seconds, detail=detail))
@@ -108,31 +111,18 @@ class _Worker:
 
     def __init__(self, source: Source, limits: Limits, run: Run | None) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        self.connection, theirs = context.Pipe()
         arguments = (theirs, source, limits.samples, limits.threads, run)
-        self._process = context.Process(target=work, args=arguments, daemon=True)
-        self._process.start()
+        self.process = context.Process(target=work, args=arguments, daemon=True)
+        self.process.start()
         theirs.close()
-        self._left = limits.units_per_process
+        self.left = limits.units_per_process
 
     def begin(self, unit: Unit, first: int) -> None:
-        self._left -= 1
-        self._connection.send((unit, first))
-
-    def receive(self, seconds: float) -> tuple[str, Any, str]:
-        if not self._connection.poll(seconds):
-            raise TimeoutError
-        message: tuple[str, Any, str] = self._connection.recv()
-        return message
-
-    def is_worn(self) -> bool:
-        return self._left <= 0
-
-    def exit_code(self) -> int | None:
-        self._process.join(5)
-        return self._process.exitcode
+        self.left -= 1
+        self.connection.send((unit, first))
 
     def stop(self) -> None:
-        self._connection.close()
-        self._process.kill()
-        self._process.join()
+        self.connection.close()
+        self.process.kill()
+        self.process.join()

@@ -122,7 +122,6 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return twice the square."""
         ctx.save_for_backward(x)
         return 2.0 * x * x
 

@@ -26,20 +26,21 @@ def fetch(entry: Entry, cache: Path, mirrors: Path | None) -> Path:
     folder = cache / f"{entry.source.name}-{entry.sha256[:16]}"
     with _ONE_AT_A_TIME:
         if not folder.exists():
-            _bring(entry, folder, cache, mirrors)
+            git = _git_directory(entry.source, cache, mirrors)
+            command = ["git", f"--git-dir={git}", "archive", entry.source.commit, "--"]
+            archive = subprocess.run([*command, *entry.paths], capture_output=True, check=False)
+            if archive.returncode:
+                raise FetchError(f"{entry.name}: {archive.stderr.decode().strip()}")
+            partial = folder.with_name(folder.name + ".partial")
+            with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+                # Python has filters since 3.10.12, 3.11.4 and 3.12; the checksum is compared below.
+                options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                tar.extractall(partial, **options)
+            partial.rename(folder)
     found = digest(folder)
     if found != entry.sha256:
         raise FetchError(f"{entry.name}: the files in {folder} have the checksum {found}")
     return folder
-
-
-def _bring(entry: Entry, folder: Path, cache: Path, mirrors: Path | None) -> None:
-    git = _git_directory(entry.source, cache, mirrors)
-    command = ["git", f"--git-dir={git}", "archive", entry.source.commit, "--", *entry.paths]
-    archive = subprocess.run(command, capture_output=True, check=False)
-    if archive.returncode:
-        raise FetchError(f"{entry.name}: {archive.stderr.decode().strip()}")
-    _unpack(archive.stdout, folder)
 
 
 def digest(folder: Path) -> str:
@@ -68,12 +69,3 @@ def _git_directory(source: Source, cache: Path, mirrors: Path | None) -> Path:
     if done.returncode:
         raise FetchError(f"{source.repository} at {source.commit}: {done.stderr.decode().strip()}")
     return git
-
-
-def _unpack(archive: bytes, folder: Path) -> None:
-    partial = folder.with_name(folder.name + ".partial")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        # Python has filters since 3.10.12, 3.11.4 and 3.12; the archive's checksum was compared.
-        options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        tar.extractall(partial, **options)
-    partial.rename(folder)

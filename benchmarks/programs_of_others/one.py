@@ -56,11 +56,7 @@ def main(entry: Entry, mode: str, files: Path, work: Path, options: dict[str, An
 
 
 def outcome(
-    program: Callable[[], None],
-    entry: Entry,
-    folders: tuple[str, ...],
-    mode: str,
-    options: dict[str, Any],
+    program: Callable[[], None], entry: Entry, folders: tuple[str, ...], mode: str, options: Any
 ) -> tuple[dict[str, Any], Counts]:
     """Run the program, and return how it ended and which lines it executed."""
     torch.manual_seed(0)
@@ -73,10 +69,15 @@ def outcome(
         elif mode == "pytest":
             result.update(as_a_test(program))
         else:
-            recorded = program
-            if entry.compare:
-                recorded = with_lines(program, folders, sys.argv[0], lines)
-            result["figures"] = run(recorded, entry, mode, options)
+            script = sys.argv[0]
+
+            def recorded() -> None:
+                with executed_lines(folders, script) as counts:
+                    program()
+                lines.clear()  # a trace may run the program again: its last run counts
+                lines.update(relative(counts))
+
+            result["figures"] = run(recorded if entry.compare else program, entry, mode, options)
     except BaseException as error:
         result.update(how_it_failed(error))
     result["seconds"] = time.monotonic() - started
@@ -114,29 +115,21 @@ def prepare(
             found = importlib.import_module(entry.source.package.replace("-", "_"))
             folders = (str(Path(str(found.__file__)).parent) + os.sep,)
     elif entry.suite:
-        return program_of_nothing, ()
+        return lambda: None, ()  # pytest runs it
     else:
         arguments = entry.arguments
         if not mode.startswith("cuda"):
             arguments = tuple(word.replace("cuda", "cpu") for word in arguments)
-        forget_modules_beside(files / entry.script)
-        sys.argv = [str(files / entry.script), *arguments]
-        program = functools.partial(run_script, files / entry.script)
+        script = files / entry.script
+        for path in script.parent.iterdir():  # its own modules, where packages have their names
+            if path.suffix == ".py" or path.is_dir():
+                for name in list(sys.modules):
+                    if name == path.stem or name.startswith(path.stem + "."):
+                        del sys.modules[name]
+        sys.argv = [str(script), *arguments]
+        program = functools.partial(run_script, script)
         folders = (str(files),)
     return functools.partial(seeded, program, entry.steps), folders
-
-
-def program_of_nothing() -> None:
-    """Do nothing: a suite is run by pytest."""
-
-
-def forget_modules_beside(script: Path) -> None:
-    """Let the script import its own modules where packages of their names are imported."""
-    for path in script.parent.iterdir():
-        if path.suffix == ".py" or path.is_dir():
-            for name in list(sys.modules):
-                if name == path.stem or name.startswith(path.stem + "."):
-                    del sys.modules[name]
 
 
 def run_script(script: Path) -> None:
@@ -181,20 +174,6 @@ def ended_after(steps: int) -> Iterator[None]:
         handle.remove()
 
 
-def with_lines(
-    program: Callable[[], None], folders: tuple[str, ...], script: str, lines: Counts
-) -> Callable[[], None]:
-    """Return the program with a record of the lines that it executes."""
-
-    def recorded() -> None:
-        with executed_lines(folders, script) as counts:
-            program()
-        lines.clear()  # a trace may run the program again: its last run counts
-        lines.update(relative(counts))
-
-    return recorded
-
-
 def relative(counts: Counts) -> Counts:
     """Return the counts with the place of the run taken off the files' names."""
     here = os.getcwd()
@@ -205,9 +184,7 @@ def relative(counts: Counts) -> Counts:
     return counts
 
 
-def run(
-    program: Callable[[], None], entry: Entry, mode: str, options: dict[str, Any]
-) -> dict[str, Any]:
+def run(program: Callable[[], None], entry: Entry, mode: str, options: Any) -> dict[str, Any]:
     """Run the program for real or in a trace, and return the figures of the trace."""
     where, _, warm = mode.partition(" ")
     if warm:

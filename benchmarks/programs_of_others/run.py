@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +20,7 @@ from typing import Any
 from benchmarks.programs_of_others.classify import Outcome, Run, classify
 from benchmarks.programs_of_others.fetch import FetchError, fetch
 from benchmarks.programs_of_others.lines import first_difference
-from benchmarks.programs_of_others.manifest import Entry
+from benchmarks.programs_of_others.manifest import HERE, Entry
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,16 @@ def _compared(
 
     def difference(where: str, found: dict[str, Any]) -> str:
         parted = first_difference(_placed(real_lines, files), _placed(found, files))
-        return _when_warm(entry, where, files, settings, parted) if parted else ""
+        if not parted:
+            return ""
+        # Some lines run once in a process: they fill a cache, or warn. A trace that runs a program
+        # again with values may have been through these before. So both are compared once more in
+        # processes that have been through the program for real, where it can be run twice.
+        real, warm_lines = start(entry, "real warm", files, settings)
+        warm, found = start(entry, f"{where} warm", files, settings)
+        if real.ended != "ok" or warm.ended != "ok":
+            return parted
+        return first_difference(_placed(warm_lines, files), _placed(found, files))
 
     parted = difference(mode, lines)
     if parted and mode == "cuda":
@@ -130,20 +140,6 @@ def _compared(
             if not parted:
                 traced = replace(traced, note=note)
     return traced, parted
-
-
-def _when_warm(entry: Entry, mode: str, files: Path, settings: Settings, parted: str) -> str:
-    """Return where two runs part in processes that have both been through the program for real.
-
-    Some lines run once in a process: they fill a cache, or warn. A trace that runs a program again
-    with values may have been through these before. Where the program cannot be run twice,
-    ``parted`` is returned.
-    """
-    real, real_lines = start(entry, "real warm", files, settings)
-    traced, lines = start(entry, f"{mode} warm", files, settings)
-    if real.ended != "ok" or traced.ended != "ok":
-        return parted
-    return first_difference(_placed(real_lines, files), _placed(lines, files))
 
 
 def _verdict(entry: Entry, mode: str, real: Run, traced: Run, difference: str) -> Verdict:
@@ -166,29 +162,20 @@ def _verdict(entry: Entry, mode: str, real: Run, traced: Run, difference: str) -
 
 
 def _real(entry: Entry, files: Path, settings: Settings) -> tuple[Run, dict[str, Any]]:
-    """Return the real run, from the cache if it has one of this entry."""
-    key = f"{abs(hash_of(entry)):016x}"
+    """Return the real run, from the cache if it has one of this entry and the code that runs it."""
+    code = (HERE / "data.py").read_bytes() if entry.data else b""
+    if entry.driver:
+        code += (HERE / "drivers" / f"{entry.driver.partition(':')[0]}.py").read_bytes()
+    key = f"{zlib.crc32(repr(entry).encode() + code):016x}"
     remembered = settings.cache / "real" / f"{entry.name}-{key}.json"
     if remembered.exists() and not settings.fresh:
-        content = json.loads(remembered.read_text(encoding="utf-8"))
-        return _read(content)
+        return _read(json.loads(remembered.read_text(encoding="utf-8")))
     real, lines = start(entry, "real", files, settings)
     if real.ended == "ok":
         remembered.parent.mkdir(parents=True, exist_ok=True)
         content = {"ended": "ok", "seconds": real.seconds, "lines": lines}
         remembered.write_text(json.dumps(content), encoding="utf-8")
     return real, lines
-
-
-def hash_of(entry: Entry) -> int:
-    """Return a number that changes when the entry or the code that runs it does."""
-    import zlib
-
-    code = (Path(__file__).parent / "data.py").read_bytes() if entry.data else b""
-    if entry.driver:
-        module = entry.driver.partition(":")[0]
-        code += (Path(__file__).parent / "drivers" / f"{module}.py").read_bytes()
-    return zlib.crc32(repr(entry).encode() + code)
 
 
 def start(entry: Entry, mode: str, files: Path, settings: Settings) -> tuple[Run, dict[str, Any]]:
@@ -207,7 +194,10 @@ def start(entry: Entry, mode: str, files: Path, settings: Settings) -> tuple[Run
         return Run("limit", limit, seconds=seconds), {}
     result = work / "result.json"
     if not result.exists():
-        return Run(*_lost(process.exitcode or 0, work / "log.txt"), seconds=seconds), {}
+        text = (work / "log.txt").read_text(encoding="utf-8", errors="replace")[-1500:]
+        code = process.exitcode or 0
+        error = f"{signal.Signals(-code).name if code < 0 else f'exit code {code}'}\n{text}"
+        return Run("signal" if code < 0 else "raised", error, seconds=seconds), {}
     return _read(json.loads(result.read_text(encoding="utf-8")))
 
 
@@ -239,13 +229,6 @@ def _read(content: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
     return Run(**content), {
         name: {int(k): v for k, v in rows.items()} for name, rows in lines.items()
     }
-
-
-def _lost(code: int, log: Path) -> tuple[str, str]:
-    text = log.read_text(encoding="utf-8", errors="replace")
-    if code < 0:
-        return "signal", f"{signal.Signals(-code).name}\n{text[-1500:]}"
-    return "raised", f"exit code {code}\n{text[-1500:]}"
 
 
 def _wait(process: BaseProcess, limits: Limits) -> str:

@@ -38,26 +38,18 @@ def run(names: Sequence[str], world_size: int, directory: Path) -> dict[str, lis
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {
-        "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
+        **os.environ,
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": 1,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "benchmarks.sharded_steps.real", str(directory), *names]
     processes = [
-        subprocess.Popen(
-            command,
-            env={
-                **os.environ,
-                **{name: str(value) for name, value in shared.items()},
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-            },
-            cwd=_ROOT,
-        )
-        for rank in range(world_size)
+        subprocess.Popen(command, env={**shared, "RANK": rank, "LOCAL_RANK": rank}, cwd=_ROOT)
+        for rank in map(str, range(world_size))
     ]
     try:
         codes = [process.wait(timeout=1200) for process in processes]

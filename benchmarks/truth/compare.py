@@ -92,20 +92,13 @@ def recorded_gpu(machine: Mapping[str, Any]) -> Gpu:
     """Return the GPU of a recording; raises ``RecordingError`` where none was recorded."""
     try:
         major, minor = machine["capability"]
-        return known_gpu(
-            Gpu(
-                name_of(machine["gpu"]),
-                machine["gpu"],
-                (major, minor),
-                machine["memory"],
-                machine["sms"],
-                machine["threads_per_sm"],
-            )
+        name, memory, sms, threads = (
+            machine[key] for key in ("gpu", "memory", "sms", "threads_per_sm")
         )
     except KeyError as missing:
-        raise RecordingError(
-            f"the recording says nothing of {missing}: it was not made on a GPU"
-        ) from None
+        why = f"the recording says nothing of {missing}: it was not made on a GPU"
+        raise RecordingError(why) from None
+    return known_gpu(Gpu(name_of(name), name, (major, minor), memory, sms, threads))
 
 
 def traced_figures(case: Case, gpu: Gpu, tiny: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -218,33 +211,13 @@ def error_table(errors: Iterable[Error]) -> str:
     return tabulate(rows, headers=headers, disable_numparse=True)
 
 
-def outside(errors: Iterable[Error], unknown: Mapping[str, Sequence[str]]) -> str:
-    """Return the figures beyond their limit, with what their trace does not know."""
-    rows = [
-        (
-            f"{error.case} {error.step} {error.phase}",
-            error.counter.removesuffix("_bytes"),
-            f"{error.traced:,}",
-            f"{error.recorded:,}",
-            f"{error.relative:+.2%}",
-            ", ".join(unknown.get(error.case, ())) or "-",
-        )
-        for error in errors
-        if abs(error.relative) > LIMITS.get(error.counter, float("inf"))
-    ]
-    headers = ("step", "counter", "traced", "recorded", "error", "workspaces not known")
-    return tabulate(rows, headers=headers, disable_numparse=True)
-
-
 def compare(
     recording: Recording, wanted: Sequence[Case]
 ) -> tuple[list[Error], dict[str, tuple[str, ...]], list[tuple[str, str]]]:
     """Trace the recorded cases; return errors, unknown operators by case, and what failed."""
     gpu = recorded_gpu(recording.machine)
     tiny = bool(recording.machine.get("tiny"))
-    errors: list[Error] = []
-    unknown: dict[str, tuple[str, ...]] = {}
-    failed: list[tuple[str, str]] = []
+    errors, unknown, failed = list[Error](), dict[str, tuple[str, ...]](), list[tuple[str, str]]()
     with registered_gpus(*(() if gpu.name in gpu_names() else (gpu,))):
         for case in wanted:
             recorded = recording.figures(case.key)
@@ -285,16 +258,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{error_table(errors)}")
     beyond = [e for e in errors if abs(e.relative) > LIMITS.get(e.counter, float("inf"))]
     if beyond:
-        print(f"\nBeyond the limit\n{outside(beyond, unknown)}")
+        rows = [
+            (
+                f"{error.case} {error.step} {error.phase}",
+                error.counter.removesuffix("_bytes"),
+                f"{error.traced:,}",
+                f"{error.recorded:,}",
+                f"{error.relative:+.2%}",
+                ", ".join(unknown.get(error.case, ())) or "-",
+            )
+            for error in beyond
+        ]
+        headers = ("step", "counter", "traced", "recorded", "error", "workspaces not known")
+        print(f"\nBeyond the limit\n{tabulate(rows, headers=headers, disable_numparse=True)}")
     if failed:
         print(f"\nNot traced\n{tabulate(failed, headers=('case', 'error'))}")
     return int(bool(different or beyond or failed or not errors))
 
 
 def _replay(recording: Recording, only: str) -> tuple[list[tuple[str, str, int, int]], int, int]:
-    """Return what differs with the recorded addresses, of how many figures, and how many with a
-    trace's.
-    """
+    """Return what differs with recorded addresses, the figures' number, what a trace's miss."""
     different: list[tuple[str, str, int, int]] = []
     count = elsewhere = 0
     options = recording.machine.get("alloc_conf") or ""

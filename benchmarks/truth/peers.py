@@ -101,12 +101,7 @@ def accelerate(case: Case, gpu: Gpu) -> int | None:
     return 4 * int(calculate_maximum_sizes(model)[0])
 
 
-TOOLS: tuple[Callable[[Case, Gpu], int | None], ...] = (
-    pytest_torchmem,
-    mem_tracker,
-    kitsune,
-    accelerate,
-)
+TOOLS = (pytest_torchmem, mem_tracker, kitsune, accelerate)
 
 
 def peak_of(figures: dict[str, Any]) -> int:

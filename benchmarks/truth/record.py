@@ -223,18 +223,7 @@ def _in_a_process(case: Case, device: str, tiny: bool) -> dict[str, Any]:
     if ended.returncode:
         last = ended.stderr.strip().splitlines()[-1:]
         return {"error": (last or [f"the process ended with {ended.returncode}"])[0][:300]}
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
-
-
-def print_case(case: Case, device: str, tiny: bool) -> None:
-    """Record a case in this process and print what came of it as JSON."""
-    meter: Meter = CudaMeter() if device == "cuda" else NoMeter()
-    found, requests = counted_steps(case, meter, tiny)
-    found["machine"] = machine(meter.device)
-    if requests is not None:
-        found["requests"] = asdict(requests)
-    print(json.dumps(found))
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def _line(found: Mapping[str, Any]) -> str:
@@ -262,8 +251,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     wanted = [case for case in cases() if re.search(options.only, case.key)]
-    if options.case:
-        print_case(next(c for c in wanted if c.key == options.case), options.device, options.tiny)
+    if options.case:  # in this process, for the one that records them all
+        meter: Meter = CudaMeter() if options.device == "cuda" else NoMeter()
+        case = next(case for case in wanted if case.key == options.case)
+        found, requests = counted_steps(case, meter, options.tiny)
+        found["machine"] = machine(meter.device)
+        print(json.dumps(found | ({"requests": asdict(requests)} if requests else {})))
         return 0
     if options.list:
         print("\n".join(case.key for case in wanted))

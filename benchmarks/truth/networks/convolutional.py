@@ -48,7 +48,6 @@ class Shortcut(nn.Module):
         self.body, self.shortcut, self.act = body, shortcut, act
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sum."""
         total = self.body(x)
         total += self.shortcut(x)
         return functional.relu(total, inplace=True) if self.act else total
@@ -162,7 +161,6 @@ class Dense(nn.Module):
         self.width = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input and all outputs, side by side."""
         found = [x]
         for layer in self.layers:
             found.append(layer(torch.cat(found, 1)))
@@ -202,7 +200,6 @@ class Squeeze(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the weighted channels."""
         return x * self.gate(x)
 
 
@@ -266,7 +263,6 @@ class ConvNextBlock(nn.Module):
         self.scale = nn.Parameter(torch.full((width,), 1e-6))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
         hidden = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
         hidden = self.scale * self.narrow(functional.gelu(self.wide(hidden)))
         return x + hidden.permute(0, 3, 1, 2)
@@ -299,7 +295,6 @@ class Branches(nn.Module):
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the branches' outputs, side by side."""
         return torch.cat([branch(x) for branch in self.branches], 1)
 
 
@@ -350,7 +345,6 @@ class SegmentationNet(nn.Module):
         self.classes = nn.Conv2d(inner, 21, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the classes of every pixel."""
         kept = []
         for index, layer in enumerate(self.down):
             x = layer(functional.max_pool2d(x, 2) if index else x)

@@ -53,7 +53,6 @@ class Residual(nn.Module):
         self.shortcut = nn.Conv2d(inner, outer, 1) if inner != outer else nn.Identity()
 
     def forward(self, x: Tensor, times: Tensor | None = None) -> Tensor:
-        """Return the block's output."""
         hidden = self.first(functional.silu(self.first_norm(x)))
         if self.time is not None and times is not None:
             hidden = hidden + self.time(functional.silu(times))[:, :, None, None]
@@ -72,7 +71,6 @@ class Looking(nn.Module):
         self.to_text = Attention(plan, False) if words else None
 
     def forward(self, x: Tensor, text: Tensor | None) -> Tensor:
-        """Return the places, having looked."""
         batch, width, high, wide = x.shape
         places = self.norm(x).flatten(2).transpose(1, 2)
         places = places + self.among(places)
@@ -114,7 +112,6 @@ class Denoiser(nn.Module):
         )
 
     def forward(self, x: Tensor, times: Tensor, text: Tensor | None = None) -> Tensor:
-        """Return the noise."""
         time = self.times(times)
         x = self.begin(x)
         kept = []
@@ -133,7 +130,6 @@ class Through(nn.Module):
     """No attention at this level."""
 
     def forward(self, x: Tensor, text: Tensor | None) -> Tensor:
-        """Return the input."""
         return x
 
 
@@ -172,7 +168,6 @@ class Modulated(nn.Module):
         )
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """Return the block's output."""
         a, b, c, d, e, f = self.settings(time)[:, None].chunk(6, -1)
         x = x + c * self.attention(self.norms[0](x) * (1 + b) + a)
         return x + f * self.perceptron(self.norms[1](x) * (1 + e) + d)
@@ -236,7 +231,6 @@ class Coder(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the image as it comes back."""
         mean, spread = self.encode(x).chunk(2, 1)
         return self.decode(mean + torch.exp(0.5 * spread) * torch.randn_like(mean))
 

@@ -67,7 +67,6 @@ class Unrolled(nn.Module):
         self.cell = cell
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the hidden state at each time."""
         state: Any = None
         outputs = []
         for item in x.unbind(0):

@@ -124,7 +124,6 @@ class Gated(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the perceptron's output."""
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
@@ -153,7 +152,6 @@ class Block(nn.Module):
         self.crossing = Attention(plan, False) if plan.memory else None
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Return the block's output."""
         first, second, third = self.norms
         if self.plan.post_norm:
             x = first(x + self.attention(x))
@@ -174,7 +172,6 @@ class Stack(nn.Module):
         self.norm = norm(plan, plan.width)
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Return the last block's output."""
         for block in self.blocks:
             if self.plan.checkpointed and self.training:
                 x = checkpoint(block, x, memory, use_reentrant=False)
@@ -313,7 +310,6 @@ class Both(nn.Module):
         self.inner = nn.Transformer(width, heads, depth, depth, 4 * width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the decoder's output."""
         return self.inner(x, x)
 
 
@@ -335,7 +331,6 @@ class Vision(nn.Module):
         self.classes = nn.Linear(plan.width, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the classes of each image."""
         grid = self.patches(x)
         x = grid.flatten(2).transpose(1, 2) + self.places
         if self.window:
@@ -389,7 +384,6 @@ class Mixer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output."""
         x = x + self.across(self.norms[0](x).transpose(1, 2)).transpose(1, 2)
         return x + self.along(self.norms[1](x))
 

@@ -30,18 +30,7 @@ from benchmarks.truth.published.sources import Source, SourceError, sources
 from benchmarks.truth.published.traced import PARTS, PROGRAMS, compare
 
 Replayed = tuple[Source, Outcome, Outcome]
-
-
-def replayed(source: Source, path: Path) -> list[Replayed]:
-    """Return the outcomes of a source's histories, with recorded and with own addresses.
-
-    A history of one request or none is left out: its recording was not on.
-    """
-    return [
-        (source, replay(history), replay(history, recorded_addresses=False))
-        for history in histories(path)
-        if history.requests > 1
-    ]
+"""A source, and the outcomes of one of its histories with recorded and with own addresses."""
 
 
 def replay_table(found: Sequence[Replayed]) -> str:
@@ -63,26 +52,9 @@ def replay_table(found: Sequence[Replayed]) -> str:
         )
         for (repository, version), entries in groups.items()
     ]
-    headers = (
-        "recordings of",
-        "torch",
-        "number",
-        "requests",
-        "new segments",
-        "reserved, at most",
-        "all the same",
-        "reserved peak with own addresses",
-    )
-    return tabulate(rows, headers=headers, disable_numparse=True)
-
-
-def differences(found: Sequence[Replayed]) -> list[str]:
-    """Return a line for every history whose replay is not the recorded one."""
-    return [
-        f"{source.name}: {outcome.first or 'the figures differ'}"
-        for source, outcome, _ in found
-        if not outcome.is_exact
-    ]
+    headers = "recordings of|torch|number|requests|new segments|reserved, at most|all the same|"
+    headers += "reserved peak with own addresses"
+    return tabulate(rows, headers=headers.split("|"), disable_numparse=True)
 
 
 def _relative(pair: tuple[int, int]) -> str:
@@ -97,6 +69,7 @@ def traced_table(available: Sequence[tuple[Source, Path]]) -> str:
         if source.name not in PROGRAMS:
             continue
         found = compare(*PROGRAMS[source.name], histories(path)[0])
+        reserved, recorded = found.reserved
         rows.append(
             (
                 source.name.replace("_memory_snapshot.pickle", ""),
@@ -106,24 +79,22 @@ def traced_table(available: Sequence[tuple[Source, Path]]) -> str:
                 f"{found.requests[0] - found.same}",
                 f"{found.peak[1]:,}",
                 f"{found.peak[0] - found.peak[1]:+,}",
-                *_reserved(source, found.reserved),
+                *(
+                    ("-", "-", "")
+                    if source.name in PARTS
+                    else (f"{recorded:,}", f"{reserved - recorded:+,}", _relative(found.reserved))
+                ),
             )
         )
     headers = "recorded|torch|requests|not traced|only traced|requested peak|error|reserved|error|"
     return tabulate(rows, headers=headers.split("|"), disable_numparse=True)
 
 
-def _reserved(source: Source, pair: tuple[int, int]) -> tuple[str, str, str]:
-    if source.name in PARTS:
-        return ("-", "-", "")
-    return (f"{pair[1]:,}", f"{pair[0] - pair[1]:+,}", _relative(pair))
-
-
 def kineto_table(available: Sequence[tuple[Source, Path]]) -> str:
     """Return the comparison of recorded steps of ResNet-50."""
     rows, only = [], dict[str, int]()
     for source, path in available:
-        found = compare_step(read_step(path), resnet50_training(), "v100")
+        found = compare_step(read_step(path), resnet50_training, "v100")
         only = only or dict(found.only_recorded)
         rows.append(
             (
@@ -166,11 +137,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: list[Replayed] = []
     for source, path in snapshots:
         try:
-            found += replayed(source, path)
+            found += [
+                (source, replay(history), replay(history, recorded_addresses=False))
+                for history in histories(path)
+                if history.requests > 1  # else its recording was not on
+            ]
         except SnapshotError as error:
             parser.error(f"{source.name}: {error}")
     print(f"The caching allocator, replayed\n{replay_table(found)}")
-    different = differences(found)
+    different = [
+        f"{source.name}: {outcome.first or 'the figures differ'}"
+        for source, outcome, _ in found
+        if not outcome.is_exact
+    ]
     print("\n".join(different))
     if not options.replay:
         print(f"\nPrograms, traced\n{traced_table(snapshots)}")

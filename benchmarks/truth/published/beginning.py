@@ -118,24 +118,20 @@ def _fill(
             statistics.active_bytes.increase(size)
             statistics.requested_bytes.increase(block.requested)
         position = address + size
-    last = _free(pool, segment, position, segment.address + segment.size, last)
-    if allocator.options.expandable_segments and last is not None:
-        _expand(allocator, segment, last)
-
-
-def _expand(allocator: CachingAllocator, segment: Segment, last: Block) -> None:
-    """Let a mapped range be the beginning of an expandable segment, with addresses behind it."""
-    page = SMALL_SEGMENT if segment.is_small else allocator.options.large_segment_size
     end = segment.address + segment.size
-    rest = Block(end, _ADDRESSES, segment.stream, last.pool)
-    rest.mapped = False
-    rest.splice(last, None)
-    last.pool.insert_unmapped(rest)
-    whole = Expandable(segment.address, segment.size + _ADDRESSES, page)
-    block: Block | None = rest
-    while block is not None:
-        block.expandable = whole
-        block = block.before
+    last = _free(pool, segment, position, end, last)
+    if allocator.options.expandable_segments and last is not None:
+        # a mapped range is the beginning of an expandable segment, with addresses behind it
+        page = SMALL_SEGMENT if segment.is_small else allocator.options.large_segment_size
+        rest = Block(end, _ADDRESSES, segment.stream, pool)
+        rest.mapped = False
+        rest.splice(last, None)
+        pool.insert_unmapped(rest)
+        whole = Expandable(segment.address, segment.size + _ADDRESSES, page)
+        before: Block | None = rest
+        while before is not None:
+            before.expandable = whole
+            before = before.before
 
 
 def _free(pool: Pool, segment: Segment, begin: int, end: int, last: Block | None) -> Block | None:

@@ -48,7 +48,6 @@ class OwnAttention(nn.Module):
             self.register_buffer("mask", _causal(CONTEXT))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is mixed."""
         batch, length, _ = x.shape
         key, query, value = self.key(x), self.query(x), self.value(x)
         key = key.view(batch, length, HEADS, -1)
@@ -79,7 +78,6 @@ class OneKernel(nn.Module):
         self.inner, self.outer = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is mixed."""
         batch, length, _ = x.shape
         inner = self.inner(x)
         inner = inner.view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
@@ -102,7 +100,6 @@ class OwnNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised input."""
         mean = x.mean(dim=-1, keepdim=True)
         variance = x.var(dim=-1, keepdim=True, unbiased=False)
         normalised = (x - mean) / torch.sqrt(variance + 1e-5)
@@ -113,7 +110,6 @@ class OwnGelu(nn.Module):
     """GELU by its approximation, an operator at a time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activation."""
         root = torch.sqrt(torch.tensor(2.0 / torch.pi))
         return 0.5 * x * (1 + torch.tanh(root * (x + 0.044715 * torch.pow(x, 3))))
 
@@ -161,7 +157,6 @@ class Model(nn.Module):
         self.norm, self.head = _norm(variant), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits."""
         words = self.words(tokens)
         places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
         x = words + places

@@ -73,14 +73,6 @@ def read_step(path: Path, number: int = 2) -> Step:
         and event["args"]["Device Type"] == _CUDA
         and begin <= event["ts"] < end
     ]
-    return Step(
-        trace["deviceProperties"][0]["name"],
-        tuple(nbytes for _, _, nbytes in memory),
-        tuple(_operators(events, memory)),
-    )
-
-
-def _operators(events: Sequence[Any], memory: Sequence[tuple[str, int, int]]) -> list[str]:
     running: dict[str, list[tuple[int, int, str]]] = {}
     for event in events:
         if event.get("cat") == "Operator" and not event["name"].startswith("ProfilerStep#"):
@@ -97,38 +89,38 @@ def _operators(events: Sequence[Any], memory: Sequence[tuple[str, int, int]]) ->
             )
         ]
         found.append(" > ".join(dict.fromkeys((*names[:1], *names[-1:]))))
-    return found
+    sizes = tuple(nbytes for _, _, nbytes in memory)
+    return Step(trace["deviceProperties"][0]["name"], sizes, tuple(found))
 
 
-def resnet50_training() -> Program:
-    """Return the program of kineto's samples: ResNet-50, 32 images, SGD with momentum.
+def resnet50_training() -> None:
+    """Train ResNet-50 as kineto's samples do: 32 images, SGD with momentum.
 
     tb_plugin/examples/resnet50_profiler_api.py, with the defaults that torch 1.9 had: gradients are
     set to zero and kept, and the optimizer takes a parameter at a time.
     """
+    network = NETWORKS["cnn/resnet50"]
+    model = network.make(**network.full).cuda()
+    criterion = nn.CrossEntropyLoss().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, foreach=False)
 
-    def program() -> None:
-        network = NETWORKS["cnn/resnet50"]
-        model = network.make(**network.full).cuda()
-        criterion = nn.CrossEntropyLoss().cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, foreach=False)
-
-        for index in range(2):  # what a step's variables hold is alive until the next replaces it
-            with recording() if index else nullcontext():
-                images = torch.randn(32, 3, 224, 224).to("cuda")
-                labels = torch.zeros(32, dtype=torch.long).to("cuda")
-                outputs = model(images)
-                loss = criterion(outputs, labels)
-                optimizer.zero_grad(set_to_none=False)
-                loss.backward()
-                optimizer.step()
-
-    return program
+    for index in range(2):  # what a step's variables hold is alive until the next replaces it
+        with recording() if index else nullcontext():
+            images = torch.randn(32, 3, 224, 224).to("cuda")
+            labels = torch.zeros(32, dtype=torch.long).to("cuda")
+            outputs = model(images)
+            loss = criterion(outputs, labels)
+            optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
 
 
 def compare_step(step: Step, program: Program, gpu: str) -> StepComparison:
     """Trace a program and compare it with a recorded step of it."""
-    traced = [_block(size) for size in traced_events(program, gpu)[0]]
+    traced = [  # requests as blocks
+        -(-abs(size) // _BLOCK) * _BLOCK * (1 if size > 0 else -1)
+        for size in traced_events(program, gpu)[0]
+    ]
     ours = [size for size in traced if size > 0]
     theirs = [
         (size, name) for size, name in zip(step.events, step.operators, strict=True) if size > 0
@@ -145,9 +137,3 @@ def compare_step(step: Step, program: Program, gpu: str) -> StepComparison:
         (highest(traced), highest(step.events)),
         {name: number for name, number in only.most_common() if number},
     )
-
-
-def _block(size: int) -> int:
-    """Return the bytes of a block for a request; negative for what is given back."""
-    blocks = -(-abs(size) // _BLOCK)
-    return blocks * _BLOCK if size > 0 else -blocks * _BLOCK

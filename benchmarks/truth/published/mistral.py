@@ -42,7 +42,6 @@ class Rotary(nn.Module):
             self.register_buffer(name, torch.empty(shape), persistent=False)
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both, rotated."""
         positions = torch.arange(query.shape[-2], device=query.device).unsqueeze(0)
         cosines = self.cosines[: query.shape[-2]][positions].unsqueeze(1)
         sines = self.sines[: query.shape[-2]][positions].unsqueeze(1)
@@ -65,7 +64,6 @@ class Attention(nn.Module):
         self.outer, self.rotary = nn.Linear(WIDTH, WIDTH, bias=False), Rotary()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is mixed."""
         batch, length, _ = x.shape
         query = self.query(x).view(batch, length, HEADS, HEAD).transpose(1, 2)
         key = self.key(x).view(batch, length, KEYS, HEAD).transpose(1, 2)
@@ -128,7 +126,6 @@ class Mistral(nn.Module):
                 module.frequencies = module.frequencies.to(torch.float32)
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.norm(self.layers(embedded.to(torch.bfloat16)))
         logits: Tensor = self.head(x)
         return logits.float().permute(0, 2, 1)

@@ -26,12 +26,8 @@ Program = Callable[[], None]
 @contextmanager
 def recording() -> Iterator[None]:
     """Mark where a recording begins and ends, by a request of ``MARK`` bytes each."""
-    _mark()
+    torch.empty(MARK, dtype=torch.uint8, device="cuda")
     yield
-    _mark()
-
-
-def _mark() -> None:
     torch.empty(MARK, dtype=torch.uint8, device="cuda")
 
 
@@ -53,16 +49,6 @@ def small(length: int, batch: int = 4) -> Sizes:
     return Sizes(768, 3072, 12, 12, length, batch)
 
 
-def medium(length: int, batch: int = 4) -> Sizes:
-    """Return the sizes that the course calls medium."""
-    return Sizes(1024, 4096, 24, 16, length, batch)
-
-
-def extra_large(length: int, batch: int = 4) -> Sizes:
-    """Return the sizes that the course calls xl."""
-    return Sizes(2560, 10240, 32, 32, length, batch)
-
-
 class Product(nn.Module):
     """A linear layer without bias; float32[..., inner] to float32[..., outer]."""
 
@@ -71,7 +57,6 @@ class Product(nn.Module):
         self.weight = nn.Parameter(torch.empty(outer, inner))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product."""
         return torch.einsum("bsi,oi->bso", x, self.weight)
 
 
@@ -83,7 +68,6 @@ class Words(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocabulary, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the rows."""
         return self.weight[tokens, :]
 
 
@@ -212,7 +196,6 @@ class LanguageModel(nn.Module):
         self.head = Product(sizes.width, sizes.vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits."""
         words = self.words(tokens)
         x = words
         for layer in self.layers:

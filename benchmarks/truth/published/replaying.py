@@ -38,20 +38,9 @@ class Outcome:
     @property
     def is_exact(self) -> bool:
         """Whether everything was the same."""
-        return not (
-            self.moved
-            or self.other_segments
-            or self.other_releases
-            or self.other_blocks
-            or any(
-                replayed != recorded
-                for replayed, recorded in (
-                    self.reserved_peak,
-                    self.reserved_end,
-                    self.allocated_end,
-                )
-            )
-        )
+        counts = self.moved, self.other_segments, self.other_releases, self.other_blocks
+        figures = self.reserved_peak, self.reserved_end, self.allocated_end
+        return not any(counts) and all(replayed == recorded for replayed, recorded in figures)
 
     def note(self, what: str) -> None:
         """Keep the first difference."""
@@ -139,7 +128,13 @@ def replay(history: History, recorded_addresses: bool = True) -> Outcome:
                 allocator.free(block)
     if given_back:
         _empty(allocator, outcome, given_back, len(history.events))
-    _compare_end(allocator, outcome, history, recorded_addresses)
+    recorded = {(one.address, one.size, one.in_use) for one in history.pieces}
+    replayed = {(one.address, one.size, one.allocated) for one in allocator.blocks()}
+    if recorded_addresses and recorded != replayed:
+        outcome.other_blocks = len(recorded ^ replayed)
+        outcome.note("other blocks at the end")
+    outcome.allocated_end = (_in_use(replayed), _in_use(recorded))
+    outcome.reserved_end = (allocator.reserved, sum(one.size for one in history.segments))
     statistics = allocator.statistics.all
     outcome.reserved_peak = (statistics.reserved_bytes.peak, peak)
     outcome.allocated_peak = statistics.allocated_bytes.peak
@@ -174,18 +169,6 @@ def _empty(
         outcome.other_releases += 1
         outcome.note(f"event {position}: other segments were given back")
     given_back.clear()
-
-
-def _compare_end(
-    allocator: CachingAllocator, outcome: Outcome, history: History, addresses: bool
-) -> None:
-    recorded = {(one.address, one.size, one.in_use) for one in history.pieces}
-    replayed = {(one.address, one.size, one.allocated) for one in allocator.blocks()}
-    if addresses and recorded != replayed:
-        outcome.other_blocks = len(recorded ^ replayed)
-        outcome.note("other blocks at the end")
-    outcome.allocated_end = (_in_use(replayed), _in_use(recorded))
-    outcome.reserved_end = (allocator.reserved, sum(one.size for one in history.segments))
 
 
 def _in_use(blocks: Iterable[tuple[int, int, bool]]) -> int:

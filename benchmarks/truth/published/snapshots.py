@@ -5,7 +5,7 @@ are let through here. ``segments`` is what the allocator had when the snapshot w
 block; ``device_traces`` what happened before, per device (torch/csrc/cuda/memory_snapshot.cpp).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,21 +92,12 @@ def histories_of(snapshot: Any) -> list[History]:
     if not isinstance(snapshot, Mapping) or "segments" not in snapshot:
         raise SnapshotError("this is not a snapshot: expected 'segments' and 'device_traces'")
     options = (snapshot.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    return [
-        _history(device, options, trace, snapshot["segments"])
-        for device, trace in enumerate(snapshot.get("device_traces", ()))
-        if trace
-    ]
-
-
-def _history(
-    device: int, options: str, trace: Sequence[Mapping[str, Any]], segments: Sequence[Any]
-) -> History:
-    own = [segment for segment in segments if segment["device"] == device]
-    return History(
-        device,
-        options,
-        tuple(
+    found = []
+    for device, trace in enumerate(snapshot.get("device_traces", ())):
+        if not trace:
+            continue
+        own = [segment for segment in snapshot["segments"] if segment["device"] == device]
+        events = (
             Event(
                 entry["action"],
                 entry.get("addr", entry.get("device_free", 0)),
@@ -114,18 +105,16 @@ def _history(
                 entry["stream"],
             )
             for entry in trace
-        ),
-        tuple(
+        )
+        segments = (
             Segment(
-                segment["address"],
-                segment["total_size"],
-                segment["stream"],
-                segment["segment_type"] == "small",
+                one["address"], one["total_size"], one["stream"], one["segment_type"] == "small"
             )
-            for segment in own
-        ),
-        tuple(piece for segment in own for piece in _pieces(segment)),
-    )
+            for one in own
+        )
+        pieces = tuple(piece for segment in own for piece in _pieces(segment))
+        found.append(History(device, options, tuple(events), tuple(segments), pieces))
+    return found
 
 
 def _pieces(segment: Mapping[str, Any]) -> Iterator[Piece]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 _LIST = Path(__file__).with_name("sources.json")
-_URL = "https://raw.githubusercontent.com/{repository}/{commit}/{path}"
 
 
 class SourceError(ValueError):
@@ -38,7 +37,8 @@ class Source:
     @property
     def url(self) -> str:
         """Where the file can be had."""
-        return _URL.format(repository=self.repository, commit=self.commit, path=quote(self.path))
+        at = "https://raw.githubusercontent.com"
+        return f"{at}/{self.repository}/{self.commit}/{quote(self.path)}"
 
     @property
     def is_snapshot(self) -> bool:

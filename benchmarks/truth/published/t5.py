@@ -16,7 +16,6 @@ class RootNorm(Norm):
     """Root mean square normalisation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised input."""
         variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
         x = x * torch.rsqrt(variance + 1e-6)
         return self.weight * x

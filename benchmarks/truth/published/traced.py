@@ -6,13 +6,13 @@ from difflib import SequenceMatcher
 
 import pytest_torchmem as torchmem
 from benchmarks.truth.published import programs
-from benchmarks.truth.published.programs import MARK, Program, medium, small
+from benchmarks.truth.published.programs import MARK, Program, small
 from benchmarks.truth.published.snapshots import History
 
 PROGRAMS: Mapping[str, tuple[Program, str]] = {
     **{
         f"Wedsonlin/assignment2-systems results/medium_{length}_{kind}_memory_snapshot.pickle": (
-            make(medium(length), autocast),
+            make(programs.Sizes(1024, 4096, 24, 16, length), autocast),  # the course's medium
             "a100",
         )
         for kind, make, settings in (
@@ -24,7 +24,11 @@ PROGRAMS: Mapping[str, tuple[Program, str]] = {
     **{
         "bolongcheng/assignment2-systems benchmarks/memory_snapshot_xl_fwd_"
         f"cl{length}_dtypetorch.{dtype}.pickle": (
-            programs.forwards(programs.extra_large(length), dtype == "bfloat16", gradients),
+            programs.forwards(
+                programs.Sizes(2560, 10240, 32, 32, length),  # the course's xl
+                dtype == "bfloat16",
+                gradients,
+            ),
             "a100",
         )
         for length, dtype, gradients in (
@@ -88,10 +92,12 @@ class Comparison:
 def compare(program: Program, gpu: str, history: History) -> Comparison:
     """Trace a program and compare it with its recording."""
     traced, reserved, unknown = traced_events(program, gpu, history.options)
-    recorded = recorded_events(history)
-    matching = SequenceMatcher(None, _requests(traced), _requests(recorded), autojunk=False)
+    sign = {"alloc": 1, "free_completed": -1}
+    recorded = [event.size * sign[event.action] for event in history.events if event.action in sign]
+    ours, theirs = ([size for size in events if size > 0] for events in (traced, recorded))
+    matching = SequenceMatcher(None, ours, theirs, autojunk=False)
     return Comparison(
-        (len(_requests(traced)), len(_requests(recorded))),
+        (len(ours), len(theirs)),
         sum(block.size for block in matching.get_matching_blocks()),
         (highest(traced), highest(recorded)),
         (reserved, sum(segment.size for segment in history.segments)),
@@ -120,12 +126,6 @@ def traced_events(
     return found, profile.reserved_peak, profile.unknown_workspaces
 
 
-def recorded_events(history: History) -> list[int]:
-    """Return what a history requests (bytes) and frees (minus bytes)."""
-    sign = {"alloc": 1, "free_completed": -1}
-    return [event.size * sign[event.action] for event in history.events if event.action in sign]
-
-
 def highest(events: Sequence[int]) -> int:
     """Return the most bytes that were alive above those at the beginning."""
     live = most = 0
@@ -133,7 +133,3 @@ def highest(events: Sequence[int]) -> int:
         live += size
         most = max(most, live)
     return most
-
-
-def _requests(events: Sequence[int]) -> list[int]:
-    return [size for size in events if size > 0]

@@ -43,7 +43,6 @@ class Attention(nn.Module):
         self.outer, self.former = nn.Linear(WIDTH, WIDTH), former
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is mixed."""
         batch, length, _ = x.shape
         x = x.transpose(1, 0)
         inner = F.linear(x, self.weight, self.bias).unflatten(-1, (3, WIDTH))
@@ -95,7 +94,6 @@ class Model(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH, eps=1e-6), nn.Linear(WIDTH, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits."""
         x = self.patches(images)
         x = x.reshape(len(images), WIDTH, -1).permute(0, 2, 1)
         x = torch.cat((self.token.expand(len(images), -1, -1), x), dim=1)
