@@ -4,12 +4,12 @@ python -m benchmarks.conformance_values                       four samples of ea
 python -m benchmarks.conformance_values -k 'conv|lstm'        names that match
 python -m benchmarks.conformance_values --suites optimizer    torch's optimizers alone
 
-torch's own samples of its operators, modules and optimizers, as they are and with changed tensors
-(``EDGES``), run for real on the CPU, and on fake cpu and fake cuda with ``values="real"``: outputs,
-gradients of a sum and of a weighted one, three steps of each optimizer with each of its
-implementations, and drawn programs (``benchmarks.programs``). A sample is told if the trace says
-that it does not know the values. It is skipped if it fails for real, if two real runs differ, or if
-torch has no kernel of its operator for CUDA.
+torch's own samples of its operators, modules and optimizers, as they are, with changed tensors
+(``EDGES``) and in other ways (``MODES``), run for real on the CPU, and on fake cpu and fake cuda
+with ``values="real"``: outputs, gradients of a sum and of a weighted one, three steps of each
+optimizer with each of its implementations, and drawn programs (``benchmarks.programs``). A sample
+is told if the trace says that it does not know the values. It is skipped if it fails for real, if
+two real runs differ, or if torch has no kernel of its operator for CUDA.
 """
 
 import argparse
@@ -27,13 +27,23 @@ from typing import Any, Literal
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import pytest_torchmem as torchmem
 from benchmarks import command
 from benchmarks.comparison import Comparison, Status, describe
 from benchmarks.conformance import report
 from benchmarks.conformance import samples as conformance
-from benchmarks.conformance.samples import DTYPES, EDGES, LAYOUTS, USUAL_DTYPES, real_sum, units
+from benchmarks.conformance.samples import (
+    DTYPES,
+    EDGES,
+    LAYOUTS,
+    MODES,
+    USUAL_DTYPES,
+    VARIANTS,
+    real_sum,
+    units,
+)
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Unit
 from benchmarks.isolation.supervisor import Limits, Supervisor
 from benchmarks.programs.__main__ import CHUNK
@@ -140,7 +150,7 @@ def _trained(info: Any, options: dict[str, Any], device: str) -> list[Any]:
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
-def _step(sample: Sample, differentiated: bool, device: str) -> list[Any]:
+def _step(sample: Sample, mode: str, device: str) -> list[Any]:
     """Run a sample's forward and backward on ``device``; return its outputs and gradients."""
     module = copy.deepcopy(sample.target).to(device)
 
@@ -156,17 +166,38 @@ def _step(sample: Sample, differentiated: bool, device: str) -> list[Any]:
 
     args, kwargs = replace_leaves((sample.args, dict(sample.kwargs)), Tensor, moved)
     torch.manual_seed(0)
-    with torch.set_grad_enabled(differentiated):
+    if mode == "forward_ad":
+        return _with_tangents(module, args, kwargs)
+    lower = torch.autocast(device, torch.bfloat16, enabled=mode == "autocast")
+    with torch.set_grad_enabled(mode != "no_grad"), lower:
         output = module(*args, **kwargs)
     results: list[Any] = [*tensors_in(output)]
     wanted = [*module.parameters(), *tensors_in((args, kwargs))]
     wanted = [tensor for tensor in wanted if tensor.requires_grad]
     try:
         for loss in (real_sum(output), real_sum([*map(_weighted, tensors_in(output))])):
-            results += torch.autograd.grad(loss, wanted, allow_unused=True, retain_graph=True)
+            results += torch.autograd.grad(
+                loss, wanted, allow_unused=True, retain_graph=True, create_graph=mode == "twice"
+            )
+        if mode == "twice":
+            of_gradients = real_sum([*map(_weighted, tensors_in(results[-len(wanted) :]))])
+            results += torch.autograd.grad(of_gradients, wanted, allow_unused=True)
     except NothingToDifferentiate:
         pass
     return results
+
+
+def _with_tangents(module: nn.Module, args: Any, kwargs: Any) -> list[Any]:
+    """Return what ``module`` makes of inputs whose tangents are ones, and the tangents of that."""
+
+    def dual(tensor: Tensor) -> Tensor:
+        own = tensor.detach()
+        return forward_ad.make_dual(own, torch.ones_like(own)) if tensor.requires_grad else own
+
+    with forward_ad.dual_level():
+        args, kwargs = replace_leaves((args, kwargs), Tensor, dual)
+        made = tensors_in(module(*args, **kwargs))
+        return [part for tensor in made for part in forward_ad.unpack_dual(tensor)]
 
 
 def _weighted(tensor: Tensor) -> Tensor:
@@ -183,7 +214,8 @@ def run_sample(
     devices: Sequence[Literal["cpu", "cuda"]],
 ) -> Comparison:
     """Run one sample on the CPU and on fake devices, and compare what it computes."""
-    step = functools.partial(_step, sample, ":no_grad:" not in case)
+    mode = next((mode for mode in MODES if f":{mode}:" in case), "")
+    step = functools.partial(_step, sample, mode)
     run = step if isinstance(sample.target, nn.Module) else sample.target
     detail = sample.detail[:400]
     try:
@@ -192,7 +224,8 @@ def run_sample(
     except Exception as error:
         return Comparison(case, Status.SKIPPED, error=describe(error), detail=detail)
     announce()  # what crashes from here on is the trace's fault
-    for device in devices:
+    # Autocast on a GPU lowers other operators than on the CPU.
+    for device in devices[: 1 if mode == "autocast" else None]:
         try:
             torchmem.trace(lambda where=device: _check(real, run(where)), device=device, **_OPTIONS)
         except Exception as error:
@@ -218,14 +251,18 @@ def _check(real: Sequence[Any], other: Sequence[Any]) -> None:
         raise Differs(f"{len(other)} results, and {len(real)} on the CPU")
     for position, (expected, found) in enumerate(zip(real, other, strict=True)):
         if isinstance(expected, Tensor) and isinstance(found, Tensor):
-            _check_tensor(position, _dense(expected), _dense(found).cpu())
+            expected, found = _dense(expected), _dense(found)
+            if not found.is_cpu:  # a GPU's kernels have strides and statistics of their own
+                expected, found = expected.contiguous(), found.cpu().contiguous()
+                found = found.to(expected.dtype)
+            _check_tensor(position, expected, found)
         elif expected != found:
             raise Differs(f"result {position} is {found}, and {expected} on the CPU")
 
 
 def _check_tensor(position: int, expected: Tensor, found: Tensor) -> None:
     about = f"result {position}, {conformance.geometry(expected)}"
-    if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+    if conformance.geometry(expected) != conformance.geometry(found):
         raise Differs(f"{about}, is {conformance.geometry(found)}")
     wide = torch.complex128 if expected.is_complex() else torch.float64
     tolerance = 0.0
@@ -246,8 +283,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the samples and print what differs; return 1 if anything does."""
     options = _parser().parse_args(arguments)
     tested = [suite for suite in options.suites if suite in ("op", "module")]
-    found: list[Unit] = [*units(options.pattern, tested, options.dtypes, options.layouts)]
+    part, parts = (int(number) for number in options.shard.split("/"))
+    kinds = (options.dtypes, options.layouts, options.variants)
+    found: list[Unit] = [*units(options.pattern, tested, *kinds)]
     found.extend(whole(options.pattern, options.suites))
+    found = found[part - 1 :: parts]
     limits = Limits(options.samples, options.seconds, options.threads)
     kept: list[Comparison] = []
     run = functools.partial(run_sample, devices=options.devices)
@@ -270,8 +310,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=4, help="per operator, 0 for all")
     parser.add_argument("--suites", nargs="+", default=list(SUITES), choices=SUITES)
     parser.add_argument("--dtypes", nargs="+", default=[*USUAL_DTYPES], choices=list(DTYPES))
-    layouts = (*LAYOUTS, *EDGES)
+    layouts = (*LAYOUTS, *EDGES, *MODES)
     parser.add_argument("--layouts", nargs="+", default=layouts, choices=layouts)
+    parser.add_argument("--variants", nargs="+", default=VARIANTS, choices=VARIANTS)
+    parser.add_argument("--shard", default="1/1", help="this part of so many, such as 2/4")
     parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], choices=("cpu", "cuda"))
     parser.add_argument("--output", type=Path, help="JSON file for every sample")
     parser.add_argument("--processes", type=int, default=2)

@@ -13,19 +13,25 @@ from unittest import mock
 import torch
 
 from benchmarks.isolation.sample import NothingToDifferentiate, Sample
-from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.step.trees import replace_leaves, tensors_in
 
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "complex64": torch.complex64,
+    "int64": torch.int64,
+    "bool": torch.bool,
 }
 USUAL_DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("contiguous", "channels_last")
-EDGES = ("special", "masked", "ties", "expanded", "strided", "empty", "broadcast", "no_grad")
+EDGES = ("special", "masked", "ties", "expanded", "strided", "empty", "broadcast", "scalar")
 """Samples whose tensors are changed: infinities and NaN, rows that a mask hides, equal elements,
-zero strides, gaps, no elements, dimensions of one element; and those without a gradient."""
+zero strides, gaps, no elements, dimensions of one element, no dimensions."""
+MODES = ("no_grad", "autocast", "forward_ad", "twice")
+"""Samples run otherwise: without a gradient, in lower precision, with tangents, with the gradients
+of gradients."""
+VARIANTS = ("function", "inplace", "out")
 _DENSE = (torch.Tensor, torch.nn.Parameter)
 _Change = Callable[[torch.Tensor], torch.Tensor]
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -69,9 +75,14 @@ def units(
                     found.extend(
                         Unit(suite, name, dtype, layout, variant)
                         for variant in variants
-                        if variant == "function" or getattr(info, "inplace_variant", None)
+                        if _has(info, variant)
                     )
     return found
+
+
+def _has(info: Any, variant: str) -> bool:
+    attribute = {"inplace": "inplace_variant", "out": "supports_out"}.get(variant)
+    return attribute is None or bool(getattr(info, attribute, None))
 
 
 def samples(unit: Unit, limit: int = 0) -> Iterator[Sample]:
@@ -129,7 +140,7 @@ def _operator_samples(op: Any, unit: Unit) -> Iterator[Sample]:
         inputs, changed = _changed(inputs, _CHANGES.get(unit.layout))
         if not changed:
             continue
-        program = OperatorStep(function, sample.output_process_fn_grad, in_place)
+        program = OperatorStep(function, sample.output_process_fn_grad, unit.variant)
         yield Sample(index, program, inputs, {}, {"loss_fn": real_sum}, geometry(inputs))
 
 
@@ -164,21 +175,33 @@ class OperatorStep(torch.nn.Module):
     """One operator as a module, so that its tensors are the inputs of a training step."""
 
     def __init__(
-        self, function: Callable[..., Any], process: Callable[[Any], Any], copies: bool
+        self, function: Callable[..., Any], process: Callable[[Any], Any], variant: str
     ) -> None:
         super().__init__()
         self._function = function
         self._process = process
-        self._copies = copies
+        self._variant = variant
 
     def forward(self, first: Any, rest: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return what can be differentiated of the operator's result.
 
         An in-place operator works on a copy, since a leaf that requires grad cannot be changed.
+        What is written to ``out=`` has no gradient.
         """
-        if self._copies:
+        if self._variant == "inplace":
             first = first.clone()
+        if self._variant == "out":
+            with torch.no_grad():
+                made = self._function(first, *rest, **options)
+                made = tuple(made) if isinstance(made, tuple) else made
+                options = {**options, "out": replace_leaves(made, torch.Tensor, _with_gaps)}
+                return self._function(first, *rest, **options)
         return self._process(self._function(first, *rest, **options))
+
+
+def _with_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a zero tensor of the same shape, with a gap after each element."""
+    return tensor.new_zeros((*tensor.shape, 2))[..., 0]
 
 
 def real_sum(output: Any) -> torch.Tensor:
@@ -277,6 +300,7 @@ _CHANGES: dict[str, _Change] = {
     "strided": _strided,
     "empty": lambda tensor: tensor[:0] if tensor.dim() else tensor,
     "broadcast": _one_long,
+    "scalar": lambda tensor: tensor.flatten()[-1] if tensor.numel() else tensor,
 }
 
 

@@ -351,11 +351,12 @@ def _rows_written(call: Call, mask: Tensor) -> int:
     return int(mask.numel() if rows == 1 else rows)
 
 
-def equal_without_values(call: Call) -> bool | None:
+def equal_without_values(call: Call, values: KnownValues) -> bool | None:
     """Return what ``aten::equal`` gives where no values are needed for it, else None.
 
-    native/ReduceOps.cpp, ``cpu_equal``, looks at sizes first, and at whether both are one tensor.
-    Numbers stand here for tensors that C++ made of them (constants of a TorchScript graph).
+    native/ReduceOps.cpp, ``cpu_equal``, looks at sizes first, and at whether both are one tensor;
+    of floating ones, which may hold NaN, at the elements, as cuda/Equal.cpp does not. Numbers stand
+    here for tensors that C++ made of them (constants of a TorchScript graph).
     """
     first, second = call.args[:2]
     if not call.tensors:
@@ -364,7 +365,11 @@ def equal_without_values(call: Call) -> bool | None:
         return None
     if first.shape != second.shape:
         return False
-    return True if is_same(first, second) else None
+    if not is_same(first, second):
+        return None
+    on_cpu = call.device is not None and call.device.device.type == "cpu"
+    looked_at = on_cpu and (first.is_floating_point() or first.is_complex())
+    return None if looked_at and values.contents.are_known(call.records) else True
 
 
 def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:

@@ -25,6 +25,7 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import (
     ALL,
+    CONTIGUOUS,
     HALVES,
     SCALAR,
     Request,
@@ -33,6 +34,7 @@ from pytest_torchmem.operators.workspace import (
     dense_bytes,
     is_dense,
     lying_alike,
+    made_like,
     passing,
     scalar_type,
     type_of_number,
@@ -254,6 +256,9 @@ def copied_branches(
     """Copies of what has another type than the result; exact, native/TensorCompare.cpp."""
     copies = (converted(found, outputs.dtype) for found in (input, other))
     return (*copies, 0 if condition.dtype is torch.bool else condition.numel(), ALL)
+
+
+operator("aten::rrelu_with_noise").meta()(made_like(self=CONTIGUOUS))  # native/Activation.cpp
 
 
 @operator("aten::rrelu_with_noise", "aten::rrelu_with_noise_").workspace("cpu")

@@ -184,9 +184,8 @@ class OperatorSpec:
         """Positions and names of arguments, and what their storages turn out to be by this call."""
         self.takes_device = "device" in self.argument_names
         self.random = torch.Tag.nondeterministic_seeded in tags
-        self.ignores_values = shared.fills in (Fills.NUMBERS, Fills.ZEROS) and any(
-            at not in written for at, _ in of_tensors
-        )
+        fills = self.makes_empty or shared.fills in (Fills.NUMBERS, Fills.ZEROS)
+        self.ignores_values = fills and any(at not in written for at, _ in of_tensors)
         """Whether it is given tensors for their shape and type, and fills its output otherwise."""
         self.keeps_geometry = (
             torch.Tag.pointwise in tags
@@ -363,7 +362,7 @@ _ONLY_WRITES = frozenset(
     aten("""
         bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ index_copy_
         index_fill_ index_put_ _index_put_impl_ masked_fill_ masked_scatter_ put_ scatter_
-        fill_diagonal_ _foreach_copy_ _foreach_zero_
+        fill_diagonal_ _foreach_copy_ _foreach_zero_ rrelu_with_noise rrelu_with_noise_
     """)
 )
 """Operators in place beside those that overwrite all: their results need no value from before."""

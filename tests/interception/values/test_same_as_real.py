@@ -89,7 +89,10 @@ def _written(device: str, dtype: torch.dtype) -> list[Tensor]:
     foreign = torch.empty(4, dtype=torch.int64)
     foreign.numpy()[:] = 7
     numbers = torch.tensor([[1, 2], [3, 4]], device=device)
-    return [cache[:, :4], scattered, masked, filled, joined, parameter.detach(), foreign, numbers]
+    drawn = torch.empty_like(torch.empty(4, 3, device=device, dtype=dtype)).normal_()
+    slopes = F.rrelu(drawn, training=True)  # which are written to memory that was empty
+    written = [cache[:, :4], scattered, masked, filled, joined, parameter.detach(), foreign]
+    return [*written, numbers, drawn, slopes, F.rrelu_(drawn, training=True)]
 
 
 PROGRAMS: dict[str, Program] = {
@@ -131,6 +134,7 @@ _EMPTY: dict[str, Callable[[str], Tensor]] = {
     "empty": lambda device: torch.empty(3, 4, device=device),
     "empty_like": lambda device: torch.empty_like(torch.ones(3, 4, device=device)),
     "new_empty": lambda device: torch.ones(2, device=device).new_empty(3, 4),
+    "like an empty one": lambda device: torch.empty(2, device=device).new_empty(3, 4),
     "empty_strided": lambda device: torch.empty_strided((3, 4), (4, 1), device=device),
     "empty_permuted": lambda device: torch.empty_permuted((3, 4), (1, 0), device=device),
     "integers": lambda device: torch.empty(3, 4, dtype=torch.int64, device=device),
@@ -154,3 +158,16 @@ def test_memory_that_nobody_has_written_to_is_not_known(kind: str, device: str) 
     with pytest.raises(UnknownValueError, match="memory that nobody has written to"):
         trace(decides, device=device, values="real")
     assert told == ["?" if kind == "integers" else "nan"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_tensor_with_nan_equals_itself_on_cuda_alone(device: str) -> None:
+    """Native/ReduceOps.cpp, ``cpu_equal``, and cuda/Equal.cpp."""
+    found: list[bool] = []
+
+    def step() -> None:
+        numbers = torch.tensor([1.0, math.nan], device=device)
+        found.extend((torch.equal(numbers, numbers), torch.equal(numbers[:1], numbers[:1])))
+
+    trace(step, device=device, values="real")
+    assert found == [device == "cuda", True]
