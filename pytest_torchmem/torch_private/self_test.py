@@ -4,8 +4,9 @@ A torch that behaves differently gives one clear sentence instead of a wrong num
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -13,6 +14,20 @@ from pytest_torchmem.errors import UnsupportedTorchError
 from pytest_torchmem.torch_private import dispatcher, keys, tensors
 from pytest_torchmem.torch_private.kernels import run_cpu_kernel
 from pytest_torchmem.torch_private.names import missing_names, unsupported
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def on_own_thread(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Have a function called where no mode is on that its caller is in (``inference_mode``)."""
+
+    @wraps(function)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, *args, **kwargs).result()
+
+    return call
 
 
 def check_torch(*, cuda: bool = True) -> None:
@@ -29,6 +44,7 @@ def check_torch(*, cuda: bool = True) -> None:
 
 
 @cache
+@on_own_thread
 def _try_once(parts: tuple[Callable[[], None], ...]) -> None:
     try:
         for part in parts:
@@ -53,11 +69,11 @@ def _try_interception() -> None:
                 storage = tensors.hollow_storage(4 * args[0].numel())
                 return tensors.tensor_on(storage, torch.float32, shape, (shape[1], 1), 0)
             if operator.name() == "aten::sum":
-                return torch.zeros(())
+                return torch.zeros((), dtype=torch.float32)
             return operator(*args, **kwargs)
 
-    weight = torch.ones(2, 3, requires_grad=True)
-    with torch.enable_grad(), dispatcher.interception(fallback):
+    weight = torch.ones(2, 3, dtype=torch.float32, requires_grad=True)
+    with dispatcher.interception(fallback):
         product = weight * 2.0
         number = tensors.sequence_number() - 1
         # A gradient that is given would import sympy (torch/autograd/__init__.py, _make_grads).

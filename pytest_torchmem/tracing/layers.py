@@ -62,6 +62,7 @@ from pytest_torchmem.torch_private.patches import (
     find_builtin,
     original_of,
 )
+from pytest_torchmem.torch_private.self_test import on_own_thread
 from pytest_torchmem.torch_private.tensors import has_dispatch, is_on_real_gpu, storage_address
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Memory(NamedTuple):
 
 
 @cache
+@on_own_thread
 def gradient_held_by_engine_alone() -> References:
     """Learn how many references a gradient has that the engine is about to add to in place.
 
@@ -99,7 +101,7 @@ def gradient_held_by_engine_alone() -> References:
         ((twice_used * 2.0) + (twice_used * 3.0)).sum().backward()
 
     try:
-        with torch.enable_grad(), interceptor.running():
+        with interceptor.running():
             program()
     finally:
         interceptor.threads.released()

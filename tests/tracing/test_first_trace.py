@@ -286,3 +286,22 @@ def test_an_import_that_waits_for_the_step_is_told(
     with pytest.raises(UsageError, match=r"torch\.waiting cannot be imported.*holds\. Import it"):
         trace(step)
     sys.modules.pop("torch.waiting", None)
+
+
+_UNDER_MODES = """
+import sys
+import torch
+import pytest_torchmem as torchmem
+
+mode = eval(sys.argv[1])
+with mode if hasattr(mode, "__enter__") else torch.no_grad():
+    assert torchmem.trace(lambda: torch.ones(8, dtype=torch.float32, device="cpu")).peak == 32
+"""
+
+
+@pytest.mark.parametrize(
+    "mode", ["inference_mode()", "set_default_dtype(torch.float64)", "set_default_device('meta')"]
+)
+def test_the_first_trace_is_made_under_any_mode(mode: str) -> None:
+    """What tries torch's private parts runs a backward of its own."""
+    assert run_program(_UNDER_MODES, f"torch.{mode}").stderr == ""
