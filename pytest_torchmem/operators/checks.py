@@ -288,6 +288,17 @@ _REFUSALS: Mapping[tuple[str, str], Callable[..., object]] = {
     ("binary_cross_entropy", "cuda"): lambda input, target: _types(
         target, input, "Found dtype {} but expected {}"
     ),
+    # native/transformers/cuda/flash_attn/flash_api.cpp, set_params_fprop
+    ("_scaled_dot_product_flash_attention _flash_attention_forward", "cuda"): lambda dropout_p: (
+        dropout_p >= 1
+        and "Expected p_dropout < 1.f to be true, but got false.  (Could this error message be "
+        "improved?  If so, please report an enhancement request to PyTorch.)"
+    ),
+    ("_scaled_dot_product_cudnn_attention", "cuda"): lambda dropout_p=0.0: (
+        dropout_p >= 1
+        and "cuDNN Frontend error: Dropout probability cannot be 1 as corresponding scale wont be "
+        "well formed."
+    ),
     # native/Activation.h, get_gelutype_enum
     ("gelu gelu_ gelu_backward", EVERY): lambda approximate="none": (
         approximate not in ("none", "tanh") and "approximate argument must be either none or tanh."

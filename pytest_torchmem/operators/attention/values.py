@@ -100,6 +100,9 @@ class _WeightedSum(torch.autograd.Function):
         of_weights = gradient @ value.transpose(-2, -1)
         dropped = weights
         if kept is not None:
+            # For dropout_p=1 the forward multiplies 0 and 1 / 0, and the backward chooses 0;
+            # mem_eff_attention/kernel_forward.h and kernel_backward.h, ``dropout_scale``.
+            kept = kept.nan_to_num()
             dropped, of_weights = weights * kept, of_weights * kept
         of_value = dropped.transpose(-2, -1) @ gradient
         of_scores = weights * (of_weights - (gradient * output).sum(-1, keepdim=True))

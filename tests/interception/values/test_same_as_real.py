@@ -171,3 +171,23 @@ def test_a_tensor_with_nan_equals_itself_on_cuda_alone(device: str) -> None:
 
     trace(step, device=device, values="real")
     assert found == [device == "cuda", True]
+
+
+@pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
+def test_attention_on_cuda_that_drops_everything(dtype: torch.dtype) -> None:
+    """Flash attention refuses it; the memory-efficient kernel multiplies 0 and 1 / 0."""
+
+    def step() -> list[bool]:
+        leaves = [torch.ones(1, 2, 4, 8, device="cuda", dtype=dtype, requires_grad=True)] * 2
+        values = torch.ones(1, 2, 4, 8, device="cuda", dtype=dtype, requires_grad=True)
+        output = F.scaled_dot_product_attention(*leaves, values, dropout_p=1.0)
+        found = [output, *torch.autograd.grad(output.sum(), [leaves[0], values])]
+        return [bool(one.isnan().any()) for one in found]
+
+    made: list[bool] = []
+    if dtype is torch.bfloat16:
+        with pytest.raises(RuntimeError, match=r"Expected p_dropout < 1.f to be true"):
+            trace(step, device="cuda")
+    else:
+        trace(lambda: made.extend(step()), device="cuda", values="real")
+        assert made == [True, True, False]
