@@ -44,9 +44,6 @@ from pytest_torchmem.torch_private.tensors import (
 )
 
 _CPU = torch.device("cpu")
-_OWN_USES = 3
-"""What holds a storage of which a tensor and its object in Python are all that is left, while
-another tensor on it is going."""
 
 
 class TraceContext:
@@ -235,11 +232,13 @@ class TraceContext:
             made = bytes_of(storage)
             self._interceptor.parts.conversion.borrow(made)
 
-    def strike_unless_used(self, held: Tensor) -> None:
-        """Strike a real tensor off whose last holder but the profiler is going."""
+    def strike_unless_used(self, held: Tensor, tensors: int = 2) -> None:
+        """Strike a real tensor off that no others hold than so many: the profiler's own, and one
+        that is going.
+        """
         storage = held.untyped_storage()
         record = self._interceptor.parts.ledger.records.get(storage._cdata)
-        if record is not None and storage_use_count(storage._cdata) <= _OWN_USES:
+        if record is not None and storage_use_count(storage._cdata) <= tensors + 1:  # ``storage``
             self._interceptor.parts.ledger.strike(record)
 
     @contextmanager

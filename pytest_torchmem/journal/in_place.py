@@ -371,13 +371,15 @@ class InPlace:
             leaf = tensor.requires_grad and tensor.is_leaf
             self._used[tensor] = (tensor.grad,) if leaf else (), version
 
-    def note_data(self, tensor: Tensor) -> None:
-        """Take note of the data of a tensor that is about to be given other."""
+    def note_data(self, tensor: Tensor) -> Tensor:
+        """Take note of the data of a tensor that is about to be given other, and return that."""
         if tensor not in self._moved:
             own = tensor.data
             own.requires_grad_(tensor.requires_grad)
             own.grad = _gradient(tensor)
             self._moved[tensor] = _Tensor(tensor, own)
+        noted: Tensor = self._moved[tensor].own
+        return noted
 
     def knows(self, module: nn.Module) -> bool:
         """Return whether note was taken of a module."""

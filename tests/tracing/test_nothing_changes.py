@@ -141,6 +141,34 @@ def test_parameters_that_grow_are_as_they_were(device: str) -> None:
     ]
 
 
+def _follow(models: list[nn.Sequential]) -> None:
+    """A momentum encoder, then a swap of weights and back, and a conversion."""
+    first, second = models
+    for leads, follows in zip(first.parameters(), second.parameters(), strict=True):
+        follows.data = follows.data * 0.9 + leads.data * 0.1
+    backup = [parameter.data for parameter in first.parameters()]
+    for parameter, other in zip(first.parameters(), second.parameters(), strict=True):
+        parameter.data = other.data.clone()
+    for parameter, data in zip(first.parameters(), backup, strict=True):
+        parameter.data = data
+    second.bfloat16()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_data_that_a_function_gives_to_parameters_is_its_own(device: str) -> None:
+    models = [nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(4096)) for _ in range(2)]
+    before = [{name: one.clone() for name, one in model.state_dict().items()} for model in models]
+    profile = trace(_follow, models, device=device)
+    for model, state in zip(models, before, strict=True):
+        for name, one in model.state_dict().items():
+            assert one.dtype is state[name].dtype
+            assert torch.equal(one, state[name])
+    if device == "cpu":
+        measured = measure(_follow, models)
+        unused = 2 * 8 + 2 * 4096 * 4  # buffers of the first, and counts
+        assert profile.peak == measured.peak - unused
+
+
 def test_threads_from_before_run_for_real() -> None:
     results: list[float] = []
     go = threading.Event()

@@ -67,7 +67,12 @@ from pytest_torchmem.torch_private.patches import (
     state_table,
     unset_mode,
 )
-from pytest_torchmem.torch_private.tensors import has_dispatch, own_buffers, own_parameters
+from pytest_torchmem.torch_private.tensors import (
+    TensorBase,
+    has_dispatch,
+    own_buffers,
+    own_parameters,
+)
 
 _MAKING = ("__init__", "__setstate__")
 _HOOKING = (
@@ -116,7 +121,8 @@ class Changes(Functions):
         owner, self._tables = registration_tables(
             self._parameter_registered, self._child_registered
         )
-        return [*super().replacements(), *found, (owner, self._tables)]
+        data = property(TensorBase.data.__get__, self._give_data)
+        return [*super().replacements(), *found, (owner, self._tables), (Tensor, {"data": data})]
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -175,9 +181,13 @@ class Changes(Functions):
 
     def _apply(self, original: Any) -> Callable[..., Any]:
         def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not self._trace.off():
-                self._note_tensors(module)
-            return original(module, *args, **kwargs)
+            buffers = () if self._trace.off() else self._note_tensors(module)
+            result = original(module, *args, **kwargs)
+            now = {*map(id, own_buffers(module).values())}
+            for buffer in buffers:
+                if id(buffer) not in now:
+                    self._trace.strike_unless_used(buffer)
+            return result
 
         return apply
 
@@ -218,6 +228,15 @@ class Changes(Functions):
             self._note(module)
             self._own.keep(module, name, self._trace.strike_unless_used)
 
+    def _give_data(self, tensor: Tensor, data: Tensor) -> None:
+        """Give a tensor other data (``p.data = ...``, ``Module.to``)."""
+        before = None
+        if not self._trace.off() and self._trace.own is not None and self._is_real(tensor):
+            before = self._own.note_data(tensor)
+        TensorBase.data.__set__(tensor, data)
+        if before is not None:
+            self._trace.strike_unless_used(before, 1)
+
     def _child_registered(self, module: Any, *_: Any) -> None:
         """Note a module that is about to get a child, or a hook."""
         if self._is_brought(module):
@@ -248,8 +267,10 @@ class Changes(Functions):
         applied = self._applied.get(id(item))
         return self._all_applied or (applied is not None and applied() is item)
 
-    def _note_tensors(self, module: nn.Module) -> None:
-        """Keep the data, gradients and buffers of a module that is about to be converted."""
+    def _note_tensors(self, module: nn.Module) -> list[Tensor]:
+        """Keep the data, gradients and buffers of a module that is about to be converted, and
+        return the buffers.
+        """
         for name, parameter in own_parameters(module).items():
             if parameter is None or not self._trace.brought(parameter) or has_dispatch(parameter):
                 continue  # wrappers and fake tensors are the program's own
@@ -257,11 +278,13 @@ class Changes(Functions):
             if parameter.device.type == "meta" and self._is_brought(module):  # is replaced
                 self._note(module)
                 self._own.keep(module, name, self._trace.strike_unless_used)
-        for name, buffer in own_buffers(module).items():
-            if buffer is not None and self._trace.brought(buffer):
-                self._own.keep_buffer(module, name, buffer)
-                if not has_dispatch(buffer):
-                    self._own.note_data(buffer)
+        named = own_buffers(module).items()
+        buffers = {name: one for name, one in named if one is not None and self._trace.brought(one)}
+        for name, buffer in buffers.items():
+            self._own.keep_buffer(module, name, buffer)
+            if not has_dispatch(buffer):
+                self._own.note_data(buffer)
+        return [*buffers.values()]
 
 
 _RUN = "run"
