@@ -30,7 +30,7 @@ from weakref import ReferenceType, ref
 import torch
 import torch.distributed
 import torch.multiprocessing
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.multiprocessing.spawn import (
     ProcessContext,
