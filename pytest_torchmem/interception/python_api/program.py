@@ -272,8 +272,8 @@ class Changes(Functions):
         return the buffers.
         """
         for name, parameter in own_parameters(module).items():
-            if parameter is None or not self._trace.brought(parameter) or has_dispatch(parameter):
-                continue  # wrappers and fake tensors are the program's own
+            if parameter is None or not self._is_real(parameter):
+                continue
             self._own.note_data(parameter)
             if parameter.device.type == "meta" and self._is_brought(module):  # is replaced
                 self._note(module)
@@ -285,6 +285,10 @@ class Changes(Functions):
             if not has_dispatch(buffer):
                 self._own.note_data(buffer)
         return [*buffers.values()]
+
+    def _is_real(self, tensor: Tensor) -> bool:
+        """Whether a tensor came with the program; wrappers and fake tensors are its own."""
+        return self._trace.brought(tensor) and not has_dispatch(tensor)
 
 
 _RUN = "run"
