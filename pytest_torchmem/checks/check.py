@@ -102,9 +102,10 @@ class DeviceCheck:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
 
-        holders: dict[What, str] = {}
+        named: dict[What, list[str]] = {}
         for index in sorted(watch.holders):
-            holders.setdefault(whats[index], watch.holders[index])
+            named.setdefault(whats[index], []).append(watch.holders[index])
+        holders = {what: max(own, key=own.count) for what, own in named.items()}
         reasons = {line: reason for line, reason in watch.attention.items() if reason}
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
         return Watched(reasons, holders, savers, kept)

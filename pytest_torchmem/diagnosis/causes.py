@@ -218,6 +218,11 @@ class Evidence:
         """Return the present facts of a topic."""
         return self.now.facts.get(topic, {})
 
+    @property
+    def has_other_inputs(self) -> bool:
+        """Whether an input is new or another one: what is computed of it may be larger."""
+        return any(change.now for change in self.about(Topic.INPUTS))
+
     def about(self, topic: str) -> list[FactChange]:
         """Return the changed facts of a topic."""
         return [change for change in self.facts if change.topic == topic]

@@ -42,10 +42,12 @@ from pytest_torchmem.tracing.trace import WATCH
 
 _DEEPEST = 4
 _MOST_NODES = 100_000
-_NOT_OF_PROGRAMS = ("pytest_torchmem.", "torch.", "_pytest.", "pluggy.")
+_OF_CHECKS = ("pytest_torchmem.", "_pytest.", "pluggy.")
+_NOT_OF_PROGRAMS = (*_OF_CHECKS, "torch.")
 _OF_MODULES = ("._parameters", "._buffers")
 """Where modules keep what their attributes seem to be."""
 _CONTAINERS = (list, tuple, dict, set, deque, partial, MethodType)
+_IN_CONTAINERS = tuple(f"the {one.__name__} " for one in (list, tuple, dict, set, deque))
 _CACHES = (type(lru_cache(str)),)
 """What ``functools.lru_cache`` makes of a function: of C, and with an ordinary dictionary."""
 _MOST_TOGETHER = 2_000
@@ -122,10 +124,8 @@ class HeldNames:
         """The modules that these hold, and those of their own."""
         self._of_record = False
         """Whether what keeps a record is asked for: one within it is told by its type alone."""
-        self._outwards = 0
-        """How many objects of libraries are looked out of, each in the next."""
         self._asked: set[int] = set()
-        """The functions and errors that are looked out of: what one holds may hold it."""
+        """The objects that are looked out of, each in the next: what one holds may hold it."""
         for frame in _frames_of_program():
             for name, value in tuple(frame.f_locals.items()):
                 self._note(f"{name} of {frame.f_code.co_name}", value)
@@ -174,10 +174,10 @@ class HeldNames:
     def _direct(self, holder: object, value: object) -> str:
         """Return the name by which ``holder`` refers to an object, "" where it has none."""
         if isinstance(holder, FunctionType):
-            if f"{holder.__module__}.".startswith(_NOT_OF_PROGRAMS[0]):
+            if f"{holder.__module__}.".startswith(_OF_CHECKS):
                 return ""  # what makes a tensor of a trace has it in its closure
             part = _part_of(holder, value)
-            return f"the {part} of {holder.__qualname__}{self._within(holder)}" if part else ""
+            return f"the {part} of {holder.__qualname__}{self._around(holder)}" if part else ""
         if isinstance(holder, _CACHES):
             return f"the lru_cache of {getattr(holder, '__qualname__', 'a function')}"
         if isinstance(holder, TracebackType):
@@ -201,79 +201,67 @@ class HeldNames:
 
     def _attribute_of(self, owner: object, key: str) -> str:
         """Return the name of an attribute, "" for those of a trace, which no program knows."""
-        of_trace = f"{type(owner).__module__}.".startswith(_NOT_OF_PROGRAMS[0])
+        of_trace = f"{type(owner).__module__}.".startswith(_OF_CHECKS)
         if not key or of_trace:
             return ""
-        return _attribute(self._called(owner), key) + self._around(owner)
+        name, outermost = self._called(owner)
+        return _attribute(name, key) + self._around(outermost)
 
     def _of_traceback(self, traceback: TracebackType) -> str:
         """Return the name of the error that a traceback belongs to, "" where nothing holds one."""
         for one in self._referrers.of(traceback):
             if isinstance(one, BaseException):
-                return f"the traceback of {type(one).__name__}{self._within(one)}"
+                if f"{type(one).__module__}.".startswith(_NOT_OF_PROGRAMS):
+                    return ""  # of a test that failed before
+                return f"the traceback of {type(one).__name__}{self._around(one)}"
             if isinstance(one, TracebackType) and (name := self._of_traceback(one)):
                 return name
         return ""
 
-    def _within(self, owner: object) -> str:
-        """Return in words what of the program holds a function or an error, "" if that is named
-        by itself, or not at all.
-        """
-        if id(owner) in self._asked:
-            return ""
-        self._asked.add(id(owner))
-        try:
-            found = self._of(owner, {*self._ignore}, 1)
-        finally:
-            self._asked.discard(id(owner))
-        return f" in {found}" if found.startswith("the ") else ""
-
     def _around(self, owner: object) -> str:
-        """Return in words what of the program holds an object of a library's, such as a cache, ""
-        for any other.
+        """Return in words what holds an object: a container of the program's, or what leads to an
+        object of a library's, such as a cache; "" where its own name is enough, or nothing does.
         """
-        if id(owner) in self._modules or self._outwards >= _DEEPEST or not _is_of_library(owner):
+        own = id(owner)
+        named = own in self._modules or isinstance(owner, ModuleType | type)
+        if named or own in self._asked or len(self._asked) >= _DEEPEST:
             return ""
-        self._outwards += 1
+        is_of_library = _is_of_library(owner)
+        self._asked.add(own)
         try:
-            found = self._of(owner, {*self._ignore}, 0)
+            found = self._of(owner, {*self._ignore}, int(not is_of_library))
         finally:
-            self._outwards -= 1
+            self._asked.discard(own)
         outermost = found.rpartition(" in ")[2]
-        return f" in {outermost}" if outermost else ""
+        is_told = outermost if is_of_library else outermost.startswith(_IN_CONTAINERS)
+        return f" in {outermost}" if is_told else ""
 
-    def _called(self, owner: object) -> str:
+    def _called(self, owner: object) -> tuple[str, object]:
+        """Return the name of an object, and the outermost one that it is named by.
+
+        Of a module that no variable leads to, that is the holder of its outermost parent, as in
+        ``Average.copy.layers.0``.
+        """
         if isinstance(owner, ModuleType | type):
-            return owner.__name__
-        name = self._modules.get(id(owner), "")
-        if not name and isinstance(owner, nn.Module):
-            name = self._path_of(owner)
-        name = name or type(owner).__name__
-        if not is_dataclass(owner) or self._of_record:
-            return name
+            return owner.__name__, owner
+        path: list[str] = []
+        outermost = owner
+        while isinstance(outermost, nn.Module) and id(outermost) not in self._modules:
+            outer, key = next(self._owners(outermost), (None, ""))
+            if outer is None or len(path) >= _MOST_MODULES:
+                break
+            path.insert(0, key)
+            outermost = outer
+        name = self._modules.get(id(outermost), type(outermost).__name__)
+        if path or not is_dataclass(owner) or self._of_record:
+            return _attribute(name, ".".join(path)), outermost
         self._of_record = True  # what a model returns is told by who keeps it
         try:
             names = (self._direct(one, owner) for one in self._referrers.of(owner))
-            return next((one for one in names if one and not one.startswith("the ")), name)
+            record = next((one for one in names if one and not one.startswith("the ")), name)
         finally:
             self._of_record = False
-
-    def _path_of(self, module: nn.Module) -> str:
-        """Return the name of a module that no variable leads to, through the holder of its
-        outermost parent, such as ``Average.copy.layers.0``; "" where nothing named holds it.
-        """
-        path: list[str] = []
-        inner: object = module
-        while len(path) < _MOST_MODULES:
-            outer, key = next(self._owners(inner), (None, ""))
-            if outer is None:
-                return ""
-            path.insert(0, key)
-            known = self._modules.get(id(outer), "")
-            if known or not isinstance(outer, nn.Module):
-                return _attribute(known or self._called(outer), ".".join(path))
-            inner = outer
-        return ""
+        return record, owner
 
     def _owners(self, value: object) -> Iterator[tuple[object, str]]:
         """Yield each object that has the value as an attribute, with the attribute's name; in a
@@ -307,8 +295,8 @@ def _is_of_class(owner: object, attributes: dict[Any, Any]) -> bool:
 
 
 def _is_of_library(value: object) -> bool:
-    """Tell whether a value is an instance of an installed library's class, and no module, and not
-    what a model returns, which is told by who keeps it.
+    """Tell whether a value is an instance of a library's class, or of Python's own, and no module,
+    and not what a model returns, which is told by who keeps it.
     """
     if isinstance(value, (nn.Module, ModuleType, type)) or is_dataclass(value):
         return False
@@ -316,7 +304,7 @@ def _is_of_library(value: object) -> bool:
     if f"{owner}.".startswith(_NOT_OF_PROGRAMS):
         return False
     file = getattr(sys.modules.get(owner), "__file__", None)
-    return isinstance(file, str) and is_installed(file)
+    return isinstance(file, str) and not _is_of_program(file)
 
 
 def _attribute(name: str, path: str) -> str:
@@ -330,10 +318,9 @@ def _inside(container: object, name: str, value: object) -> str:
     if isinstance(container, (CellType, FrameType)) or name.startswith("the "):
         return name
     for registry in _OF_MODULES:
-        own, of, function = name.partition(" of ")
-        if isinstance(container, dict) and own.endswith(registry):
-            path = f"{own.removesuffix(registry)}{of}{function}"
-            return _attribute(path, _key_of(container, value))
+        own, is_in, rest = name.partition(registry)
+        if isinstance(container, dict) and is_in and not rest.partition(" ")[0]:
+            return f"{own}.{_key_of(container, value)}{rest}"
     return f"the {type(container).__name__} {name}"
 
 

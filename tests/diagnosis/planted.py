@@ -1562,6 +1562,18 @@ def hard_targets(wrong: bool) -> Step:
     return model, (torch.zeros(256, 16),), {}
 
 
+@planted("operators", "kept by the dict adapters of all_adapters", "", "randn", "cuda")
+def all_adapters(wrong: bool, device: str) -> None:
+    """All that are loaded stand on the GPU; one of them is in use, too."""
+    adapters = {}
+    for name in "abcdef":
+        own = device if wrong else "cpu"
+        adapters[name] = torch.randn(64, 32, device=own)  # here: all_adapters
+    for each in adapters.values():
+        used = each.to(device)
+        torch.ones(16, 64, device=device) @ used
+
+
 def no_longer_reentrant(wrong: bool) -> Step:
     """A checkpoint that runs its forward with gradients, and keeps as little as before."""
 

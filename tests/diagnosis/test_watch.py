@@ -3,6 +3,7 @@
 import importlib
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def test_what_keeps_a_tensor(device: str) -> None:
     }
     with watching(device, held) as watch:
         trace(program, device=device)
-    assert {"Keeping.last", "the list Block.kept"} <= set(watch.holders.values())
+    named = {name.partition(" in the dict kept of ")[0] for name in watch.holders.values()}
+    assert {"Keeping.last", "the list Keeping.block.kept"} <= named
 
 
 def test_functions_of_the_plugin_hold_nothing_that_a_program_knows() -> None:
@@ -93,10 +95,17 @@ def test_what_a_librarys_object_holds_is_told_with_what_holds_that(
     assert named.startswith("Layer.keys in the list caches of test_what_a_librarys")
 
 
+class Box:
+    tensor: Tensor
+
+
 class Keeper:
     """Keeps tensors as programs do."""
 
     def __init__(self) -> None:
+        self.future: Future[Tensor] = Future()
+        self.models: deque[nn.Module] = deque()
+        self.samples: dict[Box, int] = {}
         self.memory: deque[tuple[Tensor, ...]] = deque()
         self.callbacks: list[Callable[[], object]] = []
         self.errors: list[Exception] = []
@@ -124,6 +133,20 @@ class Keeper:
         self.table = lru_cache(torch.zeros)  # made here: what is made before tests is frozen
         return self.table(1)
 
+    def compute(self) -> Tensor:
+        self.future.set_result(torch.zeros(1))
+        return self.future.result()
+
+    def average(self) -> Tensor:
+        self.models.append(nn.Sequential(nn.Sequential(nn.Linear(1, 1))))
+        return self.models[0][0][0].weight
+
+    def sample(self) -> Tensor:
+        box = Box()
+        box.tensor = torch.zeros(1)
+        self.samples[box] = 1
+        return box.tensor
+
     def fail(self) -> Tensor:
         tensor = torch.zeros(1)
         try:
@@ -139,6 +162,9 @@ class Keeper:
         (Keeper.remember, "the deque Keeper.memory"),
         (Keeper.listen, "the closure of Keeper.listen.<locals>.<lambda> in the list Keeper."),
         (Keeper.default, "the defaults of Keeper.default.<locals>.<lambda> in the list Keeper."),
+        (Keeper.compute, "Future._result in Keeper.future"),
+        (Keeper.average, "Sequential.0.0.weight in the deque Keeper.models"),
+        (Keeper.sample, "Box.tensor in the dict Keeper.samples"),
         (Keeper.bind, "the list Keeper.callbacks"),
         (Keeper.fail, "the traceback of ValueError in the list Keeper.errors"),
         (Keeper.cache, "the lru_cache of _VariableFunctionsClass.zeros"),

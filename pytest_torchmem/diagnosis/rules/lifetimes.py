@@ -237,7 +237,7 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
         for row in evidence.came(Role.SAVED)
         if row.now in savers and _is_more(row) and not is_resized(evidence, row)
     ]
-    if not rows or evidence.about(Topic.INPUTS):
+    if not rows or evidence.has_other_inputs:
         return None
     first = shown_by(rows)
     assert first.now is not None
@@ -261,7 +261,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         and not is_resized(evidence, row)
         and row.place not in anew
     ]
-    if not rows or evidence.about(Topic.INPUTS):
+    if not rows or evidence.has_other_inputs:
         return None
     known = {one[1:5] for one in evidence.known()}  # at another moment
     held = [row for row in rows if row.now in evidence.watched.holders]
@@ -319,7 +319,7 @@ def _age(evidence: Evidence, row: Row) -> int:
 def more_recomputed(evidence: Evidence) -> Cause | None:
     """A checkpoint spans more of the model: all that it computes anew is alive together."""
     rows = [row for row in evidence.came(Role.RECOMPUTED) if _is_more(row)]
-    if not rows or evidence.about(Topic.INPUTS):
+    if not rows or evidence.has_other_inputs:
         return None
     first = max(rows, key=lambda row: row.change)
     same = (one for one in evidence.difference.moved if one.what[1:5] == first.what[1:5])

@@ -329,7 +329,7 @@ def another_loss(evidence: Evidence) -> Cause | None:
     calls = evidence.about(Topic.CALLS)
     counts = {name: one for name, one in evidence.counts().items() if _is_loss(name)}
     rising = [name for name, one in counts.items() if one.before and one.rose]
-    if not rising or calls or evidence.about(Topic.INPUTS):
+    if not rising or calls or evidence.has_other_inputs:
         return None
     makers = evidence.makers_before(rising[0])
     if any(within(new, one) for new, _ in new_modules(evidence) for one in makers):
