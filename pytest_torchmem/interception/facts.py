@@ -16,6 +16,7 @@ from math import isfinite
 from threading import get_ident
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -176,6 +177,8 @@ class FactCollector:
         self._arguments: dict[str, dict[str, None]] = {}
         self._backwards: dict[str, tuple[int, str]] = {}
         """By what was asked of the engine: how often, and the first line that did."""
+        self._optimizers: dict[str, list[ref[torch.optim.Optimizer]]] = {}
+        """Those that made steps, by their classes: what is freed may be followed at its address."""
         self._configurations: dict[str, tuple[Any, dict[str, Any]]] = {}
         """Configurations of modules by their paths, and what they held when first called."""
         self._known: dict[str, dict[str, Any]] = {topic: {} for topic in TOPICS}
@@ -297,7 +300,10 @@ class FactCollector:
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
         options += _numbers_of(optimizer)
         name = type(optimizer).__name__
-        if name not in self._known[Topic.OPTIMIZERS]:
+        own = self._optimizers.setdefault(name, [])
+        if len(own) < _MOST_LINES and not any(one() is optimizer for one in own):
+            own.append(ref(optimizer))
+            name = f"{name} {len(own)}" if own[1:] else name
             self._known[Topic.OPTIMIZERS][name] = tuple(options)
             names = {name for state in optimizer.state.values() for name in _tensors_of(state)}
             self._known[Topic.STATES][name] = tuple(sorted(names))

@@ -361,7 +361,8 @@ class Ledger:
         name, nbytes, confidence = buffer.name, buffer.nbytes, buffer.confidence
         key = (name, False, 0) if buffer.process else (name, in_engine, ledger.stream)
         if key not in ledger.kept:
-            entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", name, confidence)
+            label = f"{name} on another stream" if key[2] else name
+            entry = Allocation(nbytes, Kind.WORKSPACE, origin, (), "", label, confidence)
             ledger.kept[key] = ledger.add(entry)
 
     def made(self) -> frozenset[int]:

@@ -1185,10 +1185,43 @@ def first_of_two_loops_with_gradients(wrong: bool) -> Step:
     return model, (torch.zeros(4, 8, 32, 32),), {}
 
 
-@planted("library buffer", "cuBLAS keeps a buffer", "", "cuBLAS", "cuda")
+@planted("library buffer", "cuBLAS keeps a buffer", "", "aten::mm", "cuda")
 def library_asked_for_the_first_time(wrong: bool, device: str) -> None:
     x = torch.zeros(8, 8, device=device)
-    x = x @ x if wrong else x * x
+    x = x @ x if wrong else x * x  # here: library_asked_for_the_first_time
+
+
+@planted("library buffer", "cuBLAS on another stream keeps a buffer", "", "aten::mm", "cuda")
+def on_a_second_stream(wrong: bool, device: str) -> None:
+    x = torch.zeros(8, 8, device=device)
+    y = x @ x
+    with torch.cuda.stream(torch.cuda.Stream() if wrong else None):
+        y = x @ y  # here: on_a_second_stream
+
+
+@planted("operators", "clamp", "Bank", "aten::clamp")
+def exchanged_by_a_copy(wrong: bool) -> Step:
+    """A buffer that is replaced lives on as its copy; what is computed of it grows."""
+
+    class Bank(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            found = x @ (self.bank.clone() if wrong else self.bank).t()
+            found = found.clamp(-1, 1) if wrong else found  # here: exchanged_by_a_copy
+            self.bank = self.bank.roll(1, 0)
+            return found.exp().sin()
+
+    x = torch.zeros(128, 64, requires_grad=True)
+    return Bank(bank=torch.zeros(512, 64)), (x,), {}
+
+
+@planted("optimizer", "Adam 2 (loop) is another optimizer beside Adam", "", "zeros_like", "cpu")
+def optimizer_of_each_stage(wrong: bool, device: str) -> None:
+    layer, optimizers = nn.Linear(64, 64), []
+    for _ in range(2):
+        if wrong or not optimizers:
+            optimizers.append(torch.optim.Adam(layer.parameters()))
+        layer(torch.zeros(8, 64)).sum().backward()
+        optimizers[-1].step()  # here: optimizer_of_each_stage
 
 
 # What must not be named: the rule, and a change that looks like its cause and is another.

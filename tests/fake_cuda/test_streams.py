@@ -30,7 +30,7 @@ def answers(body: Callable[[], Any], **options: Any) -> Any:
 def buffers(profile: MemoryProfile) -> int:
     """Return how many of cuBLAS's buffers are alive at the end."""
     live = profile.timeline.live_at(len(profile.timeline.events))
-    return sum(found.label == "cuBLAS" for found in live)
+    return sum("cuBLAS" in found.label for found in live)
 
 
 # -- the allocator ---------------------------------------------------------------------------------

@@ -252,6 +252,8 @@ def kept_twice(evidence: Evidence) -> Cause | None:
             continue
         if counted is not None and counted.now <= counted.before:
             continue  # it copied before, too: the copy lives longer
+        if any(_is_exchanged(row, one) for one in evidence.difference.rows):
+            continue  # it stands in the place of what is gone
         if row.what.role == Role.HELD and is_kept(evidence, row):
             continue  # who keeps it is nearer to the cause
         copied = evidence.ran.original_of(evidence.first(row), _COPIES)
@@ -261,6 +263,10 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
         return cause("copy", rows, row, operator=source, kept=kept_by(evidence, [row]), **values)
     return None
+
+
+def _is_exchanged(row: Row, gone: Row) -> bool:
+    return gone.change == -row.change and gone.what[3:5] == row.what[3:5]
 
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
@@ -305,4 +311,6 @@ def library_buffer(evidence: Evidence) -> Cause | None:
     more = total(row for row in evidence.came() if row not in rows)
     if not rows or more > WEIGHTY * evidence.difference.change:
         return None  # something else came, for which the library may have been asked
-    return cause("library buffer", rows, library=rows[0].what.source)
+    first = evidence.first(rows[0])
+    origin = evidence.ran.allocation(first).origin if first >= 0 else None
+    return cause("library buffer", rows, None, origin, library=rows[0].what.source)
