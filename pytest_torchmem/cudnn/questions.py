@@ -141,8 +141,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 def without_free_strides(
     shape: Sequence[int], strides: Sequence[int], channels_last: bool
 ) -> tuple[int, ...]:
-    """Return strides where those of dimensions of size 1 follow from the others.
-
+    """Return strides where those of dimensions of size 1 follow from the others;
     ``fixSizeOneDimStride`` of ATen/cudnn/Descriptors.h.
     """
     inner = range(len(shape) - 1, 1, -1)

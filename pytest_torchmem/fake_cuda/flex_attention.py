@@ -241,8 +241,7 @@ def _decodes(query: Tensor, value: Tensor, indices: Tensor, options: Mapping[str
 
 
 def _like(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return an empty tensor without gaps, in the order of another, the last dimension innermost.
-
+    """Return an empty tensor without gaps, in the order of another, the last dimension innermost;
     torch/_inductor/kernel/flex/common.py, ``infer_dense_strides``.
     """
     last = len(shape) - 1

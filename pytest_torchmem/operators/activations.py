@@ -217,9 +217,8 @@ def log_sigmoid_gradient(grad_output: Tensor, input: Tensor, buffer: Tensor) -> 
 def gelu_backward(
     machine: Host, grad_output: Tensor, input: Tensor, *, approximate: str = "none"
 ) -> int:
-    """A gradient that does not lie as the input does is reordered by oneDNN.
-
-    gelu_backward_out_cpu and use_mkldnn; ideep's eltwise_backward.
+    """A gradient that does not lie as the input does is reordered by oneDNN; gelu_backward_out_cpu
+    and use_mkldnn; ideep's eltwise_backward.
     """
     onednn = machine.onednn and approximate == "none" and input.is_contiguous()
     halves = input.dtype == torch.bfloat16 and machine.computes_in_bfloat16
@@ -311,8 +310,7 @@ def masked_on_cuda(
 def masked_backward_on_cuda(
     grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None
 ) -> tuple[int, ...]:
-    """Dense copies and a product; where no kernel of its own fits, two of them.
-
+    """Dense copies and a product; where no kernel of its own fits, two of them;
     ``masked_softmax_backward_cuda``.
     """
     copies = tuple(map(contiguous_copy, (grad_output, output, mask)))

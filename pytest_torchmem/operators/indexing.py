@@ -206,9 +206,8 @@ def masks_as_positions(outputs: Tensor, input: Tensor, indices: Sequence[Tensor 
 
 @put.workspace("cpu")
 def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
-    """Masks as positions, where there is a value for each.
-
-    native/TensorAdvancedIndexing.cpp, _index_put_impl_.
+    """Masks as positions, where there is a value for each; native/TensorAdvancedIndexing.cpp,
+    _index_put_impl_.
     """
     return _positions_on_cpu(input, indices, values.numel()) if values.numel() > 1 else 0
 
@@ -286,11 +285,13 @@ def put_in_order(
     widened = [dense_bytes(index, torch.int64) for index in given if index.dtype == torch.int32]
     given_back = (-nbytes for nbytes in (*widened, *owned))
     linear = (*widened, *_linear_index(gpu, given, checked), *given_back)
-    moved = dense_bytes(input) if _are_apart(indices) else 0
+    # ``hasContiguousSubspace``, TensorAdvancedIndexingUtils.h: not all indices stand together.
+    at = [position for position, found in enumerate(indices) if found is not None]
+    moved = dense_bytes(input) if at[-1] - at[0] >= len(at) else 0
     copies = (_values(values, number * kept), moved)
     if not number * kept:
         return (contiguous_copy(input), *linear, *copies)
-    leading = 0 if moved else [index is None for index in indices].index(False)
+    leading = 0 if moved else at[0]
     rows = math.prod(input.shape[:leading]) * input.numel() // kept
     bits = max(1, (rows - 1).bit_length())  # cub.cuh, get_num_bits of the largest index
     sort = cub.radix_sort(gpu, number, LONG, LONG, bits)
@@ -321,12 +322,6 @@ def _linear_index(gpu: Gpu, indices: Sequence[Tensor], checked: bool) -> tuple[i
     return requests
 
 
-def _are_apart(indices: Sequence[Tensor | None]) -> bool:
-    """``hasContiguousSubspace``, TensorAdvancedIndexingUtils.h: not all indices stand together."""
-    given = [position for position, found in enumerate(indices) if found is not None]
-    return bool(given) and given[-1] - given[0] >= len(given)
-
-
 def _values(values: Tensor, elements: int) -> int:
     """Bytes of the values made dense, expanded to all positions where they are fewer."""
     if values.numel() < elements:
@@ -351,8 +346,7 @@ def _unindexed(input: Tensor, indices: Sequence[Tensor | None]) -> int:
 
 
 def _dense_indices(indices: Sequence[Tensor]) -> tuple[int, ...]:
-    """Several indices whose strides differ once they are broadcast: every one is copied.
-
+    """Several indices whose strides differ once they are broadcast: every one is copied;
     ``AdvancedIndex``, ``all_strides_match``.
     """
     shape = torch.broadcast_shapes(*(found.shape for found in indices)) if indices else ()
@@ -597,8 +591,7 @@ def rolled_on_cpu(input: Tensor, dims: Sequence[int] = ()) -> int:
 
 @rolling.workspace("cuda")
 def rolled_on_cuda(input: Tensor, dims: Sequence[int] = ()) -> tuple[Request, ...]:
-    """A dense copy; of several dimensions one after the other, the result of each but the last.
-
+    """A dense copy; of several dimensions one after the other, the result of each but the last;
     TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
     """
     copies = [dense_bytes(input)] * (len(dims) - 1) if len(dims) > 1 else [contiguous_copy(input)]

@@ -178,8 +178,7 @@ def cross_entropy_on_cpu(
 
 @_cross_entropy.workspace("cuda")
 def number_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[int, ...]:
-    """A number and its reduction: all elements' losses are the output, which is then resized.
-
+    """A number and its reduction: all elements' losses are the output, which is then resized;
     Exact, ``binary_cross_entropy_out_cuda``.
     """
     if reduction == _NONE:

@@ -32,8 +32,7 @@ def lt_product(
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
 ) -> Workspace | int:
-    """cuBLASLt; scales of rows or blocks go to CUTLASS on Hopper, which takes its own.
-
+    """cuBLASLt; scales of rows or blocks go to CUTLASS on Hopper, which takes its own;
     native/cuda/Blas.cpp, ``_int_mm_cuda``; native/cuda/ScaledBlas.cpp, ``_scaled_mm_out_cuda``.
     """
     if not (input.numel() and mat2.numel()):

@@ -133,7 +133,9 @@ class Product(NamedTuple):
         threads = self.host.threads
         depth = min(self.depth, 1024 if self.depth > 1024 and not self.transposed else 512)
         column_block = min(_COLUMNS, self.columns)
-        copied = self.turned or self._prefers_copy()
+        # Rows whose length is a large power of two, of a tall matrix, are copied.
+        power = self.depth & (self.depth - 1) == 0
+        copied = self.turned or (power and self.depth >= 4096 and self.rows >= 1024)
         rows, chunk, on_depth = self._blocks(column_block, depth, copied)
         entries = [threads * _ELEMENT]
         if copied:
@@ -169,11 +171,6 @@ class Product(NamedTuple):
             threads * _ELEMENT * ceil_div(self.depth, depth),
             threads * FLOAT * (length if split else rows),
         )
-
-    def _prefers_copy(self) -> bool:
-        """Rows whose length is a large power of two, of a tall matrix, are copied."""
-        power = self.depth & (self.depth - 1) == 0
-        return not self.turned and power and self.depth >= 4096 and self.rows >= 1024
 
     def _blocks(self, column_block: int, depth: int, copied: bool) -> tuple[int, int, int]:
         """Rows of a block, blocks of columns that are computed together, and threads that share
@@ -293,8 +290,7 @@ _SMALLEST_FOR_MKL = 400
 
 @operator("aten::mm", "aten::bmm").workspace("cuda")
 def by_cublas(machine: Gpu, input: Tensor, mat2: Tensor, lt: bool = False) -> Workspace | int:
-    """cuBLAS, and copies of operands; nothing where there is nothing to multiply.
-
+    """cuBLAS, and copies of operands; nothing where there is nothing to multiply;
     native/cuda/Blas.cpp, ``addmm_out_cuda_impl``, ``bmm_out_cuda_impl``.
     """
     if not (input.numel() and mat2.numel()):

@@ -182,9 +182,7 @@ def of_nested(nested: NestedTensors, norm: LayerNorm) -> tuple[Tensor, Tensor, T
 
 def _partial_gradients(gpu: Gpu, norm: NormBackward) -> tuple[int, ...]:
     """Of many short rows, a partial sum for every 32 of them, each summed by a reduction into a
-    tensor that takes the place of the one made before.
-
-    ``LaunchGammaBetaBackwardCUDAKernel``.
+    tensor that takes the place of the one made before; ``LaunchGammaBetaBackwardCUDAKernel``.
     """
     columns, weight = norm.columns, norm.weight
     number = norm.output_mask[1] + (norm.bias is not None and norm.output_mask[2])
@@ -442,10 +440,8 @@ def group_norm_backward_on_cpu(
 def group_norm_backward_on_cuda(
     grad_out: Tensor, norm: GroupNorm, output_mask: Sequence[bool]
 ) -> tuple[int, ...]:
-    """Sums of every channel of every image, and coefficients of the input's gradient.
-
-    Exact, group_norm_kernel.cu, ``GroupNormBackwardKernelImplInternal`` and
-    ``GroupNorm1dBackward``.
+    """Sums of every channel of every image, and coefficients of the input's gradient; exact,
+    group_norm_kernel.cu, ``GroupNormBackwardKernelImplInternal`` and ``GroupNorm1dBackward``.
     """
     each = norm.of_channels()
     groups = norm.N * norm.group * accumulation_type(norm.input.dtype).itemsize

@@ -283,8 +283,7 @@ def _of_all_or_along(
 
 @of_elements.workspace("cuda")
 def largest_or_smallest(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
-    """Of all elements: a dense copy and their own type. Along a dimension: value and index.
-
+    """Of all elements: a dense copy and their own type. Along a dimension: value and index;
     ReduceMaxValuesKernel.cu, ``max_all_launch_kernel`` and ``max_launch_kernel``.
     """
     own, vector = input.element_size(), 8 if input.dtype.itemsize == 2 else 4

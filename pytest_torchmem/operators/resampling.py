@@ -252,8 +252,7 @@ def copies_on_cuda(
 
 @operator("aten::upsample_bilinear2d").workspace("cuda")
 def bilinear_copy(outputs: Tensor, input: Tensor) -> int:
-    """A copy where channels last are written; else the input is read as it lies.
-
+    """A copy where channels last are written; else the input is read as it lies;
     UpSampleBilinear2d.cu, ``upsample_bilinear2d_out_cuda_template``.
     """
     by_channel = _by_channel_last(outputs, input, 16)
@@ -406,8 +405,7 @@ def adaptive_average_backward(grad_output: Tensor, input: Tensor) -> int:
 
 @operator("aten::adaptive_max_pool2d").workspace("cuda")
 def adaptive_max_copies(outputs: tuple[Tensor, Tensor], input: Tensor) -> tuple[int, ...]:
-    """Dense results before they are copied to where they belong, and a dense input.
-
+    """Dense results before they are copied to where they belong, and a dense input;
     AdaptiveMaxPooling2d.cu, ``adaptive_max_pool2d_out_cuda``.
     """
     copy = contiguous_copy(input) if input.dim() == 4 else 0

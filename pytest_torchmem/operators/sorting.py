@@ -120,9 +120,8 @@ def topk(
     dim: int = -1,
     sorted: bool = True,
 ) -> tuple[int, ...]:
-    """Several blocks for a long slice, then a sort of many that were found.
-
-    TensorTopK.cpp, ``topk_out_cuda``; TensorTopK.cu, ``launch_gather_topk_kernel``.
+    """Several blocks for a long slice, then a sort of many that were found; TensorTopK.cpp,
+    ``topk_out_cuda``; TensorTopK.cu, ``launch_gather_topk_kernel``.
     """
     if not input.dim() or not input.numel() or not k:
         return ()
@@ -198,8 +197,7 @@ def middle(call: GivenCall, input: Tensor) -> Tensor:
 def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, ...]:
     """A dense copy with the dimension last; long slices are sorted one by one, always in a copy,
     and their runs counted: at most as many as there are elements. Of booleans those that are true
-    are counted. Thrust merges numbers of 16 bits of c10's, in less than their runs take.
-
+    are counted. Thrust merges numbers of 16 bits of c10's, in less than their runs take;
     TensorModeKernel.cpp, ``mode_kernel_impl``; TensorModeKernel.cu, ``ModeImpl``.
     """
     if not input.dim() or not input.numel():

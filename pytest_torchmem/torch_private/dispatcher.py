@@ -371,10 +371,7 @@ def outside_autocast() -> keys.excluded:
 
 
 def outside_autocast_of_cpu() -> keys.excluded:
-    """Let operators pass by the kernels of ``torch.autocast("cpu")``, too.
-
-    To C++ all tensors are on the CPU, and excluding the key is what switches it off there.
-    """
+    """Let operators pass ``torch.autocast("cpu")`` by: to C++ all tensors are on the CPU."""
     return keys.excluded(_AUTOCAST_CPU)
 
 

@@ -428,8 +428,7 @@ def place_in_group(arguments: Iterable[Any]) -> tuple[int, int] | None:
 
 
 def reduction_among(arguments: Iterable[Any]) -> str:
-    """Return what a collective reduces by, "SUM" say; "" where it does not reduce.
-
+    """Return what a collective reduces by, "SUM" say; "" where it does not reduce;
     torch/csrc/distributed/c10d/Types.hpp, ``ReduceOp::RedOpType``.
     """
     for argument in arguments:

@@ -192,10 +192,7 @@ STATES = _States()
 def random_functions(
     default: Generator, defaults: Sequence[Generator]
 ) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda.random`` for a GPU's own generator, by name.
-
-    ``defaults`` are those of all GPUs.
-    """
+    """Return the functions of ``torch.cuda.random`` for ``default``, one of all ``defaults``."""
 
     def manual_seed(seed: int) -> None:
         default.manual_seed(int(seed))

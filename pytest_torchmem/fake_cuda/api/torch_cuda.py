@@ -354,10 +354,7 @@ def _nested(statistics: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iterator[None]:
-    """Let every common way of placing and asking for a device work for fake cuda.
-
-    ``memories`` are those of the GPUs, by their indices.
-    """
+    """Let common ways of placing and asking for a device work on GPUs with these ``memories``."""
     defaults = [Generator.on_gpu(index) for index in range(len(memories))]
     with (
         LASTING.layer("cuda", _functions) as owners,

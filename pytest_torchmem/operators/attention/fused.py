@@ -171,9 +171,8 @@ def efficient_backward(
     host_outputs={"cuda": (2, 3)},
 ).workspace("cuda")
 def efficient_forward(outputs: tuple[Tensor, ...], value: Tensor) -> int:
-    """The output in float where heads are too large to be added up in registers.
-
-    attention.cu; kernel_forward.h, ``kNeedsOutputAccumulatorBuffer``.
+    """The output in float where heads are too large to be added up in registers; attention.cu;
+    kernel_forward.h, ``kNeedsOutputAccumulatorBuffer``.
     """
     out = outputs[0]
     half = out.dtype != torch.float32

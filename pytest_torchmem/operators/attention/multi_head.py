@@ -163,8 +163,7 @@ def of_nested(nested: NestedTensors, layer: AttentionLayer) -> tuple[Tensor, Ten
 def _fused_of_nested(
     nested: NestedTensors, backend: int, projected: Tensor, heads: int, lengths: list[int]
 ) -> Tensor:
-    """Attention of sequences that lie one behind the other; their ends are on the GPU twice.
-
+    """Attention of sequences that lie one behind the other; their ends are on the GPU twice;
     native/nested/cuda/NestedTensorTransformerUtils.cpp, sdpa_nested_preprocessing.
     """
 
@@ -267,8 +266,7 @@ def encoder_layer_of_nested(nested: NestedTensors, layer: EncoderLayer) -> Tenso
 
 
 def _run(layer: EncoderLayer, feed_forward: Callable[[Tensor], Tensor]) -> Tensor:
-    """Attention and ``feed_forward``, each with its sum and its norm.
-
+    """Attention and ``feed_forward``, each with its sum and its norm;
     native/transformers/transformer.cpp, ``transformer_encoder_layer_forward``.
     """
     first = (layer.norm_weight_1, layer.norm_bias_1)

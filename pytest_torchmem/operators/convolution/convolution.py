@@ -59,10 +59,7 @@ operator(
 def convolution_shape(
     input: Tensor, weight: Tensor, settings: ConvolutionSettings, bias: Tensor | None = None
 ) -> Tensor:
-    """Return the output, contiguous, from arguments on ``meta``.
-
-    Raises what torch raises of what it does not take.
-    """
+    """Return the output on ``meta``, contiguous; raises what torch raises for the arguments."""
     shape = _output_shape(input.shape, weight.shape, settings)
     if shape is not None and (bias is None or bias.shape == (shape[1],)):
         return input.new_empty(shape)
@@ -285,8 +282,7 @@ def workspace_on_cuda(
     settings: ConvolutionSettings,
     cudnn: Cudnn,
 ) -> Workspace | tuple[Request, ...]:
-    """Copies and cuDNN's workspace; of a depthwise one with ATen's kernel copies alone, exactly.
-
+    """Copies and cuDNN's workspace; of a depthwise one with ATen's kernel copies alone, exactly;
     ``cudnn_convolution``, ``conv_depthwise2d_cuda``, ``slow_conv2d_forward``.
     """
     if not input.numel() or not outputs.numel():
@@ -309,8 +305,7 @@ def workspace_on_cuda(
 def backward_workspace_on_cuda(
     machine: Gpu, asked: ConvolutionBackward, settings: ConvolutionSettings, cudnn: Cudnn
 ) -> Workspace | tuple[Request, ...]:
-    """Copies and cuDNN's workspace, then the sum of the bias's gradient.
-
+    """Copies and cuDNN's workspace, then the sum of the bias's gradient;
     ``cudnn_convolution_backward``, ``conv_depthwise2d_backward_cuda_out``,
     ``slow_conv2d_backward``.
     """
@@ -341,8 +336,7 @@ def _depthwise_backward(
     bias: Sequence[int],
 ) -> tuple[Request, ...]:
     """Of images the weight's gradient and then the input's, each with a dense copy of what it
-    reads; of volumes both, and then all copies. The bias's comes last.
-
+    reads; of volumes both, and then all copies. The bias's comes last;
     ``conv_depthwise2d_backward_cuda_out``, ``conv_depthwise3d_backward_cuda``.
     """
     copies = [contiguous_copy(operand) for operand in (gradient, input, weight)]

@@ -48,9 +48,7 @@ def as_images(
     settings: ConvolutionSettings, input: Tensor, *others: Tensor
 ) -> tuple[ConvolutionSettings, int, list[Tensor]]:
     """Return settings with a number for each dimension, lines as images of height 1, and the bytes
-    of the contiguous input that a line takes.
-
-    ``view1d_as_2d``, ``view4d``.
+    of the contiguous input that a line takes; ``view1d_as_2d``, ``view4d``.
     """
     full = settings_of_images(settings, input.dim() - 2)
     if input.dim() != 3:

@@ -133,8 +133,7 @@ def sort_in_place(gpu: Gpu, number: int, key_size: int, value_size: int) -> int:
 
 
 def segmented_sort_pairs(number: int, key_size: int, value_size: int) -> int:
-    """Return what sorting pairs in segments takes: a second buffer of both.
-
+    """Return what sorting pairs in segments takes: a second buffer of both;
     dispatch_radix_sort.cuh, ``DispatchSegmentedRadixSort::InvokePasses``.
     """
     return temporaries(number * key_size, number * value_size) if number else 1

@@ -62,9 +62,7 @@ class Lapack:
         return max(1, int(self._ask("ormqr", *given, work=reference).work))
 
     def syevd(self, order: int, vectors: bool) -> tuple[int, int, int]:
-        """Eigenvalues of a symmetric matrix: elements, integers and, of a complex one, real
-        numbers; apply_lapack_eigh.
-        """
+        """Elements, integers and, of complex ones, reals for eigenvalues; apply_lapack_eigh."""
         is_complex = self.dtype.is_complex
         matrix = (order, _MATRIX, max(1, order), _MATRIX)
         others: tuple[Argument, ...] = (_INTEGERS, _ASKED, _INFO)

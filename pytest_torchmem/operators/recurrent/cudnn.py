@@ -283,10 +283,7 @@ def flatten_weight(
 
 
 def dropout_state(machine: Gpu) -> Buffer:
-    """Return the state of random numbers that a process keeps; RNN.cpp, ``get_dropout_state``.
-
-    24 bytes for every thread that the GPU runs at once were recorded.
-    """
+    """A process's random state: 24 bytes a thread were recorded; RNN.cpp, ``get_dropout_state``."""
     nbytes = 24 * machine.multiprocessors * machine.threads_per_multiprocessor
     confidence = Confidence.LIBRARY if _is_recorded(machine) else Confidence.UNKNOWN
     return Buffer("cuDNN dropout", nbytes, process=True, confidence=confidence)

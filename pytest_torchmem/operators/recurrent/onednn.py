@@ -119,9 +119,7 @@ def _brgemm_forward(threads: int, lstm: _Lstm) -> int:
 
 
 def _brgemm_backward(threads: int, lstm: _Lstm) -> int:
-    """Lists of the products of four gates, and for the gradient of the weights the gates in blocks
-    and the states of both kinds turned.
-    """
+    """Lists of products of four gates; for the weights' gradient gates in blocks, states turned."""
     _, batch, inputs, hidden, size, _ = lstm
     depth = round_up(batch, 2) * size
     turned = inputs, hidden

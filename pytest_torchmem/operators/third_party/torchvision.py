@@ -75,8 +75,7 @@ def _kept_on_cpu(outputs: Tensor, dets: Tensor) -> Tensor:
 
 
 def _boxes_on_cuda(machine: Gpu, outputs: Tensor, dets: Tensor) -> Workspace | int:
-    """Order, sorted boxes, which of them overlap, which are kept, and their selection; a limit.
-
+    """Order, sorted boxes, which of them overlap, which are kept, and their selection; a limit;
     cuda/nms_kernel.cu, nms_kernel.
     """
     boxes = dets.shape[0]
@@ -128,8 +127,7 @@ def _products(columns: Tensor, images: int, groups: int, product: Callable[..., 
 def _deform(
     input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, groups: int
 ) -> Tensor:
-    """Columns of some images at a time, their products, and those in the images' order.
-
+    """Columns of some images at a time, their products, and those in the images' order;
     deform_conv2d_kernel, deform_conv2d_forward_kernel.
     """
     dense = [one.contiguous() for one in (input, offset, weight, mask, bias)]
@@ -167,8 +165,7 @@ def _deform_backward(
     bias: Tensor,
     groups: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Columns twice: for the gradients of input, offset and mask, and for that of the weight.
-
+    """Columns twice: for the gradients of input, offset and mask, and for that of the weight;
     deform_conv2d_kernel, backward_gradient_inputs and backward_gradient_parameters.
     """
     grad, input, weight, offset, mask, bias = (

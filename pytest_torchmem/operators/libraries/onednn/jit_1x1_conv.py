@@ -111,10 +111,8 @@ def backward_weights(problem: Problem) -> Primitive | None:
     """Threads that share the pixels have a copy of the weight's gradient each."""
     if not _takes(problem):
         return None
-    return _weights_of_bfloat16(problem) if problem.bfloat16 else _weights_of_float(problem)
-
-
-def _weights_of_float(problem: Problem) -> Primitive:
+    if problem.bfloat16:
+        return _weights_of_bfloat16(problem)
     on_pixels, threads = _threads_on_pixels(problem, _pixel_block(problem, 7, 16, False), 12)
     entries: list[Entry] = [_padded_bias(problem)]
     if on_pixels > 1:

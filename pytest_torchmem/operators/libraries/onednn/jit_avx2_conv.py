@@ -20,16 +20,14 @@ _REDUCTION_ROOM = 1 << 21
 
 def forward(problem: Problem) -> Primitive | None:
     """Groups of fewer than 8 channels are taken as they are."""
-    if problem.bfloat16 or problem.misses_input or not _output_row_fits(problem):
+    padded = problem.padding[1] or problem.padding[2]
+    long = problem.kernel[2] > 7 and padded and problem.stride[1:] != (1, 1)
+    if problem.padding[2] > min(3, problem.output[2]) or long:
+        return None
+    if problem.bfloat16 or problem.misses_input:
         return None
     blocks = blocks_of(problem, problem.group_channels < _VECTOR, _VECTOR)
     return blocks.primitive(blocks.padded_bias) if blocks is not None else None
-
-
-def _output_row_fits(problem: Problem) -> bool:
-    padded = problem.padding[1] or problem.padding[2]
-    long = problem.kernel[2] > 7 and padded and problem.stride[1:] != (1, 1)
-    return problem.padding[2] <= min(3, problem.output[2]) and not long
 
 
 def backward_weights(problem: Problem) -> Primitive | None:

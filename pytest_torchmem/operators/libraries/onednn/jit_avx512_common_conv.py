@@ -36,39 +36,53 @@ _ROWS = 9
 
 
 def forward(problem: Problem) -> Primitive | None:
-    """A bias that is not whole blocks is copied into one that is."""
+    """A row has to fit the registers, and the kernel's code its buffer. A bias that is not whole
+    blocks is copied into one that is.
+    """
     blocks = blocks_of(problem, is_first(problem), smaller=(8, 4))
-    if blocks is None or problem.bfloat16 or problem.misses_input or not _output_fits(blocks):
+    if blocks is None or problem.bfloat16 or problem.misses_input:
         return None
-    return blocks.primitive(blocks.padded_bias)
-
-
-def _output_fits(blocks: Blocks) -> bool:
-    """Whether a row fits the registers, and the kernel's code its buffer."""
-    problem = blocks.problem
     pixels, filter_blocks = _output_unrolling(blocks)
     width, taps = problem.output[2], problem.kernel[2]
     whole = width - width % min(width, _REGISTERS)
     variants = 1 + (problem.padding[2] > 0) + (problem.reach(2, whole) > 0)
     products = variants * taps * blocks.channel_block * filter_blocks * pixels
-    return problem.padding[2] <= pixels and products * _CODE_OF_PRODUCT <= _CODE
+    fits = problem.padding[2] <= pixels and products * _CODE_OF_PRODUCT <= _CODE
+    return blocks.primitive(blocks.padded_bias) if fits else None
 
 
 def _output_unrolling(blocks: Blocks) -> tuple[int, int]:
     """Pixels of a row and blocks of filters that are computed at a time."""
-    problem, filters = blocks.problem, blocks.filter_blocks
-    tall = _is_tall(blocks)
+    problem, filters, width = blocks.problem, blocks.filter_blocks, blocks.problem.output[2]
+    tall = (
+        {problem.groups, problem.batch, *problem.stride[1:], width} == {1}
+        and problem.input[0] == problem.kernel[0] == 1
+        and problem.input[2] == problem.kernel[2]
+        and filters > 1
+        and problem.padding[2] == 0
+        and problem.output[1] >= 60
+        and problem.kernel[1] >= 3
+    )
     if not tall and _embeds_output(blocks):
-        return _embedded_unrolling(blocks)
+        pairs = (
+            _working_set(blocks) < problem.host.l1
+            and width <= 8
+            and problem.kernel[1] <= 3
+            and problem.kernel[2] <= 3
+            and filters % 2 == 0
+            and problem.batch > 1
+            and not blocks.first
+        )
+        return (width, 2) if pairs else (min(width, _REGISTERS), 1)
     divisors = [size for size in range(min(filters, 5), 0, -1) if filters % size == 0]
     chosen = divisors[0] if tall else 1
     best = 0.0
     for size in [] if tall else divisors:
-        pixels = min(problem.output[2], 31 // (size + 1))
+        pixels = min(width, 31 // (size + 1))
         reached = _row_efficiency(blocks, size, _row_block(blocks, size, pixels))
         if reached > 1.05 * best:
             chosen, best = size, reached
-    return min(problem.output[2], 31 // (chosen + 1)), chosen
+    return min(width, 31 // (chosen + 1)), chosen
 
 
 def _working_set(blocks: Blocks) -> int:
@@ -79,20 +93,6 @@ def _working_set(blocks: Blocks) -> int:
     result = problem.output[2] * blocks.block * 2
     weight = rows * problem.kernel[2] * blocks.channel_block * blocks.block * 2
     return FLOAT * (source + result + weight)
-
-
-def _is_tall(blocks: Blocks) -> bool:
-    problem = blocks.problem
-    ones = (problem.groups, problem.batch, *problem.stride[1:], problem.output[2])
-    return (
-        set(ones) == {1}
-        and problem.input[0] == problem.kernel[0] == 1
-        and problem.input[2] == problem.kernel[2]
-        and blocks.filter_blocks > 1
-        and problem.padding[2] == 0
-        and problem.output[1] >= 60
-        and problem.kernel[1] >= 3
-    )
 
 
 def _embeds_output(blocks: Blocks) -> bool:
@@ -111,20 +111,6 @@ def _embeds_output(blocks: Blocks) -> bool:
     narrow = width <= _REGISTERS or (width <= 147 and blocks.filters <= 96)
     single = problem.batch == 1 and (blocks.first or narrow)
     return taps > 3 or (small and (few or not strided)) or single
-
-
-def _embedded_unrolling(blocks: Blocks) -> tuple[int, int]:
-    problem, width = blocks.problem, blocks.problem.output[2]
-    pairs = (
-        _working_set(blocks) < problem.host.l1
-        and width <= 8
-        and problem.kernel[1] <= 3
-        and problem.kernel[2] <= 3
-        and blocks.filter_blocks % 2 == 0
-        and problem.batch > 1
-        and not blocks.first
-    )
-    return (width, 2) if pairs else (min(width, _REGISTERS), 1)
 
 
 def _row_efficiency(blocks: Blocks, size: int, row_block: int) -> float:
@@ -164,16 +150,10 @@ def _row_block(blocks: Blocks, size: int, pixels: int) -> int:
 
 
 def backward_data(problem: Problem) -> Primitive | None:
-    """Blocks of channels on both sides, also of few."""
+    """Blocks of channels on both sides, also of few; rows of the input fit as the output's."""
     blocks = blocks_of(problem, first=False, smaller=(8, 4))
-    if problem.bfloat16 or problem.moves_gaps() or problem.misses_input:
+    if problem.bfloat16 or problem.moves_gaps() or problem.misses_input or blocks is None:
         return None
-    return blocks.primitive() if blocks is not None and _input_fits(blocks) else None
-
-
-def _input_fits(blocks: Blocks) -> bool:
-    """As of the forward, for rows of the input."""
-    problem = blocks.problem
     taps = problem.kernel[2]
     wide = (
         14 <= taps < 20
@@ -187,8 +167,8 @@ def _input_fits(blocks: Blocks) -> bool:
     left, right = overlaps(problem, pixels)
     variants = 1 + (left > 0) + (right > 0)
     products = variants * taps * blocks.block * at_a_time * pixels
-    fits = input_row_fits(problem, pixels, any_left=wide)
-    return fits and (wide or products * _CODE_OF_PRODUCT <= _CODE)
+    fits = wide or products * _CODE_OF_PRODUCT <= _CODE
+    return blocks.primitive() if fits and input_row_fits(problem, pixels, any_left=wide) else None
 
 
 def _input_unrolling(blocks: Blocks, wide: bool) -> tuple[int, int]:

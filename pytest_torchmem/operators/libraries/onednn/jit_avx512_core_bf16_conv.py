@@ -36,17 +36,7 @@ def forward(problem: Problem) -> Primitive | None:
     blocks = blocks_of(problem, is_first(problem), smaller=(8, 4))
     if not problem.bfloat16 or problem.misses_input or blocks is None:
         return None
-    if problem.padding[2] > _output_row_pixels(blocks):
-        return None
-    found = blocks.primitive(blocks.padded_bias)
-    if not blocks.first:
-        return found
-    return found._replace(weight=found.weight // blocks.channels * round_up(blocks.channels, 2))
-
-
-def _output_row_pixels(blocks: Blocks) -> int:
-    """Pixels of a row of the output that are computed at a time."""
-    width, start = blocks.problem.output[2], blocks.problem.padding[2]
+    width, start = problem.output[2], problem.padding[2]
     at_a_time = min(4, blocks.filter_blocks)
     while at_a_time > 1:
         pixels = _REGISTERS // (at_a_time + 1)
@@ -54,7 +44,12 @@ def _output_row_pixels(blocks: Blocks) -> int:
         if even and start <= pixels and (width == 1 or width % pixels != 1):
             break
         at_a_time -= 1
-    return min(width, _REGISTERS // (at_a_time + 1))
+    if start > min(width, _REGISTERS // (at_a_time + 1)):
+        return None
+    found = blocks.primitive(blocks.padded_bias)
+    if not blocks.first:
+        return found
+    return found._replace(weight=found.weight // blocks.channels * round_up(blocks.channels, 2))
 
 
 def backward_data(problem: Problem) -> Primitive | None:

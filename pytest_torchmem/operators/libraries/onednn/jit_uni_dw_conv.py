@@ -30,17 +30,8 @@ def forward(problem: Problem) -> Primitive | None:
     """``jit_dw``, forward: a bias that is not whole vectors of floats is copied."""
     if not problem.depthwise or problem.dims != 2 or problem.misses_input:
         return None
-    if problem.padding[2] > _row_pixels(problem):
-        return None
-    channels = problem.groups if problem.channels_last else round_up(problem.groups, VECTOR)
-    copied = problem.bias and (problem.bfloat16 or channels != problem.groups)
-    return _operands(problem)._replace(scratchpad=booked(channels * FLOAT if copied else 0))
-
-
-def _row_pixels(problem: Problem) -> int:
-    """Pixels of a row that the kernel computes at a time."""
     width, taps, stride = problem.output[2], problem.kernel[2], problem.stride[2]
-    pixels = min(6, width)
+    pixels = min(6, width)  # of a row, which the kernel computes at a time
     if problem.channels_last:
         blocks = min(4, ceil_div(problem.groups, VECTOR))
         shared = (31 - taps + stride) // (blocks + stride)
@@ -48,7 +39,11 @@ def _row_pixels(problem: Problem) -> int:
             pixels = min(width, shared)
         if problem.groups * problem.input[2] * problem.element_size % 1024 == 0:
             pixels = min(pixels, 7 if width > 7 else 4)
-    return pixels
+    if problem.padding[2] > pixels:
+        return None
+    channels = problem.groups if problem.channels_last else round_up(problem.groups, VECTOR)
+    copied = problem.bias and (problem.bfloat16 or channels != problem.groups)
+    return _operands(problem)._replace(scratchpad=booked(channels * FLOAT if copied else 0))
 
 
 def backward_data(problem: Problem) -> Primitive | None:
@@ -59,12 +54,26 @@ def backward_data(problem: Problem) -> Primitive | None:
 
 
 def backward_weights(problem: Problem) -> Primitive | None:
-    """``jit_dw``, gradient of the weight: a copy of it for every thread that shares a batch."""
+    """``jit_dw``, gradient of the weight: a copy of it for every thread that shares a batch;
+    ``jit_uni_dw_conv_bwd_weights_kernel_t::init_scratchpad``.
+    """
     operands = backward_data(problem)
     taps, step = problem.kernel[2], problem.stride[2]
     if operands is None or taps > 3 or step > taps or not _is_within(problem):
         return None
-    return operands._replace(scratchpad=_reduction(problem))
+    padded = round_up(problem.groups, VECTOR)
+    channels = problem.groups if problem.channels_last else padded
+    own = 0 if problem.bfloat16 else 1  # in float32 the first thread sums into the result
+    if problem.channels_last:
+        copies = bias_copies = _threads_channels_last(problem) - own
+    else:
+        on_channels = min(padded // VECTOR, problem.threads)
+        on_batch = min(max(1, problem.threads // on_channels), problem.batch)
+        copies, bias_copies = on_batch - own, on_batch - 1
+    entries = [padded * problem.taps * copies * FLOAT]
+    if problem.bias:
+        entries += [channels * bias_copies * FLOAT, channels * FLOAT * (1 - own)]
+    return operands._replace(scratchpad=booked(*entries))
 
 
 def _is_within(problem: Problem) -> bool:
@@ -73,24 +82,6 @@ def _is_within(problem: Problem) -> bool:
     step, top, bottom = problem.stride[1], problem.padding[1], max(0, problem.end_padding[1])
     uneven = any(rows > 1 and rows % step for rows in (top, bottom))
     return problem.input[1] >= problem.kernel[1] + -top % step and not uneven
-
-
-def _reduction(problem: Problem) -> int:
-    """``jit_uni_dw_conv_bwd_weights_kernel_t::init_scratchpad``."""
-    padded = round_up(problem.groups, VECTOR)
-    channels = problem.groups if problem.channels_last else padded
-    own = 0 if problem.bfloat16 else 1  # in float32 the first thread sums into the result
-    if problem.channels_last:
-        threads = _threads_channels_last(problem)
-        copies = bias_copies = threads - own
-    else:
-        on_channels = min(padded // VECTOR, problem.threads)
-        on_batch = min(max(1, problem.threads // on_channels), problem.batch)
-        copies, bias_copies = on_batch - own, on_batch - 1
-    entries = [padded * problem.taps * copies * FLOAT]
-    if problem.bias:
-        entries += [channels * bias_copies * FLOAT, channels * FLOAT * (1 - own)]
-    return booked(*entries)
 
 
 def _threads_channels_last(problem: Problem) -> int:
