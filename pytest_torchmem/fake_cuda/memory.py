@@ -12,14 +12,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.allocator.caching import (
-    SMALL,
-    SMALL_SEGMENT,
-    CachingAllocator,
-    OutOfMemory,
-    Peaks,
-    RunningPeaks,
-)
+from pytest_torchmem.allocator import caching
 from pytest_torchmem.allocator.device_memory import AllocatorOptions, Block, PoolId
 from pytest_torchmem.interception.ledger import DeviceLedger
 from pytest_torchmem.profile.later import without_collections
@@ -35,7 +28,7 @@ class DeviceMemory:
         self, ledger: DeviceLedger, gpu: Gpu, options: AllocatorOptions, limited: bool
     ) -> None:
         self.gpu = gpu
-        self.allocator = CachingAllocator(
+        self.allocator = caching.CachingAllocator(
             options, gpu.memory - gpu.context if limited else None, gpu.memory
         )
         self._ledger = ledger
@@ -44,7 +37,7 @@ class DeviceMemory:
         self._asked: set[int] = set()
         """Requests that the allocator served before the ledger booked them."""
         self._earlier = self._position = self._phase = 0
-        self._peaks: dict[Phase, RunningPeaks] = {}
+        self._peaks: dict[Phase, caching.RunningPeaks] = {}
         self._room = 0
         self._end: tuple[int, int] | None = None
         self._settle()
@@ -59,7 +52,7 @@ class DeviceMemory:
         self.follow()
         return self.free, self.gpu.memory
 
-    def follow(self) -> CachingAllocator:
+    def follow(self) -> caching.CachingAllocator:
         """Catch up with the ledger; return the allocator as it then is."""
         ledger = self._ledger
         earlier, last = self._end or (len(ledger.earlier), len(ledger.events))
@@ -87,7 +80,7 @@ class DeviceMemory:
         self._end = len(self._ledger.earlier), len(self._ledger.events)
         self._ledger.before_adding = None
 
-    def peaks(self) -> Mapping[str, Peaks]:
+    def peaks(self) -> Mapping[str, caching.Peaks]:
         """Return the peaks by name (``"forward_peak"``, …, ``"peak"``)."""
         with without_collections():
             self.follow()
@@ -157,7 +150,7 @@ class DeviceMemory:
         """Return what ``torch.cuda.memory_stats`` does."""
         return self.follow().statistics.as_dict(self.allocator.options.max_split_size)
 
-    def _replay(self, stop: int, peaks: RunningPeaks) -> None:
+    def _replay(self, stop: int, peaks: caching.RunningPeaks) -> None:
         blocks, free = self._blocks, self.allocator.free
         for event in self._ledger.events[self._position : stop]:
             if event > 0:
@@ -179,8 +172,8 @@ class DeviceMemory:
         if block is not None:
             self._blocks[index] = block
 
-    def _enter(self, phase: Phase) -> RunningPeaks:
-        peaks = self._peaks.setdefault(phase, RunningPeaks())
+    def _enter(self, phase: Phase) -> caching.RunningPeaks:
+        peaks = self._peaks.setdefault(phase, caching.RunningPeaks())
         peaks.note(self.allocator)
         return peaks
 
@@ -194,8 +187,8 @@ class DeviceMemory:
     def _before_adding(self, entry: Allocation, stream: int) -> None:
         """Serve a request that might not fit at once; raise ``torch.OutOfMemoryError``."""
         nbytes = entry.nbytes
-        if nbytes <= SMALL:
-            self._room -= SMALL_SEGMENT
+        if nbytes <= caching.SMALL:
+            self._room -= caching.SMALL_SEGMENT
         else:
             # Rounding up to a power of two can double it, and a page more may be mapped.
             self._room -= 2 * nbytes + 2 * self.allocator.options.large_segment_size
@@ -205,7 +198,7 @@ class DeviceMemory:
         try:
             pool = self._ledger.private_pool(stream)
             block = self.allocator.allocate(nbytes, stream, pool)
-        except OutOfMemory as failure:
+        except caching.OutOfMemory as failure:
             raise out_of_memory_error(
                 (self.gpu, self._ledger.device.index),
                 self.free,
@@ -259,7 +252,7 @@ def out_of_memory_error(
     on: tuple[Gpu, int],
     free: int,
     allowed: int | None,
-    failure: OutOfMemory,
+    failure: caching.OutOfMemory,
     entry: Allocation,
     ledger: DeviceLedger,
 ) -> OutOfMemoryError:

@@ -360,7 +360,12 @@ def launch(
         return  # driver.c of triton's backend launches nothing then
     for position, (name, value) in enumerate(given.items()):
         for tensor in _tensors(value):
-            _check_device(kernel, position, name, tensor)
+            if tensor.device.type == "cpu" and tensor.numel() and not tensor.is_pinned():
+                # As triton, of memory that a GPU cannot reach (backends/nvidia/driver.c).
+                raise ValueError(
+                    f"Pointer argument (at {position}) cannot be accessed from Triton (cpu "
+                    f"tensor?): {name} of {_name_of(kernel)} is on {tensor.device}"
+                )
     if computed(trace, kernel, given, sizes):
         return
     written = written_arguments(kernel)
@@ -396,15 +401,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
     elif isinstance(getattr(value, "base", None), Tensor):
         yield value.base
-
-
-def _check_device(kernel: Any, position: int, name: str, tensor: Tensor) -> None:
-    """Raise what triton raises for memory that a GPU cannot reach (backends/nvidia/driver.c)."""
-    if tensor.device.type == "cpu" and tensor.numel() and not tensor.is_pinned():
-        raise ValueError(
-            f"Pointer argument (at {position}) cannot be accessed from Triton (cpu tensor?): "
-            f"{name} of {_name_of(kernel)} is on {tensor.device}"
-        )
 
 
 def _name_of(kernel: Any) -> str:

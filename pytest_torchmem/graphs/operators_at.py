@@ -317,9 +317,12 @@ class OperatorsAt:
         """Return the bytes that each leaves, and then its workspace; nothing of what raised."""
         can_be = [one for one in asked if one.not_at(sizes) is None]
 
+        def tensor(one: _Fitted) -> Tensor:
+            return torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=self._device)
+
         def run() -> None:
             for number, one in enumerate(can_be):
-                given = _made(one.arguments(sizes), self._device)
+                given = _replaced(one.arguments(sizes), _Fitted, tensor)
                 call_alone(str(number), one.spec.overload, *given)
 
         try:
@@ -442,19 +445,4 @@ def _replaced(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
         return {name: _replaced(item, kind, function) for name, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_replaced(item, kind, function) for item in value)
-    return value
-
-
-def _made(value: Any, device: str) -> Any:
-    """Return arguments with tensors in them."""
-
-    def tensor(one: _Fitted) -> torch.Tensor:
-        return torch.empty_strided(one.shape, one.stride, dtype=one.dtype, device=device)
-
-    if isinstance(value, _Fitted):
-        return tensor(value)
-    if isinstance(value, dict):
-        return {name: _made(item, device) for name, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_made(item, device) for item in value)
     return value

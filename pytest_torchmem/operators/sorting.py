@@ -384,8 +384,14 @@ def sorted_and_picked(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> 
     if not number:
         return _empty(outputs)
     dense = input.contiguous()
-    if input.dtype is torch.bool:
-        return _truths(machine, outputs, dense, return_inverse)
+    if input.dtype is torch.bool:  # those that are true are counted; ``UniqueCub<bool>``
+        count = cub.scratch(INT)
+        cub.scratch(cub.reduce(machine, number, INT))
+        values, counts = dense.new_empty((_TRUTHS,)), dense.new_empty((_TRUTHS,), dtype=torch.int64)
+        inverse = _positions(dense, outputs[1].shape, asked=return_inverse)
+        del count
+        found = values[: outputs[0].numel()], inverse, counts[: outputs[-1].numel()]
+        return found[: len(outputs)]
     in_order, positions = torch.empty_like(dense), None
     if return_inverse:
         places = dense.new_empty((number,), dtype=torch.int64)
@@ -397,21 +403,6 @@ def sorted_and_picked(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> 
     made = _picked(machine, outputs, in_order, asked, torch.int64)
     del positions, in_order
     return made
-
-
-def _truths(
-    gpu: Gpu, outputs: Sequence[Tensor], input: Tensor, return_inverse: bool
-) -> tuple[Tensor, ...]:
-    """A count of those that are true; UniqueCub.cu, ``UniqueCub<bool>``."""
-    count = cub.scratch(INT)
-    cub.scratch(cub.reduce(gpu, input.numel(), INT))
-    made = input.new_empty((_TRUTHS,))
-    counts = input.new_empty((_TRUTHS,), dtype=torch.int64)
-    places = outputs[1].shape if return_inverse else (0,)
-    inverse = input.new_empty(places, dtype=torch.int64)
-    del count
-    found = outputs[0].numel()
-    return (made[:found], inverse, counts[: outputs[-1].numel()])[: len(outputs)]
 
 
 def _empty(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

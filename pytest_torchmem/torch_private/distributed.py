@@ -360,7 +360,8 @@ def groups_known() -> Groups:
 def know_groups(groups: Groups) -> None:
     """Have these groups there, and no others."""
     c10d, state = sys.modules[_C10D], _state()
-    _let_go(dict(state.pg_names))
+    for name in dict(state.pg_names).values():
+        _unregister()(name)
     for name in _TABLES:
         getattr(c10d, name).clear()
         getattr(c10d, name).update(_copy(groups.tables.get(name, {})))
@@ -401,12 +402,6 @@ def default_group_noted(note: Callable[[], None]) -> Replacements:
 def _copy(table: dict[Any, Any]) -> dict[Any, Any]:
     """Return a copy of a table of groups, and of the lists of groups in it."""
     return {key: list(one) if isinstance(one, list) else one for key, one in table.items()}
-
-
-def _let_go(names: dict[Any, str]) -> None:
-    """Let C++ know no group by its name."""
-    for name in names.values():
-        _unregister()(name)
 
 
 def register_meta_kernels() -> None:

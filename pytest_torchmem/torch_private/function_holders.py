@@ -294,7 +294,7 @@ def _places(found: Any) -> Iterator[tuple[Any, Callable[[Any], object]]]:
     if isinstance(found, types.FunctionType):
         for cell in found.__closure__ or ():
             try:
-                yield cell.cell_contents, partial(_into_cell, cell)
+                yield cell.cell_contents, partial(setattr, cell, "cell_contents")
             except ValueError:  # of a name that is not bound yet
                 continue
         names = found.__globals__
@@ -310,10 +310,6 @@ def _places(found: Any) -> Iterator[tuple[Any, Callable[[Any], object]]]:
 def _attributes(found: Any) -> dict[str, Any]:
     attributes = getattr(found, "__dict__", {})
     return attributes if isinstance(attributes, dict) else {}
-
-
-def _into_cell(cell: types.CellType, value: Any) -> None:
-    cell.cell_contents = value
 
 
 def _nowhere(_: Any) -> None:

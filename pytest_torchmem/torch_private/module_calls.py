@@ -79,15 +79,21 @@ def module_calls(instead: _Instead, name: str = "__call__") -> AbstractContextMa
 def _with_other_code(
     function: Any, instead: _Instead
 ) -> tuple[FunctionType, CodeType, CodeType] | None:
-    """Return a function with its code and other code for it, None where it can have no other."""
-    template = _template_of(function)
+    """Return a function with its code and other code for it, None where it can have no other: that
+    has to name the same variables around it (``super()`` names the class).
+    """
+    if type(function) is not FunctionType:
+        return None
+    code, templates = function.__code__, (_call.__code__, _Method.call.__code__)
+    template = next((one for one in templates if one.co_freevars == code.co_freevars), None)
     if template is None:
         return None
-    code = function.__code__
     about = function.__globals__, function.__name__, function.__defaults__, function.__closure__
     original = FunctionType(code, *about)
     original.__kwdefaults__ = function.__kwdefaults__
-    return function, code, _calling(template, instead(original))
+    call = instead(original)  # one of the constants: the function has no other names
+    constants = (call if one == _PLACE else one for one in template.co_consts)
+    return function, code, template.replace(co_consts=tuple(constants))
 
 
 @contextmanager
@@ -101,24 +107,6 @@ def module_calls_as_they_were() -> Iterator[None]:
     finally:
         for function, code in now:
             function.__code__ = code
-
-
-def _template_of(function: Any) -> CodeType | None:
-    """Return code that can stand in a function, which has to name the same variables around it.
-
-    ``super()`` names the class; None for what is no function, or names others.
-    """
-    templates = (_call.__code__, _Method.call.__code__)
-    if type(function) is not FunctionType:
-        return None
-    around = function.__code__.co_freevars
-    return next((code for code in templates if code.co_freevars == around), None)
-
-
-def _calling(template: CodeType, call: Callable[..., Any]) -> CodeType:
-    """Return code that calls ``call``, one of its constants: the function has no other names."""
-    constants = (call if one == _PLACE else one for one in template.co_consts)
-    return template.replace(co_consts=tuple(constants))
 
 
 # torch's Python tracer reads this frame's module as its local ``self``, and ends the process where

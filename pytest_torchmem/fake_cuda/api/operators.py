@@ -58,10 +58,10 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
         if not (kwargs and "device" in kwargs) and self not in _PUTS:
             return original(self, *args, **kwargs)
         device = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
-        if device is None or not _is_program(trace):
+        if device is None or trace.off() or trace.is_placing or trace.compiles:
             return original(self, *args, **kwargs)
         caller = sys._getframe(1)
-        if is_own(caller.f_code):
+        if is_own(caller.f_code) or trace.in_fake_tensor_mode():
             return original(self, *args, **kwargs)
         device = torch.device(device)
         if is_passed_on(self, caller):
@@ -92,10 +92,6 @@ def is_passed_on(operator: Any, caller: FrameType | None) -> bool:
     code, values = caller.f_code, caller.f_locals
     asked_for = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     return any(one is operator for one in asked_for)
-
-
-def _is_program(trace: TraceContext) -> bool:
-    return not (trace.off() or trace.is_placing or trace.compiles or trace.in_fake_tensor_mode())
 
 
 CALL = code_made_by(_placing, "call")

@@ -26,7 +26,6 @@ import torch.accelerator
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import DeviceMemory, DeviceProperties
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
-from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.target import as_device, index_of
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.function_holders import is_of_program
@@ -257,12 +256,25 @@ def lazy_init(trace: TraceContext) -> Replacements:
     return [patches.lazy_init.unless(trace.off, lazy_init)]
 
 
-def device_functions(trace: TraceContext, gpu: Gpu, index: int) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda`` about one of the GPUs itself, by name.
-
-    Where a program names none it is the current one.
+def device_functions(
+    trace: TraceContext, memory: DeviceMemory, index: int
+) -> dict[str, Callable[..., Any]]:
+    """Return the functions of ``torch.cuda`` about one of the GPUs itself, by name, with
+    ``cudart`` and the check of its results. Where a program names none it is the current one.
     """
+    gpu = memory.gpu
+    runtime = SimpleNamespace(
+        cudaError=SimpleNamespace(success=_CUDA_SUCCESS),
+        cudaGetErrorString=lambda error: "no error",
+        cudaHostRegister=lambda address, size, flags: _CUDA_SUCCESS,
+        cudaHostUnregister=lambda address: _CUDA_SUCCESS,
+        cudaMemGetInfo=lambda device=0: memory.free_and_total(),
+        cudaProfilerStart=lambda: _CUDA_SUCCESS,
+        cudaProfilerStop=lambda: _CUDA_SUCCESS,
+    )
     return {
+        "cudart": lambda: runtime,
+        "check_error": lambda res: None,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "init": lambda: None,
@@ -323,20 +335,6 @@ def _selected(trace: TraceContext, index: int) -> Iterator[None]:
         yield
     finally:
         trace.select(before)
-
-
-def runtime_functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
-    """Return ``torch.cuda.cudart`` and the check of its results, by name."""
-    runtime = SimpleNamespace(
-        cudaError=SimpleNamespace(success=_CUDA_SUCCESS),
-        cudaGetErrorString=lambda error: "no error",
-        cudaHostRegister=lambda address, size, flags: _CUDA_SUCCESS,
-        cudaHostUnregister=lambda address: _CUDA_SUCCESS,
-        cudaMemGetInfo=lambda device=0: memory.free_and_total(),
-        cudaProfilerStart=lambda: _CUDA_SUCCESS,
-        cudaProfilerStop=lambda: _CUDA_SUCCESS,
-    )
-    return {"cudart": lambda: runtime, "check_error": lambda res: None}
 
 
 def _sync_debug_mode() -> dict[str, Callable[..., Any]]:

@@ -191,13 +191,18 @@ def _set_current(stream: Stream | None) -> None:
 
 
 def stream_functions(index: int) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda`` and ``torch.accelerator`` about a GPU's streams."""
+    """Return the functions of ``torch.cuda`` and ``torch.accelerator`` about a GPU's streams, and
+    whether the current one is captured.
+    """
     return {
         "stream": StreamContext,
         "set_stream": _set_current,
         "current_stream": lambda device=None: _current(index),
         "default_stream": lambda device=None: Stream(index, stream_id=0),
         "get_stream_from_external": lambda data_ptr, device=None: ExternalStream(data_ptr, index),
+        "is_current_stream_capturing": lambda: (
+            capture_of(index, SESSION.running.streams[index].current) is not None
+        ),
     }
 
 
@@ -411,15 +416,6 @@ def _end(captured: _Captured) -> None:
     """Delete a graph (``CUDAGraph::reset``)."""
     captured.recording.drop(captured.trace.values.contents)
     captured.memory.release_pool(captured.pool)
-
-
-def graph_functions(index: int) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda`` about a GPU's graphs."""
-    return {
-        "is_current_stream_capturing": lambda: (
-            capture_of(index, SESSION.running.streams[index].current) is not None
-        )
-    }
 
 
 @contextmanager

@@ -152,28 +152,20 @@ _CUDA = (torch.cuda, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, to
 _ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
 
 
-def torch_cuda(
-    trace: TraceContext, memories: Sequence[DeviceMemory], generators: Sequence[Generator]
-) -> list[session.Api]:
-    """Return what the modules have about each GPU, with its memory and its default generator."""
-    return [_about(trace, index, memories, generators) for index in range(len(memories))]
-
-
 def _about(
     trace: TraceContext,
     index: int,
     memories: Sequence[DeviceMemory],
     generators: Sequence[Generator],
 ) -> session.Api:
+    """Return what the modules have about a GPU, with its memory and its default generator."""
     memory = memories[index]
     gpu = memory.gpu
     of_memory = memory_functions(memory, memories)
     of_streams = streams.stream_functions(index)
     cuda = {
-        **session.device_functions(trace, gpu, index),
-        **session.runtime_functions(memory),
+        **session.device_functions(trace, memory, index),
         **of_streams,
-        **streams.graph_functions(index),
         **streams.pool_functions(memories),
         **{name: _refused(name) for name in _OF_POINTERS},
         **random_functions(generators[index], generators),
@@ -355,14 +347,17 @@ def _nested(statistics: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def cuda_identity(trace: TraceContext, memories: Sequence[DeviceMemory]) -> Iterator[None]:
     """Let common ways of placing and asking for a device work on GPUs with these ``memories``."""
-    defaults = [Generator.on_gpu(index) for index in range(len(memories))]
+    gpus = range(len(memories))
+    defaults = [Generator.on_gpu(index) for index in gpus]
     with (
         LASTING.layer("cuda", _functions) as owners,
         session.device_numbers(),
         gpu_generators(defaults),
         data_parallel.nccl_process_groups(),
         streams.graphs_captured(),
-        session.session(trace, lambda: torch_cuda(trace, memories, defaults), memories),
+        session.session(
+            trace, lambda: [_about(trace, one, memories, defaults) for one in gpus], memories
+        ),
         owners.wrappers.noted_in(trace),
         made_by(torch.UntypedStorage, owners.storages.make),
         made_by(torch.Tensor, owners.default_type.make),

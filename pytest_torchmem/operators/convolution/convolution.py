@@ -16,15 +16,8 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.calls import ConvolutionSettings
-from pytest_torchmem.operators.convolution import columns
+from pytest_torchmem.operators.convolution import choice, columns
 from pytest_torchmem.operators.convolution import cudnn as on_cudnn
-from pytest_torchmem.operators.convolution.choice import (
-    Convolution,
-    CudaBackend,
-    cuda_backend,
-    cuda_format,
-    uses_cudnn,
-)
 from pytest_torchmem.operators.convolution.cudnn import as_images
 from pytest_torchmem.operators.elementwise import sum_buffers
 from pytest_torchmem.operators.libraries.nvidia import Cudnn
@@ -136,7 +129,7 @@ def convolution_on_cpu(
     result = convolution_shape(input, weight, settings, bias)
     if input.dim() == 3 or not result.numel():
         return result
-    call = Convolution.of(REFERENCE, input, weight, False, settings)
+    call = choice.Convolution.of(REFERENCE, input, weight, False, settings)
     if not call.uses_onednn() and _is_made_like(input, result, settings):
         return like(result, (input.numel(),))[: result.numel()].view(result.shape)
     return laid_out(result, call.memory_format)
@@ -156,9 +149,9 @@ def convolution_on_cuda(
     result = convolution_shape(input, weight, settings, bias)
     if input.dim() == 3 or not result.numel():
         return result
-    if not uses_cudnn(input) and _is_made_like(input, result, settings):
+    if not choice.uses_cudnn(input) and _is_made_like(input, result, settings):
         return like(result, (input.numel(),))[: result.numel()].view(result.shape)
-    return laid_out(result, cuda_format(input, weight))
+    return laid_out(result, choice.cuda_format(input, weight))
 
 
 class ConvolutionBackward(NamedTuple):
@@ -176,7 +169,7 @@ def convolution_backward_on_cpu(
     asked: ConvolutionBackward, settings: ConvolutionSettings
 ) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
-    call = Convolution.of(REFERENCE, asked.input, asked.weight, False, settings)
+    call = choice.Convolution.of(REFERENCE, asked.input, asked.weight, False, settings)
     line = asked.input.dim() == 3
     return _gradients(asked, torch.contiguous_format if line else call.memory_format)
 
@@ -184,7 +177,7 @@ def convolution_backward_on_cpu(
 @_backward.meta("cuda")
 def convolution_backward_on_cuda(asked: ConvolutionBackward) -> tuple[Tensor | None, ...]:
     """In the library's format, whatever the gradient's is."""
-    return _gradients(asked, cuda_format(asked.input, asked.weight))
+    return _gradients(asked, choice.cuda_format(asked.input, asked.weight))
 
 
 @_backward.unread()
@@ -219,7 +212,7 @@ def workspace_on_cpu(
     if input.numel() == 0 or outputs.numel() == 0:
         return 0
     input, line = _contiguous_line(input)
-    call = Convolution.of(machine, input, weight, bias is not None, settings)
+    call = choice.Convolution.of(machine, input, weight, bias is not None, settings)
     result = outputs.unsqueeze(2) if outputs.dim() == 3 else outputs
     if not call.uses_onednn():
         return _by_aten(machine, input.dtype, line + columns.forward(call, result))
@@ -241,7 +234,7 @@ def backward_workspace_on_cpu(
     if input.numel() == 0 or grad_output.numel() == 0:
         return 0
     input, line = _contiguous_line(input)
-    call = Convolution.of(machine, input, weight, bool(output_mask[2]), settings)
+    call = choice.Convolution.of(machine, input, weight, bool(output_mask[2]), settings)
     gradient = grad_output.unsqueeze(2) if grad_output.dim() == 3 else grad_output
     returned = sum(map(dense_bytes, asked_for(outputs, output_mask)))
     if not call.uses_onednn():
@@ -288,13 +281,13 @@ def workspace_on_cuda(
     if not input.numel() or not outputs.numel():
         return ()
     settings, line, (input, weight, output) = as_images(settings, input, weight, outputs)
-    backend = cuda_backend(machine, input, weight, settings, cudnn.version)
-    if backend is CudaBackend.DEPTHWISE:
+    backend = choice.cuda_backend(machine, input, weight, settings, cudnn.version)
+    if backend is choice.CudaBackend.DEPTHWISE:
         return passing(line, contiguous_copy(input), contiguous_copy(weight), ALL)
-    if backend is CudaBackend.SLOW:
+    if backend is choice.CudaBackend.SLOW:
         slow = columns.OnCuda(machine, input, weight, output, settings)
         return passing(line, *slow.forward(bias is not None))
-    wanted = cuda_format(input, weight)
+    wanted = choice.cuda_format(input, weight)
     copied = contiguous_copy(input, wanted)
     input = laid_out(input, wanted) if copied else input
     steps = on_cudnn.forward(cudnn, input, weight, output, settings)
@@ -314,15 +307,15 @@ def backward_workspace_on_cuda(
         return ()
     settings, line, images = as_images(settings, input, weight, grad_output)
     input, weight, gradient = images
-    backend = cuda_backend(machine, input, weight, settings, cudnn.version)
-    if backend is CudaBackend.SLOW:
+    backend = choice.cuda_backend(machine, input, weight, settings, cudnn.version)
+    if backend is choice.CudaBackend.SLOW:
         slow = columns.OnCuda(machine, input, weight, gradient, settings)
         return passing(line, *slow.backward(output_mask))
     bias: tuple[int, ...] = ()
     if output_mask[2]:
         dims = (0, *range(2, gradient.dim()))
         bias = sum_buffers(machine, gradient.shape, dims, gradient.dtype, gradient.stride())
-    if backend is CudaBackend.DEPTHWISE:
+    if backend is choice.CudaBackend.DEPTHWISE:
         return passing(line, *_depthwise_backward(gradient, input, weight, output_mask, bias))
     steps = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask, bias)
     return on_cudnn.as_told(cudnn, *passing(line, *steps))
