@@ -241,7 +241,7 @@ def dense_backward_on_cpu(asked: BagGradients) -> Tensor:
 
 @_dense_backward.decomposition("cuda")
 def dense_backward_on_cuda(machine: Gpu, asked: BagGradients) -> Tensor:
-    """Sorted as embeddings; the maximum's scattered; ``_embedding_bag_dense_backward_cuda``."""
+    """Sorted as embeddings are, the maximum's scattered; ``_embedding_bag_dense_backward_cuda``."""
     grad, indices, rows = asked.grad, asked.indices, asked.num_weights
     dense = grad.contiguous()
     if asked.mode == _MAX or not indices.numel():

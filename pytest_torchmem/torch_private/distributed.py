@@ -461,13 +461,10 @@ def _group_among(arguments: Iterable[Any]) -> Any:
 
 _PACKAGE = "torch.distributed.tensor"
 #: What says how an operator's outputs are split, given how its inputs are.
-propagator = private_if_imported("torch.distributed.tensor._sharding_prop.ShardingPropagator")
-NOT_CACHED = private_name_if_imported(
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator.propagate_op_sharding_non_cached"
-)
-SHOWN = private_name_if_imported(
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached"
-)
+_PROPAGATOR = f"{_PACKAGE}._sharding_prop.ShardingPropagator"
+propagator = private_if_imported(_PROPAGATOR)
+NOT_CACHED = private_name_if_imported(f"{_PROPAGATOR}.propagate_op_sharding_non_cached")
+SHOWN = private_name_if_imported(f"{_PROPAGATOR}._propagate_tensor_meta_non_cached")
 op_schema = private_if_imported("torch.distributed.tensor._op_schema.OpSchema")
 tensor_spec = private_if_imported("torch.distributed.tensor._dtensor_spec.DTensorSpec")
 mesh_class = private_if_imported("torch.distributed.device_mesh.DeviceMesh")
