@@ -133,7 +133,10 @@ def shared_object(
     names = b"\0" + b"".join(name.encode() + b"\0" for name in (soname, *functions))
     symbols = _HEADER + 3 * _SEGMENT
     strings = symbols + _SYMBOL * (len(functions) + 1)
-    table = _hash_table(len(functions) + 1)
+    # One bucket, whose chain goes through all symbols: no hash has to be computed.
+    count = len(functions) + 1
+    chain = [0, *range(2, count), 0]
+    table = struct.pack(f"<III{count}I", 1, count, 1, *chain[:count])
     hashes = _aligned(strings + len(names), 8)
     dynamic = _aligned(hashes + len(table), 16)
     entries = (
@@ -173,12 +176,6 @@ def shared_object(
 def _segment(kind: int, flags: int, offset: int, size: int) -> bytes:
     alignment = 0x10000 if kind == _LOAD else 16 if kind == _STACK else 8
     return struct.pack("<IIQQQQQQ", kind, flags, offset, offset, offset, size, size, alignment)
-
-
-def _hash_table(symbols: int) -> bytes:
-    """One bucket, whose chain goes through all symbols: no hash has to be computed."""
-    chain = [0, *range(2, symbols), 0]
-    return struct.pack(f"<III{symbols}I", 1, symbols, 1, *chain[:symbols])
 
 
 def _position(names: bytes, name: str) -> int:

@@ -220,18 +220,16 @@ def _engine_of(backend: Backend, configuration: int) -> int:
     )[0]
 
 
-def _plan_of(
-    backend: Backend, device: int, configuration: int, notes: frozenset[int]
-) -> ExecutionPlan:
-    """Return the plan of a configuration; raises ``CudnnError`` where it cannot be built."""
-    engine = _engine_of(backend, configuration)
+def _plan_of(backend: Backend, device: int, config: int, notes: frozenset[int]) -> ExecutionPlan:
+    """Return the plan of a config; raises ``CudnnError`` where it cannot be built."""
+    engine = _engine_of(backend, config)
     number = backend.numbers(engine, Attribute.ENGINE_NUMBER, Type.INT64)[0]
-    workspace = _without_compiling(backend, configuration, engine)
+    workspace = _without_compiling(backend, config, engine)
     if workspace is None:
         plan = backend.make(
             DescriptorType.PLAN,
             {
-                Attribute.PLAN_CONFIGURATION: (Type.DESCRIPTOR, [configuration]),
+                Attribute.PLAN_CONFIGURATION: (Type.DESCRIPTOR, [config]),
                 Attribute.PLAN_DEVICE: (Type.DESCRIPTOR, [device]),
             },
         )

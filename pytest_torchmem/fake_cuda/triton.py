@@ -30,6 +30,7 @@ _WRITES = ("store", "atomic", "scatter", "copy", "reduce_add", "asm", "extern")
 _CASTS = "pointer_type"
 """By this an integer becomes a pointer, which may have been read from memory."""
 _OF_TRITON = ("triton.language", "builtins", "math")
+"""Where functions of triton's language, and of Python, are from."""
 _NOT_FOLLOWED = (ast.FunctionDef, ast.Lambda, ast.ClassDef, ast.comprehension, ast.withitem)
 """What has variables of its own."""
 _EVERY: frozenset[str] | None = None
@@ -135,18 +136,16 @@ class _Pointers:
         name = _node_name(call.func)
         if hasattr(called, "fn") and hasattr(called, "run"):
             self._written |= self._written_by(called, call, given, named)
-        elif (not method and not _is_of_triton(called)) or any(part in name for part in _WRITES):
+        elif any(part in name for part in _WRITES) or (
+            not method and not str(getattr(called, "__module__", None)).startswith(_OF_TRITON)
+        ):
             self._written |= every
         elif name == "load":
             return set()
         return every
 
     def _written_by(
-        self,
-        kernel: Any,
-        call: ast.Call,
-        given: list[set[str]],
-        named: Mapping[str | None, set[str]],
+        self, kernel: Any, call: ast.Call, given: list[set[str]], named: dict[str | None, set[str]]
     ) -> set[str]:
         """Return the arguments that another kernel, which this one calls, writes to."""
         writes = written_arguments(kernel)
@@ -171,12 +170,6 @@ class _Pointers:
             found = getattr(owner, node.attr, None) if known else None
             return found, found is not None
         return None, False
-
-
-def _is_of_triton(called: Any) -> bool:
-    """Return whether a function is one of triton's language, or of Python."""
-    module = getattr(called, "__module__", None)
-    return isinstance(module, str) and module.startswith(_OF_TRITON)
 
 
 def _node_name(node: ast.AST) -> str:

@@ -355,7 +355,10 @@ class _Growing:
         """Return the call whose works are these at the points of a grid."""
         first: CallWork = works[-1]
         spec = first.spec
-        decides = any(one.inner is not None for one in works) or _decides(spec)
+        decides = any(one.inner is not None for one in works)
+        decides = decides or spec.record.library_output is not None
+        for one in (spec.cpu, spec.cuda):
+            decides = decides or one.workspace is not None or one.meta is not None
         try:
             arguments = _fitted([one.arguments for one in works], grid)
         except _Unlike:
@@ -372,7 +375,9 @@ class _Growing:
         """Return why the operator has no arguments at some sizes, or None."""
         if self._arguments is None:
             return None
-        for polynomial in _polynomials(self._arguments):
+        polynomials: list[Polynomial] = []
+        _replaced(self._arguments, Polynomial, polynomials.append)
+        for polynomial in polynomials:
             value = polynomial(sizes)
             if value.denominator != 1:
                 return (
@@ -384,13 +389,6 @@ class _Growing:
     def arguments(self, sizes: Sizes) -> Any:
         """Return the arguments at some sizes."""
         return _replaced(self._arguments, Polynomial, lambda one: int(one(sizes)))
-
-
-def _decides(spec: OperatorSpec) -> bool:
-    devices = (spec.cpu, spec.cuda)
-    return spec.record.library_output is not None or any(
-        one.workspace is not None or one.meta is not None for one in devices
-    )
 
 
 class _Unlike(Exception):
@@ -428,12 +426,6 @@ def _fitted(values: Sequence[Any], grid: Grid) -> Any:
     if kind is bool and any(value is not last for value in values):
         raise _Unlike
     return last  # no kernel takes more for another number with a point
-
-
-def _polynomials(value: Any) -> list[Polynomial]:
-    found: list[Polynomial] = []
-    _replaced(value, Polynomial, found.append)
-    return found
 
 
 def _replaced(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:

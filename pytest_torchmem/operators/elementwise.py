@@ -63,6 +63,7 @@ _ARITHMETIC_OUT_OF_PLACE = """
 """
 _COMPARISONS = "eq ne lt le gt ge"
 _LOGICAL = "logical_and logical_or logical_xor"
+_CLAMPS = "clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_"
 _UNARY_FLOAT = """
     acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 lgamma
     log log10 log1p log2 logit reciprocal rsqrt sigmoid sin sinc sinh sqrt tan tanh
@@ -159,14 +160,6 @@ def arithmetic_in_place(operands: list[Any]) -> int:
     return copies + 2 * converted(target, common)
 
 
-@operator(
-    *(f"aten::clamp{bounds}{suffix}" for bounds in ("", "_min", "_max") for suffix in ("", "_"))
-).workspace("cpu")
-def clamp(outputs: Tensor, tensors: list[Tensor]) -> int:
-    """Bounds that are numbers stay so; cpu/TensorCompareKernel.cpp, clamp_scalar_kernel_impl."""
-    return sum(converted(tensor, outputs.dtype) for tensor in tensors)
-
-
 @operator(*aten(_COMPARISONS), *aten(_LOGICAL), *aten(_COMPARISONS, "_")).workspace("cpu")
 def comparison(outputs: Tensor, input: Tensor, other: Operand) -> int:
     """Both sides in their common type, an output of neither it nor bool; build_comparison_op."""
@@ -175,9 +168,11 @@ def comparison(outputs: Tensor, input: Tensor, other: Operand) -> int:
     return converted(input, common) + converted(other, common) + answers
 
 
-@operator(*aten(_UNARY_FLOAT)).workspace("cpu")
-def unary_float(outputs: Tensor, tensors: list[Tensor]) -> int:
-    """Integers are copied to float first; build_unary_float_op."""
+@operator(*aten(_UNARY_FLOAT + _CLAMPS)).workspace("cpu")
+def in_type_of_result(outputs: Tensor, tensors: list[Tensor]) -> int:
+    """Integers are copied to float first; build_unary_float_op. Bounds of ``clamp`` that are
+    numbers stay so; cpu/TensorCompareKernel.cpp, clamp_scalar_kernel_impl.
+    """
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
@@ -551,19 +546,15 @@ def needs_float_buffer(input: Tensor, dims: Sequence[int]) -> bool:
 
 
 def sum_workspace(
-    machine: Host,
-    input: Tensor,
-    result: torch.dtype,
-    results: int,
-    dims: Sequence[int] | None = None,
+    machine: Host, input: Tensor, result: torch.dtype, count: int, dims: Sequence[int] | None = None
 ) -> int:
     """What ``sum`` takes: an upcast, or for 16-bit inputs of some layouts a sum in float."""
     reduced = input.dtype == result and result in HALVES
     if reduced and dims is not None and needs_float_buffer(input, dims):
-        buffer = results * torch.float32.itemsize
-        return buffer + sum_workspace(machine, input, torch.float32, results)
+        buffer = count * torch.float32.itemsize
+        return buffer + sum_workspace(machine, input, torch.float32, count)
     return converted(input, result) + partial_results(
-        machine, input.numel(), results, result.itemsize
+        machine, input.numel(), count, result.itemsize
     )
 
 

@@ -53,9 +53,7 @@ operator("aten::_unsafe_view", "aten::stack", kind=OperatorKind.LEAF)
 
 
 @operator("aten::cat", "aten::stack").workspace("cpu")
-def parts_of_another_type(
-    outputs: Tensor, tensors: list[Tensor], *, out: Tensor | None = None
-) -> int:
+def parts_converted(outputs: Tensor, tensors: list[Tensor], *, out: Tensor | None = None) -> int:
     """One part after the other, in its own type before that of the result; native/TensorShape.cpp,
     cat_out_cpu, whose iterator casts its output (native/TensorIterator.cpp, ``compute_types``).
     """

@@ -81,9 +81,7 @@ def dense_copies(input: Tensor, tensors: list[Tensor]) -> tuple[int, ...]:
 
 
 @_labels.meta()
-def losses_of_labels(
-    input: Tensor, target: Tensor, reduction: int = _MEAN
-) -> tuple[Tensor, Tensor]:
+def label_losses(input: Tensor, target: Tensor, reduction: int = _MEAN) -> tuple[Tensor, Tensor]:
     """Of one sample without a batch it is one number, also where nothing is reduced."""
     labels = target
     if input.dim() < 2 and target.dim() < 2 and target.numel() == input.numel():

@@ -411,9 +411,7 @@ def _empty(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @consecutive.decomposition("cuda")
 @operator("aten::unique_dim_consecutive").decomposition("cuda")
-def picked_in_their_order(
-    machine: Gpu, outputs: Sequence[Tensor], asked: Asked
-) -> tuple[Tensor, ...]:
+def picked_in_order(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> tuple[Tensor, ...]:
     """Elements in their order, or slices of a dimension; UniqueCub.cu, Unique.cu."""
     if asked.dim is not None:
         return sorted_slices(machine, outputs, asked, in_order=True)

@@ -395,15 +395,13 @@ def added_in_place(machine: Host | Gpu, known: Known, input: Tensor, other: Tens
     return input
 
 
-def _joined(
-    machine: Host | Gpu, known: Known, overload: Any, left: Tensor, right: Tensor
-) -> Tensor:
+def _joined(machine: Host | Gpu, known: Known, called: Any, left: Tensor, right: Tensor) -> Tensor:
     """The GPU puts the entries of one behind those of the other, the CPU merges equal ones as it
     goes through both; cuda/SparseCUDATensorMath.cu, add_out_sparse_cuda; SparseTensorMath.cpp,
     add_out_sparse_contiguous.
     """
     if right.layout is torch.strided:
-        raise unsupported_layout(overload, "it adds a dense tensor to a sparse one")
+        raise unsupported_layout(called, "it adds a dense tensor to a sparse one")
     if isinstance(machine, Gpu):
         return _one_behind_the_other(left, right, sparse_values(right))
     count = most = specified_elements(left) + specified_elements(right)

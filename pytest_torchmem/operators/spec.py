@@ -138,7 +138,8 @@ class OperatorSpec:
         )
         """Whether its body is a sequence of other operators, to be run for what it allocates."""
         self.masks = record.masks
-        self.dynamic = record.data_dependent or (not record.masks and _depends_on_data(overload))
+        by_data = not _BY_DATA.isdisjoint(overload.tags)
+        self.dynamic = record.data_dependent or (not record.masks and by_data)
         """Whether the shape of its outputs depends on data."""
         self.functional = overload.namespace == FUNCTIONAL
         """Whether it is a collective that returns its outputs (c10d/Functional.cpp)."""
@@ -166,7 +167,11 @@ class OperatorSpec:
             position: argument
             for position, argument in arguments
             if (argument.alias_info is not None and argument.alias_info.is_write)
-            or (collective and _is_received(name, str(argument.name)))
+            # The schemas of collectives (torch/csrc/distributed/c10d/Ops.cpp) do not say that what
+            # they write is not this process's own. What ``broadcast_`` and the reductions in place
+            # write to keeps what is known of it, as if this process were the only one.
+            or (collective and str(argument.name).startswith("output"))
+            or (collective and name.startswith("c10d::recv"))
         }
         of_tensors = [(at, one) for at, one in arguments if str(one.type) == "Tensor"]
         self.argument_names = tuple(str(argument.name) for _, argument in arguments)
@@ -374,15 +379,6 @@ COLLECTIVES = frozenset({"c10d", FUNCTIONAL, "_c10d_functional_autograd"})
 """Namespaces of operators that need other processes."""
 
 
-def _is_received(name: str, argument: str) -> bool:
-    """Return whether a collective writes what is not this process's own value to an argument.
-
-    Their schemas (torch/csrc/distributed/c10d/Ops.cpp) do not say. What ``broadcast_`` and the
-    reductions in place write to keeps what is known of it, as if this process were the only one.
-    """
-    return argument.startswith("output") or name.startswith("c10d::recv")
-
-
 @cache
 def spec_of(overload: keys.OpOverload) -> OperatorSpec:
     """Return what is to be known of ``overload``."""
@@ -391,12 +387,8 @@ def spec_of(overload: keys.OpOverload) -> OperatorSpec:
 
 #: Operators on quantized tensors and on weights that they have packed for themselves.
 _QUANTIZED = frozenset({"quantized", "_quantized"})
-
-
-def _depends_on_data(overload: keys.OpOverload) -> bool:
-    """Return whether torch says that values decide the shapes of what an operator returns."""
-    tags = overload.tags
-    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+#: How torch says that values decide the shapes of what an operator returns.
+_BY_DATA = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def _kind_of(overload: keys.OpOverload, name: str) -> OperatorKind:

@@ -287,11 +287,9 @@ def build(installation: Installation) -> Path:
     return place
 
 
-def _compile(
-    installation: Installation, libraries: Sequence[Path], out: Path, scratch: Path
-) -> None:
+def _compile(installed: Installation, libraries: Sequence[Path], out: Path, scratch: Path) -> None:
     functions, needed = _undefined(libraries)
-    flags = ["-O1", "-fPIC", "-w", f"-I{installation.include}", f"-I{_SOURCES}"]
+    flags = ["-O1", "-fPIC", "-w", f"-I{installed.include}", f"-I{_SOURCES}"]
     objects = []
     for source in sorted(_SOURCES.glob("*.c")):
         if source.stem != "cudnn_process":

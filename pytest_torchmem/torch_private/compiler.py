@@ -29,9 +29,9 @@ private("torch.compiler._is_compiling_flag")
 _is_stashed: Callable[[str], bool] = private("torch._C._is_key_in_tls")
 _eval_frame = private_if_imported("torch._dynamo.eval_frame")
 _CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_stance")
-_CLASS = "torch._dynamo.variables.user_defined.UserDefinedClassVariable"
-_user_defined_class = private_if_imported(_CLASS)
-_IN_GRAPH = private_name_if_imported(f"{_CLASS}._in_graph_classes")
+_IN_GRAPH = private_name_if_imported(
+    "torch._dynamo.variables.user_defined.UserDefinedClassVariable._in_graph_classes"
+)
 _COUNT_FRAMES = "set_fullgraph_compiled_frame_count"
 _WRAP = private_name_if_imported("torch._dynamo.variables.builder.VariableBuilder._wrap")
 _CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clone_with_backend")
@@ -44,6 +44,9 @@ _function_variable = private_if_imported(
 )
 _exceptions = private_if_imported("torch._dynamo.exc")
 _optimizer_variable = private_if_imported("torch._dynamo.variables.optimizer.OptimizerVariable")
+_user_defined_class = private_if_imported(
+    "torch._dynamo.variables.user_defined.UserDefinedClassVariable"
+)
 _constant_types = private_if_imported("torch._dynamo.utils.common_constant_types")
 _backward_compiler = private_if_imported("torch._dynamo.compiled_autograd.AutogradCompilerInstance")
 _engine_operators = private_if_imported("torch._dynamo.compiled_autograd.Op")
@@ -76,9 +79,10 @@ _aot_autograd = private_if_imported("torch._dynamo.backends.common.aot_autograd"
 _partition = private_if_imported(
     "torch._functorch.partitioners.min_cut_rematerialization_partition"
 )
-_FAKE = "torch._subclasses.fake_tensor"
-_DATA_DECIDES: type[Exception] = private(f"{_FAKE}.DataDependentOutputException")
-_DATA_SHAPES: type[Exception] = private(f"{_FAKE}.DynamicOutputShapeException")
+_DATA_DECIDES: type[Exception] = private(
+    "torch._subclasses.fake_tensor.DataDependentOutputException"
+)
+_DATA_SHAPES: type[Exception] = private("torch._subclasses.fake_tensor.DynamicOutputShapeException")
 _STRUCTURED = logging.getLogger("torch.__trace")
 """What of a compilation is for torch's own tools; pytest would print all of it with a failure."""
 

@@ -252,15 +252,13 @@ def held_originals(found: Any, name: str) -> list[HeldOriginal]:
 
 
 @contextmanager
-def program_functions_aside(
-    replacements: Sequence[tuple[Any, Mapping[str, Any]]],
-) -> Iterator[bool]:
+def program_functions_aside(replaced: Sequence[tuple[Any, Mapping[str, Any]]]) -> Iterator[bool]:
     """Have torch's own functions there, for a while, where a program's call them and stand in their
     place. Yields whether there are any.
     """
     found = [
         (owner, name, vars(owner)[name])
-        for owner, attributes in replacements
+        for owner, attributes in replaced
         for name in attributes
         if name in vars(owner) and is_of_program(owner, name, vars(owner)[name])
     ]

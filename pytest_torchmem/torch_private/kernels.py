@@ -235,19 +235,17 @@ class _OnlyGeometry(TorchDispatchMode):
         """Say that the compiler need not be told, for which it would be imported."""
         return False
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        outputs = _outputs_of(function)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = _outputs_of(func)
         if outputs:
             made = tuple(kwargs[name] for name in outputs)
             return made if len(made) > 1 else made[0]
-        if function.name() in _FILLING:
+        if func.name() in _FILLING:
             return args[0]
-        if _makes_one_like_another(function):
+        if _makes_one_like_another(func):
             with self:
-                return kernel_for(function)(keys.COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+                return kernel_for(func)(keys.COMPOSITE_EXPLICIT, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 @cache

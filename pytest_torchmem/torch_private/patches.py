@@ -547,12 +547,17 @@ VERIFY_PARAMETERS = private_name_if_imported("torch.distributed._verify_params_a
 #: What makes the buckets of a ``DistributedDataParallel`` anew, in the order of its gradients.
 REBUILD_BUCKETS = private_name_if_imported("torch.distributed.Reducer._rebuild_buckets")
 #: What a stage of a pipeline knows of its tensors, and how its neighbours agree on that.
-_STAGE = "torch.distributed.pipelining.stage"
-pipeline_stage = private_if_imported(f"{_STAGE}.PipelineStage")
-needs_messages = private_if_imported(f"{_STAGE}.InferenceMode")
-GIVEN_TENSORS = private_name_if_imported(f"{_STAGE}.PipelineStage._user_meta")
-FORWARD_VOTE = private_name_if_imported(f"{_STAGE}.PipelineStage._warmup_forward_vote")
-BACKWARD_RESULT = private_name_if_imported(f"{_STAGE}.PipelineStage._warmup_backward_result")
+pipeline_stage = private_if_imported("torch.distributed.pipelining.stage.PipelineStage")
+needs_messages = private_if_imported("torch.distributed.pipelining.stage.InferenceMode")
+GIVEN_TENSORS = private_name_if_imported(
+    "torch.distributed.pipelining.stage.PipelineStage._user_meta"
+)
+FORWARD_VOTE = private_name_if_imported(
+    "torch.distributed.pipelining.stage.PipelineStage._warmup_forward_vote"
+)
+BACKWARD_RESULT = private_name_if_imported(
+    "torch.distributed.pipelining.stage.PipelineStage._warmup_backward_result"
+)
 #: What ``fully_shard`` and its like made, by module.
 module_states = private_if_imported("torch.distributed._composable_state._module_state_mapping")
 #: What ``fully_shard`` and ``replicate`` begin with, before they move parameters to the device.

@@ -120,7 +120,7 @@ def communication(trace: TraceContext) -> dict[str, Callable[..., Any]]:
     ) -> Tensor:
         named = "cuda" if destination is None else destination
         onto = _CPU if named in (-1, "cpu", _CPU) else device(named)
-        return _gathered(tensors, dim, onto, out)
+        return _joined(tensors, dim, onto, out)
 
     def add(inputs: Any, destination: Any = None) -> Any:
         return inputs[0] if len(inputs) == 1 else _REDUCE_ADD(inputs, destination)
@@ -140,9 +140,7 @@ def communication(trace: TraceContext) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _gathered(
-    tensors: Sequence[Tensor], dim: int, onto: torch.device, out: Tensor | None
-) -> Tensor:
+def _joined(tensors: Sequence[Tensor], dim: int, onto: torch.device, out: Tensor | None) -> Tensor:
     """Return tensors of several GPUs in one on ``onto``, or in ``out``."""
     if len(tensors) == 1:
         if out is not None:

@@ -153,10 +153,7 @@ _ACCELERATOR = (torch.accelerator, torch.accelerator.memory)
 
 
 def _about(
-    trace: TraceContext,
-    index: int,
-    memories: Sequence[DeviceMemory],
-    generators: Sequence[Generator],
+    trace: TraceContext, index: int, memories: Sequence[DeviceMemory], defaults: Sequence[Generator]
 ) -> session.Api:
     """Return what the modules have about a GPU, with its memory and its default generator."""
     memory = memories[index]
@@ -168,7 +165,7 @@ def _about(
         **of_streams,
         **streams.pool_functions(memories),
         **{name: _refused(name) for name in _OF_POINTERS},
-        **random_functions(generators[index], generators),
+        **random_functions(defaults[index], defaults),
         **of_memory,
     }
     accelerator = {**of_streams, **session.accelerator_functions(trace, index, of_memory)}

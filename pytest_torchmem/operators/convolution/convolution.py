@@ -322,11 +322,7 @@ def backward_workspace_on_cuda(
 
 
 def _depthwise_backward(
-    gradient: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    output_mask: Sequence[bool],
-    bias: Sequence[int],
+    gradient: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool], bias: Sequence[int]
 ) -> tuple[Request, ...]:
     """Of images the weight's gradient and then the input's, each with a dense copy of what it
     reads; of volumes both, and then all copies. The bias's comes last;
@@ -335,15 +331,14 @@ def _depthwise_backward(
     copies = [contiguous_copy(operand) for operand in (gradient, input, weight)]
     if input.dim() > 4:
         return Made(0), Made(1), *passing(*copies, Made(2), *passing(*bias))
-    of_weight = passing(copies[1], Made(1)) if output_mask[1] else ()
-    of_input = passing(copies[2], Made(0)) if output_mask[0] else ()
+    of_weight = passing(copies[1], Made(1)) if mask[1] else ()
+    of_input = passing(copies[2], Made(0)) if mask[0] else ()
     return *passing(copies[0], *of_weight, *of_input), Made(2), *passing(*bias)
 
 
-@operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu")).meta("cuda")
-def convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
-    """As of ``aten::convolution``."""
-    return convolution_on_cuda(input, weight, settings)
+operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu")).meta("cuda")(
+    convolution_on_cuda
+)
 
 
 @operator("aten::cudnn_convolution_transpose").meta("cuda")
@@ -393,10 +388,7 @@ operator("aten::slow_conv3d_forward", not_on=frozenset({"cuda"}))
 
 
 # native/ConvolutionMM2d.cpp, ConvolutionMM3d.cpp
-@operator("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward").meta()
-def slow_convolution(input: Tensor, weight: Tensor, settings: ConvolutionSettings) -> Tensor:
-    """The shape alone, contiguous."""
-    return convolution_shape(input, weight, settings)
+operator("aten::_slow_conv2d_forward", "aten::slow_conv3d_forward").meta()(convolution_shape)
 
 
 @operator("aten::slow_conv_dilated2d", "aten::slow_conv_dilated3d").meta()

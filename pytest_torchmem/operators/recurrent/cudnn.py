@@ -155,9 +155,7 @@ def _steps_at_once(layers: int, steps: int, batch: int) -> int:
     return min(steps, layers * chunk + max(chunk, 8))
 
 
-def algorithm(
-    machine: Gpu, input: Tensor, settings: RecurrentSettings, backward: bool
-) -> Algorithm:
+def algorithm(gpu: Gpu, input: Tensor, settings: RecurrentSettings, backward: bool) -> Algorithm:
     """Return the one that ATen asks for; ``get_algo``.
 
     For bfloat16 cuDNN takes what the standard one does, whichever it is asked for.
@@ -167,7 +165,7 @@ def algorithm(
         return Algorithm.STANDARD
     if settings.hidden_size <= _SMALL[settings.mode][backward]:
         return Algorithm.SMALL
-    persists = input.dtype is torch.float16 and _persists(machine, input, settings)
+    persists = input.dtype is torch.float16 and _persists(gpu, input, settings)
     return Algorithm.PERSISTENT if persists else Algorithm.STANDARD
 
 
@@ -242,15 +240,10 @@ def views_of(trace: Trace, buffer: Tensor, weights: Sequence[Tensor]) -> list[Te
 
 
 def flattened(
-    trace: Trace,
-    weights: Sequence[Tensor],
-    stride: int,
-    mode: int,
-    hidden_size: int,
-    dtype: torch.dtype,
+    trace: Trace, weights: Sequence[Tensor], stride: int, mode: int, size: int, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """Return a new flat buffer, and the copies of the weights that lie in it."""
-    elements = weight_elements(weights, stride, mode, hidden_size)
+    elements = weight_elements(weights, stride, mode, size)
     buffer = torch.zeros(elements, dtype=dtype, device=weights[0].device)
     views = views_of(trace, buffer, weights)
     for view, weight in zip(views, weights, strict=True):

@@ -94,9 +94,7 @@ def simple_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
 
 
 def _fused(cell: Cell) -> Callable[..., Any]:
-    def fused(
-        call: CompositeCall, input: Tensor, hx: Tensor | list[Tensor], weights: Weights
-    ) -> Any:
+    def run(call: CompositeCall, input: Tensor, hx: Tensor | list[Tensor], weights: Weights) -> Any:
         """``_thnn_fused_lstm_cell``, ``_thnn_fused_gru_cell``, of batches."""
         if input.dim() != 2 or input.numel() == 0:
             return call()
@@ -104,7 +102,7 @@ def _fused(cell: Cell) -> Callable[..., Any]:
         states = cell(input, hidden, weights)
         return states[0] if isinstance(hx, Tensor) else states
 
-    return fused
+    return run
 
 
 operator("aten::lstm_cell").path("cuda")(_fused(lstm_cell))

@@ -112,12 +112,6 @@ _COLUMNS = 32
 """Gates of one block of a weight."""
 
 
-def _brgemm_forward(threads: int, lstm: _Lstm) -> int:
-    """Lists of products; twice as many where both weights are multiplied at once."""
-    both = lstm.inputs == lstm.hidden and not lstm.merges
-    return booked((4 if both else 2) * threads * _ELEMENT)
-
-
 def _brgemm_backward(threads: int, lstm: _Lstm) -> int:
     """Lists of products of four gates; for the weights' gradient gates in blocks, states turned."""
     _, batch, inputs, hidden, size, _ = lstm
@@ -201,7 +195,9 @@ def workspace(
     )
     scratchpad = lstm.scratchpad()
     if lstm.brgemm:
-        scratchpad += _brgemm_forward(machine.threads, lstm)
+        # Lists of products; twice as many where both weights are multiplied at once.
+        both = lstm.inputs == lstm.hidden and not lstm.merges
+        scratchpad += booked((4 if both else 2) * machine.threads * _ELEMENT)
     return by_onednn(machine, input.dtype, copies + 4 * hidden * size + weights + scratchpad)
 
 

@@ -179,7 +179,7 @@ def _deform_backward(
         parts = images // together
         sizes = (parts, together, groups, filters // groups, height, width)
         by_part = grad.view(sizes).permute(0, 2, 3, 1, 4, 5)
-        _gradient_of_columns(_rows_and_places(input, weight, offset), images, flat, by_part)
+        _columns_gradient(_rows_and_places(input, weight, offset), images, flat, by_part)
     of_weight = torch.zeros_like(weight)
     if images:
         columns = input.new_empty(_rows_and_places(input, weight, offset))
@@ -190,9 +190,7 @@ def _deform_backward(
     return of_input, of_weight, of_offset, of_mask, of_bias
 
 
-def _gradient_of_columns(
-    shape: tuple[int, int], images: int, weight: Tensor, by_part: Tensor
-) -> None:
+def _columns_gradient(shape: tuple[int, int], images: int, weight: Tensor, by_part: Tensor) -> None:
     columns = by_part.new_empty(shape)
 
     def multiply(part: int, group: int, of_group: Tensor) -> None:

@@ -230,7 +230,7 @@ class _Search:
         filters = min(each_filters, _between(8, each_filters, filters))
         most_pixels = min(self.pixels, each_pixels)
         pixels = min(most_pixels, _between(vector, each_pixels, pixels))
-        fitting = self._fitting_channels(filters, pixels, each_filters, each_pixels)
+        fitting = self._fitting(filters, pixels, each_filters, each_pixels)
         cost = 20 if fitting < 1 else 1
         channels = max(1, self.channels // ceil_div(self.channels, max(1, fitting)))
         parts = ceil_div(self.channels, channels)
@@ -277,9 +277,7 @@ class _Search:
             smallest = min(most_filters * least_pixels, least_filters * (self.space // fewer))
         return smallest / largest
 
-    def _fitting_channels(
-        self, filters: int, pixels: int, each_filters: int, each_pixels: int
-    ) -> int:
+    def _fitting(self, filters: int, pixels: int, each_filters: int, each_pixels: int) -> int:
         taps, cache = self.problem.taps, self.cache
         source, columns = self.step * pixels, taps * pixels
         all_weight = taps * each_filters
