@@ -1,20 +1,25 @@
 """cuDNN's execution plans that ATen would take for convolutions and for attention.
 
 native/cudnn/Conv_v8.cpp: ``build_opgraph``, ``build_opgraph_fused``, ``get_generator_sources``,
-``filterEngineConfigs``, ``try_configs`` and ``get_plans_from_find``. Runs in the process that asks
-cuDNN.
+``filterEngineConfigs``, ``try_configs`` and ``get_plans_from_find``.
 
 native/cudnn/MHA.cpp: ``build_graph`` and ``build_graph_backward``. Attention is a graph of a dozen
 operations, which cudnn-frontend writes out; ATen uses its C++ headers, and this its Python package
-(``nvidia-cudnn-frontend``). Runs in the process that asks cuDNN.
+(``nvidia-cudnn-frontend``).
+
+At the end is the process that asks cuDNN: a question a line on its input, an answer a line on its
+output. It never holds torch, and is started with ``library_path`` of ``questions.py`` in
+``LD_LIBRARY_PATH``. cuDNN may end it (9.10.2 did, at a bfloat16 convolution of 4 channels):
+whoever asks then starts another one.
 """
 
 import importlib
 import json
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from pytest_torchmem.cudnn.backend import (
     DATA_TYPES,
@@ -363,3 +368,36 @@ class Frontend:
     def _give(self, tensor: _Tensor, geometry: tuple[str, list[int], list[int]]) -> None:
         dtype, shape, strides = geometry
         tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(self._type(dtype))
+
+
+def main(path: str, frontend: str = "") -> None:
+    """Answer questions until the input ends.
+
+    ``path`` is ``libcudnn.so.9``, and ``frontend`` the folder that has cudnn-frontend, if any does.
+    """
+    # cuDNN and what it loads may print; the answers have the pipe for themselves.
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    try:
+        backend = Backend(path)
+        version = backend.version
+    except (OSError, AttributeError) as error:
+        _write(pipe, {"error": str(error)})
+        return
+    _write(pipe, {"version": list(version)})
+    attention = Frontend(frontend)
+    for line in sys.stdin:
+        device, question = json.loads(line)
+        if question["kind"] == "attention":
+            found = attention.answer(device, question)
+        else:
+            found = answer(backend, device, question)
+        plans = [[plan.workspace, plan.engine, plan.notes] for plan in found.plans]
+        _write(pipe, {"plans": plans, "why": found.why})
+
+
+def _write(pipe: IO[str], message: dict[str, Any]) -> None:
+    pipe.write(json.dumps(message) + "\n")
+    pipe.flush()

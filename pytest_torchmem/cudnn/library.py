@@ -127,7 +127,7 @@ _ATTEMPTS = 3
 _DEATHS = 8
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from pytest_torchmem.cudnn.worker import main; main(*sys.argv[2:])"
+    "from pytest_torchmem.cudnn.execution_plans import main; main(*sys.argv[2:])"
 )
 
 

@@ -192,7 +192,7 @@ def cuda_autocast(trace: TraceContext) -> Iterator[None]:
             own.update(dispatcher.own_autocast_kernels())
             register((*_casting_kernels(), *own))
         if "cpu" in enabled - registered:
-            register(dispatcher.autocast_operators_of_cpu())
+            register(dispatcher.registered_for("AutocastCPU"))
         registered.update(enabled)
         dispatcher.autocast_key_included(bool(enabled))
 

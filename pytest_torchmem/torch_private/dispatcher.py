@@ -320,7 +320,7 @@ def overload_of(name: str) -> keys.OpOverload:
 
 _AUTOCAST_CUDA = dispatch_key("AutocastCUDA")
 _AUTOCAST_CPU = dispatch_key("AutocastCPU")
-_registered_for: Callable[[str], list[str]] = private(
+registered_for: Callable[[str], list[str]] = private(
     "torch._C._dispatch_get_registrations_for_dispatch_key"
 )
 
@@ -351,13 +351,8 @@ def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
     def calling(overload: keys.OpOverload) -> Callable[..., Any]:
         return lambda *args, **kwargs: kernel_for(overload)(_AUTOCAST_CUDA, *args, **kwargs)
 
-    names = _registered_for("AutocastCUDA")
+    names = registered_for("AutocastCUDA")
     return {name: calling(overload_of(name)) for name in names if not name.startswith("aten::")}
-
-
-def autocast_operators_of_cpu() -> list[str]:
-    """Return the names of the operators that ``torch.autocast("cpu")`` has kernels for."""
-    return _registered_for("AutocastCPU")
 
 
 def autocast_key_included(included: bool) -> None:

@@ -157,7 +157,7 @@ def below_interception(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
     def on_cpu(operator: Any, key: Any, /, *args: Any, **kwargs: Any) -> Any:
         if key in keys.OWN_KEYS:
-            with keys.past_own_keys():
+            with keys.ExcludeKeys(keys.own_key_set()):
                 return operator(*args, **kwargs)
         if key == keys.FAKE:
             kernels = getattr(operator, _PYTHON_KERNELS)

@@ -84,14 +84,10 @@ def keys_above_kernels() -> Any:
 
 
 @cache
-def _own_keys() -> Any:
+def own_key_set() -> Any:
+    """Return the keys that a trace includes above autograd."""
     composite, autocast = OWN_KEYS
     return _KeySet(composite).add(autocast)
-
-
-def past_own_keys() -> Any:
-    """Return a context in which operators pass the keys by that a trace includes above autograd."""
-    return ExcludeKeys(_own_keys())
 
 
 @cache

@@ -64,15 +64,10 @@ _unflatten: Callable[[Any, Any], Any] = private("torch.utils._pytree.tree_unflat
 private("torch._subclasses.fake_tensor.FakeTensorMode.wrap_meta_outputs_with_default_device_logic")
 
 
-def cpp_makes_fake_tensors() -> bool:
-    """Return whether a ``FakeTensorMode`` is in force for C++, which then makes no GPU ready
-    (csrc/utils/device_lazy_init.cpp, device_lazy_init).
-    """
-    return fake_tensor_mode() is not None
-
-
 def fake_tensor_mode() -> Any:
-    """Return the ``FakeTensorMode`` that is in force for C++, or None."""
+    """Return the ``FakeTensorMode`` that is in force for C++, which then makes no GPU ready
+    (csrc/utils/device_lazy_init.cpp, device_lazy_init), or None.
+    """
     return _mode_of_kind(_FAKE_TENSORS)
 
 

@@ -125,10 +125,10 @@ _HOOKS = (
 @cache
 def all_settings() -> tuple[Setting, ...]:
     """Return the settings of a process that this torch has, in the order of putting them back."""
-    return (*_of_names(), *_of_python(), *_of_hooks())
+    return tuple(_of_process())
 
 
-def _of_names() -> Iterator[Setting]:
+def _of_process() -> Iterator[Setting]:
     alike = {f"get_{name}": f"set_{name}" for name in _ASKED_FOR_AS_SET}
     for ask, set_to in (alike | _NAMED_OTHERWISE).items():
         asks, sets = (optional(f"torch._C._{name}") for name in (ask, set_to))
@@ -136,34 +136,6 @@ def _of_names() -> Iterator[Setting]:
             yield Setting(asks, partial(_set_together, sets))
     for backend, what in _PRECISIONS:
         yield Setting(partial(precision, backend, what), partial(_set_precision, backend, what))
-
-
-def answers(settings: Sequence[Setting]) -> list[Any]:
-    """Return the present settings; ``NOT_SAID`` where torch does not say.
-
-    It does not where old and new ways of setting a precision were mixed (aten/src/ATen/Context.cpp,
-    ``float32MatmulPrecision``): the new ones are put back anyway.
-    """
-    try:
-        return [setting.ask() for setting in settings]
-    except RuntimeError:
-        return [answer(setting) for setting in settings]
-
-
-def answer(setting: Setting) -> Any:
-    """Return one of ``answers``."""
-    try:
-        return setting.ask()
-    except RuntimeError:
-        return NOT_SAID
-
-
-def _set_together(set_to: Callable[..., Any], values: Any) -> None:
-    """Set what newer versions ask for as several values at once."""
-    set_to(*values) if isinstance(values, tuple) else set_to(values)
-
-
-def _of_python() -> Iterator[Setting]:
     yield Setting(torch.get_default_dtype, torch.set_default_dtype)
     yield Setting(
         lambda: (
@@ -195,18 +167,40 @@ def _of_python() -> Iterator[Setting]:
     yield Setting(sharing.get_sharing_strategy, sharing.set_sharing_strategy)
     if platform.machine().lower() in ("x86_64", "amd64", "arm64", "aarch64"):
         yield Setting(lambda: _SMALLEST * float(len("x")) == 0.0, torch.set_flush_denormal)
-
-
-def _attribute(owner: Any, name: str) -> Setting:
-    return Setting(partial(getattr, owner, name), partial(setattr, owner, name))
-
-
-def _of_hooks() -> Iterator[Setting]:
-    """Return the hooks that hold for all modules and optimizers."""
+    # The hooks that hold for all modules and optimizers.
     yield _attribute(torch.nn.modules.module, _FULL_HOOKS)
     for hooks in _HOOKS:
         if hooks is not None:
             yield Setting(partial(list, hooks.items()), partial(_replace, hooks))
+
+
+def answers(settings: Sequence[Setting]) -> list[Any]:
+    """Return the present settings; ``NOT_SAID`` where torch does not say.
+
+    It does not where old and new ways of setting a precision were mixed (aten/src/ATen/Context.cpp,
+    ``float32MatmulPrecision``): the new ones are put back anyway.
+    """
+    try:
+        return [setting.ask() for setting in settings]
+    except RuntimeError:
+        return [answer(setting) for setting in settings]
+
+
+def answer(setting: Setting) -> Any:
+    """Return one of ``answers``."""
+    try:
+        return setting.ask()
+    except RuntimeError:
+        return NOT_SAID
+
+
+def _set_together(set_to: Callable[..., Any], values: Any) -> None:
+    """Set what newer versions ask for as several values at once."""
+    set_to(*values) if isinstance(values, tuple) else set_to(values)
+
+
+def _attribute(owner: Any, name: str) -> Setting:
+    return Setting(partial(getattr, owner, name), partial(setattr, owner, name))
 
 
 def _replace(hooks: Any, items: list[tuple[Any, Any]]) -> None:
@@ -295,7 +289,8 @@ is_cudnn_deterministic: Callable[[], bool] = private("torch._C._get_cudnn_determ
 get_depthwise_kernel: Callable[[], str] | None = optional("torch._C._get_cudnn_depthwise_kernel")
 #: The precision of float32 on a backend, for one kind of operators.
 precision: Callable[[str, str], str] = private("torch._C._get_fp32_precision_getter")
-priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
+#: The order in which implementations of attention are tried, by their numbers.
+attention_priority: Callable[[], Any] = private("torch._C._get_sdp_priority_order")
 
 
 LIBRARY_VARIABLES = listed("""
@@ -352,11 +347,6 @@ def is_deterministic_convolution() -> bool:
     return is_cudnn_deterministic() or _is_deterministic()
 
 
-def allows_tf32_convolution() -> bool:
-    """Return whether cuDNN may convolve float32 as TF32; ``at::Context::allowTF32CuDNN``."""
-    return precision("cuda", "conv") == "tf32"
-
-
 def library_settings() -> tuple[str, ...]:
     """Return the settings by which cuDNN chooses between kernels, those that are not the default.
 
@@ -394,11 +384,6 @@ def figure_settings(device: str) -> dict[str, str]:
             }.items()
         }
     return {name: str(now) for name, (now, default) in found.items() if now != default}
-
-
-def attention_priority() -> tuple[int, ...]:
-    """Return the order in which implementations of attention are tried, by their numbers."""
-    return tuple(int(backend) for backend in priority())
 
 
 class OneThread:

@@ -148,7 +148,7 @@ def _factory(original: _Factory, name: str) -> _Factory:
         if trace.is_placing and not _names_cuda(kwargs.get("device")):
             return original(*args, **kwargs)
         if trace.in_fake_tensor_mode():
-            values = of_values or of_data or not modes.cpp_makes_fake_tensors()
+            values = of_values or of_data or modes.fake_tensor_mode() is None
             if not values or not _names_cuda(kwargs.get("device")):
                 return original(*args, **kwargs)
             made = original(*args, **{**kwargs, "device": _CPU})

@@ -43,7 +43,7 @@ def _order(gpu: Gpu) -> tuple[int, ...]:
 
     sm90 and sm100 ask cuDNN first, from cuDNN 9.15.1 on (``check_prefer_cudnn_attention``).
     """
-    order = attention_priority()
+    order = tuple(map(int, attention_priority()))
     prefers_cudnn = (
         gpu.capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
     )

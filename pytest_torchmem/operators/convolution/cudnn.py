@@ -31,8 +31,8 @@ from pytest_torchmem.operators.workspace import (
     unknown,
 )
 from pytest_torchmem.torch_private.settings import (
-    allows_tf32_convolution,
     is_deterministic_convolution,
+    precision,
     tries_all,
 )
 
@@ -177,7 +177,7 @@ def _run(
         tuple(settings.stride),
         tuple(settings.dilation),
         is_deterministic_convolution() and added is None,
-        allows_tf32_convolution(),
+        precision("cuda", "conv") == "tf32",  # ``at::Context::allowTF32CuDNN``
         tries_all(),
         prefers_mode_b(),
         added,
