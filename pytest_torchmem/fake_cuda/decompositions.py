@@ -112,11 +112,27 @@ class Casts:
 
     def to(self, dtype: torch.dtype, value: Any) -> Any:
         """Return ``value`` with its eligible tensors cast; autocast_mode.cpp, ``cached_cast``."""
-        if isinstance(value, Tensor):
-            return self._tensor_to(dtype, value)
         if type(value) in (list, tuple):
             return [self.to(dtype, item) for item in value]
-        return value
+        if not self.eligible(value) or value.dtype is dtype:
+            return value
+        if not (
+            dtype is self.lower
+            and value.dtype is torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not is_view_of_another(value)
+            and torch.is_autocast_cache_enabled()
+            and not torch.is_inference_mode_enabled()
+        ):
+            return _to(value, dtype)
+        known = self._cache.get(id(value))
+        if known is not None and known[0]() is value:
+            return known[1]
+        with torch.enable_grad():  # the cast serves the whole region, whoever was first
+            made = _to(value, dtype)
+        self._cache[id(value)] = weakref.ref(value), made
+        return made
 
     def widest(self, args: Any) -> torch.dtype:
         """Return the dtype that all arguments are promoted to; autocast_mode.h, ``prioritize``."""
@@ -132,27 +148,6 @@ class Casts:
                 if dtype is not lower:
                     raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
         return lower
-
-    def _tensor_to(self, dtype: torch.dtype, tensor: Tensor) -> Tensor:
-        if tensor.dtype is dtype or not self.eligible(tensor):
-            return tensor
-        if not (
-            dtype is self.lower
-            and tensor.dtype is torch.float32
-            and tensor.requires_grad
-            and tensor.is_leaf
-            and not is_view_of_another(tensor)
-            and torch.is_autocast_cache_enabled()
-            and not torch.is_inference_mode_enabled()
-        ):
-            return _to(tensor, dtype)
-        known = self._cache.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        with torch.enable_grad():  # the cast serves the whole region, whoever was first
-            made = _to(tensor, dtype)
-        self._cache[id(tensor)] = weakref.ref(tensor), made
-        return made
 
 
 def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -279,18 +279,14 @@ def out_of_memory_error(
     error.gpu, error.nbytes, error.origin = gpu, entry.nbytes, entry.origin
     error.what = entry.origin.operator or entry.label or entry.kind.value
     error.live = ledger.live_allocations()
-    # One argument, as torch's has: programs that tell it by its text look for that.
-    error.args = (f"{message}\n\n{_explanation(error)}",)
-    return error
-
-
-def _explanation(error: OutOfMemoryError) -> str:
-    request = f"Trace on fake cuda ({error.gpu.name}): {error.request}."
     # Few traces come here, and no other waits for what prints tables.
     from pytest_torchmem.profile.tables import alike, allocations_table
 
     live = alike(error.live)[:_LARGEST]
-    return f"{request}\n\n{allocations_table(live, 'alive')}" if live else request
+    table = f"\n\n{allocations_table(live, 'alive')}" if live else ""
+    # One argument, as torch's has: programs that tell it by its text look for that.
+    error.args = (f"{message}\n\nTrace on fake cuda ({gpu.name}): {error.request}.{table}",)
+    return error
 
 
 def format_size(nbytes: int) -> str:

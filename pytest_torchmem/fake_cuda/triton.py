@@ -447,8 +447,14 @@ class _Autotuned:
             configs = tuner.configs
             config = configs[0] if len(configs) == 1 else tuner.prune_configs(kwargs)[0]
             given = {**tuner.nargs, **kwargs, **config.all_kwargs()}
-            if len(configs) > 1 and not self._is_known(tuner, kwargs):
-                tuner.pre_hook(given, reset_only=True)
+            if len(configs) > 1:
+                named = {**tuner.nargs, **kwargs}
+                named = {name: one for name, one in named.items() if name in tuner.arg_names}
+                keys = tuple(named[name] for name in tuner.keys if name in named)
+                dtypes = tuple(str(one.dtype) for one in named.values() if hasattr(one, "dtype"))
+                if (id(tuner), keys, dtypes) not in self._seen:
+                    self._seen.add((id(tuner), keys, dtypes))
+                    tuner.pre_hook(given, reset_only=True)
             self._before.setdefault(id(tuner), (tuner, vars(tuner).get("best_config", _ABSENT)))
             tuner.best_config = config
             if config.pre_hook is not None:
@@ -456,18 +462,6 @@ class _Autotuned:
             return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
         finally:
             tuner.nargs = None
-
-    def _is_known(self, tuner: Any, kwargs: Mapping[str, Any]) -> bool:
-        given = {**tuner.nargs, **kwargs}
-        given = {name: value for name, value in given.items() if name in tuner.arg_names}
-        key = (
-            id(tuner),
-            tuple(given[name] for name in tuner.keys if name in given),
-            tuple(str(value.dtype) for value in given.values() if hasattr(value, "dtype")),
-        )
-        known = key in self._seen
-        self._seen.add(key)
-        return known
 
     def give_back(self) -> None:
         """Let tuners know the best configurations that they knew before."""

@@ -146,15 +146,10 @@ def _value(node: fx.Node) -> Any:
 
     That is a constant, of which each graph has its own, or a graph for an operator of higher order.
     """
-    held = _held(node) if node.op == "get_attr" else None
-    return node.meta.get("val") if held is None else held
-
-
-def _held(node: fx.Node) -> Any:
-    found: Any = node.graph.owning_module
+    held: Any = node.graph.owning_module if node.op == "get_attr" else None
     for name in str(node.target).split("."):
-        found = getattr(found, name, None)
-    return found
+        held = getattr(held, name, None)
+    return node.meta.get("val") if held is None else held
 
 
 def _values(node: Any) -> list[Tensor]:

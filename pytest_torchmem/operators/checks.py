@@ -25,32 +25,28 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import HALVES, is_dense, on_meta, scalar_type
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private.keys import schema
+from pytest_torchmem.torch_private.names import listed
 
-
-def _names_with(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-_WRITE_TWICE = _names_with(
-    "addmv_ all amax amin any argmax argmin avg_pool3d baddbmm_ bmm conj_physical_ copy_ cummax "
-    "cummin embedding_renorm_ fill_ fill_diagonal_ histc index_fill_ index_put_ linalg_vector_norm "
-    "linear masked_fill_ mv nansum narrow_copy norm prod std sum threshold_ topk tril tril_ triu "
-    "triu_ var zero_"
-)
+_WRITE_TWICE = listed("""
+    addmv_ all amax amin any argmax argmin avg_pool3d baddbmm_ bmm conj_physical_ copy_ cummax
+    cummin embedding_renorm_ fill_ fill_diagonal_ histc index_fill_ index_put_ linalg_vector_norm
+    linear masked_fill_ mv nansum narrow_copy norm prod std sum threshold_ topk tril tril_ triu
+    triu_ var zero_
+""")
 """Operators whose kernels write to one place more than once: they ask nothing, or it is the same
 (``set_check_mem_overlap(false)`` in ATen/native, as in ``TensorIterator::reduce_op``). What
 ``copy_`` refuses, its record checks."""
-_APART = _names_with(
-    "_logcumsumexp addbmm addmm addmv addr baddbmm bernoulli cat copy_ cumprod cumsum floor_divide "
-    "gather gelu hardshrink index_add index_add_ index_copy index_copy_ index_reduce index_reduce_ "
-    "index_select kthvalue linalg_cross logcumsumexp normal renorm scatter scatter_ scatter_add "
-    "scatter_add_ scatter_reduce scatter_reduce_ softplus softshrink sort where"
-)
+_APART = listed("""
+    _logcumsumexp addbmm addmm addmv addr baddbmm bernoulli cat copy_ cumprod cumsum floor_divide
+    gather gelu hardshrink index_add index_add_ index_copy index_copy_ index_reduce index_reduce_
+    index_select kthvalue linalg_cross logcumsumexp normal renorm scatter scatter_ scatter_add
+    scatter_add_ scatter_reduce scatter_reduce_ softplus softshrink sort where
+""")
 """Operators that are not pointwise and ask whether an operand overlaps with what is written."""
-_WHOLLY_APART = _names_with(
-    "cat gather index_add_ index_copy_ index_reduce_ index_select kthvalue linalg_cross scatter_ "
-    "scatter_add_ scatter_reduce_"
-)
+_WHOLLY_APART = listed("""
+    cat gather index_add_ index_copy_ index_reduce_ index_select kthvalue linalg_cross scatter_
+    scatter_add_ scatter_reduce_
+""")
 """Those that refuse an operand which is the written tensor itself (``assert_no_overlap``)."""
 _NOT_ASKED = frozenset({"mvlgamma"})
 

@@ -288,7 +288,12 @@ def build(installation: Installation) -> Path:
 
 
 def _compile(installed: Installation, libraries: Sequence[Path], out: Path, scratch: Path) -> None:
-    functions, needed = _undefined(libraries)
+    # Which functions of CUDA libraries need, and which libraries of CUDA.
+    paths = [str(path) for path in libraries]
+    symbols = (line.split()[-1].split("@")[0] for line in _run("nm", "-Du", *paths) if line.split())
+    functions = {name for name in symbols if _FUNCTION.fullmatch(name)}
+    entries = (line.split() for line in _run("objdump", "-p", *paths))
+    needed = {one[1] for one in entries if one[:1] == ["NEEDED"] and _LIBRARY.fullmatch(one[1])}
     flags = ["-O1", "-fPIC", "-w", f"-I{installed.include}", f"-I{_SOURCES}"]
     objects = []
     for source in sorted(_SOURCES.glob("*.c")):
@@ -317,18 +322,6 @@ def _compile(installed: Installation, libraries: Sequence[Path], out: Path, scra
         )
     process = [str(_SOURCES / "cudnn_process.c"), "-o", str(out / CUDNN_PROCESS), "-ldl"]
     _run("gcc", "-O1", "-w", *process)
-
-
-def _undefined(libraries: Sequence[Path]) -> tuple[set[str], set[str]]:
-    """Return which functions of CUDA libraries need, and which libraries of CUDA."""
-    paths = [str(path) for path in libraries]
-    symbols = (line.split()[-1].split("@")[0] for line in _run("nm", "-Du", *paths) if line.split())
-    entries = (line.split() for line in _run("objdump", "-p", *paths))
-    needed = {entry[1] for entry in entries if entry[:1] == ["NEEDED"]}
-    return (
-        {name for name in symbols if _FUNCTION.fullmatch(name)},
-        {name for name in needed if _LIBRARY.fullmatch(name)},
-    )
 
 
 def _run(*command: str) -> list[str]:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from weakref import finalize
 
 import torch
@@ -21,7 +21,6 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.api.session import SESSION, Capture
 from pytest_torchmem.fake_cuda.memory import DeviceMemory
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.values.computed import GraphRecording
 from pytest_torchmem.torch_private.devices import host_cache_known
 from pytest_torchmem.torch_private.patches import replaced
 
@@ -269,21 +268,12 @@ def pool_functions(memories: Sequence[DeviceMemory]) -> dict[str, Callable[..., 
     return {"use_mem_pool": use_mem_pool, "graph_pool_handle": pool_handle}
 
 
-class _Captured(NamedTuple):
-    """What a graph has after its capture."""
-
-    trace: TraceContext
-    memory: DeviceMemory
-    pool: PoolId
-    recording: GraphRecording
-
-
 class CUDAGraph:
     """``torch.cuda.CUDAGraph`` and ``torch.accelerator.Graph``."""
 
     def __init__(self, keep_graph: bool = False, **_: Any) -> None:
         self._capture: GraphCapture | None = None
-        self._captured: _Captured | None = None
+        self._captured: GraphCapture | None = None
         self._ended: Any = None
 
     def capture_begin(
@@ -313,8 +303,9 @@ class CUDAGraph:
         if capture is None:
             raise RuntimeError("capture_end() called before capture_begin().")
         with capture.trace.turn():
-            self._captured = captured = capture.end()
-        self._ended = finalize(self, _end, captured)
+            capture.end()
+        self._captured = capture
+        self._ended = finalize(self, _end, capture)
         self._ended.atexit = False
 
     def replay(self) -> None:
@@ -356,7 +347,7 @@ class CUDAGraph:
 
     raw_cuda_graph_exec = get_graph_data = raw_cuda_graph
 
-    def _after_capture(self, what: str) -> _Captured:
+    def _after_capture(self, what: str) -> "GraphCapture":
         if self._captured is None:
             raise RuntimeError(f"Called CUDAGraph::{what} without a preceding successful capture.")
         return self._captured
@@ -391,28 +382,27 @@ class Graph(CUDAGraph):
 
 
 class GraphCapture:
-    """A capture in progress, and the streams that belong to it."""
+    """A capture, and the streams that belong to it while it is in progress."""
 
     def __init__(self, trace: TraceContext, index: int, stream: int, pool: PoolId) -> None:
         self.trace = trace
         self.index = index
         self.streams = {stream}
-        self._pool = pool
-        self._memory = SESSION.memories[index]
+        self.pool = pool
+        self.memory = SESSION.memories[index]
         device = torch.device("cuda", index)
-        self._recording = trace.values.begin_capture(device, self.streams.__contains__)
-        self._end_serving = self._memory.serve(pool, self.streams.__contains__, graph=True)
+        self.recording = trace.values.begin_capture(device, self.streams.__contains__)
+        self._end_serving = self.memory.serve(pool, self.streams.__contains__, graph=True)
         SESSION.captures.append(self)
 
-    def end(self) -> _Captured:
-        """End the capture, and return what it leaves."""
+    def end(self) -> None:
+        """End the capture."""
         SESSION.captures.remove(self)
-        self.trace.values.end_capture(self._recording)
+        self.trace.values.end_capture(self.recording)
         self._end_serving()
-        return _Captured(self.trace, self._memory, self._pool, self._recording)
 
 
-def _end(captured: _Captured) -> None:
+def _end(captured: GraphCapture) -> None:
     """Delete a graph (``CUDAGraph::reset``)."""
     captured.recording.drop(captured.trace.values.contents)
     captured.memory.release_pool(captured.pool)
