@@ -125,7 +125,6 @@ def shared_object(
     soname: str = SONAME, functions: Mapping[str, int] = FUNCTIONS, machine: str = ""
 ) -> bytes:
     """Return a shared object in ELF with functions that return these numbers, or a ``HANDLE``.
-
     Raises ``KeyError`` for a machine that is not supported.
     """
     number, coded = _MACHINES[machine or platform.machine()]

@@ -197,7 +197,6 @@ def _configurations(
 
 def _listed(backend: Backend, heuristics: int, first: int) -> Iterator[int]:
     """Yield the configurations of a list in its order, the ``first`` ones before the rest is made.
-
     cuDNN makes what it is asked for: forty take it ten milliseconds, and the first is mostly taken.
     """
     result, kind = Attribute.HEURISTICS_RESULTS, DescriptorType.ENGINE_CONFIGURATION
@@ -371,9 +370,8 @@ class Frontend:
 
 
 def main(path: str, frontend: str = "") -> None:
-    """Answer questions until the input ends.
-
-    ``path`` is ``libcudnn.so.9``, and ``frontend`` the folder that has cudnn-frontend, if any does.
+    """Answer questions until the input ends. ``path`` is ``libcudnn.so.9``, and ``frontend`` the
+    folder that has cudnn-frontend, if any does.
     """
     # cuDNN and what it loads may print; the answers have the pipe for themselves.
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -34,9 +34,8 @@ Place = tuple[str, str, str]
 
 
 def folder() -> Path:
-    """Return where answers are kept, as the XDG base directory specification has it.
-
-    Raises ``RuntimeError`` where there is no home directory.
+    """Return where answers are kept, as the XDG base directory specification has it. Raises
+    ``RuntimeError`` where there is no home directory.
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(named) if os.path.isabs(named) else Path.home() / ".cache") / "pytest-torchmem"
@@ -362,9 +361,8 @@ class _Process:
 
 
 def library() -> Library | str:
-    """Return the cuDNN of this machine, or why there is none to ask.
-
-    What is installed is looked up once in a process, for each value of ``TORCHMEM_CUDNN``.
+    """Return the cuDNN of this machine, or why there is none to ask. What is installed is looked up
+    once in a process, for each value of ``TORCHMEM_CUDNN``.
     """
     return _library(os.environ.get(questions.VARIABLE, ""))
 

@@ -279,9 +279,8 @@ def _frontend(place: Path) -> Path | None:
 
 
 def _version_of(folder: Path) -> Version | None:
-    """Read the version from the header beside the library, or from the name of the file.
-
-    The wheel has the header there, and packages of distributions have a link to a full name.
+    """Read the version from the header beside the library, or from the name of the file. The wheel
+    has the header there, and packages of distributions have a link to a full name.
     """
     for header in (folder.parent / "include", folder):
         try:

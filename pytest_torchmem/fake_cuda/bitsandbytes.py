@@ -15,9 +15,8 @@ from pytest_torchmem.torch_private.patches import Replacements, replaced_all
 
 @contextmanager
 def bitsandbytes_library(trace: TraceContext, module: Any) -> Iterator[None]:
-    """Let what bitsandbytes launches from Python take nothing; bitsandbytes/functional.py.
-
-    What it keeps for the process, maps of quantization among it, is not the trace's.
+    """Let what bitsandbytes launches from Python take nothing; bitsandbytes/functional.py. What it
+    keeps for the process, maps of quantization among it, is not the trace's.
     """
     functional = sys.modules[f"{module.__name__}.functional"]
     get_paged: Any = functional.get_paged

@@ -157,7 +157,6 @@ def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 @contextmanager
 def cuda_autocast(trace: TraceContext) -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` cast fake cuda tensors on the trace's thread.
-
     ``torch.autocast("cpu")`` casts those of the host alone: its kernels, in C++, come after these.
     """
     casts = Casts(trace)
@@ -344,9 +343,8 @@ _POLICIES: tuple[tuple[Iterable[str], _Policy], ...] = (
 
 @contextmanager
 def cuda_dispatch(gpu: Gpu, trace: TraceContext) -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Let composite operators on fake cuda tensors of this thread take the GPU's path.
-
-    Yields, by name, what runs those of them that arrive undecomposed.
+    """Let composite operators on fake cuda tensors of this thread take the GPU's path. Yields, by
+    name, what runs those of them that arrive undecomposed.
     """
     names = _with_paths(generation())
     paths = _Paths(names, gpu, trace)

@@ -114,7 +114,6 @@ class DeviceMemory:
         self, pool: PoolId, streams: Callable[[int], bool], *, graph: bool
     ) -> Callable[[], None]:
         """Let a private pool serve requests on some streams, for a ``graph`` that is captured.
-
         Returns what ends that.
         """
         private, route = self.follow().private, (pool, streams)

@@ -90,7 +90,6 @@ class _Pointers:
 
     def _follow(self, node: ast.AST) -> None:
         """Let the targets of assignments point to where their values do, and note what is written.
-
         Both are noted again and again until nothing changes, so the order does not matter.
         """
         if isinstance(node, ast.Assign):
@@ -373,9 +372,8 @@ def launch(
 
 
 def _bound(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a kernel's arguments by name, with defaults; options of the launch are none.
-
-    Raises ``TypeError``, as triton does, for one that is missing.
+    """Return a kernel's arguments by name, with defaults; options of the launch are none. Raises
+    ``TypeError``, as triton does, for one that is missing.
     """
     parameters = signature(kernel.fn).parameters
     bound = signature(kernel.fn).bind(

@@ -36,7 +36,6 @@ def gradients_of(
     function: Callable[..., Any], inputs: Sequence[Tensor | None], gradients: Sequence[Any]
 ) -> list[Tensor | None]:
     """Return the gradients of ``function(*inputs)`` by its floating inputs, ``None`` for others.
-
     ``gradients`` are those of its outputs; an output whose gradient is ``None`` counts for nothing.
     """
     with torch.inference_mode(False), with_autograd(), torch.enable_grad():
@@ -122,9 +121,8 @@ def evenly_distributed(grad: Tensor, input: Tensor, value: Tensor) -> Tensor:
 
 
 def of_renorm(grad: Tensor, self: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """``renorm_backward``, of norms in the type that a GPU adds up in; the same file.
-
-    The right side of a product is evaluated before the left.
+    """``renorm_backward``, of norms in the type that a GPU adds up in; the same file. The right
+    side of a product is evaluated before the left.
     """
     dims = [other for other in range(self.dim()) if other != dim % self.dim()]
     dtype = accumulation_type(self.dtype)

@@ -121,9 +121,8 @@ def batch_norm_impl_index(
 
 @_cudnn.meta("cuda")
 def cudnn_outputs(input: Tensor, weight: Tensor, training: bool) -> tuple[Tensor, ...]:
-    """The output, statistics of the batch in training, and the reserve; ``cudnn_batch_norm``.
-
-    Of the reserve at most: it is there for the mask of a fused ReLU, a bit for each element.
+    """The output, statistics of the batch in training, and the reserve; ``cudnn_batch_norm``. Of
+    the reserve at most: it is there for the mask of a fused ReLU, a bit for each element.
     """
     channels = input.shape[1] if training else 0
     reserve = -(-input.numel() // 8) if training and is_channels_last(input) else 0
@@ -137,9 +136,8 @@ def cudnn_outputs(input: Tensor, weight: Tensor, training: bool) -> tuple[Tensor
 
 @_cudnn.workspace("cuda")
 def cudnn_workspace(machine: Gpu, input: Tensor, training: bool) -> Workspace | tuple[int, ...]:
-    """A copy in the suggested format, and in training of channels last the sums of blocks.
-
-    In evaluation cuDNN is given no workspace.
+    """A copy in the suggested format, and in training of channels last the sums of blocks. In
+    evaluation cuDNN is given no workspace.
     """
     copied = contiguous_copy(input, suggested_format(input))
     return bounded(copied, _sums_of_blocks(machine, input)) if training else (copied,)

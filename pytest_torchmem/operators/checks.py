@@ -432,9 +432,8 @@ def normalized(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
 
 @operator("aten::copy_").check()
 def destination(input: Tensor, src: Tensor | complex) -> None:
-    """native/Copy.cpp, copy_impl: a copy of what lies alike may be one of a tensor to itself.
-
-    A number that C++ wrapped in a tensor without sides arrives as the number.
+    """native/Copy.cpp, copy_impl: a copy of what lies alike may be one of a tensor to itself. A
+    number that C++ wrapped in a tensor without sides arrives as the number.
     """
     source = (src.shape, src.stride()) if isinstance(src, Tensor) else ((), ())
     if input.numel() and (input.shape, input.stride()) != source:

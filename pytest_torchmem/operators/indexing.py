@@ -233,9 +233,8 @@ def indices_and_sort(
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> Workspace | tuple[int, ...]:
-    """Sums go through a sort of the indices; ``index_put_with_sort_kernel``.
-
-    Of indices with others between them, the input is copied with their dimensions in front.
+    """Sums go through a sort of the indices; ``index_put_with_sort_kernel``. Of indices with others
+    between them, the input is copied with their dimensions in front.
     """
     given = [found for found in indices if found is not None]
     masks = [found for found in given if found.dtype in _MASKS]

@@ -277,7 +277,6 @@ class Sequences(NamedTuple):
 @operator("aten::ctc_loss.IntList").path("cuda")
 def ctc_loss(call: CompositeCall, given: Sequences) -> Any:
     """CuDNN's loss, or the native one of targets moved to the GPU; native/LossCTC.cpp, ctc_loss.
-
     The reduction is that of ``ctc_loss_impl``.
     """
     log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity = given

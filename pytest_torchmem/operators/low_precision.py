@@ -69,9 +69,8 @@ _LANES = (8, 4)
 
 @pack_int4.values("cuda")
 def int4_packed(input: Tensor, innerKTiles: int) -> Tensor:
-    """Eight numbers of two tiles in each ``int32``; ``matrix_to_m16n8k16_Bint4_layout``.
-
-    Of the two numbers of a byte the first is in its upper half.
+    """Eight numbers of two tiles in each ``int32``; ``matrix_to_m16n8k16_Bint4_layout``. Of the two
+    numbers of a byte the first is in its upper half.
     """
     rows, width = input.shape
     tiles, pairs = -(-rows // 8), innerKTiles // 2
@@ -158,7 +157,6 @@ def grouped_rows(
     input: Tensor, mat2: Tensor, offs: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """Rows of the output begin at multiples of 16 bytes; ``create_grouped_gemm_output_tensor``.
-
     native/GroupedMMUtils.h. Groups are the last operand's batches, or cut out by ``offs``.
     """
     dtype = out_dtype or input.dtype
@@ -182,7 +180,6 @@ def product_after_product(input: Tensor) -> Workspace | int:
 @grouped_mm.workspace("cuda")
 def product_for_every_group(machine: Gpu, input: Tensor) -> Workspace:
     """Of cuBLAS; in bfloat16 on Hopper and Blackwell CUTLASS, with its own.
-
     native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda`` (``_scaled_mm_allowed_device``: by major).
     """
     if machine.capability[0] in (9, 10) and input.dtype == torch.bfloat16:

@@ -335,7 +335,6 @@ def addmm_on_cpu(
     machine: Host, outputs: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> int | Workspace:
     """As mm: the bias is copied into the result first; native/LinearAlgebra.cpp, addmm_out_cpu.
-
     Where there is nothing to multiply the bias is multiplied by a tensor of ``beta``.
     """
     if mat1.numel() == 0 and outputs.numel() and beta != 0:
@@ -346,9 +345,8 @@ def addmm_on_cpu(
 @addmm.workspace("cuda")
 @operator("aten::_addmm_activation").workspace("cuda")
 def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Workspace | int:
-    """CuBLASLt with the bias as its epilogue, else cuBLAS; ``isInputCompliesAddmmCudaLt``.
-
-    Where it is not, the bias is copied into the result: nothing more.
+    """CuBLASLt with the bias as its epilogue, else cuBLAS; ``isInputCompliesAddmmCudaLt``. Where it
+    is not, the bias is copied into the result: nothing more.
     """
     epilogue = input.dim() == 1 and input.shape[0] == mat2.shape[1] and input.is_contiguous()
     return by_cublas(machine, mat1, mat2, lt=epilogue and mat1.dtype in _LT_TYPES)

@@ -196,9 +196,8 @@ def vector_norm_on_cuda(
 def variance(
     machine: Host, outputs: Tensor, input: Tensor, dim: Sequence[int] | None = None
 ) -> int:
-    """Over everything in float: a mean and a sum of squares; std_var_all_cpu.
-
-    Of complex numbers that of both parts, of which the sum is made last; std_var_out.
+    """Over everything in float: a mean and a sum of squares; std_var_all_cpu. Of complex numbers
+    that of both parts, of which the sum is made last; std_var_out.
     """
     size = outputs.element_size()
     floating = outputs.dtype in (torch.float32, torch.float64)
@@ -499,9 +498,8 @@ def bincount(outputs: Tensor, self: Tensor, weights: Tensor | None = None) -> Te
 
 @counted.workspace("cpu")
 def bincount_on_cpu(self: Tensor, weights: Tensor | None = None) -> int:
-    """Dense copies, and weights that are not single precision in double; exact, SummaryOps.cpp.
-
-    The least and the greatest are gone before there is a result.
+    """Dense copies, and weights that are not single precision in double; exact, SummaryOps.cpp. The
+    least and the greatest are gone before there is a result.
     """
     taken = contiguous_copy(self) + contiguous_copy(weights)
     if weights is not None and weights.dtype not in (torch.float32, torch.float64):

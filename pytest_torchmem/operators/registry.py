@@ -121,9 +121,8 @@ class Taught(NamedTuple):
         return bool(set(self.aspects) - {"path", "values", "flops"})
 
     def speaks_of(self, *, composite: bool) -> bool:
-        """Whether it can belong to this operator, a composite or one with a kernel.
-
-        ``path`` is for the former alone, ``values`` for both, everything else for kernels.
+        """Whether it can belong to this operator, a composite or one with a kernel. ``path`` is for
+        the former alone, ``values`` for both, everything else for kernels.
         """
         if composite:
             return not set(self.aspects) - {"path", "values"}
@@ -382,9 +381,8 @@ def aten(names: str, suffix: str = "") -> list[str]:
 
 
 def operator(*names: str, **aspects: Any) -> Operators:
-    """Describe operators: ``aspects`` are fields of ``OperatorRecord``.
-
-    Raises ``ValueError`` for an aspect that one of them has already with another value.
+    """Describe operators: ``aspects`` are fields of ``OperatorRecord``. Raises ``ValueError`` for
+    an aspect that one of them has already with another value.
     """
     module = sys._getframe(1).f_globals["__name__"]
     DESCRIBED.setdefault(module, {}).update(dict.fromkeys(names))
@@ -415,9 +413,8 @@ def record_of(name: str) -> OperatorRecord:
 
 
 def find_record(name: str) -> OperatorRecord | None:
-    """Return the record of an operator or overload, if there is one.
-
-    The families that speak of it are imported.
+    """Return the record of an operator or overload, if there is one. The families that speak of it
+    are imported.
     """
     waiting = _waiting()
     for module in waiting.get(name, ()):

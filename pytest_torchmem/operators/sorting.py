@@ -101,9 +101,8 @@ operator("aten::sort", "aten::sort.stable", "aten::topk", unknown_outputs=Unknow
 
 @whole_sort.workspace("cpu")
 def row_of_keys(input: Tensor, dim: int = -1) -> int:
-    """Keys and indices of one row, moved together; sort_stable_kernel.
-
-    Rows that other threads sort are not seen by the allocator's observer.
+    """Keys and indices of one row, moved together; sort_stable_kernel. Rows that other threads sort
+    are not seen by the allocator's observer.
     """
     if input.dim() == 0 or input.numel() == 0:
         return 0

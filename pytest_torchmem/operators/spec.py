@@ -247,7 +247,6 @@ class OperatorSpec:
 
     def values_on(self, device: str) -> Callable[..., Any] | None:
         """Return what computes the outputs of a device's kernel on the CPU, which has none such.
-
         What a user taught for one device is the same on both.
         """
         own, other = (self.cuda, self.cpu) if device == "cuda" else (self.cpu, self.cuda)
@@ -274,9 +273,8 @@ class OperatorSpec:
         )
 
     def numbers(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """Return the positions of Python numbers that C++ wrapped in tensors of no dimension.
-
-        A fallback gets the number where C++ made such a tensor of one.
+        """Return the positions of Python numbers that C++ wrapped in tensors of no dimension. A
+        fallback gets the number where C++ made such a tensor of one.
         """
         found = [
             position

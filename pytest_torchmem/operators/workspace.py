@@ -331,7 +331,6 @@ def laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 def lying_alike(tensor: Tensor, **options: Any) -> Tensor:
     """Return an empty tensor like one on ``meta``, also in its layout; ``options`` as of torch.
-
     ``torch.empty_like`` does the same in Python there, and imports the compiler's symbols for it.
     """
     made: Tensor = run_on_meta(torch.ops.aten.empty_like.default, tensor, **options)
@@ -427,7 +426,6 @@ def made_like(**formats: Wanted) -> Callable[..., Any]:
 
 def shaped_by(overload: Any, memory_format: torch.memory_format) -> Callable[..., Tensor]:
     """Return a meta function: the shape that ``overload`` has there, in a format of the kernel's.
-
     ``SUGGESTED`` is what the first argument suggests, where it has as many dimensions.
     """
 

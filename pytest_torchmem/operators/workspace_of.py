@@ -120,9 +120,8 @@ def _is_nothing(device: str, spec: OperatorSpec, args: Sequence[Any]) -> bool:
 def library_output(
     target: Target, spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[int, int | None] | None:
-    """Return the position and the measured size of the output whose size a library decides.
-
-    The size is None where it was not measured; the whole is None for every other operator.
+    """Return the position and the measured size of the output whose size a library decides. The
+    size is None where it was not measured; the whole is None for every other operator.
     """
     position = spec.record.library_output
     if position is None or target.gpu is None:
@@ -132,9 +131,8 @@ def library_output(
 
 
 def library_state(target: Target, buffer: Buffer, spec: OperatorSpec) -> Workspace:
-    """Return a workspace that stays and that an operator makes, in the size measured if any.
-
-    That is the operator's own output, whose size a library decides.
+    """Return a workspace that stays and that an operator makes, in the size measured if any. That
+    is the operator's own output, whose size a library decides.
     """
     key = key_of(spec, (), {})
     figure = _measured(target, key)

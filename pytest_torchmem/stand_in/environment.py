@@ -94,7 +94,6 @@ def _cudnn(
     installation: "Installation", place: Path, properties: Mapping[str, object]
 ) -> dict[str, str]:
     """Describe the installed cuDNN, which answers in a process of its own, without the stand-in.
-
     Without one, the version that torch requires is there and answers nothing.
     """
     installed = find_installed()
@@ -260,9 +259,8 @@ def _extensions() -> Iterator[Path]:
 
 
 def build(installation: Installation) -> Path:
-    """Return the folder of the stand-in for an installation, built unless it was before.
-
-    Raises ``UsageError`` without a compiler, binutils or CUDA's headers.
+    """Return the folder of the stand-in for an installation, built unless it was before. Raises
+    ``UsageError`` without a compiler, binutils or CUDA's headers.
     """
     for tool in ("gcc", "nm", "objdump"):
         if shutil.which(tool) is None:
@@ -333,7 +331,6 @@ def _run(*command: str) -> list[str]:
 
 def kernel_architectures(installation: Installation) -> list[int]:
     """Return the compute capabilities that the build has kernels for, such as [75, 80, 90].
-
     ``torch.cuda.get_arch_list`` reads the same text (``THCPModule_getArchFlags``).
     """
     with (

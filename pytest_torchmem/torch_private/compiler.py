@@ -103,7 +103,6 @@ def given_a_list(graph: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any
 @contextmanager
 def taken_for_compiling(compiling: bool = True) -> Iterator[None]:
     """Let ``torch.compiler.is_compiling()`` be true, as it is where ``torch.export`` makes a graph.
-
     Libraries ask it before they decide by the values of tensors.
     """
     with replaced(torch.compiler, _is_compiling_flag=compiling):
@@ -236,9 +235,8 @@ def backend_of(callback: Any) -> Backend:
 
 
 def with_backend(callback: Any, backend: Backend) -> Convert:
-    """Return a callback that has graphs compiled by another backend, and is otherwise the same.
-
-    As Dynamo does for DDP (torch/_dynamo/convert_frame.py, ``CatchErrorsWrapper.__call__``).
+    """Return a callback that has graphs compiled by another backend, and is otherwise the same. As
+    Dynamo does for DDP (torch/_dynamo/convert_frame.py, ``CatchErrorsWrapper.__call__``).
     """
     inner = getattr(getattr(callback, _BACKEND), _CLONE)(backend)
     made: Convert = _convert_frame().catch_errors_wrapper(inner, callback.hooks)
@@ -554,7 +552,6 @@ def sizes_forgotten() -> Iterator[None]:
 
 def forget_code(codes: Iterable[CodeType]) -> None:
     """Drop the compiled code of these functions; code compiled before the trace is compiled again.
-
     There is no way to take away one of several entries: what is invalidated stays, and counts.
     """
     for code in codes:

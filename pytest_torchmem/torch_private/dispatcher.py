@@ -104,9 +104,8 @@ class OnKey:
 
 
 def _on_key(key: str, fallback: Callable[..., Any]) -> OnKey:
-    """Return what is registered for a key, whichever copy of this package did it.
-
-    The package may be imported anew in a process (``pytester``); the dispatcher has one fallback.
+    """Return what is registered for a key, whichever copy of this package did it. The package may
+    be imported anew in a process (``pytester``); the dispatcher has one fallback.
     """
     everywhere: dict[str, OnKey] = vars(torch).setdefault(_PLACE, {})
     if key not in everywhere:
@@ -123,7 +122,6 @@ class _Fallback:
 
     def __call__(self, operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Run an operator of a thread that outlived its trace, and is as any other from now on.
-
         That a thread includes a key no other thread can change.
         """
         return run_outside(operator, args, kwargs)
@@ -301,9 +299,8 @@ def composite_kernels(
 
 
 def key_included(key: Any, included: bool) -> None:
-    """Let the operators of this thread pass the kernels of an autocast key, or no longer.
-
-    Such keys are excluded by default (c10/core/impl/LocalDispatchKeySet.h).
+    """Let the operators of this thread pass the kernels of an autocast key, or no longer. Such keys
+    are excluded by default (c10/core/impl/LocalDispatchKeySet.h).
     """
     keys.set_included(key, included)
     keys.set_excluded(key, not included)
@@ -343,9 +340,8 @@ def autocast_kernels(
 
 
 def own_autocast_kernels() -> dict[str, Callable[..., Any]]:
-    """Return the casting kernels that users registered for their operators on cuda, by operator.
-
-    As ``torch.library.register_autocast`` does; those of C++ look at the device that C++ sees.
+    """Return the casting kernels that users registered for their operators on cuda, by operator. As
+    ``torch.library.register_autocast`` does; those of C++ look at the device that C++ sees.
     """
 
     def calling(overload: keys.OpOverload) -> Callable[..., Any]:

@@ -238,7 +238,6 @@ def groups_of_world(
 
 def _without_details(c10d: Any, off: Callable[[], bool]) -> dict[str, Any]:
     """Let no collective be compared with those of others, as TORCH_DISTRIBUTED_DEBUG=DETAIL asks.
-
     The wrapper that does so numbers them, which the fake group does not (ProcessGroupWrapper.cpp).
     """
     original, levels = c10d.get_debug_level, c10d.DebugLevel
@@ -263,9 +262,8 @@ def symmetric_memory(instead: Callable[..., Any]) -> Replacements:
 
 
 def symmetric_groups(on_thread: Callable[[], bool]) -> Replacements:
-    """Have no group known to symmetric memory, whose module is imported, for a while.
-
-    C++ keeps what it is told of a group for the process, with its store (``set_group_info``).
+    """Have no group known to symmetric memory, whose module is imported, for a while. C++ keeps
+    what it is told of a group for the process, with its store (``set_group_info``).
     """
     module, kind = sys.modules[f"torch.distributed.{SYMMETRIC_MEMORY}"], _symmetric()
     enable: Any = getattr(kind, _ENABLE, None)
@@ -415,7 +413,6 @@ def register_meta_kernels() -> None:
 
 def place_in_group(arguments: Iterable[Any]) -> tuple[int, int] | None:
     """Return this process's rank in the group among an operator's arguments, and the group's size.
-
     The group may be named.
     """
     group = _group_among(arguments)
@@ -538,9 +535,8 @@ _GROUPS = private_name_if_imported(f"{_FULLY_SHARD}._fsdp_state.FSDPState._fsdp_
 
 
 def arguments_of_sharding(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield what a module was given to ``fully_shard`` with that costs or saves memory.
-
-    Nothing for other modules, and for those whose parameters are in the groups of others.
+    """Yield what a module was given to ``fully_shard`` with that costs or saves memory. Nothing for
+    other modules, and for those whose parameters are in the groups of others.
     """
     kind = _kind()
     if kind is None or not isinstance(module, kind):

@@ -55,7 +55,6 @@ def flex_kernels_replaced(
 @contextmanager
 def captured_tensors_lifted() -> Iterator[None]:
     """Hand tensors that a ``score_mod`` captures on, which gradients go to, as Dynamo does.
-
     Eagerly, the operator does not see them.
     """
     operator = sys.modules[MODULE].flex_attention
@@ -84,7 +83,6 @@ def captured_tensors_lifted() -> Iterator[None]:
 
 def _lifted(value: Any, captured: list[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
     """Return what gives a captured value anew, with other tensors in the place of ``captured``.
-
     Those that gradients go to are appended there; of functions, what these capture.
     """
     if isinstance(value, Tensor) and value.requires_grad:

@@ -107,9 +107,8 @@ class Hooks:
 
 @cache
 def prepare() -> None:
-    """Import Inductor, without its processes that compile, and let it make its tables.
-
-    Its patterns are made of torch's functions (torch/_inductor/fx_passes, ``lazy_init``).
+    """Import Inductor, without its processes that compile, and let it make its tables. Its patterns
+    are made of torch's functions (torch/_inductor/fx_passes, ``lazy_init``).
     """
     with nothing_replaced():
         import_module("torch._inductor.config")
@@ -129,9 +128,8 @@ def compile(
     compiling: Callable[[], AbstractContextManager[object]],
     on_gpu: bool,
 ) -> Any:
-    """Have Inductor compile a graph, with a program's options as far as a trace has them.
-
-    A backward is compiled when it first runs: each of both is in ``compiling()``.
+    """Have Inductor compile a graph, with a program's options as far as a trace has them. A
+    backward is compiled when it first runs: each of both is in ``compiling()``.
     """
     module = _compile_fx()
 
@@ -177,7 +175,6 @@ def activations_kept(share: float) -> AbstractContextManager[None]:
 @contextmanager
 def options(vector: str, threads: int, on_gpu: bool) -> Iterator[None]:
     """Have Inductor's options be ``OPTIONS``, for a CPU with such instructions and threads.
-
     ``vector`` is ATen's name of them: ``"AVX512"``, ``"AVX2"`` or ``"DEFAULT"``.
     """
     found = _vector_instructions()
@@ -195,9 +192,8 @@ def options(vector: str, threads: int, on_gpu: bool) -> Iterator[None]:
 
 @contextmanager
 def gpu_seen() -> Iterator[None]:
-    """Have Inductor ask the functions that ``torch.cuda`` has now about the GPU, and forget it.
-
-    It has those that were there when it was imported, and remembers what they said.
+    """Have Inductor ask the functions that ``torch.cuda`` has now about the GPU, and forget it. It
+    has those that were there when it was imported, and remembers what they said.
     """
     interface = _cuda_interface()
     asked = [name for name, found in vars(interface).items() if isinstance(found, staticmethod)]

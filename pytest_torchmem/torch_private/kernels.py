@@ -97,9 +97,8 @@ def run_cpu_kernel(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 
 def run_nested_kernel(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Run the kernel of an operator for nested tensors, which calls others on their buffers.
-
-    Raises ``NotImplementedError``, as torch does, where it has none.
+    """Run the kernel of an operator for nested tensors, which calls others on their buffers. Raises
+    ``NotImplementedError``, as torch does, where it has none.
     """
     return kernel_for(operator)(_nested_key(operator), *args, **kwargs)
 
@@ -123,7 +122,6 @@ def _nested_key(operator: keys.OpOverload) -> Any:
 
 def run_sparse_kernel(key: Any, operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run the kernel of an operator that takes or makes sparse tensors, of a ``key`` by default.
-
     Raises ``NotImplementedError``, as torch does, where it has none.
     """
     given = tree_leaves((args, kwargs))
@@ -272,7 +270,6 @@ def _makes_one_like_another(operator: keys.OpOverload) -> bool:
 
 def run_on_meta(operator: keys.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on ``meta`` tensors, with the geometry that kernels have where C++ says it.
-
     It does for a structured operator, and for one that makes a tensor like another one.
     """
     if keys.is_structured(operator):

@@ -157,9 +157,8 @@ def has_kernels(operator: OpOverload) -> bool:
 
 
 def is_composite_implicit(operator: OpOverload) -> bool:
-    """Return whether ``operator`` is made of other operators that carry its gradient.
-
-    Some (``silu_backward``) have a kernel for the CPU as well, which is what the CPU runs.
+    """Return whether ``operator`` is made of other operators that carry its gradient. Some
+    (``silu_backward``) have a kernel for the CPU as well, which is what the CPU runs.
     """
     name = operator.name()
     return has_kernel(name, COMPOSITE_IMPLICIT) and not has_kernel(name, "CPU")
@@ -253,9 +252,8 @@ def undescribed_in_python(operator: OpOverload, device: str) -> Any:
 
 @cache
 def is_view(operator: OpOverload) -> bool:
-    """Return whether ``operator`` is of ATen and makes neither a storage nor data.
-
-    ``lift_fresh`` does not count: by it a tensor that C++ made of Python numbers enters a trace.
+    """Return whether ``operator`` is of ATen and makes neither a storage nor data. ``lift_fresh``
+    does not count: by it a tensor that C++ made of Python numbers enters a trace.
     """
     described = schema(operator)
     base = described.name.removeprefix("aten::")

@@ -54,9 +54,8 @@ class Lengths(NamedTuple):
 def lengths(
     routine: str, dtype: torch.dtype, arguments: tuple[str | int | Argument, ...], threads: int
 ) -> Lengths | None:
-    """Return what ``routine`` says on so many threads; None where it cannot be asked.
-
-    ``routine`` has no letter for its type: ``geqrf``.
+    """Return what ``routine`` says on so many threads; None where it cannot be asked. ``routine``
+    has no letter for its type: ``geqrf``.
     """
     letter = _LETTERS.get(dtype)
     if letter is None or any(isinstance(one, int) and one > _LARGEST for one in arguments):

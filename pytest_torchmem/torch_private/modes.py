@@ -272,7 +272,6 @@ def _overridable(own: property) -> property:
 
 def _ask_as_cpp(function: Any, asked: list[Tensor], args: tuple[Any, ...]) -> Any:
     """Ask one subclass as C++ does, which passes no keyword arguments where there are none.
-
     ``NotImplemented`` where there are several, or a mode that comes first.
     """
     kinds = {type(one) for one in asked}

@@ -54,9 +54,8 @@ def listed(names: str) -> tuple[str, ...]:
 
 
 def private(path: str) -> Any:
-    """Return what a private name of torch stands for, or a ``MissingName``.
-
-    The result is bound to a name of the module that declares it, so that using it costs nothing.
+    """Return what a private name of torch stands for, or a ``MissingName``. The result is bound to
+    a name of the module that declares it, so that using it costs nothing.
     """
     DECLARED[path] = found = find(path)
     return found
@@ -68,9 +67,8 @@ def private_attribute(path: str) -> Any:
 
 
 def private_name(path: str) -> str:
-    """Return the last name of a path, for what looks the attribute up itself.
-
-    It may be an attribute that instances of a class in Python have, and their methods name.
+    """Return the last name of a path, for what looks the attribute up itself. It may be an
+    attribute that instances of a class in Python have, and their methods name.
     """
     name = path.rpartition(".")[2]
     if isinstance(private(path), MissingName) and is_named(path):
@@ -86,9 +84,8 @@ def private_if_imported(path: str) -> Callable[[], Any]:
 
 
 def private_name_if_imported(path: str) -> str:
-    """Return the last name of a path into a module that few builds or programs have.
-
-    It may be what ``is_named`` finds: an attribute of instances, or a function within a method.
+    """Return the last name of a path into a module that few builds or programs have. It may be what
+    ``is_named`` finds: an attribute of instances, or a function within a method.
     """
     DECLARED[path] = None
     return path.rpartition(".")[2]
@@ -128,7 +125,6 @@ def unsupported(reason: str) -> UnsupportedTorchError:
 
 def is_named(path: str) -> bool:
     """Return whether the class that a path leads to has methods that name the path's last part.
-
     Attributes that only instances have are found so, and functions that a method defines.
     """
     owner, _, name = path.rpartition(".")
@@ -136,9 +132,8 @@ def is_named(path: str) -> bool:
 
 
 def find(path: str) -> Any:
-    """Return what a dotted path leads to, or a ``MissingName``; modules are imported for it.
-
-    A package may have a function by the name of one of its modules, which then hides the module.
+    """Return what a dotted path leads to, or a ``MissingName``; modules are imported for it. A
+    package may have a function by the name of one of its modules, which then hides the module.
     """
     found: Any = torch
     prefix, *rest = path.split(".")

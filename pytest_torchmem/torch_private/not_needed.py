@@ -91,7 +91,6 @@ class NotNeeded:
 
     def stand_in(self, name: str, variables: Mapping[str, Any] | None, names: Any) -> Any:
         """Return what a function gets that imports ``names`` of a module, or None for its own.
-
         ``variables`` are the importing module's. A function keeps nothing of what it imports.
         """
         importer = str((variables or {}).get("__name__"))

@@ -463,9 +463,8 @@ def _check(replacements: Replacements) -> None:
 
 @cache
 def _unknown(owner: Any, names: tuple[str, ...], callables: tuple[bool, ...]) -> list[str]:
-    """Return the attributes that are not there, or are functions where none is expected.
-
-    Those that only instances of a class have can be replaced by a property.
+    """Return the attributes that are not there, or are functions where none is expected. Those that
+    only instances of a class have can be replaced by a property.
     """
     return [
         f"{getattr(owner, '__name__', owner)}.{name}"
@@ -486,9 +485,8 @@ def _unbound(method: MethodType) -> Callable[..., Any]:
 
 
 def is_another(known: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """Return whether a registry's entry would be replaced by a function from another place.
-
-    A module that is imported anew, as under pytester in one process, registers its own again.
+    """Return whether a registry's entry would be replaced by a function from another place. A
+    module that is imported anew, as under pytester in one process, registers its own again.
     """
     return known is not None and (known.__module__, known.__qualname__) != (
         function.__module__,

@@ -498,9 +498,8 @@ def ends_once(on_thread: Callable[[], bool]) -> Iterator[None]:
 
 @cache
 def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> Any:
-    """Return the methods of a class of contexts that follow what is entered.
-
-    They are made once: what else stands in the place of torch's functions stays as long as these.
+    """Return the methods of a class of contexts that follow what is entered. They are made once:
+    what else stands in the place of torch's functions stays as long as these.
     """
 
     def enter(self: Any) -> Any:

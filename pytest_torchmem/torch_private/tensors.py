@@ -97,9 +97,8 @@ def has_dispatch(tensor: Tensor) -> bool:
 
 
 def wrapped_tensors(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors that a subclass wraps, where it ``is_wrapper``.
-
-    Wrappers may have other parts: a ``DTensor`` has its mesh.
+    """Return the tensors that a subclass wraps, where it ``is_wrapper``. Wrappers may have other
+    parts: a ``DTensor`` has its mesh.
     """
     names, _ = cast(Any, tensor).__tensor_flatten__()
     parts = (getattr(tensor, name) for name in names)
@@ -107,9 +106,8 @@ def wrapped_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def functional_value(tensor: Tensor) -> Tensor | None:
-    """Return the tensor inside of one that AOTAutograd has made functional, or None.
-
-    The wrapper in Python is around the one of C++ (torch/_subclasses/functional_tensor.py).
+    """Return the tensor inside of one that AOTAutograd has made functional, or None. The wrapper in
+    Python is around the one of C++ (torch/_subclasses/functional_tensor.py).
     """
     if isinstance(tensor, _FunctionalTensor):
         tensor = cast(Any, tensor).elem

@@ -36,7 +36,6 @@ _REDUCE_COALESCED: Any = comm.reduce_add_coalesced
 
 def data_parallel(trace: TraceContext) -> Replacements:
     """Let ``Scatter`` ask for no stream by a number alone, and replicas run one after another.
-
     torch runs each on a thread of its own. What a GPU is asked for is the same.
     """
     original: Any = vars(scatter_gather)["Scatter"]

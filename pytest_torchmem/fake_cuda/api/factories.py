@@ -60,9 +60,8 @@ _BESIDE_DEFAULT_DEVICE = listed("""
 
 
 def factories(trace: TraceContext, looked_at: list[LookedAt]) -> Replacements:
-    """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where.
-
-    What decides which are replaced is added to ``looked_at``.
+    """Let factories make tensors on fake cuda, and ``torch.device`` as a context say where. What
+    decides which are replaced is added to ``looked_at``.
     """
     # A mock that was there when torch made its list has no name.
     names = {one: getattr(one, "__name__", "") for one in modes.device_constructors()}
@@ -104,7 +103,6 @@ def _parts_on(
     target: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a sparse tensor's constructor with indices and values on a device.
-
     Each is copied to where it is asked for (csrc/utils/tensor_new.cpp, ``internal_new_from_data``).
     """
 
@@ -255,9 +253,8 @@ class DefaultType:
         self._kind: LegacyType | None = None
 
     def set(self, kind: LegacyType) -> None:
-        """Let ``torch.Tensor(...)`` make tensors of this type.
-
-        As torch/csrc/utils/tensor_new.cpp, ``base_tensor_ctor``, which goes by the default type.
+        """Let ``torch.Tensor(...)`` make tensors of this type. As torch/csrc/utils/tensor_new.cpp,
+        ``base_tensor_ctor``, which goes by the default type.
         """
         self._kind = None if kind.device.type == "cpu" else kind
 
@@ -421,9 +418,8 @@ def _as_cpp_has_them(
 
 
 def nested_tensors(trace: TraceContext) -> Replacements:
-    """Let ``torch.nested`` make tensors of the strided layout on the GPU that is named.
-
-    Its functions in C++ are given the device, and their kernels hand it on.
+    """Let ``torch.nested`` make tensors of the strided layout on the GPU that is named. Its
+    functions in C++ are given the device, and their kernels hand it on.
     """
     of_list: Any = patches.nested_from_list.original
     constructor: Any = patches.nested_constructor.original

@@ -81,9 +81,8 @@ def _placing(original: Callable[..., Any], trace: TraceContext) -> Callable[...,
 
 
 def is_passed_on(operator: Any, caller: FrameType | None) -> bool:
-    """Return whether a mode or a tensor subclass was asked for an operator, and calls it.
-
-    The device is C++'s then, and not the program's: what the program asked for is being placed.
+    """Return whether a mode or a tensor subclass was asked for an operator, and calls it. The
+    device is C++'s then, and not the program's: what the program asked for is being placed.
     """
     while caller is not None and caller.f_code.co_name != "__torch_dispatch__":
         caller = caller.f_back

@@ -287,9 +287,8 @@ class DeviceMethods:
         return cast(Tensor, TensorBase.copy_(tensor, source, non_blocking))
 
     def set_(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Let a tensor lie on another storage, which is on its device.
-
-        Raises ``RuntimeError`` for one on another (native/Resize.h, checkSetStorage).
+        """Let a tensor lie on another storage, which is on its device. Raises ``RuntimeError`` for
+        one on another (native/Resize.h, checkSetStorage).
         """
         source = args[0] if args else kwargs.get("source")
         if source is not None and not self._trace.off():

@@ -255,9 +255,8 @@ _SUMMARY: Callable[..., str] = torch.cuda.memory_summary
 def memory_functions(
     memory: DeviceMemory, memories: Sequence[DeviceMemory]
 ) -> dict[str, Callable[..., Any]]:
-    """Return the functions about a GPU's memory by name; all of them tell of one replay.
-
-    A snapshot tells of the ``memories`` of all GPUs.
+    """Return the functions about a GPU's memory by name; all of them tell of one replay. A snapshot
+    tells of the ``memories`` of all GPUs.
     """
 
     def all_segments(pool: PoolId | None = None) -> list[dict[str, Any]]:

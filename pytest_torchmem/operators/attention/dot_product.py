@@ -39,9 +39,8 @@ _DROPS_SIXTEENTHS = TORCH_VERSION >= (2, 12)
 
 
 def _order(gpu: Gpu) -> tuple[int, ...]:
-    """Return the order that ``sdpa_kernel`` set, or the GPU's own; ``priority_order``.
-
-    sm90 and sm100 ask cuDNN first, from cuDNN 9.15.1 on (``check_prefer_cudnn_attention``).
+    """Return the order that ``sdpa_kernel`` set, or the GPU's own; ``priority_order``. sm90 and
+    sm100 ask cuDNN first, from cuDNN 9.15.1 on (``check_prefer_cudnn_attention``).
     """
     order = tuple(map(int, attention_priority()))
     prefers_cudnn = (
@@ -278,9 +277,8 @@ _aten: Any = torch.ops.aten
 def scaled_dot_product_attention(
     machine: Gpu, attention: AttentionArguments, *, scale: float | None = None
 ) -> Any:
-    """Run the implementation that the GPU would; attention.cpp.
-
-    From torch 2.14 on, operands of three dimensions are one image of four.
+    """Run the implementation that the GPU would; attention.cpp. From torch 2.14 on, operands of
+    three dimensions are one image of four.
     """
     query, key, value, given, dropout, is_causal, grouped = attention
     if TORCH_VERSION >= (2, 14) and query.dim() == key.dim() == value.dim() == 3:

@@ -192,7 +192,6 @@ def flash_splits(
     gpu: Gpu, batch: int, queries: int, keys: int, heads: int, size: int, splits: int = 0
 ) -> int:
     """Return over how many blocks the keys are split; ``num_splits_heuristic``.
-
     ``set_params_splitkv`` counts every multiprocessor twice.
     """
     if splits >= 1:
@@ -338,9 +337,8 @@ def outputs_with_sums(query: Tensor, arguments: Mapping[str, Any]) -> tuple[Tens
 
 @_forward.workspace("cpu")
 def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int | Workspace:
-    """Per thread: a block of scores, its row maxima and sums, and a block of the output.
-
-    Operands that oneDNN has packed for AMX are not counted.
+    """Per thread: a block of scores, its row maxima and sums, and a block of the output. Operands
+    that oneDNN has packed for AMX are not counted.
     """
     if query.numel() == 0 or key.numel() == 0:
         return 0
@@ -358,9 +356,8 @@ def flash_attention(machine: Host, query: Tensor, key: Tensor) -> int | Workspac
 def flash_attention_backward(
     machine: Host, grad_out: Tensor, query: Tensor, key: Tensor
 ) -> int | Workspace:
-    """Per thread: blocks of scores and of their gradient; once: the sums of one block's rows.
-
-    The gradient is copied unless it lies with the heads inside, as the output does.
+    """Per thread: blocks of scores and of their gradient; once: the sums of one block's rows. The
+    gradient is copied unless it lies with the heads inside, as the output does.
     """
     if query.numel() == 0 or key.numel() == 0:
         return 0

@@ -112,9 +112,8 @@ class _WeightedSum(torch.autograd.Function):
 def results(
     function: Callable[[FusedAttention], tuple[Tensor, Any]], by: FusedAttention
 ) -> tuple[Tensor, Any, Tensor]:
-    """Return output, sums, and the number that stands for the random state.
-
-    ``function`` takes the attention, as ``attend`` does.
+    """Return output, sums, and the number that stands for the random state. ``function`` takes the
+    attention, as ``attend`` does.
     """
     number = forward_draws().keep() if by.dropout_p else 0
     output, sums = run_plainly(function, by._replace(generator=current_generator()))
@@ -128,7 +127,6 @@ def gradients(
     seed: Tensor,
 ) -> list[Tensor | None]:
     """Return the gradients of query, key, value and bias, ``None`` for those without values.
-
     ``seed`` has the number that ``results`` returned.
     """
     if by.dropout_p:

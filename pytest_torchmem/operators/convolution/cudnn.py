@@ -135,7 +135,6 @@ def forward_with_relu(
     settings: ConvolutionSettings,
 ) -> tuple[Request, ...]:
     """``cudnn_convolution_relu``, ``cudnn_convolution_add_relu``, of an input, weight and output.
-
     Nothing ``added`` is the output times 0, and no ``bias`` is one of zeros.
     """
     input, weight, output = operands

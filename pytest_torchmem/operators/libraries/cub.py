@@ -90,7 +90,6 @@ def radix_sort(
 
 def _resident_sorting_blocks(gpu: Gpu, key_size: int, value_size: int) -> int:
     """Return how many blocks of the kernels for short keys a multiprocessor holds.
-
     ``DeviceRadixSortDownsweepKernel`` of torch 2.13 for CUDA 13.0: what their registers allow.
     """
     if key_size > 1:

@@ -50,9 +50,8 @@ def cublas_workspace(gpu: Gpu) -> int:
 
 
 def _bytes(variable: str, text: str, size: str, count: str = "1") -> int:
-    """Return the bytes of ``count`` buffers of ``size`` KiB.
-
-    Raises ``UsageError`` for what no memory has: torch ends there, too (``std::stoull``).
+    """Return the bytes of ``count`` buffers of ``size`` KiB. Raises ``UsageError`` for what no
+    memory has: torch ends there, too (``std::stoull``).
     """
     digits = len(size) + len(count)
     if digits > _MOST_DIGITS:

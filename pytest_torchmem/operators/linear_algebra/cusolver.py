@@ -114,7 +114,6 @@ def triangular_solve(machine: Gpu, outputs: tuple[Tensor, Tensor]) -> Workspace:
 @operator("aten::linalg_lu_factor_ex").workspace("cuda")
 def lu_factor(machine: Gpu, A: Tensor, pivot: bool = True) -> Workspace | int:
     """lu_factor: cuSOLVER for one matrix and large ones, cuBLAS for few small ones, else MAGMA.
-
     Without pivots the rows are counted afterwards.
     """
     batch, (rows, columns) = batch_count(A), A.shape[-2:]
@@ -285,9 +284,8 @@ def ldl_solve(outputs: Tensor, LD: Tensor, pivots: Tensor) -> Workspace | int:
 
 
 def least_squares(gpu: Gpu, matrices: Tensor, sides: torch.Size) -> Workspace:
-    """lstsq_kernel: cuBLAS for a batch of small matrices, else QR and a triangle.
-
-    ``sides`` are the dimensions of the batch of both sides.
+    """lstsq_kernel: cuBLAS for a batch of small matrices, else QR and a triangle. ``sides`` are the
+    dimensions of the batch of both sides.
     """
     rows, columns = matrices.shape[-2:]
     alone, batch, size = batch_count(matrices), sides.numel(), matrices.element_size()

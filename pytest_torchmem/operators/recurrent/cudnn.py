@@ -156,9 +156,8 @@ def _steps_at_once(layers: int, steps: int, batch: int) -> int:
 
 
 def algorithm(gpu: Gpu, input: Tensor, settings: RecurrentSettings, backward: bool) -> Algorithm:
-    """Return the one that ATen asks for; ``get_algo``.
-
-    For bfloat16 cuDNN takes what the standard one does, whichever it is asked for.
+    """Return the one that ATen asks for; ``get_algo``. For bfloat16 cuDNN takes what the standard
+    one does, whichever it is asked for.
     """
     is_plain = not settings.proj_size and not settings.batch_sizes
     if not is_plain or input.dtype not in (torch.float32, torch.float16):
@@ -196,7 +195,6 @@ def _part(nbytes: int) -> int:
 
 def weight_elements(weights: Sequence[Tensor], stride: int, mode: int, hidden_size: int) -> int:
     """Return the elements of cuDNN's weight buffer, which has two biases also for a layer without.
-
     cudnn/RNN.cpp, ``get_num_weights``: the descriptor's bias mode is always the double one.
     """
     elements = sum(weight.numel() for weight in weights)
@@ -223,9 +221,8 @@ def weight_buffer(trace: Trace, params: list[Tensor], elements: int) -> Tensor |
 
 
 def views_of(trace: Trace, buffer: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of the weights' shapes, one behind the other in ``buffer``.
-
-    As ``get_parameters`` makes them they are not views to autograd.
+    """Return tensors of the weights' shapes, one behind the other in ``buffer``. As
+    ``get_parameters`` makes them they are not views to autograd.
     """
     offset = 0
     made = []
@@ -324,7 +321,6 @@ def outputs(
     layer: Layer, weight_buf: Tensor | None, settings: RecurrentSettings
 ) -> tuple[Tensor, ...]:
     """Output, hidden and cell state, what is kept for the backward, the weight buffer.
-
     ``_cudnn_rnn``. With ``batch_first`` the output is a transposed tensor.
     """
     input, hx = layer.input, layer.hx

@@ -273,7 +273,6 @@ def _layer(mode: int) -> Callable[..., Any]:
         batch_sizes: Tensor | None = None,
     ) -> Any:
         """``_cudnn_rnn`` where cuDNN takes it, else step by step; native/RNN.cpp, ``lstm``, …
-
         Padded sequences are ``input``; packed ones are ``data``, with ``batch_sizes``.
         """
         rows = input if data is None else data

@@ -224,9 +224,8 @@ def backward_workspace(
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
 ) -> int | Workspace:
-    """Gradients made dense, weights in the backward's order, their gradients in rows of gates.
-
-    The second bias gradient is a copy of the first, made when everything else is freed.
+    """Gradients made dense, weights in the backward's order, their gradients in rows of gates. The
+    second bias gradient is a copy of the first, made when everything else is freed.
     """
     size, hidden = input.element_size(), hx_.shape[-1]
     lstm = _lstm(input, hx_)

@@ -63,7 +63,6 @@ def _body(name: str) -> Callable[..., Any]:
 
     def run(machine: Gpu, arguments: dict[str, Any]) -> Any:
         """Run the library's function, bitsandbytes/backends/cuda/ops.py, whose launches do nothing.
-
         Its kernels are in csrc/kernels.cu.
         """
         function = _functions("cuda", machine).get(name) or _functions("default", machine)[name]
@@ -89,9 +88,8 @@ def _values(name: str) -> Callable[..., Any]:
 
 @cache
 def _functions(backend: str, gpu: Gpu | None) -> dict[str, Callable[..., Any]]:
-    """Return the functions of a backend by the names of their operators.
-
-    Those for CUDA remember what they chose by the index of the GPU, so every GPU has its own.
+    """Return the functions of a backend by the names of their operators. Those for CUDA remember
+    what they chose by the index of the GPU, so every GPU has its own.
     """
     found: dict[str, Callable[..., Any]] = {}
     path = _file(backend)

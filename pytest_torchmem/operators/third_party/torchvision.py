@@ -56,7 +56,6 @@ def _all_boxes(dets: Tensor) -> Tensor:
 
 def _boxes_on_cpu(dets: Tensor, scores: Tensor) -> tuple[int, ...]:
     """Corners, areas and order, while scores are sorted or then what is suppressed.
-
     cpu/nms_kernel.cpp, nms_kernel_impl; the positions that are kept are made after the sort.
     """
     boxes, element = dets.shape[0], dets.element_size()

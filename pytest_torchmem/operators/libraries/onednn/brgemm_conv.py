@@ -162,9 +162,8 @@ def backward_data(problem: Problem, avx2: bool = False) -> Primitive | None:
 def backward_data_strided(
     problem: Problem, avx2: bool = False, transposed: bool = False
 ) -> Primitive | None:
-    """``brgconv_strided``: the gradient of the output padded, for every thread.
-
-    Transposed convolutions take it from oneDNN 3.13 on also where strides do not divide the image.
+    """``brgconv_strided``: the gradient of the output padded, for every thread. Transposed
+    convolutions take it from oneDNN 3.13 on also where strides do not divide the image.
     """
     if not problem.strided or problem.dilated or (avx2 and problem.bfloat16):
         return None
