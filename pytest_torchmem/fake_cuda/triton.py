@@ -273,13 +273,8 @@ def _device_functions_interpreted(interpreter: Any) -> Iterator[None]:
 @lru_cache(maxsize=512)
 def _rewritten(function: FunctionType) -> Callable[..., Any]:
     """Return a kernel as the interpreter runs it, which adds names to the globals: of a copy."""
-    copied = FunctionType(
-        function.__code__,
-        dict(function.__globals__),
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    about = function.__name__, function.__defaults__, function.__closure__
+    copied = FunctionType(function.__code__, dict(function.__globals__), *about)
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__annotations__ = function.__annotations__
     interpreter = import_module("triton.runtime.interpreter")

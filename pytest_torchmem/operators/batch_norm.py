@@ -107,14 +107,10 @@ def batch_norm_impl_index(
     taken = cudnn_takes(norm)
     if weight is None or bias is None or not cudnn_enabled or not taken:
         return call()
+    dense = input.contiguous(memory_format=suggested_format(input)), weight.contiguous()
+    rest = (one if one is None else one.contiguous() for one in (bias, *norm.statistics))
     output, save_mean, save_variance, reserve = torch.ops.aten.cudnn_batch_norm.default(
-        input.contiguous(memory_format=suggested_format(input)),
-        weight.contiguous(),
-        bias.contiguous(),
-        *(None if one is None else one.contiguous() for one in norm.statistics),
-        norm.training,
-        momentum,
-        eps,
+        *dense, *rest, norm.training, momentum, eps
     )
     return output, save_mean, save_variance, reserve, _CUDNN_INDEX
 

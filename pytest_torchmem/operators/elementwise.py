@@ -464,19 +464,12 @@ def reduced(
             kept.append(Dim(shape[dim], strides[dim], outer))
             outer *= shape[dim]
     first.sort(key=lambda dim: dim.input)
-    return reduction_buffers(
-        gpu,
-        Reduction(
-            _merged(first),
-            _merged(kept),
-            dtype.itemsize,
-            out_size,
-            accumulator or accumulation_type(dtype).itemsize,
-            input_vector or (8 if dtype.itemsize == 2 else 4),
-            256 if dtype is torch.complex128 else 512,
-            not (dtype in HALVES and out_size == dtype.itemsize),
-        ),
-    )
+    accumulator = accumulator or accumulation_type(dtype).itemsize
+    vector = input_vector or (8 if dtype.itemsize == 2 else 4)
+    threads = 256 if dtype is torch.complex128 else 512
+    sizes = dtype.itemsize, out_size, accumulator, vector, threads
+    in_output = not (dtype in HALVES and out_size == dtype.itemsize)
+    return reduction_buffers(gpu, Reduction(_merged(first), _merged(kept), *sizes, in_output))
 
 
 def sum_buffers(

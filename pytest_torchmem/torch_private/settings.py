@@ -323,16 +323,8 @@ def kernel_settings() -> tuple[Any, ...]:
     The default dtype; cuDNN used, deterministic, warns only; and of cuDNN: all kernels tried,
     deterministic, precision of float32.
     """
-    return (
-        _default_dtype(),
-        uses_cudnn(),
-        _is_deterministic(),
-        _only_warns(),
-        tries_all(),
-        is_cudnn_deterministic(),
-        precision("cuda", "conv"),
-        depthwise_kernel(),
-    )
+    of_cudnn = tries_all(), is_cudnn_deterministic(), precision("cuda", "conv"), depthwise_kernel()
+    return _default_dtype(), uses_cudnn(), _is_deterministic(), _only_warns(), *of_cudnn
 
 
 def depthwise_kernel() -> str:

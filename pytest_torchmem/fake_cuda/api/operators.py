@@ -30,6 +30,7 @@ from pytest_torchmem.torch_private import modes
 from pytest_torchmem.torch_private.compiler import engine_operators, interpreters, node_run_in
 from pytest_torchmem.torch_private.function_holders import HOLDERS
 from pytest_torchmem.torch_private.keys import OpOverload, OpOverloadPacket, schema
+from pytest_torchmem.torch_private.names import listed
 from pytest_torchmem.torch_private.patches import Replacements, having
 from pytest_torchmem.torch_private.tensors import ENGINE_CODES
 
@@ -165,14 +166,8 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 #: What C++ copies tensors with, or makes others beside them: a gradient with its parameter's
 #: strides (torch/csrc/autograd/utils/grad_layout_contract.h, ``clone_obey_contract``).
 _BESIDE_TENSOR = frozenset(
-    {
-        _TO_COPY.default,
-        torch.ops.aten.new_empty.default,
-        torch.ops.aten.new_empty_strided.default,
-        torch.ops.aten.new_full.default,
-        torch.ops.aten.new_ones.default,
-        torch.ops.aten.new_zeros.default,
-    }
+    getattr(torch.ops.aten, name).default
+    for name in listed("_to_copy new_empty new_empty_strided new_full new_ones new_zeros")
 )
 _COPYING_CODE = copied.__code__
 """What moves a tensor to where it was asked for, and its gradient back to where that one was."""

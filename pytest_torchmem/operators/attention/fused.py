@@ -158,10 +158,8 @@ def efficient_backward(
     keys = key.shape[1]
     if cu_seqlens_q is not None:
         batch, queries, keys = cu_seqlens_q.numel() - 1, max_seqlen_q, max_seqlen_k
-    shape, copy = (
-        Shape(batch, heads, queries, keys, size, value.shape[3]),
-        contiguous_copy(grad_out_),
-    )
+    shape = Shape(batch, heads, queries, keys, size, value.shape[3])
+    copy = contiguous_copy(grad_out_)
     return efficient_backward_bytes(machine, query.dtype, shape, attention.dropout_p > 0, copy)
 
 
@@ -257,15 +255,8 @@ def _flash_backward(gpu: Gpu, of: _Flash, lengths: Tensor | None = None) -> tupl
     repeated = 0
     if heads != key.shape[-2]:
         repeated = math.prod(key.shape[:-2]) * heads * size * query.element_size()
-    return (
-        contiguous_copy(grad),
-        contiguous_copy(out),
-        ALL,
-        FLOAT * rows,
-        splits * FLOAT * rows * _rounded_size(size),
-        repeated,
-        repeated,
-    )
+    sums, added_up = FLOAT * rows, splits * FLOAT * rows * _rounded_size(size)
+    return contiguous_copy(grad), contiguous_copy(out), ALL, sums, added_up, repeated, repeated
 
 
 @operator("aten::_scaled_dot_product_flash_attention").workspace("cuda")

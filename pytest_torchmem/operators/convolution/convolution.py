@@ -57,14 +57,9 @@ def convolution_shape(
     if shape is not None and (bias is None or bias.shape == (shape[1],)):
         return input.new_empty(shape)
     dims = weight.dim() - 2
-    given = (
-        list(settings.stride),
-        list(settings.padding),
-        list(settings.dilation),
-        settings.transposed,
-        list(settings.output_padding) if settings.transposed else [0] * dims,
-        settings.groups,
-    )
+    sides = (list(one) for one in (settings.stride, settings.padding, settings.dilation))
+    more = list(settings.output_padding) if settings.transposed else [0] * dims
+    given = (*sides, settings.transposed, more, settings.groups)
     _check(input, weight, bias, given)
     result: Tensor = torch.ops.aten.convolution(input, weight, None, *given)
     return result

@@ -167,21 +167,12 @@ def _run(
     for name in given:
         by_name[name] = _contiguous(by_name[name], wanted)
     described = cuda_format(by_name["x"], by_name["w"])
-    question = ConvolutionQuestion(
-        direction,
-        operand(by_name["x"], described),
-        operand(by_name["w"], described),
-        operand(by_name["y"], described),
-        tuple(settings.padding),
-        tuple(settings.stride),
-        tuple(settings.dilation),
-        is_deterministic_convolution() and added is None,
-        precision("cuda", "conv") == "tf32",  # ``at::Context::allowTF32CuDNN``
-        tries_all(),
-        prefers_mode_b(),
-        added,
-        alpha,
-    )
+    x, w, y = (operand(by_name[name], described) for name in "xwy")
+    padding, stride, dilation = map(tuple, (settings.padding, settings.stride, settings.dilation))
+    deterministic = is_deterministic_convolution() and added is None
+    tf32 = precision("cuda", "conv") == "tf32"  # ``at::Context::allowTF32CuDNN``
+    sides = padding, stride, dilation, deterministic, tf32, tries_all(), prefers_mode_b()
+    question = ConvolutionQuestion(direction, x, w, y, *sides, added, alpha)
     return held, cudnn.ask(question) or 0
 
 

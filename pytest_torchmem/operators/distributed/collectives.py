@@ -26,6 +26,7 @@ from pytest_torchmem.torch_private.distributed import (
     register_meta_kernels,
 )
 from pytest_torchmem.torch_private.keys import all_operators
+from pytest_torchmem.torch_private.names import listed
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 _FLATTENS = "c10d::reduce_scatter_"
@@ -46,14 +47,10 @@ _REDUCES_PARTS = ("_c10d_functional::reduce_scatter",)
 others send is what they make, a clone or what they write to (c10d/Functional.cpp).
 """
 
-_WITHOUT_META = frozenset(
-    {
-        "c10d::allgather_into_tensor_coalesced_",
-        "c10d::allreduce_coalesced_",
-        "c10d::check_for_nan",
-        "c10d::reduce_scatter_tensor_coalesced_",
-    }
-)
+_WITHOUT_META = listed("""
+    c10d::allgather_into_tensor_coalesced_ c10d::allreduce_coalesced_ c10d::check_for_nan
+    c10d::reduce_scatter_tensor_coalesced_
+""")
 _LISTS = "c10d::allgather_coalesced_"
 """Operators of which Ops.cpp registers no kernel for ``meta``; they write to what they get."""
 
@@ -79,7 +76,7 @@ def describe() -> None:
         if name.endswith("_tensor_out"):
             operator(name).meta()(_written)
     describe_checks(names)
-    for name in _WITHOUT_META & there:
+    for name in there.intersection(_WITHOUT_META):
         operator(name).meta()(_nothing)
     if _LISTS in there:
         operator(_LISTS).meta()(_lists)
@@ -134,18 +131,9 @@ _FUNCTIONAL = tuple(
     for kind in ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter")
 )
 
-_SENT_BY_GLOO = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    }
+_SENT_BY_GLOO = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 """ProcessGroupGloo.cpp, ``GENERATE_ALL_TYPES``; complex numbers come as pairs of real ones."""
 

@@ -433,14 +433,8 @@ def _layers(layer: Layer, settings: RecurrentSettings, random_state: Tensor) -> 
     """Run all layers; the forward and its backward drop the same, by the generator's state."""
     input, weights, stride, hx, cx = layer
     hidden: Any = hx if settings.mode != LSTM else (hx, cx)
-    rest = (
-        list(weights),
-        stride in (4, 5),
-        settings.num_layers,
-        settings.dropout,
-        settings.train,
-        settings.bidirectional,
-    )
+    flags = settings.train, settings.bidirectional
+    rest = list(weights), stride in (4, 5), settings.num_layers, settings.dropout, *flags
     run = torch.lstm if settings.mode == LSTM else _LAYERS[settings.mode]
     with drawing_from(random_state) if random_state.numel() else nullcontext():
         if settings.batch_sizes:
