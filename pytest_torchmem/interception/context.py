@@ -30,18 +30,10 @@ from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.function_holders import program_functions_aside
 from pytest_torchmem.torch_private.keys import FAKE, is_excluded
 from pytest_torchmem.torch_private.patches import LookedAt, Patch, Replaceable, Replacements
-from pytest_torchmem.torch_private.tensors import (
-    bytes_of,
-    hollow_storage,
-    is_wrapper,
-    storage_address,
-    storage_use_count,
-    unwrapped,
-    wrapped_tensors,
-)
 
 _CPU = torch.device("cpu")
 
@@ -139,30 +131,30 @@ class TraceContext:
             return None
         parts = self._interceptor.parts
         try:
-            record = parts.ledger.records.get(storage_address(tensor))
+            record = parts.ledger.records.get(private.storage_address(tensor))
             if record is None and parts.conversion.lent(tensor) is not None:
                 with self.working():
                     return parts.conversion.borrow(tensor)
-            if record is None and type(tensor) is not Tensor and is_wrapper(tensor):
+            if record is None and type(tensor) is not Tensor and private.is_wrapper(tensor):
                 return self._record_of_part(tensor)
             return record
         except (RuntimeError, NotImplementedError):  # a tensor without storage
             sparse = tensor.layout is torch.sparse_coo or tensor.layout in COMPRESSED
-            inner = storage_holder(tensor) if sparse else unwrapped(tensor)
-            if inner is None and is_wrapper(tensor):
+            inner = storage_holder(tensor) if sparse else private.unwrapped(tensor)
+            if inner is None and private.is_wrapper(tensor):
                 return self._record_of_part(tensor)
             return None if inner is None else self.record(inner)
 
     def _record_of_part(self, wrapper: Tensor) -> StorageRecord | None:
         """Return the record of the first tensor that a ``DTensor``, or another wrapper, is of."""
-        first = next(iter(wrapped_tensors(wrapper)), None)
+        first = next(iter(private.wrapped_tensors(wrapper)), None)
         return None if first is None else self.record(first)
 
     def record_at_compiler(self, tensor: Tensor) -> StorageRecord | None:
         """Return the record of a tensor that the program's compiler looks at, on any device."""
         if not self.compiles or not self.on_thread():
             return None
-        return self._interceptor.parts.ledger.records.get(storage_address(tensor))
+        return self._interceptor.parts.ledger.records.get(private.storage_address(tensor))
 
     def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:
         """Return the ledger's record of a storage, or None where it has none."""
@@ -222,14 +214,14 @@ class TraceContext:
         record = self.record_of(storage)
         if record is None:
             with self.working():
-                self.meet(bytes_of(storage), device)
+                self.meet(private.bytes_of(storage), device)
         elif record.ledger.device != device:
             ledger.move(record, ledger.on(device))
 
     def borrow_storage(self, storage: torch.UntypedStorage) -> None:
         """Book a real storage as one that the program brought with it."""
         with self.working():
-            made = bytes_of(storage)
+            made = private.bytes_of(storage)
             self._interceptor.parts.conversion.borrow(made)
 
     def strike_unless_used(self, held: Tensor, tensors: int = 2) -> None:
@@ -238,7 +230,7 @@ class TraceContext:
         """
         storage = held.untyped_storage()
         record = self._interceptor.parts.ledger.records.get(storage._cdata)
-        if record is not None and storage_use_count(storage._cdata) <= tensors + 1:  # ``storage``
+        if record is not None and private.storage_use_count(storage._cdata) <= tensors + 1:  # ``storage``
             self._interceptor.parts.ledger.strike(record)
 
     @contextmanager
@@ -262,7 +254,7 @@ class TraceContext:
         """Return bytes of the host that are not known and take no memory."""
         with self.working():
             memory = memory_for(torch.uint8, nbytes)
-            made = bytes_of(hollow_storage(nbytes, memory))
+            made = private.bytes_of(private.hollow_storage(nbytes, memory))
             self.meet(made, memory=memory, hollow=True)
         return made
 
@@ -272,14 +264,14 @@ class TraceContext:
         if record is not None:
             record.ledger.pinned.add(record.index)
         else:  # the host is real
-            self._pinned[storage_address(tensor)] = tensor.untyped_storage()
+            self._pinned[private.storage_address(tensor)] = tensor.untyped_storage()
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether a tensor of the host is in pinned memory."""
         record = self.record(tensor)
         if record is not None and record.index in record.ledger.pinned:
             return True
-        return bool(self._pinned) and storage_address(tensor) in self._pinned
+        return bool(self._pinned) and private.storage_address(tensor) in self._pinned
 
     def device(self, named: torch.device) -> torch.device:
         """Return a device as the trace writes it; raise for a GPU that is not there."""

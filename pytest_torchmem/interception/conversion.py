@@ -40,17 +40,8 @@ from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
+from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.modes import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.tensors import (
-    bytes_of,
-    has_memory,
-    hollow_storage,
-    is_of_allocator,
-    is_view_of_another,
-    read_as,
-    storage_address,
-    view_base,
-)
 
 _LRU_CACHE: Any = type(functools.lru_cache(lambda: None))
 _DEPTH = 3
@@ -237,7 +228,7 @@ def _is_leaf(tensor: Tensor) -> bool:
 def address_of(tensor: Tensor) -> int | None:
     """Return the address of a tensor's storage, ``None`` where it has none."""
     try:
-        return storage_address(storage_holder(tensor))
+        return private.storage_address(storage_holder(tensor))
     except (RuntimeError, NotImplementedError):
         return None
 
@@ -321,30 +312,34 @@ class Conversion:
             self._note_use(tensor)
             return record
         device = self._ledger.on(self._target.normalise(tensor.device))
-        nbytes = storage.nbytes() if is_of_allocator(storage) else 0
+        nbytes = storage.nbytes() if private.is_of_allocator(storage) else 0
         other = (Kind.PARAMETER if tensor.requires_grad else Kind.INPUT, "", "")
-        kind, label, module = self.names.get(storage_address(tensor), other)
+        kind, label, module = self.names.get(private.storage_address(tensor), other)
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
         entry = Allocation(nbytes, kind, origin, shape, dtype_name(tensor.dtype), label)
         hollow = not self.mapped.is_known(storage)
-        index, _ = self._expected.pop(storage_address(tensor), (0, None))
+        index, _ = self._expected.pop(private.storage_address(tensor), (0, None))
         if index:  # the program has made it in this trace
             record = self._ledger.attach(storage, index, device, hollow)
         else:
-            made_meanwhile = storage_address(tensor) in self.handed
+            made_meanwhile = private.storage_address(tensor) in self.handed
             if made_meanwhile:
                 self.from_threads[self._attribution.user_line()] = None
             record = self._ledger.book(storage, entry, device, not made_meanwhile, hollow)
             self._met.append(record)
             self._note_foreign(record, storage)
-        if has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
+        if private.has_memory(storage) and self._values.worth_knowing(tensor.dtype, tensor.numel()):
             self._remember(record, tensor)
         self._note_use(tensor)
         return record
 
     def _note_foreign(self, record: StorageRecord, storage: torch.UntypedStorage) -> None:
         """Take note of the bytes of memory that torch's allocators did not make, once."""
-        address = storage.data_ptr() if has_memory(storage) and not is_of_allocator(storage) else 0
+        address = (
+            storage.data_ptr()
+            if private.has_memory(storage) and not private.is_of_allocator(storage)
+            else 0
+        )
         if address and self._foreign.get(address) is None:
             self._foreign[address] = own = cast(Any, record())
             if own is not storage:  # nothing else may come to lie at that address meanwhile
@@ -353,11 +348,11 @@ class Conversion:
 
     def lent(self, tensor: Tensor) -> Lent | None:
         """Return what is known of a tensor of another ledger, or of a trace that is over."""
-        address = storage_address(tensor)
+        address = private.storage_address(tensor)
         lent, survivor = self.lender(address), _SURVIVORS.get(address)
         if lent is not None or survivor is None:
             return lent
-        content = bytes_of(tensor.untyped_storage()).clone() if survivor.known else None
+        content = private.bytes_of(tensor.untyped_storage()).clone() if survivor.known else None
         shape, origin = tuple(tensor.shape), Origin(Phase.BASELINE)
         entry = Allocation(survivor.nbytes, Kind.INPUT, origin, shape, dtype_name(tensor.dtype))
         return Lent(survivor.device, entry, content, None, _OF_EARLIER)
@@ -407,8 +402,8 @@ class Conversion:
         device = self._ledger.on(where)
         kind = Kind.PARAMETER if tensor.requires_grad else Kind.INPUT
         named = (entry.kind if entry.label else kind, entry.label, entry.origin.module)
-        kind, label, module = self.names.get(storage_address(tensor), named)
-        index, _ = self._expected.pop(storage_address(tensor), (0, None))
+        kind, label, module = self.names.get(private.storage_address(tensor), named)
+        index, _ = self._expected.pop(private.storage_address(tensor), (0, None))
         if index:
             device.name(index, kind, label, module)
         else:
@@ -425,7 +420,7 @@ class Conversion:
 
     def _note_use(self, tensor: Tensor) -> None:
         # What a program takes of a weight first may be a view of it, such as its transpose.
-        owner = view_base(tensor) if is_view_of_another(tensor) else tensor
+        owner = private.view_base(tensor) if private.is_view_of_another(tensor) else tensor
         if owner is not None and self.own is not None:
             self.own.note_use(owner)
 
@@ -434,14 +429,14 @@ class Conversion:
 
         Its memory would be read, and is not what the program has written.
         """
-        record = self._ledger.records.get(storage_address(tensor))
+        record = self._ledger.records.get(private.storage_address(tensor))
         if record is None or record.hollow:
             return
         known = self._contents.known(record)
         if known is None:
             record.hollow = True
         else:
-            bytes_of(tensor.untyped_storage()).copy_(known)
+            private.bytes_of(tensor.untyped_storage()).copy_(known)
 
     @property
     def met(self) -> int:
@@ -474,7 +469,7 @@ class Conversion:
         nbytes, shape = storage.nbytes(), tuple(tensor.shape)
         entry = Allocation(nbytes, Kind.OTHER, origin, shape, dtype_name(tensor.dtype))
         on, hollow = self._ledger.on(device), hollow or not self.mapped.is_known(storage)
-        index, _ = self._expected.pop(storage_address(tensor), (0, None))
+        index, _ = self._expected.pop(private.storage_address(tensor), (0, None))
         if index:  # of the host, where its values are read before they go to ``device``
             self._ledger.on(_CPU).remove(index)
         record = self._ledger.book(storage, entry, on, hollow=hollow, memory=memory)
@@ -505,7 +500,7 @@ class Conversion:
 
         Or of an array of numpy's: the two share its memory, which is not the allocator's.
         """
-        if storage_address(tensor) in self._ledger.records or tensor.is_meta:
+        if private.storage_address(tensor) in self._ledger.records or tensor.is_meta:
             return tensor
         if self.mapped.holds(tensor.untyped_storage()):  # C++ shares what it was given
             self.borrow(tensor)
@@ -514,12 +509,12 @@ class Conversion:
         nbytes, shared = tensor.untyped_storage().nbytes(), not tensor.untyped_storage().resizable()
         output = Output(0, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
         kept = nbytes > 0 and self._values.worth_knowing(tensor.dtype, tensor.numel())
-        memory = bytes_of(tensor.untyped_storage()) if kept else None
+        memory = private.bytes_of(tensor.untyped_storage()) if kept else None
         if memory is not None and not shared:
             memory = memory.clone()
         on, taken = self._ledger.on(device), 0 if shared else nbytes
         hollow = make_hollow(self._ledger, output, nbytes, on, origin, memory=memory, taken=taken)
-        record = self._ledger.records[storage_address(hollow)]
+        record = self._ledger.records[private.storage_address(hollow)]
         self._note_foreign(record, tensor.untyped_storage())
         if kept:
             self._contents.show(record)
@@ -547,17 +542,17 @@ class Conversion:
         if known is not None and kept:
             with self._values.threads():
                 if whole:
-                    memory = bytes_of(known.untyped_storage().cpu()).clone()
+                    memory = private.bytes_of(known.untyped_storage().cpu()).clone()
                 else:
                     memory = zeros(nbytes)
-                    read_as(tensor, output.on(memory.untyped_storage())).copy_(known)
-        storage = hollow_storage(nbytes, memory)
+                    private.read_as(tensor, output.on(memory.untyped_storage())).copy_(known)
+        storage = private.hollow_storage(nbytes, memory)
         origin = Origin(Phase.BASELINE, module)
         entry = Allocation(nbytes, kind, origin, output.shape, dtype_name(output.dtype), label)
         record = self._ledger.book(storage, entry, self._ledger.on(device), memory=memory)
         if kept:
             self._contents.show(record)
-        return read_as(tensor, output.on(storage))
+        return private.read_as(tensor, output.on(storage))
 
     def _values_of(self, tensor: Tensor) -> Tensor | None:
         """Return a tensor with the values of one that the program came with, if they are known."""
@@ -568,7 +563,7 @@ class Conversion:
             content = lent.content
             self._values.misses = lent.missing if content is None else self._values.misses
             return None if content is None else Output.of(tensor).on(content.untyped_storage())
-        on_host = tensor.device.type == "cpu" and has_memory(tensor.untyped_storage())
+        on_host = tensor.device.type == "cpu" and private.has_memory(tensor.untyped_storage())
         return tensor if on_host else None
 
 

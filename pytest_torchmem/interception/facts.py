@@ -44,13 +44,8 @@ from pytest_torchmem.profile.facts import (
 from pytest_torchmem.profile.module_paths import Numbers, fold, prefixes, write_numbers
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import tensors_by_path, tensors_in
+from pytest_torchmem.torch_private import modes
 from pytest_torchmem.torch_private.distributed import arguments_of_sharding
-from pytest_torchmem.torch_private.modes import (
-    NoFunctionModes,
-    function_modes,
-    jit_tracing,
-    not_jit_tracing,
-)
 from pytest_torchmem.torch_private.settings import figure_settings, saved_tensors_hooks
 from pytest_torchmem.torch_private.tensors import CHILDREN, unwrapped
 from pytest_torchmem.torch_private.tensors import PARAMETERS as OWN_PARAMETERS
@@ -497,8 +492,8 @@ def _operators(calls: Sequence[tuple[Origin, int]]) -> dict[str, Counts]:
 
 def _shape_of(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     """Return "nested" or "", and the sizes; no mode of the program and no tracer sees that."""
-    if function_modes() or jit_tracing() is not None:
-        with not_jit_tracing(), NoFunctionModes():
+    if modes.function_modes() or modes.jit_tracing() is not None:
+        with modes.not_jit_tracing(), modes.NoFunctionModes():
             return _shape_of(tensor)
     if tensor.is_nested:  # C++ has no sizes of one (NestedTensorImpl.cpp, sizes_custom)
         return "nested", (tensor.size(0),)

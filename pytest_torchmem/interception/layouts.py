@@ -29,18 +29,11 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.errors import UnsupportedOperatorError
+from pytest_torchmem.interception import sparse
 from pytest_torchmem.interception.decompose import Intercepts, Parts
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.placement import grow
 from pytest_torchmem.interception.plan import Call, Output
-from pytest_torchmem.interception.sparse import (
-    KnownTensors,
-    SparseValues,
-    has_compressed,
-    run_compressed,
-    run_sparse,
-    storage_holder,
-)
 from pytest_torchmem.interception.values.contents import LIMIT_NESTED
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.calls import GivenCall
@@ -63,9 +56,9 @@ class Layouts:
         self._interceptor = interceptor
         self._target = parts.target
         self._values = parts.values
-        self._sparse_values = SparseValues(parts.ledger, parts.values)
+        self._sparse_values = sparse.SparseValues(parts.ledger, parts.values)
         self._placement = parts.placement
-        self._known = KnownTensors(parts.ledger, parts.values)
+        self._known = sparse.KnownTensors(parts.ledger, parts.values)
         self._nested = NestedTensors(parts.target, parts.ledger, parts.values)
 
     def device_of(self, args: Args, kwargs: Kwargs) -> DeviceLedger:
@@ -78,7 +71,7 @@ class Layouts:
             tensor.is_nested for tensor in argument_tensors((args, kwargs))
         ):
             return self.run_nested
-        if operator.kind is OperatorKind.COMPRESSED or has_compressed(args, kwargs):
+        if operator.kind is OperatorKind.COMPRESSED or sparse.has_compressed(args, kwargs):
             return self.run_compressed
         return None
 
@@ -95,11 +88,11 @@ class Layouts:
 
     def run_sparse(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that takes sparse COO tensors."""
-        return self._run_parts(run_sparse, operator, args, kwargs)
+        return self._run_parts(sparse.run_sparse, operator, args, kwargs)
 
     def run_compressed(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that takes or makes compressed sparse tensors."""
-        return self._run_parts(run_compressed, operator, args, kwargs)
+        return self._run_parts(sparse.run_compressed, operator, args, kwargs)
 
     def _run_parts(
         self,
@@ -178,7 +171,7 @@ class NestedTensors:
     def device_of(self, args: Args, kwargs: Kwargs) -> DeviceLedger:
         """Return where the first tensor among an operator's arguments is, also a compressed one."""
         for tensor in argument_tensors((args, kwargs)):
-            record = self._ledger.records.get(storage_address(storage_holder(tensor)))
+            record = self._ledger.records.get(storage_address(sparse.storage_holder(tensor)))
             if record is not None:
                 return record.ledger
         return self._ledger.on(self._target.device)

@@ -15,13 +15,7 @@ from torch import Tensor
 
 from pytest_torchmem.errors import TorchmemError, UnsupportedOperatorError
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.step.trees import (
-    Args,
-    Kwargs,
-    argument_leaves,
-    argument_tensors,
-    replace_tensors,
-)
+from pytest_torchmem.step import trees
 from pytest_torchmem.torch_private.keys import at_kernels
 from pytest_torchmem.torch_private.settings import OneThread
 from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
@@ -61,7 +55,12 @@ _LISTS = "_foreach_"
 
 
 def in_words_of_kernel(
-    operator: OperatorSpec, args: Args, kwargs: Kwargs, error: Exception, *, on_gpu: bool
+    operator: OperatorSpec,
+    args: trees.Args,
+    kwargs: trees.Kwargs,
+    error: Exception,
+    *,
+    on_gpu: bool,
 ) -> Exception:
     """Return what torch's kernel raises for a call that was refused with ``error``, or ``error``.
 
@@ -78,9 +77,9 @@ def in_words_of_kernel(
     return error if found is None else found
 
 
-def _asked(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Exception | None:
+def _asked(operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs) -> Exception | None:
     """Run an operator on zeros, and return what it raises."""
-    tensors, made = argument_tensors((args, kwargs)), dict[int, torch.UntypedStorage]()
+    tensors, made = trees.argument_tensors((args, kwargs)), dict[int, torch.UntypedStorage]()
     if not tensors or any(one.layout is not torch.strided or one.is_meta for one in tensors):
         return None
     sizes = {storage_address(one): one.untyped_storage().nbytes() for one in tensors}
@@ -98,7 +97,7 @@ def _asked(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Exception | No
     random_numbers = torch.get_rng_state()
     real = {id(tensor): zeros(tensor) for tensor in tensors}
     args, kwargs = operator.placed(args, kwargs, torch.device("cpu"))
-    args, kwargs = replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
+    args, kwargs = trees.replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
     if "generator" in kwargs:
         kwargs["generator"] = None
     try:
@@ -118,7 +117,9 @@ class Refusals:
         self._asked: set[tuple[Any, ...]] = set()
         """The operators, types and kinds of numbers that torch's kernels were asked about."""
 
-    def check(self, operator: OperatorSpec, args: Args, kwargs: Kwargs, *, on_gpu: bool) -> None:
+    def check(
+        self, operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs, *, on_gpu: bool
+    ) -> None:
         """Raise what the kernel raises for numbers and types of a call that is new.
 
         ``meta`` does not convert a number (``masked_fill(mask, 1e300)``), and takes all types
@@ -126,14 +127,14 @@ class Refusals:
         """
         if operator.overload.namespace != "aten":
             return
-        tensors = argument_tensors((args, kwargs))
+        tensors = trees.argument_tensors((args, kwargs))
         if not tensors or any(one.layout is not torch.strided or one.is_meta for one in tensors):
             return
         types = tuple([tensor.dtype for tensor in tensors])
         key: tuple[Any, ...] = operator.name, types
         error = None
         if _takes_any_size(operator):
-            numbers = argument_leaves((args, kwargs), (int, float, complex))
+            numbers = trees.argument_leaves((args, kwargs), (int, float, complex))
             key = (*key, *map(_kind_of_number, numbers))
             if (scalars := _tensor_of_host(operator, args, kwargs)) is not None:
                 key = (*key, scalars.shape)
@@ -161,7 +162,9 @@ class Refusals:
                 del error  # a frame that holds what it raised is a cycle, and holds the tensors
 
 
-def _tensor_of_host(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Tensor | None:
+def _tensor_of_host(
+    operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs
+) -> Tensor | None:
     name = operator.record.of_host
     if not name:
         return None
@@ -207,7 +210,9 @@ def _functional(operator: OperatorSpec) -> str:
     return _family(operator).removeprefix(_LISTS).rstrip("_")
 
 
-def _asked_in_small(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Exception | None:
+def _asked_in_small(
+    operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs
+) -> Exception | None:
     """Run an operator on one element of each tensor, and return what it raises."""
     scalars = _tensor_of_host(operator, args, kwargs)  # as many as there are tensors in a list
 
@@ -218,9 +223,9 @@ def _asked_in_small(operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Excep
     def none(tensor: Tensor) -> Tensor:
         return torch.empty(0, dtype=tensor.dtype)  # which it gives the size that it has
 
-    small = replace_tensors(args, one)
+    small = trees.replace_tensors(args, one)
     options = {
-        name: replace_tensors(value, none if name in operator.mutated_names else one)
+        name: trees.replace_tensors(value, none if name in operator.mutated_names else one)
         for name, value in kwargs.items()
     }
     try:

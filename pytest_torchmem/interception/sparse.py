@@ -33,14 +33,8 @@ from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private import keys
 from pytest_torchmem.torch_private.kernels import run_sparse_kernel
-from pytest_torchmem.torch_private.keys import (
-    COMPRESSED_CPU,
-    SPARSE_CPU,
-    at_kernels,
-    has_compressed_kernel,
-    outside_interception,
-)
 from pytest_torchmem.torch_private.tensors import sparse_indices, sparse_values, storage_address
 
 
@@ -64,13 +58,13 @@ class KnownTensors:
         contents = self._values.contents
         if contents.known(record) is None:
             return None
-        with outside_interception():
+        with keys.outside_interception():
             return contents.value(record, tensor)
 
     def learn(self, tensor: Tensor, values: Tensor) -> None:
         """Know the values of a new tensor."""
         record = self._ledger.records[storage_address(tensor)]
-        with outside_interception():
+        with keys.outside_interception():
             # What was made empty is known as what happened to be there.
             self._values.contents.assume(record, None)
             self._values.take(tensor, values)
@@ -92,7 +86,7 @@ def run_sparse(
         if result is not None:
             return result, True
     if operator.shared.sparse_by_operators:
-        return run_sparse_kernel(SPARSE_CPU, operator.overload, *args, **kwargs), True
+        return run_sparse_kernel(keys.SPARSE_CPU, operator.overload, *args, **kwargs), True
     result = None if operator.mutated or operator.mutated_names else _twins(known, args, kwargs)
     if result is None:
         raise unsupported_layout(operator.overload, "its arguments are sparse tensors")
@@ -112,7 +106,7 @@ def _twins(known: KnownTensors, args: Args, kwargs: Kwargs) -> tuple[Any, Any, T
             indices, values = known.of(sparse_indices(tensor)), sparse_values(tensor)
             places.append(values)
             if indices is not None:
-                with outside_interception():
+                with keys.outside_interception():
                     ones = torch.ones((), dtype=values.dtype).expand(values.shape)
                     shape, coalesced = tensor.shape, tensor.is_coalesced()
                     return torch.sparse_coo_tensor(
@@ -123,11 +117,11 @@ def _twins(known: KnownTensors, args: Args, kwargs: Kwargs) -> tuple[Any, Any, T
             values = tensor.values()
             places.append(values)
             if compressed is not None and plain is not None:
-                with outside_interception():
+                with keys.outside_interception():
                     ones = torch.ones(values.shape, dtype=values.dtype)
                     return compressed_like(tensor, compressed, plain, ones)
         elif tensor.layout is torch.strided:
-            with outside_interception():
+            with keys.outside_interception():
                 if tensor.dtype.is_floating_point or tensor.is_complex():
                     return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
             real = known.of(tensor)
@@ -144,7 +138,7 @@ def _by_structure(
     known: KnownTensors, operator: OperatorSpec, args: Any, kwargs: Any, place: Tensor
 ) -> Any:
     """Run the kernel on twins, and make what it returns of tensors without memory."""
-    with outside_interception():
+    with keys.outside_interception():
         real = operator.overload(*args, **kwargs)
 
     def hollow(tensor: Tensor) -> Tensor:
@@ -240,11 +234,13 @@ def run_compressed(
     try:
         if kernel is not None:
             return kernel(args, kwargs, machine=machine), True
-        if not operator.shared.compressed_by_operators and has_compressed_kernel(operator.overload):
+        if not operator.shared.compressed_by_operators and keys.has_compressed_kernel(
+            operator.overload
+        ):
             raise unsupported_layout(
                 operator.overload, "its arguments are compressed sparse tensors"
             )
-        return run_sparse_kernel(COMPRESSED_CPU, operator.overload, *args, **kwargs), True
+        return run_sparse_kernel(keys.COMPRESSED_CPU, operator.overload, *args, **kwargs), True
     except UnsupportedOperatorError:
         writes = operator.mutated or operator.mutated_names
         twins = None if writes else _twins(known, args, kwargs)
@@ -299,13 +295,13 @@ class SparseValues:
         given, named = operator.placed(given, named, _CPU)
         run = _OTHERS_ON_GPU.get(operator.name) if on_gpu else None
         try:
-            with at_kernels():
+            with keys.at_kernels():
                 return (run or operator.overload)(*given, **named), twins
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             if not on_gpu or _NO_KERNEL not in str(error):
                 return None
         try:  # what the CPU has no kernel for in half precision, in single
-            with at_kernels():
+            with keys.at_kernels():
                 given, named = twins = replace_tensors(twins, _in_single)
                 given, named = operator.placed(given, named, _CPU)
                 return (run or operator.overload)(*given, **named), twins

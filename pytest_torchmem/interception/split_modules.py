@@ -31,43 +31,8 @@ from pytest_torchmem.interception.python_api.program import (
 from pytest_torchmem.interception.world import refuse_symmetric_memory
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path
-from pytest_torchmem.torch_private.distributed import (
-    CONCATENATE,
-    NOT_CACHED,
-    SHOWN,
-    STATE_OF_SHARDING,
-    SYMMETRIC_MEMORY,
-    is_of_this_world,
-    mesh_class,
-    op_schema,
-    propagator,
-    sharding_kept,
-    symmetric_groups,
-    symmetric_memory,
-    tensor_spec,
-)
+from pytest_torchmem.torch_private import distributed, patches
 from pytest_torchmem.torch_private.keys import schema
-from pytest_torchmem.torch_private.patches import (
-    BACKWARD_RESULT,
-    FORWARD_VOTE,
-    GIVEN_TENSORS,
-    REBUILD_BUCKETS,
-    REPLICATED_STATES,
-    SHARDED_STATES,
-    VALIDATE_PLAN,
-    VERIFY_PARAMETERS,
-    Replacements,
-    checkpoint_agreement,
-    checkpoint_planner,
-    fully_sharding,
-    module_states,
-    needs_messages,
-    pipeline_stage,
-    replaced_all,
-    replicating,
-    sharding_state,
-    unless,
-)
 
 _BEFORE = (
     " was wrapped for several processes before the trace. Build and wrap it in the function that "
@@ -85,7 +50,7 @@ _OLD = (
 
 _FOLLOWED = tuple(
     f"torch.distributed.{name}"
-    for name in ("fsdp", "tensor", "checkpoint", "pipelining", SYMMETRIC_MEMORY)
+    for name in ("fsdp", "tensor", "checkpoint", "pipelining", distributed.SYMMETRIC_MEMORY)
 )
 
 
@@ -157,33 +122,50 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
             if module.startswith("torch.distributed.fsdp"):
                 kind = _of_fsdp("FSDPModule")
                 replace(kind, "__call__", partial(_calling, take_over))
-                replace(kind, STATE_OF_SHARDING, partial(_asking, take_over))
+                replace(kind, distributed.STATE_OF_SHARDING, partial(_asking, take_over))
                 replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
-                replace(sharding_state(), "init", partial(_sharding, trace, wrapped))
+                replace(patches.sharding_state(), "init", partial(_sharding, trace, wrapped))
                 for place, name in (
-                    (fully_sharding(), SHARDED_STATES),
-                    (replicating(), REPLICATED_STATES),
+                    (patches.fully_sharding(), patches.SHARDED_STATES),
+                    (patches.replicating(), patches.REPLICATED_STATES),
                 ):
                     if hasattr(place, name):
                         replace(place, name, partial(_noting, trace))
-                if trace.target.gpu is not None and hasattr(mesh_class(), CONCATENATE):
-                    replace(mesh_class(), CONCATENATE, _joining)
+                if trace.target.gpu is not None and hasattr(
+                    distributed.mesh_class(), distributed.CONCATENATE
+                ):
+                    replace(distributed.mesh_class(), distributed.CONCATENATE, _joining)
             if module.startswith("torch.distributed.tensor"):
                 # An operator on lists is propagated once for each different tensor, with the same
                 # result.
-                there = all(hasattr(propagator(), name) for name in (NOT_CACHED, SHOWN))
-                if there and op_schema() is not None and tensor_spec() is not None:
-                    replace(propagator(), NOT_CACHED, _propagating)
-                    replace(propagator(), SHOWN, _showing)
-            if module == f"torch.distributed.{SYMMETRIC_MEMORY}" and module in sys.modules:
+                there = all(
+                    hasattr(distributed.propagator(), name)
+                    for name in (distributed.NOT_CACHED, distributed.SHOWN)
+                )
+                if (
+                    there
+                    and distributed.op_schema() is not None
+                    and distributed.tensor_spec() is not None
+                ):
+                    replace(distributed.propagator(), distributed.NOT_CACHED, _propagating)
+                    replace(distributed.propagator(), distributed.SHOWN, _showing)
+            if (
+                module == f"torch.distributed.{distributed.SYMMETRIC_MEMORY}"
+                and module in sys.modules
+            ):
                 refuse = partial(refuse_symmetric_memory, trace.on_thread)
                 if module not in followed:
                     followed.add(module)
-                    found = (*symmetric_memory(refuse), *symmetric_groups(trace.on_thread))
+                    found = (
+                        *distributed.symmetric_memory(refuse),
+                        *distributed.symmetric_groups(trace.on_thread),
+                    )
                     wanted.extend((one, {**names}) for one, names in found)
             if module.startswith("torch.distributed.checkpoint"):
-                replace(checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace))
-                replace(checkpoint_planner(), VALIDATE_PLAN, partial(_validating, trace))
+                replace(patches.checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace))
+                replace(
+                    patches.checkpoint_planner(), patches.VALIDATE_PLAN, partial(_validating, trace)
+                )
             if module.startswith("torch.distributed.pipelining"):
                 _follow_votes(replace, trace)
             if module == LAUNCHER:
@@ -193,7 +175,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
             for module in modules:
                 look(module)
             if wanted:
-                stack.enter_context(replaced_all(tuple(wanted)))
+                stack.enter_context(patches.replaced_all(tuple(wanted)))
                 wanted.clear()
 
         stack.enter_context(LASTING.layer("processes", _of_processes))
@@ -204,7 +186,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
 
 def _forget_states(wrapped: WeakSet[Any]) -> None:
     """Forget what ``fully_shard`` made for modules, which are given back as they were."""
-    states = module_states()
+    states = patches.module_states()
     if states is not None:
         for module in tuple(wrapped):
             states.pop(module, None)
@@ -216,8 +198,8 @@ def _follow_votes(replace: Callable[..., None], trace: TraceContext) -> None:
     Before 2.12 and since 2.15 no stage asks others in messages of its own
     (torch/distributed/pipelining/stage.py).
     """
-    stage = pipeline_stage()
-    for name, function in ((FORWARD_VOTE, _voting), (BACKWARD_RESULT, _agreeing)):
+    stage = patches.pipeline_stage()
+    for name, function in ((patches.FORWARD_VOTE, _voting), (patches.BACKWARD_RESULT, _agreeing)):
         if hasattr(stage, name):
             replace(stage, name, partial(function, trace))
 
@@ -253,8 +235,8 @@ def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
     def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
         if trace.off():
             return original(stage, has_backward, received_acc)
-        kind: Any = needs_messages()
-        given = not kind.needs_dynamic(getattr(stage, GIVEN_TENSORS), has_backward)
+        kind: Any = patches.needs_messages()
+        given = not kind.needs_dynamic(getattr(stage, patches.GIVEN_TENSORS), has_backward)
         own = torch.tensor([int(given)], dtype=torch.int32, device=stage.device)
         return own if received_acc is None else received_acc * own
 
@@ -263,7 +245,7 @@ def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
 
 def _agreeing(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return what tells the stages before what the vote was."""
-    return unless(trace.off, lambda stage, received_result=None: received_result, original)
+    return patches.unless(trace.off, lambda stage, received_result=None: received_result, original)
 
 
 def _of_processes(trace: TraceContext) -> Layer[None]:
@@ -271,25 +253,33 @@ def _of_processes(trace: TraceContext) -> Layer[None]:
     return Layer([*starts_of_processes(trace), *_comparing(trace)], None)
 
 
-def _comparing(trace: TraceContext) -> Replacements:
+def _comparing(trace: TraceContext) -> patches.Replacements:
     """Replace what ``DistributedDataParallel`` compares its parameters' shapes with others' by.
 
     It writes to and reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
     ``verify_params_across_processes``). In a trace all processes run the same program.
     """
-    original = getattr(torch.distributed, VERIFY_PARAMETERS, None)
+    original = getattr(torch.distributed, patches.VERIFY_PARAMETERS, None)
     if original is None:
         return []
     logger: Any = torch.distributed.Logger  # type: ignore[attr-defined]
     # torch's own asks gloo's and NCCL's groups for more than fake ones have
     quiet = {
-        name: unless(trace.off, lambda *_, **__: None, getattr(logger, name)) for name in _LOGGING
+        name: patches.unless(trace.off, lambda *_, **__: None, getattr(logger, name))
+        for name in _LOGGING
     }
     reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
     places: Places = WeakKeyDictionary()
-    buckets = {REBUILD_BUCKETS: _making_buckets(trace, getattr(reducer, REBUILD_BUCKETS), places)}
-    verify = unless(trace.off, lambda *_: None, original)
-    functions = {VERIFY_PARAMETERS: verify, "Reducer": _making_reducer(trace, reducer, places)}
+    buckets = {
+        patches.REBUILD_BUCKETS: _making_buckets(
+            trace, getattr(reducer, patches.REBUILD_BUCKETS), places
+        )
+    }
+    verify = patches.unless(trace.off, lambda *_: None, original)
+    functions = {
+        patches.VERIFY_PARAMETERS: verify,
+        "Reducer": _making_reducer(trace, reducer, places),
+    }
     return [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
 
 
@@ -394,12 +384,12 @@ class _TakenOver:
         found = [one for one in module.modules() if isinstance(one, kind)]
         found = [one for one in found if one not in self._wrapped and one not in self._known]
         self._known.update(found)  # which are asked for their state now
-        if trace.target.world is None or not all(map(is_of_this_world, found)):
+        if trace.target.world is None or not all(map(distributed.is_of_this_world, found)):
             self._known.difference_update(found)
             where = f"{trace.user_line()}: {type(module).__name__} (FSDPModule)"
             raise UnsupportedOperatorError(f"{where}{_BEFORE}")
         for one in found:
-            self._at_end.callback(sharding_kept(one))
+            self._at_end.callback(distributed.sharding_kept(one))
             trace.note_module(one)
 
 
@@ -461,7 +451,7 @@ def _showing(original: Any) -> Callable[..., Any]:
         if not schema(operator).returns:
             return None
         in_place = called.is_inplace_op() and torch.Tag.pointwise in operator.tags
-        if in_place and args and isinstance(args[0], tensor_spec()):
+        if in_place and args and isinstance(args[0], distributed.tensor_spec()):
             return args[0].tensor_meta
         return original(self, called)
 
@@ -482,7 +472,7 @@ class _Alike:
     @classmethod
     def of(cls, called: Any) -> "_Alike | None":
         """Return them, or None if no two are the same, or one has symbolic sizes."""
-        args, spec = called.args_schema, tensor_spec()
+        args, spec = called.args_schema, distributed.tensor_spec()
         lists = [one for one in args if isinstance(one, (list, tuple)) and one]
         of_tensors = [one for one in lists if isinstance(one[0], spec)]
         count = len(of_tensors[0]) if of_tensors else 0
@@ -515,7 +505,7 @@ class _Alike:
 
     def with_lists(self, called: Any, order: Sequence[int]) -> Any:
         """Return the operator with elements of its lists: ``first`` of each kind, or ``places``."""
-        kind: Any = op_schema()
+        kind: Any = distributed.op_schema()
         args = tuple(
             type(one)(one[place] for place in order) if index in self._lists else one
             for index, one in enumerate(called.args_schema)

@@ -33,16 +33,7 @@ import torch.distributed
 from pytest_torchmem.errors import UnknownValueError, UnsupportedOperatorError, UsageError
 from pytest_torchmem.interception.values.messages import AWAITED_CHANGE, AWAITED_FILE, Mailbox
 from pytest_torchmem.targets.world import World
-from pytest_torchmem.torch_private.distributed import (
-    Groups,
-    default_group_noted,
-    forget_meshes,
-    groups_known,
-    groups_of_world,
-    groups_put_aside,
-    know_groups,
-    symmetric_memory,
-)
+from pytest_torchmem.torch_private import distributed as groups
 from pytest_torchmem.torch_private.patches import Replacements, added, replaced_all
 
 _Store: Any = getattr(torch.distributed, "Store", object)
@@ -337,7 +328,7 @@ def world_entered(
     meshes (``forget_meshes``) are to be cleared before a world is left.
     """
     if world is None:
-        with _process_group_kept(forget_meshes):
+        with _process_group_kept(groups.forget_meshes):
             yield
         return
     if not torch.distributed.is_available():
@@ -352,7 +343,7 @@ def world_entered(
         stack.enter_context(_variables(world.environment))
         _TRACED.append(True)
         stack.callback(_TRACED.pop)
-        stack.enter_context(groups_put_aside(standing.groups if standing else None))
+        stack.enter_context(groups.groups_put_aside(standing.groups if standing else None))
         stand_in: list[Any] = []
         stack.enter_context(_alone(world, on_thread, stand_in, mailbox))
         stack.callback(stand_in.clear)
@@ -374,11 +365,13 @@ def _alone(
     world: World, on_thread: Callable[[], bool], stand_in: list[Any], mailbox: Mailbox | None
 ) -> Iterator[None]:
     """Have what waits for other processes wait for nobody."""
-    replacements, additions = groups_of_world(world.rank, world.size, lambda: not on_thread())
+    replacements, additions = groups.groups_of_world(
+        world.rank, world.size, lambda: not on_thread()
+    )
     with (
         added(additions),
         replaced_all(replacements),
-        replaced_all(symmetric_memory(partial(refuse_symmetric_memory, on_thread))),
+        replaced_all(groups.symmetric_memory(partial(refuse_symmetric_memory, on_thread))),
         replaced_all(_rendezvous(world, on_thread, stand_in, mailbox)),
     ):
         yield
@@ -392,7 +385,7 @@ class StandingWorld:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._groups = Groups()
+        self._groups = groups.Groups()
         self._thread = threading.get_ident()
         self.is_on = False
         """Whether this process is that of the world now."""
@@ -405,11 +398,11 @@ class StandingWorld:
         return (self.world.size, self.world.rank) == (world.size, world.rank)
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> groups.Groups:
         """What fixtures have made in it, and have not destroyed."""
         if not self.is_on:
             return self._groups
-        asked, found = self.asked, groups_known()
+        asked, found = self.asked, groups.groups_known()
         self.asked = asked
         return found
 
@@ -421,12 +414,12 @@ class StandingWorld:
             return
         with ExitStack() as stack:
             stack.enter_context(_variables_set(self.world.environment))
-            stack.enter_context(groups_put_aside(self._groups))
-            stack.callback(forget_meshes)
+            stack.enter_context(groups.groups_put_aside(self._groups))
+            stack.callback(groups.forget_meshes)
             stack.callback(setattr, sys, "excepthook", sys.excepthook)
             stack.callback(self._keep)
             stack.enter_context(_alone(self.world, self._is_here, [], None))
-            stack.enter_context(replaced_all(default_group_noted(self._note)))
+            stack.enter_context(replaced_all(groups.default_group_noted(self._note)))
             self.is_on = True
             _ON.append(self)
             stack.callback(_ON.remove, self)
@@ -437,7 +430,7 @@ class StandingWorld:
         _STANDING.discard(self)
 
     def _keep(self) -> None:
-        self._groups, self.is_on = groups_known(), False
+        self._groups, self.is_on = groups.groups_known(), False
 
     def _note(self) -> None:
         self.asked += 1
@@ -450,8 +443,8 @@ class StandingWorld:
         """Forget all groups if the default one is still ``group``, which nobody destroyed."""
         if group is not None and self.groups.default is group:
             if self.is_on:
-                know_groups(Groups())
-            self._groups = Groups()
+                groups.know_groups(groups.Groups())
+            self._groups = groups.Groups()
 
 
 @contextmanager

@@ -34,29 +34,12 @@ from pytest_torchmem.journal.contents import (
 from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path, tensors_in
+from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.modes import DisableTorchFunctionSubclass
-from pytest_torchmem.torch_private.tensors import (
-    ACCUMULATED_HOOKS,
-    BUFFERS,
-    CHILDREN,
-    GRADIENT_HOOKS,
-    HOOK_TABLES,
-    PARAMETERS,
-    exchange_implementations,
-    is_on_real_gpu,
-    is_wrapper,
-    own_buffers,
-    own_parameters,
-    set_version,
-    storage_address,
-    version_of,
-    view_base,
-    wrapped_tensors,
-)
 
 _OF_TORCH = (Tensor, nn.Parameter)
-_TABLES = (Kind.PARAMETER, PARAMETERS), (Kind.BUFFER, BUFFERS)
-_HOOKS = GRADIENT_HOOKS, ACCUMULATED_HOOKS
+_TABLES = (Kind.PARAMETER, private.PARAMETERS), (Kind.BUFFER, private.BUFFERS)
+_HOOKS = private.GRADIENT_HOOKS, private.ACCUMULATED_HOOKS
 _hooks_of: Callable[[Tensor], tuple[Any, Any]] = attrgetter(*_HOOKS)
 _NO_HOOKS = None, None
 
@@ -160,7 +143,7 @@ class _Module(Reference):
         }
         self.tables |= beside or {}
         self._anew: nn.Module | None = None
-        names = (PARAMETERS, BUFFERS, CHILDREN) if beside is None else ()
+        names = (private.PARAMETERS, private.BUFFERS, private.CHILDREN) if beside is None else ()
         self.module: ref[nn.Module] = ref(module, partial(_clear, [*map(self._own.get, names)]))
 
     def found(self) -> nn.Module:
@@ -192,7 +175,7 @@ class _Module(Reference):
 
 def _filled(own: Mapping[str, Any]) -> Iterable[str]:
     """Return which of a module's tables of hooks have any; of most modules none has."""
-    return compress(HOOK_TABLES, map(own.get, HOOK_TABLES))
+    return compress(private.HOOK_TABLES, map(own.get, private.HOOK_TABLES))
 
 
 def _clear(tables: Iterable[Any], _: object) -> None:
@@ -211,15 +194,15 @@ def _lying(tensor: Tensor | None) -> Callable[[], None] | None:
     if type(tensor) not in _OF_TORCH or tensor is None or tensor.layout is not torch.strided:
         return None
     try:
-        address, nbytes = storage_address(tensor), tensor.untyped_storage().nbytes()
-        version = -1 if tensor.is_inference() else version_of(tensor)
+        address, nbytes = private.storage_address(tensor), tensor.untyped_storage().nbytes()
+        version = -1 if tensor.is_inference() else private.version_of(tensor)
         geometry, held = _geometry(tensor), ref(tensor)
     except (RuntimeError, NotImplementedError):  # it has no storage, or is a lazy parameter
         return None
 
     def restore() -> None:
         tensor = held()
-        if tensor is None or storage_address(tensor) != address:
+        if tensor is None or private.storage_address(tensor) != address:
             return
         storage = tensor.untyped_storage()
         if storage.nbytes() != nbytes and storage.resizable():
@@ -228,7 +211,7 @@ def _lying(tensor: Tensor | None) -> Callable[[], None] | None:
             with torch.no_grad():
                 tensor.set_(storage, *geometry)
             if version >= 0:
-                set_version((tensor,), (version,))
+                private.set_version((tensor,), (version,))
 
     return restore
 
@@ -277,7 +260,7 @@ class InPlace:
                 if id(tensor) not in self.given:
                     self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
             self._began = [
-                (ref(one), version_of(one), one.requires_grad)
+                (ref(one), private.version_of(one), one.requires_grad)
                 for one in reached.every_tensor()
                 if not one.is_inference()
             ]
@@ -305,7 +288,7 @@ class InPlace:
     def note_on_gpu(self, tensors: Iterable[Tensor]) -> None:
         """Take note of tensors on a real GPU: C++ sees none in a trace, so they lie elsewhere."""
         with DisableTorchFunctionSubclass():
-            for tensor in filter(is_on_real_gpu, tensors):
+            for tensor in filter(private.is_on_real_gpu, tensors):
                 given = self.given.get(id(tensor))
                 if given is None or not given.moves:
                     self.given[id(tensor)] = Given(tensor, _kind_of(tensor))
@@ -338,9 +321,9 @@ class InPlace:
     def _lay(self, tensor: Tensor, given: Given, other: Other) -> None:
         if id(tensor) in self._laid:
             return
-        if type(tensor) not in _OF_TORCH and is_wrapper(tensor):
+        if type(tensor) not in _OF_TORCH and private.is_wrapper(tensor):
             self._gradients.append((ref(tensor), _gradient(tensor)))
-            for part in wrapped_tensors(tensor):
+            for part in private.wrapped_tensors(tensor):
                 self._lay(part, given, other)
             return
         made = other(tensor, given)
@@ -367,7 +350,7 @@ class InPlace:
     def note_use(self, tensor: Tensor) -> None:
         """Take note of the gradient and version of a tensor that an operator is about to use."""
         if tensor not in self._used:
-            version = -1 if tensor.is_inference() else version_of(tensor)
+            version = -1 if tensor.is_inference() else private.version_of(tensor)
             leaf = tensor.requires_grad and tensor.is_leaf
             self._used[tensor] = (tensor.grad,) if leaf else (), version
 
@@ -391,7 +374,9 @@ class InPlace:
         about to be others.
         """
         own = vars(module)
-        tables = {name: mapped(weakly, own[name]) for name in (PARAMETERS, CHILDREN)}
+        tables = {
+            name: mapped(weakly, own[name]) for name in (private.PARAMETERS, private.CHILDREN)
+        }
         self._changed[module] = _Module(module, tables | beside)
 
     def keep(self, module: nn.Module, name: str, when_gone: Callable[[Tensor], object]) -> None:
@@ -399,10 +384,10 @@ class InPlace:
 
         ``when_gone`` is called with the data when the parameter itself is gone.
         """
-        parameter, changed = own_parameters(module).get(name), self._changed.get(module)
+        parameter, changed = private.own_parameters(module).get(name), self._changed.get(module)
         if parameter is None or changed is None or parameter not in self._moved:
             return
-        held, moved = changed.tables[PARAMETERS], self._moved[parameter]
+        held, moved = changed.tables[private.PARAMETERS], self._moved[parameter]
         weak = held.get(name)
         if type(weak) is not Weak or weak() is not parameter:
             return  # it is kept, or of the trace
@@ -469,12 +454,12 @@ class InPlace:
             if not moved.own.is_meta and _place(tensor) != _place(moved.own):
                 _let_lie(tensor, moved.own, moved.own.grad)
         for module, named in [*self._buffers.items()]:
-            own_buffers(module).update(named)
+            private.own_buffers(module).update(named)
         for tensor, (gradients, version) in [*self._used.items()]:
             for gradient in gradients:
                 tensor.grad = gradient
-            if version >= 0 and version_of(tensor) != version:
-                set_version((tensor,), (version,))
+            if version >= 0 and private.version_of(tensor) != version:
+                private.set_version((tensor,), (version,))
         for optimizer, state in [*self._optimizers.items()]:
             if state is not None:
                 optimizer.state.clear()
@@ -487,7 +472,7 @@ class InPlace:
 def _exchange(tensor: Tensor, other: Tensor) -> None:
     """Exchange what two tensors are, or no more than their data where C++ refers to one weakly."""
     try:
-        exchange_implementations(tensor, other)
+        private.exchange_implementations(tensor, other)
     except RuntimeError:
         both = tensor, other
         data, gradients = [one.data for one in both], [_gradient(one) for one in both]
@@ -499,13 +484,13 @@ def _as_it_began(tensor: Tensor, version: int, requires_grad: bool) -> None:
     """Restore version and ``requires_grad``: a step may have written to a detached tensor of it,
     frozen it, or given a constant a history by writing in place what depends on a parameter.
     """
-    if version_of(tensor) != version:
-        set_version((tensor,), (version,))
+    if private.version_of(tensor) != version:
+        private.set_version((tensor,), (version,))
     if tensor.requires_grad == requires_grad:
         return
     if requires_grad:
         tensor.requires_grad_()
-    elif (base := view_base(tensor)) is not None:  # a view cannot be detached in place
+    elif (base := private.view_base(tensor)) is not None:  # a view cannot be detached in place
         base.detach_()
         _exchange(tensor, tensor.detach())
     else:
@@ -524,7 +509,7 @@ def _geometry(tensor: Tensor) -> tuple[Any, ...]:
 
 def _place(tensor: Tensor) -> tuple[int, int]:
     """Return what differs between two tensors that are not on the same memory."""
-    return storage_address(tensor), int(tensor.storage_offset())
+    return private.storage_address(tensor), int(tensor.storage_offset())
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:

@@ -33,14 +33,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart
-from pytest_torchmem.torch_private.settings import (
-    NOT_SAID,
-    Setting,
-    all_settings,
-    answer,
-    answers,
-    is_within_transform,
-)
+from pytest_torchmem.torch_private import settings as torch_settings
 
 _Result = TypeVar("_Result")
 _PATIENCE = 10.0
@@ -124,7 +117,7 @@ def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result
 
     Raises ``UsageError`` where a trace is running already, or a transform of functions.
     """
-    if is_within_transform():
+    if torch_settings.is_within_transform():
         raise UsageError(
             "a trace cannot run inside of torch.vmap, torch.func.grad, jvp or another transform of "
             "functions: call it outside, and transform within what is traced. (If this is outside "
@@ -270,27 +263,29 @@ def process_kept(
     What of torch is imported meanwhile keeps nothing of the program. ``compiling`` decides about
     what ``torch.compile`` wraps.
     """
-    settings = (*all_settings(), _OF_ACCELERATE)
+    settings = (*torch_settings.all_settings(), _OF_ACCELERATE)
     program = program_kept(compiling, on_thread)
     with generators_kept(seeded=True), settings_kept(settings), program:
         yield
 
 
 @contextmanager
-def settings_kept(settings: Sequence[Setting], of_thread: bool = False) -> Iterator[None]:
+def settings_kept(
+    settings: Sequence[torch_settings.Setting], of_thread: bool = False
+) -> Iterator[None]:
     """Undo what a program sets: its trace on the next device begins as this one.
 
     In a process that another thread forked there are no settings ``of_thread`` any more.
     """
-    thread, before = threading.get_ident(), answers(settings)
+    thread, before = threading.get_ident(), torch_settings.answers(settings)
     try:
         yield
     finally:
         is_there = not of_thread or threading.get_ident() == thread
-        if is_there and answers(settings) != before:
+        if is_there and torch_settings.answers(settings) != before:
             # In order: one that is put back may change what another says.
             for setting, value in zip(settings, before, strict=True):
-                if value is not NOT_SAID and answer(setting) != value:
+                if value is not torch_settings.NOT_SAID and torch_settings.answer(setting) != value:
                     setting.set_to(value)
 
 
@@ -315,7 +310,7 @@ def _share(before: list[dict[str, Any]]) -> None:
 
 #: What accelerate knows of the process: its rank, device and precision. It is asked once in a
 #: process (accelerate/state.py, ``PartialState``), and the next trace may be of another rank.
-_OF_ACCELERATE = Setting(_shared_contents, _share)
+_OF_ACCELERATE = torch_settings.Setting(_shared_contents, _share)
 
 
 @contextmanager

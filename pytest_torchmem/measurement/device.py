@@ -18,12 +18,7 @@ import torch
 
 from pytest_torchmem.journal.journal import what_stands
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
-from pytest_torchmem.torch_private.devices import (
-    clear_cublas_workspaces,
-    has_gpu,
-    memory_snapshot,
-    record_memory_history,
-)
+from pytest_torchmem.torch_private import devices
 
 _HISTORY = 4_000_000
 """Requests and releases kept; what one step makes is three to four orders below."""
@@ -51,7 +46,7 @@ class Device:
             return "this build of torch has no CUDA"
         if torch.version.hip is not None:
             return "this build of torch is for ROCm, which is not supported"
-        if not has_gpu():
+        if not devices.has_gpu():
             return "there is no CUDA device here"
         return ""
 
@@ -140,7 +135,7 @@ class Device:
         them anew, as it does in a fresh process.
         """
         torch.cuda.synchronize()
-        clear_cublas_workspaces()
+        devices.clear_cublas_workspaces()
         torch.cuda.empty_cache()
 
     def generator_state(self) -> torch.Tensor:
@@ -153,12 +148,12 @@ class Device:
 
     def start_history(self) -> None:
         """Write down every request and release from now on, without stacks."""
-        record_memory_history("all", context=None, max_entries=_HISTORY, clear_history=True)
+        devices.record_memory_history("all", context=None, max_entries=_HISTORY, clear_history=True)
 
     def stop_history(self) -> Sequence[Mapping[str, Any]]:
         """Stop, and return the entries of this device's trace in order, if there are any."""
-        traces = memory_snapshot()["device_traces"]
-        record_memory_history(None)
+        traces = devices.memory_snapshot()["device_traces"]
+        devices.record_memory_history(None)
         index = torch.cuda.current_device()
         return list(traces[index]) if index < len(traces) else ()
 

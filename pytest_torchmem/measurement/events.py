@@ -30,12 +30,7 @@ from torch.autograd.profiler import profile
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.journal.journal import environment
 from pytest_torchmem.step.step import engine_runs, outermost_module_calls
-from pytest_torchmem.torch_private.devices import (
-    EventType,
-    all_threads_counted,
-    mark,
-    profiler_runs,
-)
+from pytest_torchmem.torch_private import devices
 
 _CANDIDATES, _SUMS = 64, 4096
 """How many blocks, and how many sums of their sizes, are tried."""
@@ -269,7 +264,7 @@ class Recording:
 @contextmanager
 def recording() -> Iterator[Recording]:
     """Record the allocations of the thread that enters this; they are there afterwards."""
-    if profiler_runs():
+    if devices.profiler_runs():
         raise UsageError("cannot record allocations while another profiler runs: stop it first")
     recorded, profiler = Recording(), profile(profile_memory=True)
     with ExitStack() as stack:
@@ -277,10 +272,10 @@ def recording() -> Iterator[Recording]:
         level = os.environ.get("KINETO_LOG_LEVEL", "99")
         stack.enter_context(environment("KINETO_LOG_LEVEL", level))
         # A run that a C++ extension starts is known by the nodes that the engine evaluates.
-        stack.enter_context(engine_runs(lambda: mark(ENGINE)))
-        stack.enter_context(outermost_module_calls(lambda: mark(MODULE)))
+        stack.enter_context(engine_runs(lambda: devices.mark(ENGINE)))
+        stack.enter_context(outermost_module_calls(lambda: devices.mark(MODULE)))
         stack.enter_context(profiler)
-        stack.enter_context(all_threads_counted())
+        stack.enter_context(devices.all_threads_counted())
         yield recorded
     results: Any = profiler.kineto_results
     _read(results.experimental_event_tree(), recorded)
@@ -294,7 +289,7 @@ def _read(roots: list[Any], recorded: Recording) -> None:
     pending: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in reversed(roots)]
     while pending:
         node, path = pending.pop()
-        if node.tag == EventType.Allocation:
+        if node.tag == devices.EventType.Allocation:
             fields = node.extra_fields
             if fields.device.type == "cpu":
                 time, size = node.start_time_ns, fields.alloc_size

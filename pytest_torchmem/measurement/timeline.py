@@ -11,17 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.measurement.events import (
-    ENGINE,
-    ENGINE_NODE,
-    MARKS,
-    MODULE,
-    OPTIMIZER_STEP,
-    STEP,
-    MemoryEvent,
-    Range,
-    Recording,
-)
+from pytest_torchmem.measurement import events as recorded
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from pytest_torchmem.step.step import StepPhases
 from pytest_torchmem.step.trees import tensors_in
@@ -92,7 +82,11 @@ def _label(labels: dict[int, Label], tensor: Tensor, kind: Kind, name: str) -> N
         labels.setdefault(tensor.untyped_storage().data_ptr(), Label(kind, name, shape, dtype))
 
 
-_PHASES = {ENGINE: Phase.BACKWARD, ENGINE_NODE: Phase.BACKWARD, OPTIMIZER_STEP: Phase.OPTIMIZER}
+_PHASES = {
+    recorded.ENGINE: Phase.BACKWARD,
+    recorded.ENGINE_NODE: Phase.BACKWARD,
+    recorded.OPTIMIZER_STEP: Phase.OPTIMIZER,
+}
 _FACTORIES = frozenset(
     f"aten::{name}"
     for name in (
@@ -110,7 +104,7 @@ _FACTORIES = frozenset(
 
 
 def build_timeline(
-    recording: Recording, before: Mapping[int, Label], after: Mapping[int, Label]
+    recording: recorded.Recording, before: Mapping[int, Label], after: Mapping[int, Label]
 ) -> Timeline:
     """Return the timeline of the recorded step.
 
@@ -119,15 +113,15 @@ def build_timeline(
 
     Raises ``UsageError`` where a profiler of the program's own ended the recording.
     """
-    step = next((found for found in recording.ranges if found.name == STEP), None)
+    step = next((found for found in recording.ranges if found.name == recorded.STEP), None)
     if step is None:
         raise UsageError(
             "the step runs torch.profiler itself, which ends the recording of its allocations: "
             "remove the profiler from the measured step, or use trace()"
         )
     changes = deque(_phase_changes(recording.ranges, step))
-    live: dict[int, MemoryEvent] = {}
-    during: list[MemoryEvent] = []
+    live: dict[int, recorded.MemoryEvent] = {}
+    during: list[recorded.MemoryEvent] = []
     for event in recording.events:
         if event.time > step.stop:
             break
@@ -204,17 +198,19 @@ def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
     Factories are left out as well unless there is nothing else. An allocation that no operator made
     has the name of the autograd node or ``record_function`` that it was made in.
     """
-    found = tuple(name for name in path if not name.startswith(MARKS))
+    found = tuple(name for name in path if not name.startswith(recorded.MARKS))
     made = tuple(name for name in found if name not in _FACTORIES)
     return made or found[-1:]
 
 
-def _phase_changes(ranges: Iterable[Range], step: Range) -> list[tuple[int, Phase]]:
+def _phase_changes(
+    ranges: Iterable[recorded.Range], step: recorded.Range
+) -> list[tuple[int, Phase]]:
     """Return when the phase changes."""
     phases = StepPhases()
     bounds: list[tuple[int, int, Callable[[], None]]] = []
     for found in ranges:
-        if found.name == MODULE and step.start <= found.start:
+        if found.name == recorded.MODULE and step.start <= found.start:
             bounds.append((found.start, 2, phases.module_called))
         phase = next(
             (phase for name, phase in _PHASES.items() if found.name.startswith(name)), None

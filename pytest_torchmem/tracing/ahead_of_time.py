@@ -22,11 +22,7 @@ from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.operator_calls import GRAPH_NODE
 from pytest_torchmem.step.trees import tensors_in
-from pytest_torchmem.torch_private.compiler import (
-    decides_by_values,
-    given_a_list,
-    taken_for_compiling,
-)
+from pytest_torchmem.torch_private import compiler
 from pytest_torchmem.torch_private.patches import having
 
 _Others: TypeAlias = dict[tuple[str, str], Tensor]
@@ -155,18 +151,18 @@ class AheadOfTime:
             with having(self, _tracing=False), self._running():
                 return NamedGraph(graph).boxed_run(args)
 
-        return given_a_list(run)
+        return compiler.given_a_list(run)
 
     @contextmanager
     def _making_graphs(self) -> Iterator[None]:
         """Let the module's own forward run, and composite operators go the way of the device."""
         tracing = having(self, _tracing=True)
-        with tracing, taken_for_compiling(), self._in_mode(makes_graphs=True):
+        with tracing, compiler.taken_for_compiling(), self._in_mode(makes_graphs=True):
             yield
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        with taken_for_compiling(False), self._in_mode(makes_graphs=False):
+        with compiler.taken_for_compiling(False), self._in_mode(makes_graphs=False):
             yield
 
     def _in_mode(self, makes_graphs: bool) -> AbstractContextManager[None]:
@@ -183,7 +179,7 @@ def _without_graph(error: RuntimeError) -> str:
             "what asks for a tensor's address, as layers of cuDNN do (nn.LSTM): trace it with "
             'mode="eager"'
         )
-    if isinstance(error, decides_by_values()):
+    if isinstance(error, compiler.decides_by_values()):
         return (
             f"a program that decides by the values of tensors ({error}): trace it with "
             'mode="eager", or with mode="inductor", which breaks the graph there'

@@ -24,12 +24,7 @@ from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Kind, Origin
 from pytest_torchmem.step.imports import eager, when_compiler_is_used
-from pytest_torchmem.torch_private import compiler
-from pytest_torchmem.torch_private.module_calls import (
-    module_calls_as_they_were,
-    own_step_hooks,
-    step_wrapper,
-)
+from pytest_torchmem.torch_private import compiler, module_calls
 from pytest_torchmem.torch_private.patches import having
 from pytest_torchmem.tracing.passes import Lowering
 
@@ -190,7 +185,7 @@ class Compiled:
         self._without_graph.pop(key, None)
 
     def _begin(self) -> None:
-        with self._interceptor.working(), module_calls_as_they_were():
+        with self._interceptor.working(), module_calls.module_calls_as_they_were():
             compiler.prepare()
         self._stack.enter_context(compiler.sizes_forgotten())
         self._stack.enter_context(compiler.originals_seen(*self._classes_on_gpu()))
@@ -210,11 +205,11 @@ class Compiled:
         code = args[0].f_code
         if is_own(code):
             return compiler.as_it_is(with_calls=code.co_name not in CALL_MODULES)
-        if code is step_wrapper():  # what notes an optimizer's step is called by it
+        if code is module_calls.step_wrapper():  # what notes an optimizer's step is called by it
             return compiler.as_it_is(with_calls=False)
         self._codes[id(code)] = code
         try:
-            with compiler.hooks_passed_over(own_step_hooks()), self._making_graphs():
+            with compiler.hooks_passed_over(module_calls.own_step_hooks()), self._making_graphs():
                 return convert(*args)
         except Exception as error:
             if not isinstance(getattr(error, "inner_exception", None), _RunsAsItIs):
@@ -237,7 +232,7 @@ class Compiled:
         with (
             having(interceptor, inside=inside, mode=compiling),
             compiler.modules_as_they_were(),
-            module_calls_as_they_were(),
+            module_calls.module_calls_as_they_were(),
         ):
             yield
 

@@ -27,21 +27,7 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.phases import References
 from pytest_torchmem.interception.plan import Output
-from pytest_torchmem.interception.python_api.data import (
-    RealStorages,
-    ValueMethods,
-    data_functions,
-    storages_booked,
-    subclasses_made,
-)
-from pytest_torchmem.interception.python_api.files import (
-    Addresses,
-    Copies,
-    Pickling,
-    Swaps,
-    safetensors_files,
-    sparse_files,
-)
+from pytest_torchmem.interception.python_api import data, files
 from pytest_torchmem.interception.python_api.program import Changes, FakeTensors, Threads
 from pytest_torchmem.interception.split_modules import split_modules
 from pytest_torchmem.journal.in_place import Given
@@ -55,13 +41,6 @@ from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.kernels import below_interception
 from pytest_torchmem.torch_private.keys import HigherOrderOperator
 from pytest_torchmem.torch_private.modes import device_constructors
-from pytest_torchmem.torch_private.patches import (
-    ABSENT,
-    CONTRACT,
-    Replacements,
-    find_builtin,
-    original_of,
-)
 from pytest_torchmem.torch_private.self_test import on_own_thread
 from pytest_torchmem.torch_private.tensors import has_dispatch, is_on_real_gpu, storage_address
 
@@ -128,7 +107,7 @@ def layers(
         stack.enter_context(keeping_forward_draws(interceptor.parts.values.forward_draws))
         stack.enter_context(LASTING.following(context))
         stack.enter_context(python_functions(context))
-        stack.enter_context(subclasses_made(context))
+        stack.enter_context(data.subclasses_made(context))
         stack.enter_context(split_modules(context))
         if gpu is not None:
             from pytest_torchmem.fake_cuda.api.torch_cuda import cuda_identity
@@ -137,12 +116,12 @@ def layers(
             interceptor.paths = stack.enter_context(cuda_dispatch(gpu, context))
             stack.enter_context(cuda_identity(context, memories))
         else:
-            stack.enter_context(storages_booked(context))
+            stack.enter_context(data.storages_booked(context))
             stack.enter_context(launching_libraries(context, ON_CPU))
             # A machine without CUDA, which programs and optimizers ask about.
             stack.enter_context(LASTING.layer("no cuda", _no_cuda_functions))
         name = "data on cpu" if gpu is None else "data on cuda"
-        stack.enter_context(LASTING.layer(name, data_functions))
+        stack.enter_context(LASTING.layer(name, data.data_functions))
         stack.enter_context(interceptor.parts.attribution.following_modules(on_thread))
         stack.enter_context(interceptor.running())
         try:
@@ -152,7 +131,7 @@ def layers(
 
 
 class _Python(NamedTuple):
-    addresses: Addresses
+    addresses: files.Addresses
     changes: Changes
 
 
@@ -163,38 +142,42 @@ def python_functions(trace: TraceContext) -> Iterator[None]:
     """
     with (
         LASTING.layer("functions of Python", _functions) as owners,
-        safetensors_files(trace, owners.addresses),
+        files.safetensors_files(trace, owners.addresses),
         owners.changes.noted(),
     ):
         yield
 
 
 def _functions(trace: TraceContext) -> Layer[_Python]:
-    pickling, addresses, fake_tensors = Pickling(trace), Addresses(trace), FakeTensors(trace)
+    pickling, addresses, fake_tensors = (
+        files.Pickling(trace),
+        files.Addresses(trace),
+        FakeTensors(trace),
+    )
     changes = Changes(trace)
-    others = (ValueMethods, Copies, RealStorages, Threads, Swaps)
+    others = (data.ValueMethods, files.Copies, data.RealStorages, Threads, files.Swaps)
     owners = (*(other(trace) for other in others), fake_tensors, pickling, addresses, changes)
     replacements = [entry for owner in owners for entry in owner.replacements()]
-    replacements += sparse_files(trace, pickling)
+    replacements += files.sparse_files(trace, pickling)
     dispatch = below_interception(HigherOrderOperator.dispatch)
     # TorchScript, which knows functions by their identity, is to know those that were replaced.
-    find = find_builtin[0].original
+    find = patches.find_builtin[0].original
     find(len)  # makes its table, for the life of the process, of torch's own functions
 
     def find_replaced(function: Any) -> Any:
-        return find(original_of(function))
+        return find(patches.original_of(function))
 
-    replacements += [looked_up.by(find_replaced) for looked_up in find_builtin]
+    replacements += [looked_up.by(find_replaced) for looked_up in patches.find_builtin]
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
     asked, (optimizers, steps) = _phases(trace)
     replacements += [asked, (optimizers, steps)]
     begin = (pickling.begin, addresses.begin, fake_tensors.begin, changes.begin)
     begin = (*begin, *(hooks.clear for hooks in steps.values()))
-    contract = sys.modules, CONTRACT, sys.modules.get(CONTRACT, ABSENT)
+    contract = sys.modules, patches.CONTRACT, sys.modules.get(patches.CONTRACT, patches.ABSENT)
     return Layer(replacements, _Python(addresses, changes), begin, (contract,))
 
 
-def _phases(trace: TraceContext) -> Replacements:
+def _phases(trace: TraceContext) -> patches.Replacements:
     """Let the trace know when the autograd engine runs and optimizers step."""
     return [
         asked_engine(lambda run: trace.enter_backward(run), lambda: trace.on_thread()),

@@ -6,26 +6,15 @@ from functools import partial
 
 from pytest_torchmem.errors import UnknownValueError, add_note
 from pytest_torchmem.interception.conversion import forget_cached
+from pytest_torchmem.interception.values import messages as mail
 from pytest_torchmem.interception.values.contents import Values, ValuesNeeded
-from pytest_torchmem.interception.values.messages import (
-    FILES,
-    OF_FILES,
-    Mailbox,
-    Message,
-    MessageNeeded,
-    Messages,
-    MessageSent,
-    is_there,
-    lacks_file,
-    never_sent,
-)
 from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.targets.target import Selected, Target
 
-Run = Callable[[Target, Values, Mailbox | None], MemoryProfile]
+Run = Callable[[Target, Values, mail.Mailbox | None], MemoryProfile]
 """Runs one pass."""
-_Ended = MemoryProfile | ValuesNeeded | MessageNeeded | MessageSent
+_Ended = MemoryProfile | ValuesNeeded | mail.MessageNeeded | mail.MessageSent
 
 
 def run_passes(
@@ -68,8 +57,8 @@ def _in_world(
     """Run a pass of one rank, after the ranks whose messages it asks for, or rank 0 for a missing
     file.
     """
-    messages: Messages = {}
-    awaited: list[Message] = []
+    messages: mail.Messages = {}
+    awaited: list[mail.Message] = []
     failure = ""
     asked: set[int] = set()
     """Processes that were traced before: they have more to say than one message."""
@@ -78,49 +67,51 @@ def _in_world(
         message = awaited[-1] if awaited else None
         rank = own if message is None else message.source
         process = machine if message is None else _as_rank(machine, rank)
-        of_file = message is not None and message.kind in OF_FILES
+        of_file = message is not None and message.kind in mail.OF_FILES
         awaiting = message if of_file or rank not in asked else None
-        make = partial(Mailbox, messages, rank, awaiting, looks=message is None)
+        make = partial(mail.Mailbox, messages, rank, awaiting, looks=message is None)
         try:
             one_pass = partial(_run_with, run, process, values, make)
             ended = _attempt(one_pass, begin, for_profile=message is None)
         except BaseException as error:
             if of_file and message is not None and isinstance(error, Exception):
-                messages[message] = (is_there(message),)
+                messages[message] = (mail.is_there(message),)
                 awaited.pop()
                 continue  # the program may be content without
-            if lacks_file(error) and own and message in (None, FILES):
+            if mail.lacks_file(error) and own and message in (None, mail.FILES):
                 add_note(
                     error,
                     f"(rank {own} is traced, and rank 0 before it, which has not written the file: "
                     "have it there before the trace)",
                 )
             elif message is not None:
-                what = "writes to files" if message is FILES else "sends to others"
+                what = "writes to files" if message is mail.FILES else "sends to others"
                 add_note(error, f"(rank {rank} was traced for what it {what})")
             raise
-        if message is FILES and isinstance(ended, MemoryProfile):
-            messages[FILES] = ()
+        if message is mail.FILES and isinstance(ended, MemoryProfile):
+            messages[mail.FILES] = ()
         elif of_file and message is not None and isinstance(ended, MemoryProfile):
-            messages[message] = (is_there(message),)
+            messages[message] = (mail.is_there(message),)
         if isinstance(ended, ValuesNeeded):
             return ended
         if message in messages:  # what it needs from then on, it may be sent later
             asked.add(rank)
             awaited.pop()
-        elif isinstance(ended, MessageNeeded):
+        elif isinstance(ended, mail.MessageNeeded):
             if ended.message in awaited:
-                raise never_sent(ended.message, "it waits for another that waits for it", failure)
+                raise mail.never_sent(
+                    ended.message, "it waits for another that waits for it", failure
+                )
             awaited.append(ended.message)
             failure = ended.failure or failure
         elif message is None:
             return ended
         else:
-            raise never_sent(message, "it comes to its end without it", failure)
+            raise mail.never_sent(message, "it comes to its end without it", failure)
 
 
 def _run_with(
-    run: Run, machine: Target, values: Values, mailbox: Callable[[], Mailbox]
+    run: Run, machine: Target, values: Values, mailbox: Callable[[], mail.Mailbox]
 ) -> MemoryProfile:
     """Run a pass; where it fails for want of other ranks' messages, end it to run those first.
 
@@ -130,10 +121,10 @@ def _run_with(
     box = mailbox()
     try:
         return run(machine, values, box)
-    except (MessageNeeded, MessageSent, ValuesNeeded):
+    except (mail.MessageNeeded, mail.MessageSent, ValuesNeeded):
         raise
     except BaseException as error:
-        lacks = lacks_file(error)
+        lacks = mail.lacks_file(error)
         needed = box.needed_after(lacks) if lacks or isinstance(error, Exception) else None
         if needed is None:
             raise
@@ -163,7 +154,7 @@ def _attempt(
         ended = run()
         if for_profile and not state.has_let_go():
             return ended
-    except (ValuesNeeded, MessageNeeded, MessageSent) as end:
+    except (ValuesNeeded, mail.MessageNeeded, mail.MessageSent) as end:
         ended = end.with_traceback(None)
         ended.__context__ = ended.__cause__ = None
     state.restore()

@@ -22,16 +22,7 @@ from pytest_torchmem.interception.conversion import Lender, Lent, give_survivors
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.contents import Values
-from pytest_torchmem.journal.journal import (
-    Journal,
-    no_longer_stand,
-    program_kept,
-    settings_kept,
-    stand,
-    standing_paused,
-    undisturbed,
-    what_stands,
-)
+from pytest_torchmem.journal import journal
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Selected, Target
@@ -89,9 +80,9 @@ class StandingGpu:
         self._interceptor.parts.conversion.lender = self._lent_by_others
         self._context = TraceContext(self._interceptor)
         self._kept = ExitStack()
-        self._kept.enter_context(settings_kept(all_settings()))
-        self._kept.enter_context(settings_kept(thread_settings(), of_thread=True))
-        self._journal = Journal()
+        self._kept.enter_context(journal.settings_kept(all_settings()))
+        self._kept.enter_context(journal.settings_kept(thread_settings(), of_thread=True))
+        self._journal = journal.Journal()
         self._present: tuple[StorageRecord, ...] = ()
         _STANDING.add(self)
 
@@ -100,7 +91,7 @@ class StandingGpu:
     @property
     def is_on(self) -> bool:
         """Whether this process sees the GPU now; one that was forked does not."""
-        return what_stands() is self
+        return journal.what_stands() is self
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -111,13 +102,13 @@ class StandingGpu:
         if self.is_on or self not in _STANDING:
             yield
             return
-        with standing_paused():
+        with journal.standing_paused():
             try:
-                with undisturbed():
+                with journal.undisturbed():
                     self.resume()
                 yield
             finally:
-                with undisturbed():
+                with journal.undisturbed():
                     if self.is_on:
                         self.pause()
 
@@ -129,18 +120,18 @@ class StandingGpu:
             stack.callback(nowhere().forget)
             on_thread = self._interceptor.threads.on_thread
             compiled = Compiled(self._interceptor, None, Lowering(_REAL_HOST))
-            stack.enter_context(program_kept(compiled.following(), on_thread))
+            stack.enter_context(journal.program_kept(compiled.following(), on_thread))
             stack.enter_context(layers(self._interceptor, self._context, self._memories))
 
-        self._journal = stand(self, switch_on)
+        self._journal = journal.stand(self, switch_on)
 
     def pause(self) -> None:
         """Switch off; what is on the GPU stays there."""
-        no_longer_stand(self._journal)
+        journal.no_longer_stand(self._journal)
 
     def close(self) -> None:
         """End: what is still on the GPU reads as nan from now on."""
-        with undisturbed():
+        with journal.undisturbed():
             if self.is_on:
                 self.pause()
             _STANDING.discard(self)

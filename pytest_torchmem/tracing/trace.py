@@ -15,17 +15,12 @@ from torch import fx, nn
 
 from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
+from pytest_torchmem.interception import operator_log
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
 from pytest_torchmem.interception.conversion import give_survivors_data, let_go_of_tensors
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
-from pytest_torchmem.interception.operator_log import (
-    OptimizerStates,
-    Program,
-    fingerprint_of_step,
-    functions_called,
-)
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
 from pytest_torchmem.interception.split_modules import refuse_wrapped
 from pytest_torchmem.interception.values.answers import UnknownNumber
@@ -334,8 +329,8 @@ def _profile(
     facts = interceptor.parts.attribution.facts
     facts.device = machine.device.type
     facts.settings()
-    program = Program(ledger, facts)
-    interceptor.parts.attribution.on_optimizer_step = OptimizerStates(ledger).stepped
+    program = operator_log.Program(ledger, facts)
+    interceptor.parts.attribution.on_optimizer_step = operator_log.OptimizerStates(ledger).stepped
     fingerprint = ""
     watch = WATCH.get()
     if watch is not None:
@@ -352,7 +347,7 @@ def _profile(
         interceptor.parts.values.expect(in_place.own_bytes())
         interceptor.parts.attribution.traced = in_place.modules
         _lay(interceptor, in_place, target)
-        fingerprint = fingerprint_of_step(ledger, machine.device)
+        fingerprint = operator_log.fingerprint_of_step(ledger, machine.device)
         compiled.take(target)
         ledger.enter(Phase.FORWARD)
     else:
@@ -377,7 +372,7 @@ def _profile(
     )
     calls = ledger.on(machine.device).calls or []
     noted = Later(partial(facts.facts, [(call[2], call[3]) for call in calls]))
-    functions = Later(lambda: tuple(functions_called(facts.sites.items())))
+    functions = Later(lambda: tuple(operator_log.functions_called(facts.sites.items())))
     seen = _Seen(
         cast(Facts, noted),
         tuple(facts.broadcasts.items()),

@@ -33,18 +33,10 @@ from pytest_torchmem.interception.values.answers import functions_of_math
 from pytest_torchmem.interception.values.computed import not_permitted
 from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.step.trees import tensors_in
+from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.dispatcher import reach_past_modes
 from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded
 from pytest_torchmem.torch_private.modes import made_by, make
-from pytest_torchmem.torch_private.patches import (
-    RECEIVING,
-    SHARING,
-    Replacements,
-    next_batch,
-    replaced,
-    set_from_file,
-    to_dlpack,
-)
 from pytest_torchmem.torch_private.tensors import bytes_of, make_subclass
 
 _SIZES = ("size", "nbytes", "__len__")
@@ -73,7 +65,7 @@ class RealStorages(Functions):
         self._waiting = 0
         self._sizes: dict[str, Any] = {name: getattr(torch.UntypedStorage, name) for name in _SIZES}
 
-    def replacements(self) -> Replacements:
+    def replacements(self) -> patches.Replacements:
         """Return the methods, and what says sizes."""
         sizes = {name: self._size(name) for name in _SIZES}
         return [*super().replacements(), (torch.UntypedStorage, sizes)]
@@ -124,8 +116,8 @@ class RealStorages(Functions):
             self._trace.expect_made(storage)
         return storage
 
-    @instead_of(RECEIVING[0])
-    @instead_of(RECEIVING[1])
+    @instead_of(patches.RECEIVING[0])
+    @instead_of(patches.RECEIVING[1])
     def received(self, original: Any, *args: Any) -> Any:
         """Book memory that processes share where it is mapped, as torch's profiler does
         (aten/src/ATen/MapAllocator.cpp).
@@ -135,7 +127,7 @@ class RealStorages(Functions):
             self._trace.meet_storage(storage)
         return storage
 
-    @instead_of(next_batch)
+    @instead_of(patches.next_batch)
     def next_batch(self, original: Any, iterator: Any) -> Any:
         """Book what a ``DataLoader``'s workers have loaded where the program gets it.
 
@@ -153,7 +145,7 @@ class RealStorages(Functions):
                 self._trace.meet_storage(tensor.untyped_storage())
         return batch
 
-    @instead_of(set_from_file)
+    @instead_of(patches.set_from_file)
     def set_from_file(self, original: Any, storage: torch.UntypedStorage, *args: Any) -> Any:
         """Read a storage that is there already, as ``torch.load`` does files of the older format
         (torch/serialization.py, ``_legacy_load``): what was known of it before is not its content.
@@ -319,8 +311,8 @@ class _Data(Functions):
 
     # -- elements, one by one, and addresses -------------------------------------------------------
 
-    @instead_of(to_dlpack[0])
-    @instead_of(to_dlpack[1])
+    @instead_of(patches.to_dlpack[0])
+    @instead_of(patches.to_dlpack[1])
     @instead_of(torch.utils.dlpack, "to_dlpack")
     def exported(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Make a capsule of a tensor."""
@@ -404,8 +396,8 @@ class _Data(Functions):
             return True
         return getattr(record, "shared", False) or (not record.hollow and original(storage))
 
-    @instead_of(SHARING[0])
-    @instead_of(SHARING[1])
+    @instead_of(patches.SHARING[0])
+    @instead_of(patches.SHARING[1])
     def sent(self, original: Any, storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         """Hand a storage to another process, which gets what is known."""
         record = self._trace.record_of(storage)
@@ -454,7 +446,7 @@ def _made_of_another(trace: TraceContext) -> AbstractContextManager[None]:
             return original(cls, *args, **kwargs)
         return make_subclass(cls, Tensor(*args, **kwargs), False)  # type: ignore[no-any-return]
 
-    return replaced(Tensor, __new__=staticmethod(new))
+    return patches.replaced(Tensor, __new__=staticmethod(new))
 
 
 def _noticing(begin: Callable[[], object]) -> AbstractContextManager[None]:
@@ -467,7 +459,7 @@ def _noticing(begin: Callable[[], object]) -> AbstractContextManager[None]:
             begun.append(cls)
             begin()
 
-    return replaced(Tensor, __init_subclass__=classmethod(noticed))
+    return patches.replaced(Tensor, __init_subclass__=classmethod(noticed))
 
 
 def _is_other(kind: type) -> bool:
@@ -483,7 +475,7 @@ def _there_are_others(kind: type) -> bool:
 class ValueMethods(Functions):
     """Methods of ``torch.Tensor`` that give values to Python, or need them."""
 
-    def replacements(self) -> Replacements:
+    def replacements(self) -> patches.Replacements:
         """Return the methods, and what else reads numbers."""
         return [*super().replacements(), (math, functions_of_math())]
 

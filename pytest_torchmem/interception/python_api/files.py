@@ -43,13 +43,8 @@ from pytest_torchmem.interception.conversion import WRITTEN, Region
 from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values.contents import zeros
+from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.modes import made_by, make
-from pytest_torchmem.torch_private.patches import (
-    Replacements,
-    file_reader,
-    file_writer,
-    legacy_save,
-)
 from pytest_torchmem.torch_private.tensors import is_wrapper
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -234,7 +229,7 @@ class Pickling(Functions):
         place = self._places.get(storage._cdata) if hasattr(storage, "_cdata") else None
         return original(storage) if place is None else place[1]
 
-    @instead_of(legacy_save)
+    @instead_of(patches.legacy_save)
     def save(
         self, original: Any, obj: Any, file: Any, pickle_module: Any, pickle_protocol: Any
     ) -> None:
@@ -294,8 +289,8 @@ class Swaps(Functions):
                         table[tensor] = note
 
 
-_Writer: Any = file_writer.original
-_Reader: Any = file_reader.original
+_Writer: Any = patches.file_writer.original
+_Reader: Any = patches.file_reader.original
 _ARCHIVE = b"PK\x03\x04"
 """How files of ``torch.save`` begin."""
 _UNKNOWN = ".data/pytest_torchmem_unknown"
@@ -334,7 +329,7 @@ class _Careful:
                 self.error = error
 
 
-def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
+def sparse_files(trace: TraceContext, pickling: Pickling) -> patches.Replacements:
     """Let files of ``torch.save`` have holes where contents are not known."""
 
     class Writer(_Writer):  # type: ignore[misc]
@@ -404,7 +399,7 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> Replacements:
             trace.meet_storage(found.untyped_storage())
             return found
 
-    return [file_writer.by(Writer), file_reader.by(Reader)]
+    return [patches.file_writer.by(Writer), patches.file_reader.by(Reader)]
 
 
 def unknown_regions(path: Any) -> tuple[Region, ...]:

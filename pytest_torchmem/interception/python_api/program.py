@@ -46,27 +46,10 @@ from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.imports import ThreadApart
 from pytest_torchmem.step.trees import argument_tensors, tensors_in
 from pytest_torchmem.targets.world import World
+from pytest_torchmem.torch_private import module_calls, patches
 from pytest_torchmem.torch_private.dispatcher import reach_past_modes
 from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded, set_excluded
 from pytest_torchmem.torch_private.modes import fakes_of_meta, makes_fake_tensors
-from pytest_torchmem.torch_private.module_calls import (
-    APPLIES,
-    Hooks,
-    ModuleMethods,
-    registration_tables,
-)
-from pytest_torchmem.torch_private.patches import (
-    Replacements,
-    applied_item,
-    fallback_kernel,
-    name_table,
-    pop_mode,
-    print_tensor,
-    push_mode,
-    set_mode,
-    state_table,
-    unset_mode,
-)
 from pytest_torchmem.torch_private.tensors import (
     TensorBase,
     has_dispatch,
@@ -88,11 +71,11 @@ class Changes(Functions):
 
     def __init__(self, trace: TraceContext) -> None:
         super().__init__(trace)
-        self._methods = ModuleMethods(
+        self._methods = module_calls.ModuleMethods(
             {
                 **dict.fromkeys(_HOOKING, self._hooking),
                 **dict.fromkeys(_MAKING, self._making),
-                APPLIES: self._apply,
+                module_calls.APPLIES: self._apply,
                 "__delattr__": self._deleting,
             }
         )
@@ -103,7 +86,7 @@ class Changes(Functions):
         """The trace's own modules, by their ids; some are gone."""
         self._applied: dict[int, ReferenceType[Any]] = {}
         """What stands in the tables of modules to which composable functions were applied."""
-        self._tables: dict[str, Hooks] = {}
+        self._tables: dict[str, module_calls.Hooks] = {}
 
     def begin(self) -> None:
         """Forget what the trace before has made."""
@@ -111,14 +94,14 @@ class Changes(Functions):
         for hooks in self._tables.values():
             hooks.clear()
 
-    def replacements(self) -> Replacements:
+    def replacements(self) -> patches.Replacements:
         """Return what sees that optimizers are made, composable functions applied, and parameters
         and modules registered.
         """
-        applied = applied_item()
+        applied = patches.applied_item()
         self._all_applied = applied is None
         found = [] if applied is None else [(applied, {"__init__": self._applying})]
-        owner, self._tables = registration_tables(
+        owner, self._tables = module_calls.registration_tables(
             self._parameter_registered, self._child_registered
         )
         data = property(TensorBase.data.__get__, self._give_data)
@@ -255,7 +238,7 @@ class Changes(Functions):
 
     def _applied_before(self, own: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
         """Yield the tables of composable functions, without what was applied in the trace."""
-        names, states = name_table(), state_table()
+        names, states = patches.name_table(), patches.state_table()
         if names not in own:
             return
         new = {name for name, item in own[names].items() if self._is_of_trace(item)}
@@ -381,7 +364,7 @@ class FakeTensors(Functions):
         """Forget modes that the trace before did not leave."""
         self._before.clear()
 
-    @instead_of(push_mode)
+    @instead_of(patches.push_mode)
     def enter(self, original: Any, mode: Any) -> Any:
         """Make a mode the thread's innermost one."""
         result = original(mode)
@@ -394,7 +377,7 @@ class FakeTensors(Functions):
             reach_past_modes()
         return result
 
-    @instead_of(pop_mode)
+    @instead_of(patches.pop_mode)
     def leave(self, original: Any, *args: Any) -> Any:
         """Take a mode away."""
         mode = original(*args)
@@ -402,7 +385,7 @@ class FakeTensors(Functions):
             set_excluded(FAKE, self._before.pop())
         return mode
 
-    @instead_of(set_mode)
+    @instead_of(patches.set_mode)
     def put(self, original: Any, mode: Any) -> Any:
         """Put back a mode that was taken away for a while."""
         result = original(mode)
@@ -410,7 +393,7 @@ class FakeTensors(Functions):
             set_excluded(FAKE, True)
         return result
 
-    @instead_of(unset_mode)
+    @instead_of(patches.unset_mode)
     def take(self, original: Any, kind: Any) -> Any:
         """Take a mode away for a while."""
         mode = original(kind)
@@ -418,7 +401,7 @@ class FakeTensors(Functions):
             set_excluded(FAKE, self._trace.inside)
         return mode
 
-    @instead_of(print_tensor)
+    @instead_of(patches.print_tensor)
     def text(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Return what a tensor is printed as.
 
@@ -431,7 +414,7 @@ class FakeTensors(Functions):
         with excluded(FAKE, is_excluded(FAKE)):
             return original(*args, **kwargs)
 
-    @instead_of(fallback_kernel)
+    @instead_of(patches.fallback_kernel)
     def run(
         self, original: Any, mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception
     ) -> Any:
@@ -456,7 +439,7 @@ _LAUNCHES = "launch_agent"
 _WORKERS = "torch.utils.data."
 
 
-def starts_of_processes(trace: TraceContext) -> Replacements:
+def starts_of_processes(trace: TraceContext) -> patches.Replacements:
     """Return what replaces what starts the processes of a world."""
     modules = [sys.modules[name] for name in _MODULES]
     starts = [(one, {_STARTS: _starting(trace, getattr(one, _STARTS))}) for one in modules]

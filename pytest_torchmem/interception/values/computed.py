@@ -30,15 +30,7 @@ from pytest_torchmem.interception.values.messages import run_functional
 from pytest_torchmem.journal.journal import environment
 from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
-from pytest_torchmem.step.generators import (
-    current_draws,
-    default_drawing_as,
-    drawing_on,
-    drawn_from,
-    own_generator,
-    set_state_of,
-    state_of,
-)
+from pytest_torchmem.step import generators
 from pytest_torchmem.step.trees import argument_tensors, replace_tensors
 from pytest_torchmem.torch_private.devices import EventType, profiler_runs
 from pytest_torchmem.torch_private.keys import OpOverload, at_kernels, schema
@@ -77,7 +69,7 @@ def run_for_real(call: Call, values: list[Tensor], *, alone: bool = False) -> An
     """
     if not call.operator.random or call.device is None:
         return _run_whatever(call, values, alone)
-    with drawing_on(call.device.device):
+    with generators.drawing_on(call.device.device):
         return _run_whatever(call, values, alone)
 
 
@@ -118,18 +110,18 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
         if operator.functional:  # its kernel would ask the group of processes
             return run_functional(operator.name, args, kwargs)
         overload = operator.overload
-        own = own_generator() if operator.random else None
+        own = generators.own_generator() if operator.random else None
         if operator.name == _DROPOUT:
             return _dropout(own, *args, **kwargs)
         named: torch.Generator | None = kwargs.get("generator")
         if named is not None:
-            kwargs, own = {**kwargs, "generator": drawn_from(named)}, None
+            kwargs, own = {**kwargs, "generator": generators.drawn_from(named)}, None
         elif own is not None and (drawing := _with_generator(overload)) is not None:
             overload, kwargs, own = drawing, {**kwargs, "generator": own}, None
-        with nullcontext() if own is None else default_drawing_as(own):
+        with nullcontext() if own is None else generators.default_drawing_as(own):
             made = overload(*operator.with_exact_numbers(args), **kwargs)
         if operator.random and isinstance(made, Tensor):
-            current_draws().change(operator.name, args, made)
+            generators.current_draws().change(operator.name, args, made)
         return made
 
 
@@ -193,11 +185,11 @@ class RandomPlace:
     @classmethod
     def now(cls, generator: torch.Generator) -> RandomPlace:
         """Return where ``generator`` is."""
-        return cls(generator, state_of(generator))
+        return cls(generator, generators.state_of(generator))
 
     def restore_random_numbers(self) -> None:
         """Let the generator be where it was."""
-        set_state_of(self.generator, self.random_state)
+        generators.set_state_of(self.generator, self.random_state)
 
 
 @dataclass(eq=False, repr=False)

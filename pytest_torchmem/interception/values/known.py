@@ -20,6 +20,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same
 from pytest_torchmem.interception.refusals import LinAlgError
+from pytest_torchmem.interception.values import messages
 from pytest_torchmem.interception.values.answers import Answers, assume, assumed_output, even_counts
 from pytest_torchmem.interception.values.computed import (
     Ahead,
@@ -43,13 +44,6 @@ from pytest_torchmem.interception.values.contents import (
     Values,
     worth_knowing,
     zeros,
-)
-from pytest_torchmem.interception.values.messages import (
-    SUMS,
-    Copy,
-    copies_of_collective,
-    includes_others,
-    is_taken_to_be_same,
 )
 from pytest_torchmem.interception.values.random_numbers import generator_of
 from pytest_torchmem.operators.registry import Fills, UnknownOutputs
@@ -233,7 +227,7 @@ class KnownValues(Answers):
         if operator.overload.namespace == "c10d":
             if self.mailbox is not None and self.mailbox.deliver(call, self.contents):
                 return NO_MEMORIES
-            found = copies_of_collective(call)
+            found = messages.copies_of_collective(call)
             if found is not None:
                 self._copy(call, *found)
                 return NO_MEMORIES
@@ -619,7 +613,7 @@ class KnownValues(Answers):
         )
         return None if memories is FAILED else memories
 
-    def _copy(self, call: Call, copies: list[Copy], of_others: bool) -> None:
+    def _copy(self, call: Call, copies: list[messages.Copy], of_others: bool) -> None:
         """Let a collective's outputs have values, where those that they are made of are known.
 
         ``of_others``: they are those of other processes too, which are taken to have what this one
@@ -631,7 +625,7 @@ class KnownValues(Answers):
             record, known = records[id(tensor)], contents.known(records[id(source)])
             nbytes = tensor.untyped_storage().nbytes()
             whole = tensor.numel() * tensor.element_size() == nbytes
-            counts = is_taken_to_be_same(call, tensor)
+            counts = messages.is_taken_to_be_same(call, tensor)
             matters = not of_others or counts or self.worth_knowing(tensor.dtype, tensor.numel())
             if known is None or not matters or (contents.known(record) is None and not whole):
                 contents.assume(record, None)
@@ -650,8 +644,10 @@ class KnownValues(Answers):
         operator = call.operator
         if not operator.functional or operator.broadcasts:
             return ""
-        sums = operator.name.startswith(SUMS) and not is_taken_to_be_same(call, call.tensors[0])
-        if sums or not includes_others(call):
+        sums = operator.name.startswith(messages.SUMS) and not messages.is_taken_to_be_same(
+            call, call.tensors[0]
+        )
+        if sums or not messages.includes_others(call):
             return ""
         return self._attribution.user_line() or "the traced program"
 
