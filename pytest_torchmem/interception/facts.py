@@ -197,7 +197,14 @@ class FactCollector:
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
-                self._count(path)
+                number, lines = self._calls.get(path, (0, {}))
+                if (
+                    number < _MOST_LOOKED_FOR
+                    and len(lines) < _MOST_LINES
+                    and (line := self._line())
+                ):
+                    lines[line] = None
+                self._calls[path] = number + 1, lines
             outer = _USUAL
         own = (path, id(module))
         if own not in self._seen:
@@ -293,7 +300,12 @@ class FactCollector:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that has made a step."""
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
-        options += _numbers_of(optimizer)
+        # The counts among its options, such as ``history_size=100``: rates and weights that were
+        # written without a point are 0 or 1.
+        numbers = optimizer.defaults.items()
+        options += [
+            f"{name}={value}" for name, value in numbers if type(value) is int and value > 1
+        ]
         name = type(optimizer).__name__
         own = self._optimizers.setdefault(name, [])
         if len(own) < _MOST_LINES and not any(one() is optimizer for one in own):
@@ -343,18 +355,19 @@ class FactCollector:
             name: (self._implementation(), *options)
             for name, options in found[Topic.OPTIMIZERS].items()
         }
-        found[Topic.IN_PLACE] = dict(sorted(self._in_place().items()))
+        in_place: dict[str, int] = {}
+        for called in self.calls:
+            origin = called.origin
+            own_name = origin.operator.partition(".")[0]
+            in_step = origin.module and origin.phase is Phase.FORWARD
+            if in_step and own_name.endswith("_") and not own_name.endswith("__"):
+                in_place[own_name] = in_place.get(own_name, 0) + called.times
+        found[Topic.IN_PLACE] = dict(sorted(in_place.items()))
         return {topic: known for topic, known in found.items() if known}
 
     def _is_in_library(self, path: str) -> bool:
         callers = self.callers
         return path.partition(".")[0] in callers or any(one in callers for one in prefixes(path))
-
-    def _count(self, path: str) -> None:
-        number, lines = self._calls.get(path, (0, {}))
-        if number < _MOST_LOOKED_FOR and len(lines) < _MOST_LINES and (line := self._line()):
-            lines[line] = None
-        self._calls[path] = number + 1, lines
 
     def _note_layer(self, path: str, module: nn.Module, args: Sequence[Any]) -> None:
         kind: Any = type(module)
@@ -465,16 +478,6 @@ class FactCollector:
             found.setdefault((pattern, InMode(NO_BACKWARD)), set()).add(numbers)
         return found
 
-    def _in_place(self) -> Mapping[str, int]:
-        found: dict[str, int] = {}
-        for called in self.calls:
-            origin = called.origin
-            name = origin.operator.partition(".")[0]
-            in_step = origin.module and origin.phase is Phase.FORWARD
-            if in_step and name.endswith("_") and not name.endswith("__"):
-                found[name] = found.get(name, 0) + called.times
-        return found
-
 
 def _operators(calls: Sequence[tuple[Origin, int]]) -> dict[str, Counts]:
     """Return how often the forward called each operator that makes tensors."""
@@ -518,14 +521,6 @@ def _is_channels_last(tensor: Tensor) -> bool:
         return False
     channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
     return channels_last and not tensor.is_contiguous()
-
-
-def _numbers_of(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the counts among an optimizer's options, such as ``history_size=100``: rates and
-    weights that were written without a point are 0 or 1.
-    """
-    numbers = optimizer.defaults.items()
-    return [f"{name}={value}" for name, value in numbers if type(value) is int and value > 1]
 
 
 def _tensors_of(state: object) -> Iterator[str]:

@@ -8,7 +8,7 @@ real tensors in.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import get_ident
 from typing import Any
 
@@ -252,9 +252,11 @@ class Interceptor:
         if kind is OperatorKind.DECOMPOSED:
             path = self.paths.get(spec.name)
             if path is not None and not is_composite_implicit(spec.overload):
-                own = spec_of(spec.overload)
-                if own.kind is _LEAF and self._begins_on_host(args, kwargs):
-                    return self.kernels.run(own, args, kwargs)
+                own, tensors = spec_of(spec.overload), argument_tensors((args, kwargs))
+                if own.kind is _LEAF and tensors:  # the kernel of the host, if the first is there
+                    record = parts.ledger.records.get(storage_address(tensors[0]))
+                    if record is None or record.ledger.device == _CPU:
+                        return self.kernels.run(own, args, kwargs)
             with self.intercepting():
                 if path is not None:
                     return path(*args, **kwargs)
@@ -264,7 +266,9 @@ class Interceptor:
                 self.kernels.in_flight.wait(args[0])
             return spec.overload(*args, **kwargs)
         if kind is OperatorKind.PASS:
-            self._check(spec, args, kwargs)
+            with suppress(NotKnown):  # it raises or makes nothing, where the values are known
+                given = replace_tensors((args, kwargs), parts.values.known_value)
+                spec.overload(*given[0], **given[1])
             made_of = spec.cpu.decomposition  # of both devices
             if made_of is not None and not args[0].is_meta:
                 with self.intercepting():
@@ -285,21 +289,6 @@ class Interceptor:
                 parts.placement.guess(lifted)
             return lifted
         return self.kernels.resize(spec, args, kwargs)
-
-    def _begins_on_host(self, args: Args, kwargs: Kwargs) -> bool:
-        """Return whether an operator's first tensor is on the host, whose kernel then runs."""
-        for tensor in argument_tensors((args, kwargs)):
-            record = self.parts.ledger.records.get(storage_address(tensor))
-            return record is None or record.ledger.device == _CPU
-        return False
-
-    def _check(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> None:
-        """Run an operator that raises or makes nothing, where the values are known."""
-        try:
-            given = replace_tensors((args, kwargs), self.parts.values.known_value)
-        except NotKnown:
-            return
-        spec.overload(*given[0], **given[1])
 
     def _run_beside_host(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         """Run an operator that has to do with the GPU, among tensors of the host that are real.

@@ -138,17 +138,14 @@ class TraceThreads:
         try:
             yield
         finally:
-            self._leave(thread)
-
-    def _leave(self, thread: int) -> None:
-        with self.turn():
-            if thread in self.locks:
-                for call in self.when_leaving:
-                    call()
-            for kept in (self.locks, self._joined, self._states):
-                kept.pop(thread, None)
-        _OUTLIVED.discard(thread)
-        dispatcher.leave_all()
+            with self.turn():
+                if thread in self.locks:
+                    for call in self.when_leaving:
+                        call()
+                for kept in (self.locks, self._joined, self._states):
+                    kept.pop(thread, None)
+            _OUTLIVED.discard(thread)
+            dispatcher.leave_all()
 
     # -- whose turn it is --------------------------------------------------------------------------
 
@@ -248,7 +245,14 @@ class EngineOrder(threading.local):
             # THPEngine_run_backward)
             roots = [one.grad_fn if isinstance(one, Tensor) else one.node for one in args[0]]
             if self._creates:
-                self._order([one for one in roots if one is not None])
+                first = [one for one in roots if one is not None]
+                seen, waiting = set(first), first
+                while waiting:
+                    node = waiting.pop()
+                    place_node(node, self._place)
+                    new = {one for one, _ in node.next_functions if one is not None} - seen
+                    seen |= new
+                    waiting += new
             self._creates = self._creates or bool(args[3])
             # Several roots get one of their own on the program's thread (Engine::execute).
             start = sequence_number() + (len(roots) > 1)
@@ -262,16 +266,6 @@ class EngineOrder(threading.local):
         if end > start:
             self._made.append(self._made[-1] + end - start)
             self._starts.append(start)
-
-    def _order(self, roots: list[Any]) -> None:
-        """Place the nodes that a backward from ``roots`` comes to."""
-        seen, waiting = set(roots), roots
-        while waiting:
-            node = waiting.pop()
-            place_node(node, self._place)
-            new = {one for one, _ in node.next_functions if one is not None} - seen
-            seen |= new
-            waiting += new
 
     def _place(self, number: int) -> int:
         """Return the number that a node would have had, counted by the thread that makes it."""

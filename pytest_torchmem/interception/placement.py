@@ -272,7 +272,13 @@ class WrappedNumbers:
             if is_view_of_another(pending.result) and pending.operator.name.partition(".")[
                 0
             ].endswith("_"):
-                self._hide(pending)
+                base = view_base(pending.result)
+                node = None if base is None else base.grad_fn
+                hidden = _Hidden(pending.indices, pending.device)
+                if pending.operator.record.saves_number and node is not None:
+                    node.register_prehook(hidden)
+                    self._hidden[hidden] = node_number(node)
+                    self.are_hidden = True
             else:
                 self._follow(pending)
         if self.are_hidden:
@@ -284,15 +290,6 @@ class WrappedNumbers:
                 if node_number(node) != number:  # it has run, and let go of its node
                     hidden.release()
                     del self._hidden[hidden]
-
-    def _hide(self, pending: _Pending) -> None:
-        base = view_base(pending.result)
-        node = None if base is None else base.grad_fn
-        hidden = _Hidden(pending.indices, pending.device)
-        if pending.operator.record.saves_number and node is not None:
-            node.register_prehook(hidden)
-            self._hidden[hidden] = node_number(node)
-            self.are_hidden = True
 
     def _follow(self, pending: _Pending) -> None:
         """Strike the numbers off when the node releases them; at once where it saved none."""

@@ -197,17 +197,16 @@ def _of_gpu(operator: OperatorSpec, error: Exception) -> Exception | None:
     found = _NO_KERNEL.search(text)
     if found is None:
         return None if any(word in text for word in _OF_THE_CPU) else error
-    if found[1] not in _EVERYWHERE or _functional(operator) in _MORE_ON_GPU:
+    if (
+        found[1] not in _EVERYWHERE
+        or _family(operator).removeprefix(_LISTS).rstrip("_") in _MORE_ON_GPU
+    ):
         return None
     return type(error)(text.replace("_cpu", "_cuda"))
 
 
 def _family(operator: OperatorSpec) -> str:
     return operator.name.removeprefix("aten::").partition(".")[0]
-
-
-def _functional(operator: OperatorSpec) -> str:
-    return _family(operator).removeprefix(_LISTS).rstrip("_")
 
 
 def _asked_in_small(

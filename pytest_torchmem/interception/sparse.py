@@ -317,7 +317,13 @@ class SparseValues:
             if part.device.type != "meta"
         }
         if not self._values.mode.computes:
-            self._forget_numbers(argument_tensors(result), given)
+            # What memory held that a kernel has written to is forgotten; indices decide shapes, and
+            # stay.
+            for tensor in argument_tensors(result):
+                for part in strided_parts(tensor):
+                    record = self._record(part) if part.is_floating_point() else None
+                    if record is not None and record.address not in given:
+                        self._values.contents.assume(record, None)
             return
         outputs, twins = (None, (None, None)) if real is None else real
         self._know(argument_tensors(result), argument_tensors(outputs), given)
@@ -325,14 +331,6 @@ class SparseValues:
         if written:
             of_twins = argument_tensors(operator.written(*twins)) if real is not None else []
             self._know(written, of_twins, set())
-
-    def _forget_numbers(self, tensors: list[Tensor], apart: set[int]) -> None:
-        """Forget what memory held that a kernel has written to; indices decide shapes, and stay."""
-        for tensor in tensors:
-            for part in strided_parts(tensor):
-                record = self._record(part) if part.is_floating_point() else None
-                if record is not None and record.address not in apart:
-                    self._values.contents.assume(record, None)
 
     def _know(self, tensors: list[Tensor], values: list[Tensor], apart: set[int]) -> None:
         """Know tensors by real ones; forget those that there is none for, but for ``apart``."""

@@ -10,7 +10,7 @@ the step itself. Layers are alike: few tensors of a list differ in shape and pla
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace as with_changes
 from functools import partial
@@ -25,7 +25,8 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
 from pytest_torchmem.interception.python_api.program import (
     LAUNCHER,
-    follow_launcher,
+    LAUNCHES,
+    launching,
     starts_of_processes,
 )
 from pytest_torchmem.interception.world import refuse_symmetric_memory
@@ -48,9 +49,11 @@ _OLD = (
 )
 
 
-_FOLLOWED = tuple(
-    f"torch.distributed.{name}"
-    for name in ("fsdp", "tensor", "checkpoint", "pipelining", distributed.SYMMETRIC_MEMORY)
+_SYMMETRIC = f"torch.distributed.{distributed.SYMMETRIC_MEMORY}"
+_FOLLOWED = (
+    *(f"torch.distributed.{name}" for name in ("fsdp", "tensor", "checkpoint", "pipelining")),
+    _SYMMETRIC,
+    LAUNCHER,
 )
 
 
@@ -110,78 +113,61 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
             stack.callback(_forget_states, wrapped)
         take_over = _TakenOver(trace, stack, wrapped)
         followed: set[str] = set()
-        wanted: list[tuple[Any, dict[str, Any]]] = []
-
-        def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-            key = f"{getattr(owner, '__name__', '')}.{name}"
-            if owner is not None and key not in followed:
-                followed.add(key)
-                wanted.append((owner, {name: function(getattr(owner, name, None))}))
-
-        def look(module: str) -> None:
-            if module.startswith("torch.distributed.fsdp"):
-                kind = _of_fsdp("FSDPModule")
-                replace(kind, "__call__", partial(_calling, take_over))
-                replace(kind, distributed.STATE_OF_SHARDING, partial(_asking, take_over))
-                replace(_of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace))
-                replace(patches.sharding_state(), "init", partial(_sharding, trace, wrapped))
-                for place, name in (
-                    (patches.fully_sharding(), patches.SHARDED_STATES),
-                    (patches.replicating(), patches.REPLICATED_STATES),
-                ):
-                    if hasattr(place, name):
-                        replace(place, name, partial(_noting, trace))
-                if trace.target.gpu is not None and hasattr(
-                    distributed.mesh_class(), distributed.CONCATENATE
-                ):
-                    replace(distributed.mesh_class(), distributed.CONCATENATE, _joining)
-            if module.startswith("torch.distributed.tensor"):
-                # An operator on lists is propagated once for each different tensor, with the same
-                # result.
-                there = all(
-                    hasattr(distributed.propagator(), name)
-                    for name in (distributed.NOT_CACHED, distributed.SHOWN)
-                )
-                if (
-                    there
-                    and distributed.op_schema() is not None
-                    and distributed.tensor_spec() is not None
-                ):
-                    replace(distributed.propagator(), distributed.NOT_CACHED, _propagating)
-                    replace(distributed.propagator(), distributed.SHOWN, _showing)
-            if (
-                module == f"torch.distributed.{distributed.SYMMETRIC_MEMORY}"
-                and module in sys.modules
-            ):
-                refuse = partial(refuse_symmetric_memory, trace.on_thread)
-                if module not in followed:
-                    followed.add(module)
-                    found = (
-                        *distributed.symmetric_memory(refuse),
-                        *distributed.symmetric_groups(trace.on_thread),
-                    )
-                    wanted.extend((one, {**names}) for one, names in found)
-            if module.startswith("torch.distributed.checkpoint"):
-                replace(patches.checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace))
-                replace(
-                    patches.checkpoint_planner(), patches.VALIDATE_PLAN, partial(_validating, trace)
-                )
-            if module.startswith("torch.distributed.pipelining"):
-                _follow_votes(replace, trace)
-            if module == LAUNCHER:
-                follow_launcher(replace, trace)
+        wanted: list[tuple[Any, Mapping[str, Any]]] = []
 
         def follow(*modules: str) -> None:
             for module in modules:
-                look(module)
+                for owner, name, function in _followed(trace, module, wrapped, take_over):
+                    key = f"{getattr(owner, '__name__', '')}.{name}"
+                    if owner is not None and hasattr(owner, name) and key not in followed:
+                        followed.add(key)
+                        wanted.append((owner, {name: function(getattr(owner, name))}))
+                if module == _SYMMETRIC and module in sys.modules and module not in followed:
+                    followed.add(module)
+                    refuse = partial(refuse_symmetric_memory, trace.on_thread)
+                    wanted.extend(distributed.symmetric_memory(refuse))
+                    wanted.extend(distributed.symmetric_groups(trace.on_thread))
             if wanted:
                 stack.enter_context(patches.replaced_all(tuple(wanted)))
                 wanted.clear()
 
         stack.enter_context(LASTING.layer("processes", _of_processes))
-        follow(*(name for name in (*_FOLLOWED, LAUNCHER) if name in sys.modules))
+        follow(*(name for name in _FOLLOWED if name in sys.modules))
         stack.enter_context(trace.after_imports(follow))
         yield
+
+
+def _followed(
+    trace: TraceContext, module: str, wrapped: WeakSet[Any], take_over: Callable[[nn.Module], None]
+) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield owners and names of functions that a module brings, and what makes those in their
+    place, where this torch has them.
+    """
+    if module.startswith("torch.distributed.fsdp"):
+        kind = _of_fsdp("FSDPModule")
+        yield kind, "__call__", partial(_calling, take_over)
+        yield kind, distributed.STATE_OF_SHARDING, partial(_asking, take_over)
+        yield _of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace)
+        yield patches.sharding_state(), "init", partial(_sharding, trace, wrapped)
+        yield patches.fully_sharding(), patches.SHARDED_STATES, partial(_noting, trace)
+        yield patches.replicating(), patches.REPLICATED_STATES, partial(_noting, trace)
+        if trace.target.gpu is not None:
+            yield distributed.mesh_class(), distributed.CONCATENATE, _joining
+    shortens = None not in (distributed.op_schema(), distributed.tensor_spec())
+    if module.startswith("torch.distributed.tensor") and shortens:
+        # An operator on lists is propagated once for each different tensor, with the same result.
+        yield distributed.propagator(), distributed.NOT_CACHED, _propagating
+        yield distributed.propagator(), distributed.SHOWN, _showing
+    if module.startswith("torch.distributed.checkpoint"):
+        yield patches.checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace)
+        yield patches.checkpoint_planner(), patches.VALIDATE_PLAN, partial(_validating, trace)
+    if module.startswith("torch.distributed.pipelining"):
+        # Before torch 2.12 and since 2.15 no stage asks others in messages of its own
+        # (torch/distributed/pipelining/stage.py).
+        yield patches.pipeline_stage(), patches.FORWARD_VOTE, partial(_voting, trace)
+        yield patches.pipeline_stage(), patches.BACKWARD_RESULT, partial(_agreeing, trace)
+    if module == LAUNCHER:
+        yield sys.modules.get(LAUNCHER), LAUNCHES, partial(launching, trace)
 
 
 def _forget_states(wrapped: WeakSet[Any]) -> None:
@@ -190,18 +176,6 @@ def _forget_states(wrapped: WeakSet[Any]) -> None:
     if states is not None:
         for module in tuple(wrapped):
             states.pop(module, None)
-
-
-def _follow_votes(replace: Callable[..., None], trace: TraceContext) -> None:
-    """Follow the vote on shapes of pipelines, where this torch has one.
-
-    Before 2.12 and since 2.15 no stage asks others in messages of its own
-    (torch/distributed/pipelining/stage.py).
-    """
-    stage = patches.pipeline_stage()
-    for name, function in ((patches.FORWARD_VOTE, _voting), (patches.BACKWARD_RESULT, _agreeing)):
-        if hasattr(stage, name):
-            replace(stage, name, partial(function, trace))
 
 
 def _noting(trace: TraceContext, original: Any) -> Callable[..., Any]:
@@ -405,7 +379,6 @@ def _refusing(trace: TraceContext, original: Any) -> Callable[..., Any]:
 _FOREACH = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")
 """What treats the tensors of its lists one by one (torch/distributed/tensor/_ops/
 single_dim_strategy.py, ``_expand_single_dim_strategy_to_mesh``)."""
-Replace = Callable[[Any, str, Callable[..., Any]], None]
 
 
 def _joining(original: Any) -> Any:

@@ -208,7 +208,9 @@ class FilesOfOthers:
             found = self._stat(path, *args, **kwargs)
         except FileNotFoundError:
             if self._looks_itself(path, sys._getframe(1)):
-                self._look_for(os.path.abspath(path))
+                whole = os.path.abspath(path)
+                self._mailbox.look_for(whole)
+                self._look(whole, self._looks.setdefault(whole, _Looks()), AWAITED_FILE)
             raise
         if not isinstance(path, (str, os.PathLike)) or not self._on_thread():
             return found
@@ -247,10 +249,6 @@ class FilesOfOthers:
 
     def _looks_itself(self, path: Any, frame: FrameType) -> bool:
         return self._on_thread() and _is_of_program(path, frame)
-
-    def _look_for(self, path: str) -> None:
-        self._mailbox.look_for(path)
-        self._look(path, self._looks.setdefault(path, _Looks()), AWAITED_FILE)
 
     def _list(self, path: Any) -> None:
         """Note that a program lists a directory: for a file of another process, if it waits."""

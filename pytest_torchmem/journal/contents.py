@@ -8,7 +8,7 @@ over.
 
 import operator
 from abc import ABCMeta
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from enum import EnumMeta
 from itertools import chain, compress
@@ -207,7 +207,9 @@ class SharedState:
             (
                 place,
                 contents
-                if _AS_THEY_ARE.issuperset(map(type, _values(contents)))
+                if _AS_THEY_ARE.issuperset(
+                    map(type, contents.values() if isinstance(contents, dict) else contents)
+                )
                 else mapped(weakly, contents),
             )
             for place in (*places, *reached.parameters)
@@ -264,10 +266,6 @@ def _is_the_same(one: Any, noted: Any) -> bool:
         return resolved(noted) is one
     found = items_of(one) if type(one) is noted.kind else []
     return len(found) == len(noted.parts) and all(map(_is_the_same, found, noted.parts))
-
-
-def _values(contents: Any) -> Collection[Any]:
-    return contents.values() if isinstance(contents, dict) else contents
 
 
 def mapped(function: Callable[[Any], Any], contents: Any) -> Any:

@@ -137,7 +137,11 @@ def build_timeline(
         while changes and changes[0][0] <= event.time:
             builder.begin(changes.popleft()[1])
         if event.nbytes > 0:
-            path = operators_in(event.path)
+            # Factories are left out unless there is nothing else. An allocation that no operator
+            # made has the name of the autograd node or ``record_function`` that it was made in.
+            names = tuple(name for name in event.path if not name.startswith(recorded.MARKS))
+            made = tuple(name for name in names if name not in _FACTORIES)
+            path = made or names[-1:]
             phase = builder.phases[-1][1]
             label = before.get(event.pointer) if phase is Phase.BASELINE else None
             origin = Origin(phase, operator=path[-1] if path else "")
@@ -190,17 +194,6 @@ def _labelled(allocation: Allocation, label: Label) -> Allocation:
     return Allocation(
         allocation.nbytes, label.kind, allocation.origin, label.shape, label.dtype, label.name
     )
-
-
-def operators_in(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the autograd node and operators of a path, outermost first, marks left out.
-
-    Factories are left out as well unless there is nothing else. An allocation that no operator made
-    has the name of the autograd node or ``record_function`` that it was made in.
-    """
-    found = tuple(name for name in path if not name.startswith(recorded.MARKS))
-    made = tuple(name for name in found if name not in _FACTORIES)
-    return made or found[-1:]
 
 
 def _phase_changes(

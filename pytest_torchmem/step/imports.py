@@ -87,7 +87,19 @@ def _is_apart(name: str, followed: bool, frame: FrameType) -> bool:
     of_torch = name.startswith("torch.") and not name.startswith("torch.testing._internal")
     if not of_torch and not (followed and name in _KEEPS_EXCEPTIONS):
         return False
-    return not _is_importing(frame) and not (of_torch and _is_compiling(frame))
+    # A thread that is importing already holds the lock of a module. The other would wait for that
+    # lock as soon as it imports the same, and for ever. Inductor holds since torch 2.15 a lock of
+    # its own while it imports what takes that lock (``_compile_fx_inner``,
+    # torch/_inductor/compile_fx.py).
+    above: FrameType | None = frame
+    while above is not None:
+        code = above.f_code
+        if (code.co_filename, code.co_name) == _IMPORTING:
+            return False
+        if of_torch and INDUCTOR in code.co_filename:
+            return False
+        above = above.f_back
+    return True
 
 
 def _import(original: Callable[[str, Any], Any], import_: Any, name: str) -> Any:
@@ -132,25 +144,6 @@ def told_of_imports(then: Callable[[str], None]) -> Iterator[None]:
 
 class ThreadApart(threading.Thread):
     """A thread of the profiler's own, which is in no trace."""
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether this thread is importing already, and so holds the lock of a module.
-
-    The other thread would wait for that lock as soon as it imports the same, and for ever.
-    """
-    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _IMPORTING:
-        frame = frame.f_back
-    return frame is not None
-
-
-def _is_compiling(frame: FrameType | None) -> bool:
-    """Return whether this thread is in Inductor, which since torch 2.15 holds a lock of its own
-    while it imports what takes that lock (``_compile_fx_inner``, torch/_inductor/compile_fx.py).
-    """
-    while frame is not None and INDUCTOR not in frame.f_code.co_filename:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _on_another_thread(import_: Callable[..., Any], name: str) -> None:

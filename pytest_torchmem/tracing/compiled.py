@@ -160,7 +160,11 @@ class Compiled:
             return None
         known = self._callbacks.get(id(callback))
         if not self._callbacks:
-            self._begin()
+            with self._interceptor.working(), module_calls.module_calls_as_they_were():
+                compiler.prepare()
+            self._stack.enter_context(compiler.sizes_forgotten())
+            self._stack.enter_context(compiler.originals_seen(*self._classes_on_gpu()))
+            self._stack.enter_context(compiler.optimizer_states_made(self._running))
         if known is None:
             key = id(callback)
             backend = _Backend(self, compiler.backend_of(callback), key)
@@ -183,13 +187,6 @@ class Compiled:
         self._with_graph.add(key)
         self._interceptor.parts.attribution.facts.compiled()
         self._without_graph.pop(key, None)
-
-    def _begin(self) -> None:
-        with self._interceptor.working(), module_calls.module_calls_as_they_were():
-            compiler.prepare()
-        self._stack.enter_context(compiler.sizes_forgotten())
-        self._stack.enter_context(compiler.originals_seen(*self._classes_on_gpu()))
-        self._stack.enter_context(compiler.optimizer_states_made(self._running))
 
     def _classes_on_gpu(self) -> tuple[tuple[type, ...], tuple[type, ...]]:
         """Return classes of the fake GPU whose objects graphs make, and take as constants."""
@@ -297,7 +294,18 @@ class Compiled:
         from pytest_torchmem.torch_private import inductor
 
         if not self._lowers:
-            self._start_inductor()
+            from pytest_torchmem.torch_private import inductor
+
+            interceptor, stack = self._interceptor, self._stack
+            host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None
+            with interceptor.working():
+                inductor.prepare()
+            self._options = partial(inductor.options, host.capability, host.threads, on_gpu)
+            if on_gpu:
+                stack.enter_context(inductor.gpu_seen())
+            hooks = inductor.Hooks(self._allocate, self._written)
+            stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))
+            self._lowers = True
         timed = [name for name in inductor.TIMED if original.config.get(name)]
         for name in timed:
             self.reasons.setdefault(
@@ -323,20 +331,6 @@ class Compiled:
             if not self._in_forward:
                 self._lowering.failed(_first_sentence(error))
             raise
-
-    def _start_inductor(self) -> None:
-        from pytest_torchmem.torch_private import inductor
-
-        interceptor, stack = self._interceptor, self._stack
-        host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None
-        with interceptor.working():
-            inductor.prepare()
-        self._options = partial(inductor.options, host.capability, host.threads, on_gpu)
-        if on_gpu:
-            stack.enter_context(inductor.gpu_seen())
-        hooks = inductor.Hooks(self._allocate, self._written)
-        stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))
-        self._lowers = True
 
     def keep_numbers(self, graph: fx.GraphModule) -> None:
         """Book the numbers that a graph of Dynamo keeps; its tensors are fake and take nothing."""

@@ -169,24 +169,17 @@ def _functions(trace: TraceContext) -> Layer[_Python]:
 
     replacements += [looked_up.by(find_replaced) for looked_up in patches.find_builtin]
     replacements.append((HigherOrderOperator, {"dispatch": dispatch}))
-    asked, (optimizers, steps) = _phases(trace)
+    asked = asked_engine(lambda run: trace.enter_backward(run), lambda: trace.on_thread())
+    optimizers, steps = steps_seen(
+        lambda optimizer: trace.enter_optimizer(optimizer),
+        lambda optimizer: trace.leave_optimizer(optimizer),
+        lambda: trace.on_thread(),
+    )
     replacements += [asked, (optimizers, steps)]
     begin = (pickling.begin, addresses.begin, fake_tensors.begin, changes.begin)
     begin = (*begin, *(hooks.clear for hooks in steps.values()))
     contract = sys.modules, patches.CONTRACT, sys.modules.get(patches.CONTRACT, patches.ABSENT)
     return Layer(replacements, _Python(addresses, changes), begin, (contract,))
-
-
-def _phases(trace: TraceContext) -> patches.Replacements:
-    """Let the trace know when the autograd engine runs and optimizers step."""
-    return [
-        asked_engine(lambda run: trace.enter_backward(run), lambda: trace.on_thread()),
-        steps_seen(
-            lambda optimizer: trace.enter_optimizer(optimizer),
-            lambda optimizer: trace.leave_optimizer(optimizer),
-            lambda: trace.on_thread(),
-        ),
-    ]
 
 
 _CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import replace
@@ -362,14 +362,7 @@ def _profile(
     for memory in memories:
         memory.close()
     workload = fingerprint or program.fingerprint()
-    warnings = (
-        *interceptor.parts.values.warnings,
-        *_touched(),
-        *_from_threads(interceptor.parts.conversion.from_threads),
-        *_compiled(interceptor.parts.attribution),
-        *compiled.warnings(),
-        *_fused(interceptor.parts.attribution),
-    )
+    warnings = _warnings(interceptor, compiled)
     calls = ledger.on(machine.device).calls or []
     noted = Later(partial(facts.facts, [(call[2], call[3]) for call in calls]))
     functions = Later(lambda: tuple(operator_log.functions_called(facts.sites.items())))
@@ -452,8 +445,11 @@ _MOST_GUESSES = 5
 def _note_what_helps(error: BaseException, gpu: Gpu | None, values: KnownValues) -> None:
     if str(error).startswith(_OTHER_DEVICES) and MODELLED not in str(error):
         add_note(error, MODELLED)
-    if gpu is not None and isinstance(error, RuntimeError) and _is_of_host_and_gpu(error):
-        add_note(error, _CHOSE_ON_IMPORT)
+    if gpu is not None and isinstance(error, RuntimeError):
+        # A trace of the body begins when its module is there, and with it what the module decided.
+        text = str(error)
+        if text.startswith(ON_TWO_DEVICES) and "cpu" in text and "cuda" in text:
+            add_note(error, _CHOSE_ON_IMPORT)
     if _NO_RANK in str(error):
         add_note(error, _NO_WORLD)
     # what was guessed before the error may be its cause
@@ -462,15 +458,6 @@ def _note_what_helps(error: BaseException, gpu: Gpu | None, values: KnownValues)
         add_note(error, "\n".join((_KEPT_ALL, *told)))
     elif told and not values.mode.computes and not isinstance(error, TorchmemError):
         add_note(error, "\n".join((_GUESSED, *told)))
-
-
-def _is_of_host_and_gpu(error: RuntimeError) -> bool:
-    """Return whether an operator had tensors of both, with a trace that has both.
-
-    A trace of the body begins when its module is there, and with it what the module decided.
-    """
-    text = str(error)
-    return text.startswith(ON_TWO_DEVICES) and "cpu" in text and "cuda" in text
 
 
 class _Seen(NamedTuple):
@@ -535,42 +522,36 @@ def _profile_of(
     )
 
 
-def _touched() -> tuple[str, ...]:
-    if not nowhere().touched():
-        return ()
-    return (
-        "something other than an operator of torch read or wrote the memory of a traced tensor, "
-        "which has none: a C++ extension, or a thread that ran before the trace; it read zeros",
-    )
-
-
-def _from_threads(lines: Iterable[str]) -> tuple[str, ...]:
-    return tuple(
+def _warnings(interceptor: Interceptor, compiled: Compiled) -> tuple[str, ...]:
+    """Return what the profiles of all devices warn of."""
+    parts = interceptor.parts
+    found = list(parts.values.warnings)
+    if nowhere().touched():
+        found.append(
+            "something other than an operator of torch read or wrote the memory of a traced "
+            "tensor, which has none: a C++ extension, or a thread that ran before the trace; it "
+            "read zeros"
+        )
+    found += [
         f"{line or 'the traced program'}: a tensor comes from a thread that was there before the "
         "trace; what is made and freed on that thread is not counted. Start it in the test"
-        for line in lines
-    )
-
-
-def _fused(attribution: Attribution) -> tuple[str, ...]:
-    return tuple(
+        for line in parts.conversion.from_threads
+    ]
+    if parts.attribution.compiled:
+        first, *others = [*filter(None, parts.attribution.compiled)] or [""]
+        where = f"{first}: " if first else ""
+        more = f" (and at {len(others)} other lines)" if others else ""
+        found.append(
+            f"{where}what torch.compile wraps was traced eagerly{more}; compiled, it may need more "
+            "or less memory"
+        )
+    found += compiled.warnings()
+    found += [
         f"{line or 'the traced program'}: {name}, compiled, is counted as its fused kernel, "
         "without a matrix of scores"
-        for name, line in attribution.fused.items()
-    )
-
-
-def _compiled(attribution: Attribution) -> tuple[str, ...]:
-    if not attribution.compiled:
-        return ()
-    lines = [line for line in attribution.compiled if line]
-    first, others = (lines[0], lines[1:]) if lines else ("", [])
-    where = f"{first}: " if first else ""
-    more = f" (and at {len(others)} other lines)" if others else ""
-    return (
-        f"{where}what torch.compile wraps was traced eagerly{more}; compiled, it may need more or "
-        "less memory",
-    )
+        for name, line in parts.attribution.fused.items()
+    ]
+    return tuple(found)
 
 
 def _unknown(device: DeviceLedger, machine: Target) -> tuple[str, ...]:

@@ -58,11 +58,6 @@ _MOST_MODULES = 20
 """How many modules are looked out of, each in the next."""
 
 
-def tensors_alive() -> list[Tensor]:
-    """Return every tensor that Python knows."""
-    return [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
-
-
 class _Referrers:
     """Referrers of many objects, found by one pass over all objects of Python."""
 
@@ -183,11 +178,13 @@ class HeldNames:
         if isinstance(holder, TracebackType):
             return self._of_traceback(holder)
         if isinstance(holder, dict):
+            # a class shows its attributes through a proxy alone
             owner = next(
                 (
                     one
                     for one in self._referrers.of(holder)
-                    if getattr(one, "__dict__", None) is holder or _is_of_class(one, holder)
+                    if getattr(one, "__dict__", None) is holder
+                    or (isinstance(one, type) and vars(one).keys() == holder.keys())
                 ),
                 None,
             )
@@ -287,11 +284,6 @@ class HeldNames:
                     attributes is names or attributes.get(CHILDREN) is names
                 ):
                     yield other, key
-
-
-def _is_of_class(owner: object, attributes: dict[Any, Any]) -> bool:
-    """Tell whether these are a class's attributes, which it shows through a proxy alone."""
-    return isinstance(owner, type) and vars(owner).keys() == attributes.keys()
 
 
 def _is_of_library(value: object) -> bool:
@@ -501,11 +493,18 @@ class Watch:
         }
         if alive:
             self._name(device, alive)
-            self._find_cycles(ledger, alive)
+            # What is alive only because Python has not collected garbage: have it do so.
+            through = collect(_address, alive)
+            for address, index in alive.items():
+                record = ledger.records.get(address)
+                if record is None or record.index - 1 != index:
+                    name, owner = self.holders.get(index), through.get(address)
+                    cycle = f"a reference cycle of {owner}" if owner else "a reference cycle"
+                    self.holders[index] = f"{name}, in {cycle}" if name else cycle
 
     def _name(self, device: DeviceLedger, alive: Mapping[int, int]) -> None:
         """Name what refers to allocations: ``alive`` has their indices by their addresses."""
-        found = tensors_alive()
+        found = [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
         names = HeldNames(ignore=found)
         asked = [(index, one) for one in found if (index := alive.get(_address(one))) is not None]
         names.prepare(tensor for _, tensor in asked)
@@ -528,16 +527,6 @@ class Watch:
                 names,
             )
         names.clear()
-
-    def _find_cycles(self, ledger: Ledger, alive: Mapping[int, int]) -> None:
-        """Find out what is alive only because Python has not collected garbage: have it do so."""
-        through = collect(_address, alive)
-        for address, index in alive.items():
-            record = ledger.records.get(address)
-            if record is None or record.index - 1 != index:
-                name, owner = self.holders.get(index), through.get(address)
-                cycle = f"a reference cycle of {owner}" if owner else "a reference cycle"
-                self.holders[index] = f"{name}, in {cycle}" if name else cycle
 
 
 def _address(tensor: Any) -> int:

@@ -40,7 +40,6 @@ from torch import Tensor, nn
 
 from pytest_torchmem.interception.context import LASTING, Functions, Layer, TraceContext, instead_of
 from pytest_torchmem.interception.conversion import WRITTEN, Region
-from pytest_torchmem.interception.ledger import StorageRecord
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values.contents import zeros
 from pytest_torchmem.torch_private import patches
@@ -103,13 +102,11 @@ class Addresses(Functions):
             address = memory.data_ptr()
             self._unknown[address] = storage.nbytes() if known is None else 0
             return address
-        return self._reserved(record, storage.nbytes())
-
-    def _reserved(self, record: StorageRecord, nbytes: int) -> int:
+        nbytes = storage.nbytes()
         key = (record.ledger.device, record.index)
-        known = self._pages.get(key)
-        if known is not None and len(known[0]) >= nbytes:
-            return known[1]
+        there = self._pages.get(key)
+        if there is not None and len(there[0]) >= nbytes:
+            return there[1]
         pages = untouched_pages(nbytes)
         if pages is None:
             return record.index * _APART
@@ -214,7 +211,18 @@ class Pickling(Functions):
         with self._trace.working():
             content = self._trace.values.contents.known(record)
             if content is None:
-                content = self._zeros(record, nbytes)
+                # what stands for a storage that is not known, the same one each time
+                key = (record.ledger.device, record.index)
+                content = self._zeros_of.get(key)
+                if content is None or content.numel() != nbytes:
+                    pages = untouched_pages(nbytes) if nbytes else None
+                    content = (
+                        zeros(nbytes)
+                        if pages is None
+                        else torch.frombuffer(pages, dtype=torch.uint8)
+                    )
+                    self._zeros_of[key] = content
+                    self.unknown.add(content.untyped_storage()._cdata)
             storage = content.untyped_storage()
             # The name of the host is one string, which a pickle writes once (``_cpu_tag``).
             on_host = record.ledger.device.type == "cpu"
@@ -245,17 +253,6 @@ class Pickling(Functions):
             torch.serialization.save(obj, file, pickle_module, pickle_protocol)
         finally:
             self.older = False
-
-    def _zeros(self, record: StorageRecord, nbytes: int) -> Tensor:
-        """Return what stands for a storage that is not known, the same one each time."""
-        key = (record.ledger.device, record.index)
-        made = self._zeros_of.get(key)
-        if made is None or made.numel() != nbytes:
-            pages = untouched_pages(nbytes) if nbytes else None
-            made = zeros(nbytes) if pages is None else torch.frombuffer(pages, dtype=torch.uint8)
-            self._zeros_of[key] = made
-            self.unknown.add(made.untyped_storage()._cdata)
-        return made
 
 
 _NOTHING = object()

@@ -434,7 +434,7 @@ _MODULES = ("torch.multiprocessing", "torch.multiprocessing.spawn")
 """Of what starts processes the second calls its own, whoever has imported ``spawn`` by name."""
 _STARTS = "start_processes"
 LAUNCHER = "torch.distributed.launcher.api"
-_LAUNCHES = "launch_agent"
+LAUNCHES = "launch_agent"
 """What ``elastic_launch`` calls, which launchers of notebooks use."""
 _WORKERS = "torch.utils.data."
 
@@ -444,13 +444,6 @@ def starts_of_processes(trace: TraceContext) -> patches.Replacements:
     modules = [sys.modules[name] for name in _MODULES]
     starts = [(one, {_STARTS: _starting(trace, getattr(one, _STARTS))}) for one in modules]
     return [*starts, (BaseProcess, {"start": _beginning(trace, BaseProcess.start)})]
-
-
-def follow_launcher(replace: Callable[..., None], trace: TraceContext) -> None:
-    """Replace what launches a function as ``torchrun`` does a script."""
-    module = sys.modules.get(LAUNCHER)
-    if hasattr(module, _LAUNCHES):
-        replace(module, _LAUNCHES, partial(_launching, trace))
 
 
 def _starting(trace: TraceContext, original: Any) -> Callable[..., Any]:
@@ -480,7 +473,7 @@ def _starting(trace: TraceContext, original: Any) -> Callable[..., Any]:
     return start_processes
 
 
-def _launching(trace: TraceContext, original: Any) -> Callable[..., Any]:
+def launching(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return ``torch.distributed.launcher.api.launch_agent``."""
 
     def launch_agent(config: Any, entrypoint: Any, args: Any, *rest: Any, **others: Any) -> Any:

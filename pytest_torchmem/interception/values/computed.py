@@ -333,7 +333,13 @@ def workspace_here(call: Call, plan: Plan, result: Any) -> Workspace | None:
         return None
     ran = plan_of_result(made, argument_tensors(real))
     plan.slots, plan.outputs = ran.slots, ran.outputs
-    taken = _peak(profiler) - sum(nbytes for nbytes in ran.slots if nbytes > 0)
+    # the most bytes that the allocator's recorded requests had at once
+    live = peak = 0
+    results: Any = profiler.kineto_results
+    for _, change in sorted(_requests(results.experimental_event_tree())):
+        live += change
+        peak = max(peak, live)
+    taken = peak - sum(nbytes for nbytes in ran.slots if nbytes > 0)
     return Workspace((taken,) if taken else ())
 
 
@@ -348,16 +354,6 @@ def _extent(tensor: Tensor) -> int:
 def _zeros_like(tensor: Tensor) -> Tensor:
     storage = zeros(_extent(tensor)).untyped_storage()
     return tensor_on(storage, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
-
-
-def _peak(profiler: profile) -> int:
-    """Return the most bytes that the allocator's recorded requests had at once."""
-    live = peak = 0
-    results: Any = profiler.kineto_results
-    for _, nbytes in sorted(_requests(results.experimental_event_tree())):
-        live += nbytes
-        peak = max(peak, live)
-    return peak
 
 
 def _requests(events: list[Any]) -> Iterator[tuple[int, int]]:
