@@ -592,7 +592,6 @@ class RunningPeaks:
             self.unallocated = allocator.reserved - allocated
 
     def found(self) -> Peaks:
-        """Return the peaks as they are now."""
         return Peaks(self.requested, self.allocated, self.reserved, self.unallocated)
 
 

@@ -400,7 +400,6 @@ class PrivatePools:
         return small if is_small else large
 
     def pools(self) -> Iterator[Pool]:
-        """Yield all parts of all pools."""
         for both in self._pools.values():
             yield from both
 
@@ -575,14 +574,12 @@ class Stat:
         return self._before + self.allocated - self.current
 
     def increase(self, amount: int) -> None:
-        """Add ``amount``."""
         self.current = current = self.current + amount
         self.allocated += amount
         if current > self.peak:
             self.peak = current
 
     def decrease(self, amount: int) -> None:
-        """Take ``amount`` away."""
         self.current -= amount
 
     def change(self, amount: int) -> None:

@@ -298,7 +298,6 @@ class FactCollector:
             self._known[Topic.FROZEN][pattern] = write_numbers(numbers)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of an optimizer that has made a step."""
         options = [name for name in _OPTIONS if optimizer.defaults.get(name)]
         # The counts among its options, such as ``history_size=100``: rates and weights that were
         # written without a point are 0 or 1.

@@ -357,7 +357,6 @@ class Interceptor:
         return _Placing(self, device)
 
     def in_mode(self, mode: RunMode) -> AbstractContextManager[None]:
-        """Run operators in another mode."""
         return having(self, mode=mode)
 
     @contextmanager
@@ -448,7 +447,6 @@ class Interceptor:
         return run
 
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin an optimizer's step."""
         own = self.parts.conversion.own
         with self.threads.turn():
             if own is not None:
@@ -457,7 +455,6 @@ class Interceptor:
             self.parts.phases.enter_optimizer()
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """End an optimizer's step."""
         with self.threads.turn():
             self.parts.phases.leave_optimizer()
         self.parts.attribution.note_optimizer(optimizer)

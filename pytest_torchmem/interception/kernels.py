@@ -605,7 +605,6 @@ class Kernels:
     # -- other kinds -------------------------------------------------------------------------------
 
     def item(self, spec: OperatorSpec, tensor: Tensor) -> Any:
-        """Return the number in a tensor."""
         if not isinstance(tensor, Tensor):  # one that a number is wrapped in comes as that number
             return tensor
         records, values = self._records([tensor]), self._parts.values

@@ -76,7 +76,6 @@ class Layouts:
         return None
 
     def run_nested(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
-        """Run an operator that takes or makes nested tensors."""
         placement, values = self._placement, self._values
         where, placement.nested = placement.nested, self._nested.device_of(args, kwargs)
         limit, values.limit = values.limit, LIMIT_NESTED
@@ -87,11 +86,9 @@ class Layouts:
             placement.nested, values.limit = where, limit
 
     def run_sparse(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
-        """Run an operator that takes sparse COO tensors."""
         return self._run_parts(sparse.run_sparse, operator, args, kwargs)
 
     def run_compressed(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
-        """Run an operator that takes or makes compressed sparse tensors."""
         return self._run_parts(sparse.run_compressed, operator, args, kwargs)
 
     def _run_parts(

@@ -271,7 +271,6 @@ class OptimizerStates:
         """The first tensor of an optimizer's state: another one where other state was loaded."""
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Take note of an optimizer that has made a step."""
         first = next(_tensors_of(optimizer), None)
         known = self._first.get(optimizer)
         if first is None or (known is not None and known() is first):

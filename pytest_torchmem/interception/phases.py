@@ -99,7 +99,6 @@ class TraceThreads:
     # -- who is in the trace -----------------------------------------------------------------------
 
     def on_thread(self) -> bool:
-        """Return whether the caller is on a thread of the trace."""
         thread = get_ident()
         return thread in self.locks or self.adopt(thread) is not None
 
@@ -167,7 +166,6 @@ class TraceThreads:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the turn."""
         lock = self.begin_turn()
         try:
             yield
@@ -416,7 +414,6 @@ class Streams:
         self._chosen.clear()
 
     def find(self) -> None:
-        """Let the stream be current that is so for whatever runs now."""
         task = current_graph_task()
         if task == -1:
             if self._running is not None:
@@ -490,7 +487,6 @@ class Phases:
         """Calls of outermost modules when last looked."""
 
     def find(self) -> Phase:
-        """Enter the phase that an operator issued now belongs to, and return it."""
         for streams in self._streams:
             if streams.several:
                 streams.find()
@@ -519,13 +515,11 @@ class Phases:
         self._enter()
 
     def enter_optimizer(self) -> None:
-        """Begin an optimizer's step."""
         self._follow_engine()
         self._begin(Phase.OPTIMIZER, current_graph_task())
         self._enter()
 
     def leave_optimizer(self) -> None:
-        """End an optimizer's step."""
         self._follow_engine()
         self._end()
         self._calls = self._attribution.outermost_calls

@@ -111,7 +111,6 @@ class Output:
 
     @classmethod
     def of(cls, tensor: Tensor, slot: int = 0) -> Output:
-        """Return the geometry that a tensor has."""
         shape, offset = tuple(tensor.shape), int(tensor.storage_offset())
         return cls(slot, tensor.dtype, shape, tensor.stride(), offset)
 

@@ -62,7 +62,6 @@ class KnownTensors:
             return contents.value(record, tensor)
 
     def learn(self, tensor: Tensor, values: Tensor) -> None:
-        """Know the values of a new tensor."""
         record = self._ledger.records[storage_address(tensor)]
         with keys.outside_interception():
             # What was made empty is known as what happened to be there.

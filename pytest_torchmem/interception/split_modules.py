@@ -153,7 +153,7 @@ def _followed(
         yield patches.replicating(), patches.REPLICATED_STATES, partial(_noting, trace)
         if trace.target.gpu is not None:
             yield distributed.mesh_class(), distributed.CONCATENATE, _joining
-    shortens = None not in (distributed.op_schema(), distributed.tensor_spec())
+    shortens = distributed.op_schema() is not None and distributed.tensor_spec() is not None
     if module.startswith("torch.distributed.tensor") and shortens:
         # An operator on lists is propagated once for each different tensor, with the same result.
         yield distributed.propagator(), distributed.NOT_CACHED, _propagating

@@ -64,7 +64,6 @@ class SharedStore(_Store):  # type: ignore[misc]
         return self
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Write a value."""
         self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
         if self._mailbox is not None:
             self._mailbox.write(key, self._values[key])
@@ -88,21 +87,17 @@ class SharedStore(_Store):  # type: ignore[misc]
         return number
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Append to a value."""
         added = value.encode() if isinstance(value, str) else bytes(value)
         self._values[key] = self._values.get(key, b"") + added
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return values that this process has written."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
-        """Write values."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Return that ``append`` and the functions of several keys are there."""
         return True
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -129,7 +124,6 @@ class SharedStore(_Store):  # type: ignore[misc]
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """Return how many values there are."""
         return len(self._values)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -175,7 +169,6 @@ class _Looks:
 
     @property
     def waits(self) -> bool:
-        """Whether the program waits for it."""
         return self.times >= _WAITS and (self.sleeps >= _WAITS - 1 or self.times >= _SPINS)
 
 

@@ -63,7 +63,6 @@ class Weak(Reference, ref):  # type: ignore[type-arg]
     __slots__ = ()
 
     def found(self) -> Any:
-        """Return it."""
         one = self()
         return GONE if one is None else one
 
@@ -77,7 +76,6 @@ class _Parts(Reference):
         self.kind, self.parts = kind, parts
 
     def found(self) -> Any:
-        """Return one of the same parts."""
         parts = [*map(resolved, self.parts)]
         gone = any(one is GONE for one in parts)
         return GONE if gone else container_of(self.kind).__new__(self.kind, parts)

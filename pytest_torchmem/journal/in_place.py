@@ -70,7 +70,6 @@ class Given(Reference):
         """What takes its place where a step has let go of it."""
 
     def found(self) -> Tensor | None:
-        """Return the tensor, or what takes its place."""
         tensor = self.tensor()
         return self.anew if tensor is None else tensor
 
@@ -92,7 +91,6 @@ class _Tensor(Reference):
         self._hooked = [{**table} if table else {} for table in self._hooks]
 
     def found(self) -> Tensor:
-        """Return the tensor, or what takes its place."""
         tensor = self.tensor()
         if tensor is not None:
             return tensor
@@ -110,7 +108,6 @@ class _Tensor(Reference):
                     setattr(tensor, name, table)
 
     def give_back(self, tensor: Tensor) -> None:
-        """Let the tensor be what it was."""
         _exchange(tensor, self.own)
         self._restore_attributes(tensor)
 
@@ -147,7 +144,6 @@ class _Module(Reference):
         self.module: ref[nn.Module] = ref(module, partial(_clear, [*map(self._own.get, names)]))
 
     def found(self) -> nn.Module:
-        """Return the module, or one that takes its place."""
         found = self.module()
         if found is None:
             found = self._anew = self._anew or object.__new__(self._kind)
@@ -415,7 +411,6 @@ class InPlace:
     # -- and given back ----------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Let all be as it was."""
         torch.clear_autocast_cache()
         with DisableTorchFunctionSubclass():
             try:

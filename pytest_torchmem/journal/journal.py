@@ -148,7 +148,6 @@ def stand(standing: Standing, switch_on: Callable[[ExitStack], None]) -> Journal
 
 
 def no_longer_stand(journal: Journal) -> None:
-    """Switch it off."""
     _Process.standing = None
     journal.end()
 
@@ -337,7 +336,6 @@ def program_kept(
 
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Have an environment variable be ``value``."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

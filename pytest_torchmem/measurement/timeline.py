@@ -163,7 +163,6 @@ class Builder:
         self._live: dict[int, int] = {}
 
     def begin(self, phase: Phase) -> None:
-        """Begin a phase."""
         self.phases.append((len(self._events), phase))
 
     def request(
@@ -199,7 +198,6 @@ def _labelled(allocation: Allocation, label: Label) -> Allocation:
 def _phase_changes(
     ranges: Iterable[recorded.Range], step: recorded.Range
 ) -> list[tuple[int, Phase]]:
-    """Return when the phase changes."""
     phases = StepPhases()
     bounds: list[tuple[int, int, Callable[[], None]]] = []
     for found in ranges:

@@ -75,7 +75,6 @@ def state_of(generator: torch.Generator) -> Tensor:
 
 
 def set_state_of(generator: torch.Generator, state: Tensor) -> None:
-    """Set the whole state of a generator."""
     _Generator.set_state(generator, state)
 
 
@@ -158,7 +157,6 @@ class _Current:
 
 
 def current_draws() -> Draws:
-    """Return what the running trace draws."""
     return _Current.draws
 
 

@@ -189,7 +189,6 @@ class StepPhases:
 
     @property
     def phase(self) -> Phase:
-        """The present phase."""
         return self._running[-1] if self._running else self._outside
 
     def begin(self, phase: Phase) -> None:

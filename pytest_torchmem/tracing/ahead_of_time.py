@@ -35,7 +35,6 @@ class NamedGraph(fx.Interpreter):
     """One graph, run with the names of its nodes written down."""
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node."""
         token = GRAPH_NODE.set(n.name)
         try:
             return super().run_node(n)

@@ -380,7 +380,6 @@ class Compiled:
         return made
 
     def _written(self, kernel: str, tensors: Sequence[Tensor]) -> None:
-        """Take note of what a kernel wrote."""
         self._interceptor.parts.values.forget(tensors)
 
 

@@ -57,7 +57,6 @@ class Memory(NamedTuple):
     """What the GPU has, where it is not what the catalogue says."""
 
     def of(self, ledger: DeviceLedger, gpu: Gpu) -> DeviceMemory:
-        """Return the memory of ``gpu``."""
         from pytest_torchmem.fake_cuda.memory import DeviceMemory
 
         if self.size is not None:
@@ -187,7 +186,6 @@ _CPU = torch.device("cpu")
 
 
 def asked_for_cuda(line: str) -> str:
-    """Return what a program is told that asks for cuda at a line."""
     return f"{line}: the program asks for cuda, and the trace is on cpu: {NAME_DEVICE}"
 
 

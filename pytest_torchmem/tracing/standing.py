@@ -113,7 +113,6 @@ class StandingGpu:
                         self.pause()
 
     def resume(self) -> None:
-        """Switch on."""
 
         def switch_on(stack: ExitStack) -> None:
             stack.callback(self._interceptor.threads.released)
@@ -126,7 +125,6 @@ class StandingGpu:
         self._journal = journal.stand(self, switch_on)
 
     def pause(self) -> None:
-        """Switch off; what is on the GPU stays there."""
         journal.no_longer_stand(self._journal)
 
     def close(self) -> None:

@@ -184,7 +184,6 @@ class RandomPlace:
 
     @classmethod
     def now(cls, generator: torch.Generator) -> RandomPlace:
-        """Return where ``generator`` is."""
         return cls(generator, generators.state_of(generator))
 
     def restore_random_numbers(self) -> None:

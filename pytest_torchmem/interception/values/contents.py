@@ -304,7 +304,6 @@ class Assumption(Enum):
 
     @property
     def answer(self) -> Any:
-        """The value."""
         return self.value[0]
 
     @property
@@ -387,7 +386,6 @@ class Contents:
         return left
 
     def are_known(self, records: Sequence[Storage]) -> bool:
-        """Return whether the contents of all storages are known."""
         known = self.by_address
         if not known and not self.unwritten:
             return not records

@@ -307,7 +307,6 @@ End = TypeVar("End", MessageNeeded, MessageSent)
 
 
 def is_there(message: Message) -> bool:
-    """Return whether the file is there that a message is about."""
     return message.kind != AWAITED_CHANGE and os.path.exists(message.name)
 
 

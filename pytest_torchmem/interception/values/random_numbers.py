@@ -355,7 +355,6 @@ class _NotCounted(Exception):
 
 
 def generator_of(call: Call) -> torch.Generator:
-    """Return the generator that a call draws from."""
     given: Any = call.kwargs.get("generator")
     if given is None and "generator" in call.operator.argument_names:
         position = call.operator.argument_names.index("generator")
