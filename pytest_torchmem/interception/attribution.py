@@ -340,9 +340,7 @@ class Attribution:
         modules.left = number, caller.f_code, caller.f_lasti
 
     def _line_of_code(self, code: CodeType, at: int) -> str:
-        """Return the line of a place in code as reports have it, "" for one of torch or of this
-        package.
-        """
+        """Return the line of a place in code, "" for one of torch or of this package."""
         if _classify(code.co_filename) != _USER:
             return ""
         lines = (line for start, end, line in code.co_lines() if start <= at < end and line)
@@ -499,9 +497,7 @@ def line_of_program() -> str:
 
 
 def _caller_of_library(frame: FrameType | None) -> str:
-    """Return the program's line that calls an installed library in which ``frame`` runs, "" where
-    it runs in the program itself, or nothing of the program calls.
-    """
+    """Return the program's line that calls an installed library in which ``frame`` runs, or ""."""
     is_within = False
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -526,9 +522,7 @@ def _is_generated(filename: str) -> bool:
 
 
 def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
-    """Return the program's code that runs and the place in it; ``None`` if it has called a module,
-    whose operators are its own.
-    """
+    """Return the program's code that runs and the place in it; ``None`` in the call of a module."""
     while frame is not None:
         code = frame.f_code
         if code.co_filename == _CALLS_OF_MODULES:

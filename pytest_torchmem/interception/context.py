@@ -321,9 +321,7 @@ _PLACES = "instead_of"
 
 
 def instead_of(owner: Any, *names: str) -> Callable[[_Method], _Method]:
-    """Let a method of ``Functions`` stand in the place of a ``Replaceable``, or of attributes of a
-    class or module, its own name if there are none.
-    """
+    """Let a method of ``Functions`` stand for a ``Replaceable``, or for attributes of ``owner``."""
 
     def mark(method: _Method) -> _Method:
         places: list[Any] = vars(method).setdefault(_PLACES, [])

@@ -444,9 +444,7 @@ class Conversion:
         return len(self._met)
 
     def part(self, kept: int) -> None:
-        """Forget real tensors that were met, but for the first: they are met anew when they come
-        again.
-        """
+        """Forget real tensors that were met, but for the first ``kept``; they are met anew."""
         for record in self._met[kept:]:
             if not record.hollow and self._ledger.records.get(record.address) is record:
                 self._ledger.strike(record)

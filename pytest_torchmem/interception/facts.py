@@ -239,9 +239,7 @@ class FactCollector:
                 known[own] = (*before, geometry)
 
     def called_with(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take note of what a module is called with, beside tensors in their places: an outermost
-        one, and one of a library that the program's own module calls.
-        """
+        """Take note of what a module is called with, beside tensors in their places."""
         found = self._arguments.setdefault(name, {})
         for position, value in enumerate(args):
             if type(value) in (bool, str) and _is_short(value):
@@ -315,9 +313,7 @@ class FactCollector:
             self._known[Topic.STATES][name] = tuple(sorted(names))
 
     def facts(self, calls: Iterable[tuple[Origin, int]] = ()) -> Facts:
-        """Return what was noted, by topic and name, both in order; ``calls`` are of operators, with
-        the numbers that ``OperatorCall.node`` has.
-        """
+        """Return what was noted by topic and name; ``calls`` are of operators, with their nodes."""
         for path, (config, own) in self._configurations.items():
             self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}

@@ -98,9 +98,7 @@ class _Working:
 
 
 class _Placing:
-    """A context in which outputs are made on a device; entered for every tensor that is made there
-    from nothing.
-    """
+    """A context in which outputs are made on a device; entered for each tensor made of nothing."""
 
     __slots__ = ("_before", "_device", "_interceptor", "_lock")
 

@@ -252,9 +252,7 @@ class Kernels:
         origin: Origin,
         memories: Mapping[int, Tensor],
     ) -> Any:
-        """Return what a plan returns, whose numbers were wrapped in tensors before; ``frame`` is
-        where the call comes from.
-        """
+        """Return what a plan returns, whose numbers were wrapped in tensors before."""
         if plan.broadcast:
             self._attribution.facts.broadcasts.setdefault(origin, plan.broadcast)
         numbers = plan.numbers
@@ -583,9 +581,7 @@ class Kernels:
     def _run_layout(
         self, run: Callable[..., Any], spec: OperatorSpec, args: Args, kwargs: Kwargs
     ) -> Any:
-        """Run an operator on tensors made of others; a sparse product is logged as one call, any
-        other as its parts.
-        """
+        """Run an operator on tensors made of others; a sparse product is logged as one call."""
         entry_flops = spec.on("cpu").entry_flops
         tensors = argument_tensors((args, kwargs))
         if entry_flops is None or all(one.layout is torch.strided for one in tensors):

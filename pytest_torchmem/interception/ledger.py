@@ -317,9 +317,7 @@ class Ledger:
         return record
 
     def move(self, record: StorageRecord, ledger: DeviceLedger) -> None:
-        """Book a storage on another device than it was thought to be made on, where it shares the
-        memory of no array.
-        """
+        """Book a storage on another device than it was thought to be made on."""
         entry = record.ledger.entries[record.index - 1]
         index = ledger.add(entry._replace(nbytes=entry.nbytes or cast(Any, record()).nbytes()))
         record.ledger.remove(record.index)
@@ -353,9 +351,7 @@ class Ledger:
             ledger.remove(before)
 
     def keep(self, buffer: Buffer, in_engine: bool, ledger: DeviceLedger, origin: Origin) -> None:
-        """Write down a library's workspace that stays, where its handle has none yet for the stream
-        that is current.
-        """
+        """Write down a library's workspace that stays, where its handle has none for the stream."""
         if ledger.asked is not None:
             ledger.asked.append((len(ledger.events), buffer))
         name, nbytes, confidence = buffer.name, buffer.nbytes, buffer.confidence

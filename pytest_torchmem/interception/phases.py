@@ -173,9 +173,7 @@ class TraceThreads:
             lock.release()
 
     def switch(self, thread: int) -> bool:
-        """Put the state of the last thread aside for that of ``thread``; False: there is no trace
-        any more.
-        """
+        """Put the last thread's state aside for that of ``thread``; False if there is no trace."""
         if self._over:
             return False
         self._states[self.last] = [

@@ -237,9 +237,7 @@ def _asked_in_small(
 
 @cache
 def _takes_any_size(operator: OperatorSpec) -> bool:
-    """Return whether one of torch's operators is pointwise, of tensors or lists of them, and
-    refuses no values.
-    """
+    """Return whether an operator of torch is pointwise, also on lists, and refuses no values."""
     family = _family(operator)
     functional = family.rstrip("_")
     if operator.random or functional in _REFUSE_VALUES:

@@ -173,9 +173,7 @@ def _with_values(known: KnownTensors, place: Tensor, real: Tensor) -> Tensor:
 
 
 def has_compressed(args: Args, kwargs: Kwargs) -> bool:
-    """Return whether a compressed sparse tensor is among the arguments of an operator, or asked
-    for.
-    """
+    """Return whether a compressed tensor is among an operator's arguments, or asked for."""
     return kwargs.get("layout") in COMPRESSED or any(
         tensor.layout in COMPRESSED for tensor in argument_tensors((args, kwargs))
     )

@@ -140,9 +140,7 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
 def _followed(
     trace: TraceContext, module: str, wrapped: WeakSet[Any], take_over: Callable[[nn.Module], None]
 ) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield owners and names of functions that a module brings, and what makes those in their
-    place, where this torch has them.
-    """
+    """Yield what a module brings and this torch has: owners, names, and makers of replacements."""
     if module.startswith("torch.distributed.fsdp"):
         kind = _of_fsdp("FSDPModule")
         yield kind, "__call__", partial(_calling, take_over)

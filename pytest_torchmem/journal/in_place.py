@@ -151,9 +151,7 @@ class _Module(Reference):
         return found
 
     def restore(self) -> None:
-        """Give it back its class and tables; of what was in these and is gone, what is there now
-        stays.
-        """
+        """Give it back its class and tables; what is gone of these stays as it is now."""
         module, own = self.module(), self._own
         if module is not None and type(module) is not self._kind:
             module.__class__ = self._kind  # as a lazy one changes it
@@ -366,9 +364,7 @@ class InPlace:
         return (given is not None and given.module() is module) or module in self._changed
 
     def note_module(self, module: nn.Module, beside: dict[str, Any]) -> None:
-        """Take note of a module whose hooks, parameters, children and what it has ``beside`` are
-        about to be others.
-        """
+        """Take note of a module whose tables, and what it has ``beside``, are about to change."""
         own = vars(module)
         tables = {
             name: mapped(weakly, own[name]) for name in (private.PARAMETERS, private.CHILDREN)
@@ -508,9 +504,7 @@ def _place(tensor: Tensor) -> tuple[int, int]:
 
 
 def _gradient(tensor: Tensor) -> Tensor | None:
-    """Return the gradient of a leaf; some views refuse to say whether they are one
-    (autograd/variable.cpp, ``handle_view_on_rebase``).
-    """
+    """Return a leaf's gradient; some views refuse to say (variable.cpp, handle_view_on_rebase)."""
     try:
         return tensor.grad if tensor.is_leaf else None
     except RuntimeError:

@@ -213,9 +213,7 @@ class Reached:
         self._seen.clear()
 
     def every_tensor(self, *, held: bool = False) -> Iterator[Tensor]:
-        """Yield all tensors that were found, or those that the arguments hold, and not functions
-        alone.
-        """
+        """Yield the tensors that were found, or those ``held`` by more than functions."""
         parameters, tensors = self._held if held else (None, None)
         for table in self.parameters[:parameters]:
             yield from (one for one in table.values() if one is not None)

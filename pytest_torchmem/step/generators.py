@@ -209,9 +209,7 @@ def default_drawing_as(generator: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def own_generators(on_thread: Callable[[], bool]) -> Iterator[None]:
-    """Have torch's functions, ``random``'s and numpy's draw from generators of this trace's own
-    where ``on_thread()`` is true.
-    """
+    """Have random numbers come from generators of this trace's own, where ``on_thread()``."""
     made = _Generator()
     made.manual_seed(0)
     default: Any = default_generator.original

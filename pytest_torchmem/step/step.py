@@ -285,9 +285,7 @@ def steps_seen(
     end: Callable[[Optimizer], object],
     is_here: Callable[[], bool],
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Return what calls ``begin`` and ``end`` with each optimizer around its steps, where
-    ``is_here()`` is true: one of ``Replacements``.
-    """
+    """Return what calls ``begin`` and ``end`` around optimizers' steps, where ``is_here()``."""
 
     def before(optimizer: Optimizer, *_: Any) -> None:
         if is_here():

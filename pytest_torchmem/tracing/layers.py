@@ -215,9 +215,7 @@ class HollowTensors:
         """Those in the place of real ones, by the addresses of these."""
 
     def __call__(self, tensor: Tensor, given: Given) -> Tensor | None:
-        """Return the hollow storage of a tensor, None for one of the program's own that is met in
-        the step.
-        """
+        """Return a tensor's hollow storage, None for one that is met in the step."""
         if not (given.moves or self._whole):
             return None
         if is_lazy(tensor):

@@ -54,9 +54,7 @@ def run_passes(
 def _in_world(
     run: Run, machine: Target, values: Values, begin: Callable[[], ProgramState]
 ) -> _Ended:
-    """Run a pass of one rank, after the ranks whose messages it asks for, or rank 0 for a missing
-    file.
-    """
+    """Run a pass of one rank, after the ranks whose messages or files it asks for."""
     messages: mail.Messages = {}
     awaited: list[mail.Message] = []
     failure = ""

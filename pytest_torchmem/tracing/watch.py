@@ -261,9 +261,7 @@ class HeldNames:
         return record, owner
 
     def _owners(self, value: object) -> Iterator[tuple[object, str]]:
-        """Yield each object that has the value as an attribute, with the attribute's name; in a
-        module the modules below it are searched too.
-        """
+        """Yield what has the value as an attribute, and its name; modules look below them too."""
         for one in self._referrers.of(value):
             names = one if isinstance(one, dict) else getattr(one, "__dict__", None)
             if not isinstance(names, dict) or not (key := _key_of(names, value)):
@@ -609,9 +607,7 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 def collect(address_of: Callable[[Tensor], int], wanted: Iterable[int]) -> dict[int, str]:
-    """Collect garbage; return by the addresses ``wanted`` the program's objects in it that hold
-    what is there.
-    """
+    """Collect garbage; return what of the program in it holds the addresses ``wanted``."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)  # gc.garbage has then all that was found
     try:

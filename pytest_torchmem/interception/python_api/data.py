@@ -119,9 +119,7 @@ class RealStorages(Functions):
     @instead_of(patches.RECEIVING[0])
     @instead_of(patches.RECEIVING[1])
     def received(self, original: Any, *args: Any) -> Any:
-        """Book memory that processes share where it is mapped, as torch's profiler does
-        (aten/src/ATen/MapAllocator.cpp).
-        """
+        """Book shared memory where it is mapped, as torch's profiler does (MapAllocator.cpp)."""
         storage = original(*args)
         if not (self._waiting or self._trace.off()):
             self._trace.meet_storage(storage)
@@ -262,9 +260,7 @@ class _Data(Functions):
     @instead_of(torch, "from_dlpack", "from_file", "from_numpy", "frombuffer")
     @instead_of(torch.utils.dlpack, "from_dlpack")
     def on_memory(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Meet a tensor on memory that is there, and stays shared with whoever has it, as one of
-        numpy's array is.
-        """
+        """Meet a tensor on memory that stays shared with whoever has it, as numpy's array."""
         if self._trace.off():
             return original(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and not kwargs:  # of from_dlpack
@@ -588,9 +584,7 @@ class ValueMethods(Functions):
 
     @instead_of(nn.functional)
     def one_hot(self, original: Any, tensor: Tensor, num_classes: int = -1) -> Tensor:
-        """Make the output without the check of the classes, which decides nothing where their
-        number is given; native/Onehot.cpp.
-        """
+        """Make the output without the check of the classes; native/Onehot.cpp."""
         contents = self._trace.values.contents
         record = self._trace.record(tensor)
         if record is None or num_classes <= 0 or not tensor.numel():

@@ -418,9 +418,7 @@ class FakeTensors(Functions):
     def run(
         self, original: Any, mode: Any, func: Any, flat_args: Any, args_spec: Any, error: Exception
     ) -> Any:
-        """Run an operator without a kernel for ``meta``; the device's would run on zeros, and a
-        GPU's is not there.
-        """
+        """Run an operator without a kernel for ``meta``: the device's would run on zeros."""
         first = next(iter(argument_tensors(flat_args)), None)
         geometry = None
         if first is not None and self._trace.on_thread():

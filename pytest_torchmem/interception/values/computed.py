@@ -193,9 +193,7 @@ class RandomPlace:
 
 @dataclass(eq=False, repr=False)
 class Ahead(RandomPlace):
-    """The values of an operator, computed before its body was run; the program's next random
-    numbers are those after the operator, not after its body.
-    """
+    """An operator's values, computed before its body ran, and where the generator was then."""
 
     real: Any
     """What it returned."""
@@ -245,9 +243,7 @@ def memories_of(
 
 
 def own_memory_of(output: Output, nbytes: int, real: Any, given: list[Tensor]) -> Tensor | None:
-    """Return the memory of a computed tensor where it lies as ``output`` on a storage of its own of
-    ``nbytes``, else None.
-    """
+    """Return a computed tensor's own memory, where it lies there as ``output`` does, else None."""
     if type(real) is not Tensor or real.shape != output.shape or not _lies_as(real, output, nbytes):
         return None
     if storage_address(real) in map(storage_address, given):

@@ -371,9 +371,7 @@ class Contents:
             ctypes.memset(pointer, byte, count)
 
     def settle(self, records: Iterable[Storage]) -> bool:
-        """Know the storages that C++ has written to without an operator (``at::tensor``); return
-        whether there are others that nobody has written to.
-        """
+        """Know storages that C++ has written to (``at::tensor``); tell whether others are left."""
         left = False
         for record in records:
             ends = self.unwritten.get(record.address)

@@ -106,9 +106,7 @@ class KnownValues(Answers):
         return self.mode.computes
 
     def begin_anew(self, record: StorageRecord, nbytes: int) -> None:
-        """Take note that a storage has got memory of so many bytes, which is zero until it is
-        written to, as that of a new tensor.
-        """
+        """Take note of a storage's new memory, which is zero until it is written to."""
         fits = record.memory is None or record.memory.nbytes == nbytes
         if nbytes and fits and self.mode.computes and self.worth_knowing(torch.uint8, nbytes):
             self.contents.show(record, nbytes)
@@ -341,9 +339,7 @@ class KnownValues(Answers):
         return self._budget is None or self._budget.spend(operations)
 
     def can_show_geometry(self, operator: OperatorSpec) -> bool:
-        """Return whether an operator that is not torch's, and that nobody described, may be run for
-        real to see what it makes: ``torchvision::nms``.
-        """
+        """Return whether an operator may be run to see what it makes (``torchvision::nms``)."""
         of_torch = operator.overload.namespace in ("aten", "prims", "c10d")
         name = operator.name
         runs = has_kernel(name, CPU) or has_kernel(name, COMPOSITE_EXPLICIT)
@@ -450,9 +446,7 @@ class KnownValues(Answers):
             self._assume(call, result)
 
     def note_outputs(self, call: Call, result: Any, real: Any) -> None:
-        """Know outputs by their ``real`` values; assume what there is to assume where what they are
-        made of is not known.
-        """
+        """Know outputs by their ``real`` values, or assume something of them."""
         if not self.contents.are_known(call.records) or self._counts_others(call):
             self._assume(call, result)
             return
@@ -638,9 +632,7 @@ class KnownValues(Answers):
                 contents.take_from_others(record, line)
 
     def _gathered_now(self, call: Call) -> str:
-        """Return the line of a collective whose outputs go by what other processes have; "" for
-        other operators, and for sums of what is no count: a loss that was averaged.
-        """
+        """Return the line of a collective whose outputs depend on other ranks, "" for others."""
         operator = call.operator
         if not operator.functional or operator.broadcasts:
             return ""

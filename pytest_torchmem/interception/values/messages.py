@@ -178,9 +178,7 @@ def is_taken_to_be_same(call: Call, tensor: Tensor) -> bool:
 
 
 def copies_of_collective(call: Call) -> tuple[list[Copy], bool] | None:
-    """Return what a collective copies, and whether other processes have a part in that; None for
-    others.
-    """
+    """Return what a collective copies, and whether other processes have a part in it, or None."""
     copies = _COLLECTIVES.get(call.operator.name)
     arguments = [*call.args, *call.kwargs.values()]
     found = copies and place_in_group(arguments)
@@ -498,9 +496,7 @@ class Mailbox:
     # -- the end -----------------------------------------------------------------------------------
 
     def needed(self) -> MessageNeeded | None:
-        """Return what ends the pass, now that a value is not known: the last message, of which it
-        may be; None where none is missing.
-        """
+        """Return what ends the pass now that a value is not known: the last message, if any."""
         if not self._received:
             return None
         return self._end(MessageNeeded(next(reversed(self._received))))
@@ -544,9 +540,7 @@ _Ranks = tuple[int, ...]
 
 
 def _member(ranks: _Ranks, place: int, operation: str) -> int:
-    """Return the process in a place of a group. Raises ``RuntimeError`` as backends do for places
-    that a group has not (``assertRootRank``, torch/csrc/distributed/c10d/Utils.hpp).
-    """
+    """Return the rank in a place of a group, or raise (assertRootRank, c10d/Utils.hpp)."""
     if not 0 <= place < len(ranks):
         raise RuntimeError(f"{operation}: invalid root rank: {place}")
     return ranks[place]

@@ -437,9 +437,7 @@ def _drawn_by(call: Call, plan: Plan) -> tuple[KernelDraws, ...]:
 
 
 def _drawn_samples(named: dict[str, Any]) -> KernelDraws:
-    """Return what ``multinomial`` draws: native/Distributions.cpp, multinomial_out, and
-    native/cpu/MultinomialKernel.cpp.
-    """
+    """Return what ``multinomial`` draws (native/Distributions.cpp, cpu/MultinomialKernel.cpp)."""
     chances, samples = named["self"], named["num_samples"]
     if named.get("replacement") and samples > 1:
         rows = chances.numel() // max(1, chances.shape[-1])
