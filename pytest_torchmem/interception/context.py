@@ -24,7 +24,10 @@ from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.sparse import storage_holder
 from pytest_torchmem.interception.values.contents import memory_for
+from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.operators.sparse import COMPRESSED
+from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors
 from pytest_torchmem.targets.gpus import Gpu
@@ -32,7 +35,7 @@ from pytest_torchmem.targets.host import REFERENCE
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private import tensors as private
 from pytest_torchmem.torch_private.function_holders import program_functions_aside
-from pytest_torchmem.torch_private.keys import FAKE, is_excluded
+from pytest_torchmem.torch_private.keys import FAKE, OpOverload, is_excluded
 from pytest_torchmem.torch_private.patches import LookedAt, Patch, Replaceable, Replacements
 
 _CPU = torch.device("cpu")
@@ -43,28 +46,22 @@ class TraceContext:
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
+        self._parts = parts = interceptor.parts
         self._threads = threads = interceptor.threads
         self.on_thread = threads.on_thread
         """Whether the caller is on a thread of the trace."""
         self.turn = threads.turn
         self.working = interceptor.working
-        self.target = interceptor.parts.target
+        self.target = parts.target
         self.placing_on = interceptor.placing_on
-        self.meet = interceptor.meet
-        self.expect_made = interceptor.expect_made
-        self.keep = interceptor.keep
-        self.computed_aside = interceptor.computed_aside
-        self.enter_backward = interceptor.enter_backward
-        self.enter_optimizer = interceptor.enter_optimizer
-        self.leave_optimizer = interceptor.leave_optimizer
-        self.note_fused = interceptor.parts.attribution.note_fused
-        self.mapped = interceptor.parts.conversion.mapped
-        self.handed = interceptor.parts.conversion.handed
-        self.streams = interceptor.parts.streams
-        self.values = interceptor.parts.values
-        self.resized = interceptor.parts.ledger.resized
+        self.note_fused = parts.attribution.note_fused
+        self.mapped = parts.conversion.mapped
+        self.handed = parts.conversion.handed
+        self.streams = parts.streams
+        self.values = parts.values
+        self.resized = parts.ledger.resized
         """What storages hold that have been resized, by their addresses."""
-        self.own = interceptor.parts.conversion.own
+        self.own = parts.conversion.own
         """What is noted of the program's own tensors, modules and optimizers, if it is."""
         self._itself = weakref.ref(self)
         self.noted_contents: list[Any] = []
@@ -95,7 +92,7 @@ class TraceContext:
 
     def joined_by_new(self) -> Callable[[], AbstractContextManager[None]]:
         """Return the context in which a thread that is started now runs in the trace."""
-        threads, attribution = self._interceptor.threads, self._interceptor.parts.attribution
+        threads, attribution = self._interceptor.threads, self._parts.attribution
         lock, begin = threads.lock_for_new(), attribution.calls_of_new_thread()
 
         @contextmanager
@@ -113,7 +110,7 @@ class TraceContext:
     @property
     def describes(self) -> bool:
         """Whether the profiler asks a module about itself, on this thread."""
-        return self._interceptor.parts.attribution.facts.describes == get_ident()
+        return self._parts.attribution.facts.describes == get_ident()
 
     @property
     def compiles(self) -> bool:
@@ -129,7 +126,7 @@ class TraceContext:
         """Return the ledger's record of a tensor's storage, or None where it has none."""
         if self.off():
             return None
-        parts = self._interceptor.parts
+        parts = self._parts
         try:
             record = parts.ledger.records.get(private.storage_address(tensor))
             if record is None and parts.conversion.lent(tensor) is not None:
@@ -154,11 +151,11 @@ class TraceContext:
         """Return the record of a tensor that the program's compiler looks at, on any device."""
         if not self.compiles or not self.on_thread():
             return None
-        return self._interceptor.parts.ledger.records.get(private.storage_address(tensor))
+        return self._parts.ledger.records.get(private.storage_address(tensor))
 
     def record_of(self, storage: torch.UntypedStorage) -> StorageRecord | None:
         """Return the ledger's record of a storage, or None where it has none."""
-        return None if self.off() else self._interceptor.parts.ledger.records.get(storage._cdata)
+        return None if self.off() else self._parts.ledger.records.get(storage._cdata)
 
     def without_memory(self, tensor: Tensor) -> StorageRecord | None:
         """Return the record of a tensor whose storage has no memory, or None."""
@@ -175,7 +172,7 @@ class TraceContext:
     def begin_beside(self, tensor: Tensor) -> None:
         """Let what a composite operator makes first of all be where its tensor is."""
         record = self.record(tensor)
-        placement = self._interceptor.parts.placement
+        placement = self._parts.placement
         if record is None:  # a real one, which the trace has not met yet
             placement.run_on_host()
         else:
@@ -188,14 +185,14 @@ class TraceContext:
         for tensor in argument_tensors((args, kwargs)):
             record = self.record(tensor)
             return _CPU if record is None else record.ledger.device
-        return self._interceptor.parts.placement.beside_no_tensor(kwargs).device
+        return self._parts.placement.beside_no_tensor(kwargs).device
 
     def lifted(self, tensor: Tensor) -> Tensor:
         """Return a tensor that C++ made of Python numbers as it is in the trace."""
         if self.record(tensor) is not None:
             return tensor
         device = self._interceptor.mode.placed_on if self.is_placing else None
-        conversion, frame = self._interceptor.parts.conversion, sys._getframe(1)
+        conversion, frame = self._parts.conversion, sys._getframe(1)
         with self.working():
             return conversion.lift(tensor, device or _CPU, frame)
 
@@ -210,7 +207,7 @@ class TraceContext:
 
     def meet_storage(self, storage: torch.UntypedStorage, device: torch.device = _CPU) -> None:
         """Book a real storage that C++ made just now, or let a booked one be on ``device``."""
-        ledger = self._interceptor.parts.ledger
+        ledger = self._parts.ledger
         record = self.record_of(storage)
         if record is None:
             with self.working():
@@ -222,21 +219,22 @@ class TraceContext:
         """Book a real storage as one that the program brought with it."""
         with self.working():
             made = private.bytes_of(storage)
-            self._interceptor.parts.conversion.borrow(made)
+            self._parts.conversion.borrow(made)
 
     def strike_unless_used(self, held: Tensor, tensors: int = 2) -> None:
         """Strike a real tensor off that no others hold than so many: the profiler's own, and one
         that is going.
         """
         storage = held.untyped_storage()
-        record = self._interceptor.parts.ledger.records.get(storage._cdata)
-        if record is not None and private.storage_use_count(storage._cdata) <= tensors + 1:  # ``storage``
-            self._interceptor.parts.ledger.strike(record)
+        record = self._parts.ledger.records.get(storage._cdata)
+        uses = private.storage_use_count(storage._cdata)
+        if record is not None and uses <= tensors + 1:  # ``storage``
+            self._parts.ledger.strike(record)
 
     @contextmanager
     def holding(self, kind: Kind) -> Iterator[None]:
         """Let what is allocated meanwhile be of a kind."""
-        devices = self._interceptor.parts.ledger.devices
+        devices = self._parts.ledger.devices
         before = {device: ledger.booked for device, ledger in devices.items()}
         try:
             yield
@@ -244,11 +242,6 @@ class TraceContext:
             for device, ledger in devices.items():
                 for index in range(before.get(device, 0), ledger.booked):
                     ledger.entries[index] = ledger.entries[index]._replace(kind=kind)
-
-    def resize(self, record: StorageRecord, nbytes: int) -> None:
-        """Write down that a storage has been resized, for whoever called that."""
-        with self.turn():
-            self._interceptor.resize(record, nbytes)
 
     def unknown_bytes(self, nbytes: int) -> Tensor:
         """Return bytes of the host that are not known and take no memory."""
@@ -289,7 +282,73 @@ class TraceContext:
 
     def user_line(self) -> str:
         """Return the line of the traced program that is running, as errors begin."""
-        return self._interceptor.parts.attribution.user_line() or "the traced program"
+        return self._parts.attribution.user_line() or "the traced program"
+
+    def computed_aside(self, compute: Callable[[], Any], operations: int) -> Any:
+        """Return what a function of the program's tensors gives on their values, or None.
+
+        Nothing of it is booked, and it makes real tensors on the host. None where a value is not
+        known, or where so many operations are not to be had.
+        """
+        values = self._parts.values
+        if not values.affords(operations):
+            return None
+        aside = self._interceptor.mode._replace(aside=True)
+        with self.turn(), torch.no_grad(), self._interceptor.in_mode(aside):
+            try:
+                return compute()
+            except NotKnown:
+                return None
+
+    def enter_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Begin a backward, and return what runs it; one of a ``FakeTensorMode`` is no phase."""
+        if not is_excluded(FAKE):
+            with self.turn():
+                self._parts.numbers.settle()
+                self._parts.phases.enter_backward()
+                if self._parts.target.gpu is not None:
+                    return self._parts.order.around(run)
+        return run
+
+    def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        with self.turn():
+            if self.own is not None:
+                self.own.note_optimizer(optimizer)
+            self._parts.numbers.settle()
+            self._parts.phases.enter_optimizer()
+
+    def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        with self.turn():
+            self._parts.phases.leave_optimizer()
+        self._parts.attribution.note_optimizer(optimizer)
+
+    def meet(self, tensor: Tensor, device: torch.device = _CPU, **hollow: Any) -> None:
+        """Book a tensor that was made just now on ``device`` without an operator."""
+        if self.stands and device == _CPU and not hollow:
+            return
+        with self.working():
+            self._parts.conversion.meet(tensor, device, sys._getframe(1), **hollow)
+
+    def expect_made(self, storage: torch.UntypedStorage) -> None:
+        """Book a storage of the host that was made just now without an operator."""
+        if not self.stands and storage.nbytes():
+            with self.turn():
+                self._parts.conversion.expect_made(storage, sys._getframe(1))
+
+    def resize(self, record: StorageRecord, nbytes: int) -> None:
+        """Book that a storage was resized, without an operator."""
+        parts = self._parts
+        with self.turn():
+            parts.phases.find()
+            origin = parts.attribution.origin(parts.ledger.phase, "resize_", sys._getframe(1))
+            parts.ledger.resize(record, nbytes, origin)
+            with self.working():
+                parts.values.begin_anew(record, nbytes)
+
+    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
+        """Book a library's workspace that stays and that ``overload`` makes on its first use."""
+        with self.turn():
+            self._interceptor.kernels.keep(buffer, spec_of(overload), sys._getframe(1))
 
     def select(self, index: int) -> int:
         """Make a GPU current; return the index of the one before."""

@@ -19,7 +19,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.decompose import Parts, RunMode
 from pytest_torchmem.interception.kernels import Kernels
 from pytest_torchmem.interception.layouts import Layouts
-from pytest_torchmem.interception.ledger import Ledger, StorageRecord
+from pytest_torchmem.interception.ledger import Ledger
 from pytest_torchmem.interception.phases import References, TraceThreads
 from pytest_torchmem.interception.placement import run_on_host
 from pytest_torchmem.interception.plan import SubclassAsked
@@ -29,7 +29,6 @@ from pytest_torchmem.interception.values.known import NotKnown
 from pytest_torchmem.journal.journal import seed_what_is_imported
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
-from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.step.imports import imports_within
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.target import Target
@@ -416,73 +415,6 @@ class Interceptor:
             return any(self._is_hollow(part) for part in parts_of(tensor))
         except (RuntimeError, NotImplementedError):
             return False
-
-    def computed_aside(self, compute: Callable[[], Any], operations: int) -> Any:
-        """Return what a function of the program's tensors gives on their values, or None.
-
-        Nothing of it is booked, and it makes real tensors on the host. None where a value is not
-        known, or where so many operations are not to be had.
-        """
-        values = self.parts.values
-        if not values.affords(operations):
-            return None
-        with self.threads.turn(), torch.no_grad(), self.in_mode(self.mode._replace(aside=True)):
-            try:
-                return compute()
-            except NotKnown:
-                return None
-
-    # -- what happens without an operator ----------------------------------------------------------
-
-    def enter_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Begin a backward, and return what runs it; one of a ``FakeTensorMode`` is no phase."""
-        if not is_excluded(FAKE):
-            with self.threads.turn():
-                self.parts.numbers.settle()
-                self.parts.phases.enter_backward()
-                if self.parts.target.gpu is not None:
-                    return self.parts.order.around(run)
-        return run
-
-    def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        own = self.parts.conversion.own
-        with self.threads.turn():
-            if own is not None:
-                own.note_optimizer(optimizer)
-            self.parts.numbers.settle()
-            self.parts.phases.enter_optimizer()
-
-    def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        with self.threads.turn():
-            self.parts.phases.leave_optimizer()
-        self.parts.attribution.note_optimizer(optimizer)
-
-    def meet(self, tensor: Tensor, device: torch.device = _CPU, **hollow: Any) -> None:
-        """Book a tensor that was made just now on ``device`` without an operator."""
-        if self.real_host and device == _CPU and not hollow:
-            return
-        with self.working():
-            self.parts.conversion.meet(tensor, device, sys._getframe(1), **hollow)
-
-    def expect_made(self, storage: torch.UntypedStorage) -> None:
-        """Book a storage of the host that was made just now without an operator."""
-        if not self.real_host and storage.nbytes():
-            with self.threads.turn():
-                self.parts.conversion.expect_made(storage, sys._getframe(1))
-
-    def resize(self, record: StorageRecord, nbytes: int) -> None:
-        """Book that a storage was resized, without an operator."""
-        parts = self.parts
-        parts.phases.find()
-        origin = parts.attribution.origin(parts.ledger.phase, "resize_", sys._getframe(1))
-        parts.ledger.resize(record, nbytes, origin)
-        with self.working():
-            parts.values.begin_anew(record, nbytes)
-
-    def keep(self, buffer: Buffer, overload: OpOverload) -> None:
-        """Book a library's workspace that stays and that ``overload`` makes on its first use."""
-        with self.threads.turn():
-            self.kernels.keep(buffer, spec_of(overload), sys._getframe(1))
 
 
 def _on_host(argument: Any) -> Any:
