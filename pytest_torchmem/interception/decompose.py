@@ -13,21 +13,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pytest_torchmem.interception import plan as plans
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.conversion import Conversion
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.phases import EngineOrder, Phases, Streams
 from pytest_torchmem.interception.placement import Placement, WrappedNumbers, make_outputs
-from pytest_torchmem.interception.plan import (
-    Call,
-    Output,
-    Plan,
-    Same,
-    Step,
-    Temporary,
-    find_plan,
-    plan_of_result,
-)
 from pytest_torchmem.interception.sparse import has_compressed, has_sparse
 from pytest_torchmem.interception.values.answers import is_same
 from pytest_torchmem.interception.values.contents import Values
@@ -115,11 +106,11 @@ class Decompositions:
 
     def take(self, workspace: Workspace, device: DeviceLedger, origin: Origin) -> None:
         """Write down what a library takes beside all outputs."""
-        self.make(Plan((), None), workspace, [], device, origin)
+        self.make(plans.Plan((), None), workspace, [], device, origin)
 
     def make(
         self,
-        plan: Plan,
+        plan: plans.Plan,
         workspace: Workspace | None,
         tensors: list[Tensor],
         device: DeviceLedger,
@@ -144,8 +135,8 @@ class Decompositions:
         self.take(workspace, *self._within)
 
     def run(
-        self, body: Callable[..., Any], call: Call, device: DeviceLedger, origin: Origin
-    ) -> tuple[Any, Plan | None]:
+        self, body: Callable[..., Any], call: plans.Call, device: DeviceLedger, origin: Origin
+    ) -> tuple[Any, plans.Plan | None]:
         """Run the body of a composite operator once; its plan repeats the requests.
 
         There is no plan of a sparse gradient (``EmbeddingBag(sparse=True)``): its body runs anew.
@@ -179,7 +170,7 @@ class Decompositions:
                 device.asked = None
         if has_sparse((result,), {}) or has_compressed((result,), {}):
             return result, None
-        plan = plan_of_result(result, call.tensors)
+        plan = plans.plan_of_result(result, call.tensors)
         plan.repeatable = not by_values
         outputs = self._made(plan, result, device)
         plan.steps = steps_of(device, position, asked[earlier:], outputs)
@@ -192,13 +183,15 @@ class Decompositions:
             self._asked.append(inner)
         return result, plan
 
-    def _made(self, plan: Plan, result: Any, device: DeviceLedger) -> dict[int, Output]:
+    def _made(self, plan: plans.Plan, result: Any, device: DeviceLedger) -> dict[int, plans.Output]:
         """Return the first outputs on each new storage by the storage's index on ``device``."""
-        found: dict[int, Output] = {}
+        found: dict[int, plans.Output] = {}
         for tensor, output in zip(
-            argument_tensors(result), argument_leaves(plan.outputs, (Output, Same)), strict=True
+            argument_tensors(result),
+            argument_leaves(plan.outputs, (plans.Output, plans.Same)),
+            strict=True,
         ):
-            if type(output) is Output and plan.slots[output.slot] >= 0:
+            if type(output) is plans.Output and plan.slots[output.slot] >= 0:
                 record = self._ledger.records.get(storage_address(tensor))
                 if record is not None and record.ledger is device:
                     found.setdefault(record.index, output)
@@ -209,8 +202,8 @@ def steps_of(
     device: DeviceLedger,
     position: int,
     asked: Sequence[tuple[int, Buffer]],
-    outputs: Mapping[int, Output],
-) -> tuple[Step, ...]:
+    outputs: Mapping[int, plans.Output],
+) -> tuple[plans.Step, ...]:
     """Return what was made and given back on ``device`` since ``position`` events.
 
     ``asked`` are the workspaces that stay that were asked for meanwhile (``DeviceLedger.asked``),
@@ -220,7 +213,7 @@ def steps_of(
     """
     entries, kept = device.entries, frozenset(device.kept.values())
     buffers = deque(asked)
-    steps: list[Step] = []
+    steps: list[plans.Step] = []
     made = 0
     numbers: dict[int, int] = {}
     """The temporaries so far, from 1 on, by their indices."""
@@ -239,7 +232,7 @@ def steps_of(
             made += 1
             numbers[index] = made
             nbytes, _, _, shape, dtype, label, confidence = entry
-            steps.append(Temporary(made, nbytes, shape, dtype, label, confidence))
+            steps.append(plans.Temporary(made, nbytes, shape, dtype, label, confidence))
     steps += [buffer for _, buffer in buffers]
     steps += [-number for number in numbers.values()]
     return tuple(steps)
@@ -249,7 +242,7 @@ INDICES = (torch.int64, torch.int32)
 _MASKS = (torch.bool, torch.uint8)
 
 
-def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan, Any]:
+def plan_from_values(call: plans.Call, values: KnownValues, device: str) -> tuple[plans.Plan, Any]:
     """Return the plan of a call on ``device`` and its outputs with their values.
 
     Where a tensor that decides the shape has no known values, the plan is that of the outputs that
@@ -269,7 +262,7 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
                 raise values.unknown(unknown)
             return outputs
 
-        plan = find_plan(operator, call.args, call.kwargs, call.tensors, largest)
+        plan = plans.find_plan(operator, call.args, call.kwargs, call.tensors, largest)
         if not _size_given(call):
             values.keep_all(unknown)
         return plan, None
@@ -283,10 +276,10 @@ def plan_from_values(call: Call, values: KnownValues, device: str) -> tuple[Plan
     storages = operator.on(device).storages
     if storages is not None:
         real = storages(call.args, call.kwargs, outputs=real)
-    return plan_of_result(real, inputs), real
+    return plans.plan_of_result(real, inputs), real
 
 
-def _what_is_unknown(call: Call, values: KnownValues) -> str:
+def _what_is_unknown(call: plans.Call, values: KnownValues) -> str:
     """Return what is not known of the shape of a call's outputs, "" where all that decides it is.
 
     That is also where the program says how large they are at least.
@@ -306,7 +299,7 @@ def _what_is_unknown(call: Call, values: KnownValues) -> str:
     return ""
 
 
-def _size_given(call: Call) -> int | None:
+def _size_given(call: plans.Call) -> int | None:
     """Return the argument that says how large the outputs are, where it is given."""
     operator = call.operator
     name = operator.record.size_argument
@@ -316,7 +309,7 @@ def _size_given(call: Call) -> int | None:
     return call.args[place] if place < len(call.args) else call.kwargs.get(name)
 
 
-def fills_mask(call: Call) -> bool:
+def fills_mask(call: plans.Call) -> bool:
     """Return whether a number on the host is written where a mask is true: nothing is made;
     native/TensorAdvancedIndexing.cpp, ``canDispatchToMaskedFill``.
     """
@@ -336,7 +329,7 @@ def fills_mask(call: Call) -> bool:
     )
 
 
-def _rows_written(call: Call, mask: Tensor) -> int:
+def _rows_written(call: plans.Call, mask: Tensor) -> int:
     """Return how many rows a mask has, all that it can have but where what is written says less.
 
     That is broadcast to the shape of what is indexed, where a mask has one dimension
@@ -351,7 +344,7 @@ def _rows_written(call: Call, mask: Tensor) -> int:
     return int(mask.numel() if rows == 1 else rows)
 
 
-def equal_without_values(call: Call, values: KnownValues) -> bool | None:
+def equal_without_values(call: plans.Call, values: KnownValues) -> bool | None:
     """Return what ``aten::equal`` gives where no values are needed for it, else None.
 
     native/ReduceOps.cpp, ``cpu_equal``, looks at sizes first, and at whether both are one tensor;
@@ -372,7 +365,7 @@ def equal_without_values(call: Call, values: KnownValues) -> bool | None:
     return None if looked_at and values.contents.are_known(call.records) else True
 
 
-def without_masks(call: Call, values: KnownValues) -> tuple[Any, ...] | None:
+def without_masks(call: plans.Call, values: KnownValues) -> tuple[Any, ...] | None:
     """Return the arguments of an indexing with boolean masks made indices of known length.
 
     None where a mask is filled with a number, and where one value is written to every row of an

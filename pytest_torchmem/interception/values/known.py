@@ -20,22 +20,8 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.interception.plan import Call, Output, Plan, Same
 from pytest_torchmem.interception.refusals import LinAlgError
-from pytest_torchmem.interception.values import messages
+from pytest_torchmem.interception.values import computed, messages
 from pytest_torchmem.interception.values.answers import Answers, assume, assumed_output, even_counts
-from pytest_torchmem.interception.values.computed import (
-    Ahead,
-    Captured,
-    GraphRecording,
-    RandomPlace,
-    are_few,
-    grown_of,
-    in_pairs,
-    laid_out_as,
-    memories_of,
-    not_permitted,
-    place_of_grown,
-    run_for_real,
-)
 from pytest_torchmem.interception.values.contents import (
     LIMIT_INTEGER,
     LIMIT_RANDOM,
@@ -90,9 +76,9 @@ class KnownValues(Answers):
         self._computes = mode.computes
         self.limit = LIMIT_INTEGER
         """Elements up to which values of integers and booleans are always kept."""
-        self.recordings: list[GraphRecording] = []
+        self.recordings: list[computed.GraphRecording] = []
         """The graphs that are being captured."""
-        self._captured: dict[int, Captured] = {}
+        self._captured: dict[int, computed.Captured] = {}
         """The storages that graphs use, by address."""
 
     # -- operators ---------------------------------------------------------------------------------
@@ -212,11 +198,13 @@ class KnownValues(Answers):
                 args, kwargs = replace_tensors((args, kwargs), lambda tensor: real[id(tensor)])
             else:
                 args = (*map(real.get, map(id, args), args),)
-        alone = not self.mode.wants_all or are_few(tensors)
+        alone = not self.mode.wants_all or computed.are_few(tensors)
         try:
             with OneThread() if alone else nullcontext(), at_kernels():
                 exact = operator.with_exact_numbers(args) if plan.numbers else args
-                return memories_of(plan, function_of(operator.overload)(*exact, **kwargs), given)
+                return computed.memories_of(
+                    plan, function_of(operator.overload)(*exact, **kwargs), given
+                )
         except Exception:  # what it means, ``compute`` finds out by running it once more
             return None
 
@@ -236,8 +224,10 @@ class KnownValues(Answers):
                 if value is None:
                     return None
                 if not call.operator.mutated:
-                    return memories_of(plan, value, [])
-                self.contents.remember(call.records[0], laid_out_as(call.tensors[0], value))
+                    return computed.memories_of(plan, value, [])
+                self.contents.remember(
+                    call.records[0], computed.laid_out_as(call.tensors[0], value)
+                )
                 return NO_MEMORIES
         if self._counts_others(call):
             return None
@@ -292,7 +282,7 @@ class KnownValues(Answers):
             if 0 in memories:
                 contents.show(records[storage_address(result)])
             return
-        for output, tensor in in_pairs(plan.outputs, result):
+        for output, tensor in computed.in_pairs(plan.outputs, result):
             record = records[storage_address(tensor)]
             if type(output) is Output and output.slot in memories:
                 if unwritten and plan.slots[output.slot]:
@@ -300,9 +290,9 @@ class KnownValues(Answers):
                 else:
                     contents.show(record)
             elif isinstance(output, Same) and output.grown is not None:
-                value = memories.get(place_of_grown(output))
+                value = memories.get(computed.place_of_grown(output))
                 if value is not None:
-                    contents.remember(record, laid_out_as(tensor, value))
+                    contents.remember(record, computed.laid_out_as(tensor, value))
 
     def check(self, call: Call) -> None:
         """Raise what the kernel raises for positions that are known, of what is not computed."""
@@ -345,7 +335,7 @@ class KnownValues(Answers):
         runs = has_kernel(name, CPU) or has_kernel(name, COMPOSITE_EXPLICIT)
         return self.mode.computes and not of_torch and runs
 
-    def ahead_of_body(self, call: Call, *, of_torch: bool) -> RandomPlace | int | None:
+    def ahead_of_body(self, call: Call, *, of_torch: bool) -> computed.RandomPlace | int | None:
         """Compute the values of an operator whose body is about to be run for what it allocates.
 
         The operators in the body need not be those of the CPU's kernel; where it is not
@@ -356,10 +346,10 @@ class KnownValues(Answers):
             return recording.length
         ahead = self._ahead(call, of_torch)
         if ahead is None and call.operator.random and not of_torch:
-            return RandomPlace.now(generator_of(call))
+            return computed.RandomPlace.now(generator_of(call))
         return ahead
 
-    def _ahead(self, call: Call, of_torch: bool) -> Ahead | None:
+    def _ahead(self, call: Call, of_torch: bool) -> computed.Ahead | None:
         contents, operator = self.contents, call.operator
         if operator.makes_empty or (operator.opaque and call.values is None):
             return None
@@ -387,7 +377,7 @@ class KnownValues(Answers):
         if real is FAILED:
             return None
         generator = generator_of(call)
-        return Ahead(generator, state_of(generator), real, copies)
+        return computed.Ahead(generator, state_of(generator), real, copies)
 
     def _is_small(self, call: Call) -> bool:
         """Return whether a call's values are kept whatever else is computed, as far as it shows."""
@@ -402,7 +392,7 @@ class KnownValues(Answers):
         call: Call,
         plan: Plan,
         result: Any,
-        ahead: RandomPlace | int | None,
+        ahead: computed.RandomPlace | int | None,
         *,
         of_torch: bool,
     ) -> None:
@@ -415,7 +405,7 @@ class KnownValues(Answers):
             return
         if ahead is not None:
             ahead.restore_random_numbers()
-        if not isinstance(ahead, Ahead):
+        if not isinstance(ahead, computed.Ahead):
             if ahead is not None:
                 self._random_numbers.skip(call, plan)
         else:
@@ -433,7 +423,7 @@ class KnownValues(Answers):
                 if not self.mode.computes and not small:
                     self.contents.assume(record, None)
                     continue
-                self.contents.remember(record, laid_out_as(tensor, value))
+                self.contents.remember(record, computed.laid_out_as(tensor, value))
             if line:
                 self._spread(call, result, line)
             return
@@ -530,17 +520,17 @@ class KnownValues(Answers):
 
     def begin_capture(
         self, device: torch.device, captures: Callable[[int], bool]
-    ) -> GraphRecording:
+    ) -> computed.GraphRecording:
         """Compute nothing on ``device`` from now on, where ``captures`` says so of the stream."""
-        recording = GraphRecording(device, captures, self._ledger, self._captured)
+        recording = computed.GraphRecording(device, captures, self._ledger, self._captured)
         self.recordings.append(recording)
         return recording
 
-    def end_capture(self, recording: GraphRecording) -> None:
+    def end_capture(self, recording: computed.GraphRecording) -> None:
         """Compute values again; what was captured waits to be replayed."""
         self.recordings.remove(recording)
 
-    def replay(self, recording: GraphRecording) -> None:
+    def replay(self, recording: computed.GraphRecording) -> None:
         """Run what a graph has captured on the values that are there now."""
         recording.replay(self.contents, self.compute, self._written)
 
@@ -555,16 +545,16 @@ class KnownValues(Answers):
     def refuse_captured(self, call: Call) -> None:
         """Raise what CUDA does where the host needs a value that is only there after a replay."""
         if self.recordings and self.is_captured(call):
-            raise not_permitted()
+            raise computed.not_permitted()
 
-    def _recording_of(self, call: Call) -> GraphRecording | None:
+    def _recording_of(self, call: Call) -> computed.GraphRecording | None:
         return next((one for one in self.recordings if one.covers(call)), None)
 
     # -- how values come about ---------------------------------------------------------------------
 
     def run(self, call: Call, values: list[Tensor]) -> Any:
         """Run an operator for real with ``values`` in the place of its tensor arguments."""
-        return run_for_real(call, values, alone=not self.mode.wants_all)
+        return computed.run_for_real(call, values, alone=not self.mode.wants_all)
 
     def threads(self) -> OneThread | nullcontext[None]:
         """Return a context for what copies values: as many threads as help.
@@ -584,7 +574,7 @@ class KnownValues(Answers):
                 continue
             small = worth_knowing(tensor.dtype, tensor.numel(), 0, self.limit)
             if small or self.worth_knowing(tensor.dtype, tensor.numel()):
-                self.contents.remember(record, laid_out_as(tensor, value))
+                self.contents.remember(record, computed.laid_out_as(tensor, value))
 
     def give(self, results: list[Tensor], values: Iterable[Tensor] | None) -> None:
         """Let tensors have values that were computed aside, or none that are known."""
@@ -592,7 +582,7 @@ class KnownValues(Answers):
         for tensor, value in zip(results, values or (), strict=False):
             record = self._ledger.records.get(storage_address(tensor))
             if record is not None:
-                self.contents.remember(record, laid_out_as(tensor, value.to(tensor.dtype)))
+                self.contents.remember(record, computed.laid_out_as(tensor, value.to(tensor.dtype)))
 
     def _compute_whatever(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
         operator, contents = call.operator, self.contents
@@ -720,15 +710,15 @@ class KnownValues(Answers):
             ]
         by_record = call.values is not None
         drawn_otherwise = by_record and call.operator.random
-        before = RandomPlace.now(generator_of(call)) if drawn_otherwise else None
+        before = computed.RandomPlace.now(generator_of(call)) if drawn_otherwise else None
         real = self.run(call, given)
         if before is not None:  # the CPU's kernel draws others, and as many as it does
             before.restore_random_numbers()
             self._random_numbers.skip(call, plan)
-        grown = grown_of(plan, real)
+        grown = computed.grown_of(plan, real)
         if not plan.slots:
             return grown or NO_MEMORIES
-        memories = memories_of(plan, real, given, exact=by_record)
+        memories = computed.memories_of(plan, real, given, exact=by_record)
         if _is_constant(call, plan, memories):
             plan.constant = memories[0].clone()
             _Constants.nbytes += plan.constant.nbytes

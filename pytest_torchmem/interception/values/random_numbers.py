@@ -30,14 +30,7 @@ from torch import Tensor
 
 from pytest_torchmem.interception.plan import Call, Output, Plan
 from pytest_torchmem.interception.values.contents import Values
-from pytest_torchmem.step.generators import (
-    content_of,
-    current_generator,
-    drawn_from,
-    generator_on,
-    set_state_of,
-    state_of,
-)
+from pytest_torchmem.step import generators
 from pytest_torchmem.step.trees import argument_leaves
 from pytest_torchmem.torch_private.keys import at_kernels
 
@@ -68,7 +61,7 @@ class StandIn:
     _WORD = 0x746F7263
 
     def __init__(self, state: Tensor) -> None:
-        self._content = bytearray(content_of(state))
+        self._content = bytearray(generators.content_of(state))
         self._state = _state_of(self._content)
 
     def set_anew(self, generator: torch.Generator) -> bytes:
@@ -88,20 +81,20 @@ def words_drawn(before: Tensor, after: Tensor, most: int) -> int | None:
     """Return how many words were drawn between two states, ``None`` if not up to ``most``."""
     generator = _Generator()
     generator.set_state(before)
-    content, target = content_of(before), content_of(after)
+    content, target = generators.content_of(before), generators.content_of(after)
     first, last, blocks = _drawn_of_block(content), _drawn_of_block(target), 0
     while content[_STATE : _STATE + 8 * _WORDS] != target[_STATE : _STATE + 8 * _WORDS]:
         blocks += 1
         if blocks * _WORDS > most + _WORDS:
             return None
         draw(generator, _WORDS)
-        content = content_of(generator.get_state())
+        content = generators.content_of(generator.get_state())
     return blocks * _WORDS + last - first
 
 
 def moved_on(state: Tensor, words: int) -> Tensor:
     """Return the state of a generator after ``words`` more draws of 32 bits."""
-    content = bytearray(content_of(state))
+    content = bytearray(generators.content_of(state))
     blocks, drawn = divmod(_drawn_of_block(content) + words - 1, _WORDS)
     if blocks and words > _FEW_WORDS:
         content[_STATE : _STATE + 8 * _WORDS] = _after_blocks(state, blocks)
@@ -109,7 +102,7 @@ def moved_on(state: Tensor, words: int) -> Tensor:
         generator = _Generator()
         generator.set_state(state)
         draw(generator, words)
-        moved = content_of(generator.get_state())
+        moved = generators.content_of(generator.get_state())
         content[_STATE : _STATE + 8 * _WORDS] = moved[_STATE : _STATE + 8 * _WORDS]
     content[_LEFT] = (_WORDS - drawn).to_bytes(4, "little")
     content[_NEXT] = (drawn + 1).to_bytes(8, "little")
@@ -140,7 +133,7 @@ def _after_blocks(state: Tensor, blocks: int) -> bytes:
     generator, words = _Generator(), array("I")
     generator.set_state(state)
     for _ in range(-(-(_DEGREE + _WORDS) // _WORDS)):
-        content = content_of(generator.get_state())[_STATE : _STATE + 8 * _WORDS]
+        content = generators.content_of(generator.get_state())[_STATE : _STATE + 8 * _WORDS]
         words.extend(array("Q", content).tolist())
         draw(generator, _WORDS)
     sum_, view = 0, memoryview(words).cast("B")
@@ -282,7 +275,7 @@ class RandomNumbers:
         if not self._places:
             return True
         generator = generator_of(call)
-        place = self._places.get(key_of(state_of(generator)))
+        place = self._places.get(key_of(generators.state_of(generator)))
         if place is None or not _draws(call):
             return True
         if place.words is None:
@@ -292,13 +285,13 @@ class RandomNumbers:
             self._tell(
                 f"random numbers after {place.why} are not those that the program would draw"
             )
-            set_state_of(generator, place.state)
+            generators.set_state_of(generator, place.state)
             return True
         if place.words > _SOME and not self._mode.wants_all and not _may_decide(call, plan):
             self.left_out = True
             return False
         with at_kernels():
-            set_state_of(generator, moved_on(place.state, place.words))
+            generators.set_state_of(generator, moved_on(place.state, place.words))
         return True
 
     def skip(self, call: Call, plan: Plan) -> None:
@@ -314,19 +307,19 @@ class RandomNumbers:
 
     def lose(self, why: str) -> None:
         """Take note that the program would have drawn, or not, as values say that are not known."""
-        self._lose(current_generator(), why)
+        self._lose(generators.current_generator(), why)
 
     def _skip(
         self, generator: torch.Generator, draws: KernelDraws | None, words: int | None, name: str
     ) -> None:
-        state = state_of(generator)
+        state = generators.state_of(generator)
         place = self._places.get(key_of(state)) if self._places else None
         if place is not None and place.words is None:
             return
         if draws is not None and draws.elements <= _LARGEST_RUN and _keeps_one(draws):
             with at_kernels():
                 if place is not None:
-                    set_state_of(generator, moved_on(place.state, place.words or 0))
+                    generators.set_state_of(generator, moved_on(place.state, place.words or 0))
                 draws.run(generator)
         elif words is None:
             self._lose(generator, name)
@@ -339,7 +332,7 @@ class RandomNumbers:
             self._stand_in(generator, place._replace(words=(place.words or 0) + words))
 
     def _lose(self, generator: torch.Generator, why: str) -> None:
-        state = state_of(generator)
+        state = generators.state_of(generator)
         place = self._places.get(key_of(state)) or _Place(state, 0, StandIn(state))
         if place.words is not None:
             why = f"{why} ({self._line() or 'the traced program'})"
@@ -360,8 +353,8 @@ def generator_of(call: Call) -> torch.Generator:
         position = call.operator.argument_names.index("generator")
         given = call.args[position] if position < len(call.args) else None
     if given is not None:
-        return drawn_from(given)
-    return generator_on(None if call.device is None else call.device.device)
+        return generators.drawn_from(given)
+    return generators.generator_on(None if call.device is None else call.device.device)
 
 
 def _draws(call: Call) -> bool:
