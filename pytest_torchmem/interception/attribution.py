@@ -405,10 +405,6 @@ class Attribution:
             inner = inner.f_back
         return ""
 
-    def _file(self, code: CodeType) -> str:
-        name = code.co_filename
-        return self._files.get(name) or self._files.setdefault(name, short_path(name))
-
     def _line(self, frame: FrameType | None) -> str:
         codes = self._codes
         while frame is not None:
@@ -425,7 +421,9 @@ class Attribution:
                 key = (number, frame.f_lasti)  # a line's number takes ten times as long to find
                 line = self._lines.get(key)
                 if line is None:
-                    line = self._lines[key] = f"{self._file(code)}:{frame.f_lineno}"
+                    name = code.co_filename
+                    file = self._files.get(name) or self._files.setdefault(name, short_path(name))
+                    line = self._lines[key] = f"{file}:{frame.f_lineno}"
                 return line
             return ""
         return ""

@@ -16,7 +16,7 @@ import os
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -36,7 +36,7 @@ from pytest_torchmem.interception.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.values.contents import Assumption, Contents, memory_for, zeros
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.journal.contents import SharedState, holds_tensor
-from pytest_torchmem.journal.in_place import InPlace
+from pytest_torchmem.journal.in_place import InPlace, gradient_of
 from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
@@ -142,7 +142,8 @@ def forget_cached() -> None:
     surviving = set(map(id, tensors))
     del tensors
     # From the tables to what is in them: to ask what refers to a tensor looks at all objects.
-    for namespace in _namespaces():
+    modules = [vars(one) for one in tuple(sys.modules.values()) if isinstance(one, ModuleType)]
+    for namespace in (*modules, *map(vars, _kinds_of(object))):
         for table in tuple(namespace.values()):
             if issubclass(type(table), dict):
                 # What a library's own class does instead may import all that it can load.
@@ -152,12 +153,6 @@ def forget_cached() -> None:
                 for key, value in zip(keys, values, strict=False):
                     if _is_one(value, surviving):
                         of_python.pop(table, key, None)
-
-
-def _namespaces() -> Iterator[Mapping[str, Any]]:
-    """Yield the namespaces of all modules and classes."""
-    yield from (vars(one) for one in tuple(sys.modules.values()) if isinstance(one, ModuleType))
-    yield from map(vars, _kinds_of(object))
 
 
 def _is_one(value: Any, surviving: Container[int], depth: int = _DEPTH) -> bool:
@@ -208,21 +203,11 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _without_hollow_gradient(leaf: Tensor, survivors: Mapping[int, StorageRecord]) -> None:
-    if address_of(leaf) in survivors or not _is_leaf(leaf):
+    if address_of(leaf) in survivors:
         return  # it is the trace's own
-    gradient = leaf.grad
+    gradient = gradient_of(leaf)
     if gradient is not None and address_of(gradient) in survivors:
         leaf.grad = None
-
-
-def _is_leaf(tensor: Tensor) -> bool:
-    """Whether a tensor is a leaf; a view that was made without gradients, of what was written to
-    with them since, refuses to say (autograd/variable.cpp, ``handle_view_on_rebase``).
-    """
-    try:
-        return tensor.is_leaf
-    except RuntimeError:
-        return False
 
 
 def address_of(tensor: Tensor) -> int | None:

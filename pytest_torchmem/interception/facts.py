@@ -191,8 +191,10 @@ class FactCollector:
                 autocast += UNCACHED
         # ``torch.jit.freeze`` leaves a module without it.
         training = getattr(module, "training", False)
-        hooks = saved_tensors_hooks(False)
-        packed = "" if hooks is None else _called_of(hooks[0])
+        packed = ""
+        if (hooks := saved_tensors_hooks(False)) is not None:
+            name = getattr(hooks[0], "__qualname__", type(hooks[0]).__name__).partition(".")[0]
+            packed = "" if name in _CHECKPOINT else name
         mode: Mode = _tuple(Mode, (torch.is_grad_enabled(), autocast, training, task != -1, packed))
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
@@ -346,10 +348,14 @@ class FactCollector:
             for name, (number, line) in self._backwards.items()
         }
         found[Topic.OPERATORS] = _operators([*calls])
-        found[Topic.OPTIMIZERS] = {
-            name: (self._implementation(), *options)
-            for name, options in found[Topic.OPTIMIZERS].items()
+        # How optimizers go over their parameters, by the operators that they called.
+        ran = {one.origin.operator for one in self.calls if one.origin.phase is Phase.OPTIMIZER}
+        ways = {
+            way for way in ("fused", "foreach") for one in ran if one.startswith(f"aten::_{way}_")
         }
+        way = "fused" if "fused" in ways else "foreach" if ways else "loop"
+        for name, options in found[Topic.OPTIMIZERS].items():
+            found[Topic.OPTIMIZERS][name] = (way, *options)
         in_place: dict[str, int] = {}
         for called in self.calls:
             origin = called.origin
@@ -444,17 +450,6 @@ class FactCollector:
         for name, child in module.named_children():
             self._find_frozen(child, f"{path}.{name}", frozen)
 
-    def _implementation(self) -> str:
-        """Return how optimizers go over their parameters, by the operators that they called."""
-        names = {
-            called.origin.operator
-            for called in self.calls
-            if called.origin.phase is Phase.OPTIMIZER
-        }
-        if any(name.startswith("aten::_fused_") for name in names):
-            return "fused"
-        return "foreach" if any(name.startswith("aten::_foreach_") for name in names) else "loop"
-
     def _unreached(self) -> _Patterns[InMode]:
         """Return the outermost modules that no backward comes to, by pattern and mode."""
         ran: dict[Phase, set[str]] = {Phase.FORWARD: set(), Phase.BACKWARD: set()}
@@ -496,12 +491,6 @@ def _shape_of(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     if tensor.is_nested:  # C++ has no sizes of one (NestedTensorImpl.cpp, sizes_custom)
         return "nested", (tensor.size(0),)
     return "", tuple(size if type(size) is int else 0 for size in tensor.shape)  # 0: a symbol
-
-
-def _called_of(hook: Any) -> str:
-    """Return what a hook of saved tensors belongs to, "" for a checkpoint's."""
-    name = getattr(hook, "__qualname__", type(hook).__name__).partition(".")[0]
-    return "" if name in _CHECKPOINT else name
 
 
 def _is_channels_last(tensor: Tensor) -> bool:

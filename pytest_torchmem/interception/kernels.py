@@ -47,7 +47,6 @@ from pytest_torchmem.interception.plan import (
     find_plan,
     geometry_of,
     geometry_of_arguments,
-    with_types,
 )
 from pytest_torchmem.interception.refusals import REFUSALS, Refusals, in_words_of_kernel
 from pytest_torchmem.interception.sparse import has_sparse, parts_of
@@ -58,7 +57,13 @@ from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.checks import check_apart, check_written_once, keeps_apart
 from pytest_torchmem.operators.sparse import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, on_meta
+from pytest_torchmem.operators.workspace import (
+    Buffer,
+    Workspace,
+    as_workspace,
+    on_meta,
+    type_of_number,
+)
 from pytest_torchmem.operators.workspace_of import CallWork, library_state, workspace_of
 from pytest_torchmem.profile.timeline import Origin, Phase
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
@@ -112,7 +117,9 @@ class Kernels:
             if layout in COMPRESSED:
                 self._parts.phases.find()
                 return self._layouts.run_compressed(spec, args, kwargs)
-            if layout is torch.sparse_coo and not _is_dense(args):
+            if layout is torch.sparse_coo and not (
+                args and isinstance(args[0], Tensor) and args[0].layout is torch.strided
+            ):
                 self._parts.phases.find()
                 return self._layouts.run_sparse(spec, args, kwargs)
         tensors: list[Tensor] = []
@@ -437,8 +444,11 @@ class Kernels:
         """Find out what the kernel of a new plan takes, and when it makes its outputs."""
         spec, args, tensors = call.operator, call.args, call.tensors
         plan.numbers = numbers = _numbers_of(spec, args, tensors, device)
-        given, where, result = with_types(args, numbers), device.device.type, plan.on_meta(tensors)
-        taken = workspace_of(self._target, where, spec, result, given, call.kwargs)
+        given, where, result = list(args), device.device.type, plan.on_meta(tensors)
+        for position in numbers:  # which are wrapped in tensors without data
+            dtype = type_of_number(args[position])
+            given[position] = torch.empty((), dtype=dtype, device="meta")
+        taken = workspace_of(self._target, where, spec, result, tuple(given), call.kwargs)
         is_estimate = where == "cpu" and taken is not None and taken.is_estimate
         if is_estimate and self._target.host.is_this_machine:
             taken = workspace_here(call, plan, result) or taken
@@ -671,11 +681,6 @@ class Kernels:
     def _origin(self, spec: OperatorSpec, frame: Any) -> Origin:
         running = self._decompositions.running
         return self._parts.attribution.origin(self._ledger.phase, running or spec.name, frame)
-
-
-def _is_dense(args: Args) -> bool:
-    """Return whether a strided tensor is what a sparse one is to be made of."""
-    return bool(args) and isinstance(args[0], Tensor) and args[0].layout is torch.strided
 
 
 def _numbers_of(

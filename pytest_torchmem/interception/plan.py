@@ -21,15 +21,7 @@ from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.operators.registry import generation
 from pytest_torchmem.operators.spec import OperatorSpec
-from pytest_torchmem.operators.workspace import (
-    ALL,
-    Buffer,
-    First,
-    Made,
-    Workspace,
-    on_meta,
-    type_of_number,
-)
+from pytest_torchmem.operators.workspace import ALL, Buffer, First, Made, Workspace, on_meta
 from pytest_torchmem.operators.workspace_of import CallWork, library_output
 from pytest_torchmem.profile.timeline import Confidence
 from pytest_torchmem.step.trees import (
@@ -654,13 +646,3 @@ def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
     if issubclass(kind, _Generator):
         return None
     return value
-
-
-def with_types(args: Args, numbers: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return arguments where tensors without data stand for ``numbers`` wrapped in them."""
-    if not numbers:
-        return args
-    converted = list(args)
-    for position in numbers:
-        converted[position] = torch.empty((), dtype=type_of_number(args[position]), device="meta")
-    return tuple(converted)

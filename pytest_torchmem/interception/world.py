@@ -183,7 +183,7 @@ class FilesOfOthers:
 
     def replacements(self) -> Replacements:
         """Return what takes the place of functions of Python."""
-        lists = {"listdir": self.listdir, "scandir": self.scandir}
+        lists = {"listdir": self._lists(self._listdir), "scandir": self._lists(self._scandir)}
         removes = {"unlink": self.unlink, "remove": self.unlink}
         of_os = {"stat": self.stat, "access": self.access, **lists, **removes}
         of_paths: dict[str, Any] = {
@@ -222,17 +222,15 @@ class FilesOfOthers:
                 return False
         return self._access(path, mode, **kwargs)
 
-    def listdir(self, path: Any = ".") -> list[Any]:
-        """Return what is in a directory, and note that the program has looked."""
-        if self._looks_itself(path, sys._getframe(1)):
-            self._list(path)
-        return self._listdir(path)
+    def _lists(self, original: Callable[[Any], Any]) -> Callable[..., Any]:
+        """Return what lists a directory, and notes that the program has looked."""
 
-    def scandir(self, path: Any = ".") -> Any:
-        """Return an iterator over what is in a directory, and note that the program has looked."""
-        if self._looks_itself(path, sys._getframe(1)):
-            self._list(path)
-        return self._scandir(path)
+        def listed(path: Any = ".") -> Any:
+            if self._looks_itself(path, sys._getframe(1)):
+                self._list(path)
+            return original(path)
+
+        return listed
 
     def unlink(self, path: Any, **kwargs: Any) -> None:
         """Remove a file, unless another process, which is traced after this one, reads it."""

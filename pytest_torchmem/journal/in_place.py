@@ -316,7 +316,7 @@ class InPlace:
         if id(tensor) in self._laid:
             return
         if type(tensor) not in _OF_TORCH and private.is_wrapper(tensor):
-            self._gradients.append((ref(tensor), _gradient(tensor)))
+            self._gradients.append((ref(tensor), gradient_of(tensor)))
             for part in private.wrapped_tensors(tensor):
                 self._lay(part, given, other)
             return
@@ -324,7 +324,7 @@ class InPlace:
         if made is None:
             self._lie.append(_lying(tensor))
             return
-        gradient = _gradient(tensor)
+        gradient = gradient_of(tensor)
         if made.requires_grad != tensor.requires_grad:
             made.requires_grad_(tensor.requires_grad)
         if given.scripted is not None:
@@ -353,7 +353,7 @@ class InPlace:
         if tensor not in self._moved:
             own = tensor.data
             own.requires_grad_(tensor.requires_grad)
-            own.grad = _gradient(tensor)
+            own.grad = gradient_of(tensor)
             self._moved[tensor] = _Tensor(tensor, own)
         noted: Tensor = self._moved[tensor].own
         return noted
@@ -466,7 +466,7 @@ def _exchange(tensor: Tensor, other: Tensor) -> None:
         private.exchange_implementations(tensor, other)
     except RuntimeError:
         both = tensor, other
-        data, gradients = [one.data for one in both], [_gradient(one) for one in both]
+        data, gradients = [one.data for one in both], [gradient_of(one) for one in both]
         for one, lies, gradient in zip(both, reversed(data), reversed(gradients), strict=True):
             _let_lie(one, lies, gradient)
 
@@ -503,7 +503,7 @@ def _place(tensor: Tensor) -> tuple[int, int]:
     return private.storage_address(tensor), int(tensor.storage_offset())
 
 
-def _gradient(tensor: Tensor) -> Tensor | None:
+def gradient_of(tensor: Tensor) -> Tensor | None:
     """Return a leaf's gradient; some views refuse to say (variable.cpp, handle_view_on_rebase)."""
     try:
         return tensor.grad if tensor.is_leaf else None

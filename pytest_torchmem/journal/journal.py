@@ -296,10 +296,6 @@ def _shared_states() -> list[dict[str, Any]]:
     return [state for state in found if isinstance(state, dict)]
 
 
-def _shared_contents() -> list[dict[str, Any]]:
-    return [dict(state) for state in _shared_states()]
-
-
 def _share(before: list[dict[str, Any]]) -> None:
     known = before or [{}] * len(_shared_states())
     for state, contents in zip(_shared_states(), known, strict=True):
@@ -309,7 +305,7 @@ def _share(before: list[dict[str, Any]]) -> None:
 
 #: What accelerate knows of the process: its rank, device and precision. It is asked once in a
 #: process (accelerate/state.py, ``PartialState``), and the next trace may be of another rank.
-_OF_ACCELERATE = torch_settings.Setting(_shared_contents, _share)
+_OF_ACCELERATE = torch_settings.Setting(lambda: [dict(state) for state in _shared_states()], _share)
 
 
 @contextmanager

@@ -166,12 +166,8 @@ def measure_cuda(
     reason = device.why_not()
     if reason:
         raise UsageError(f"device='cuda': {reason}, so nothing can be measured; trace() needs none")
-    gpu = device.gpu()
-
-    def run() -> MeasuredProfile:
-        return _measured(device, gpu, target, args, kwargs, step)
-
-    return run_warm(device, gpu, target, args, kwargs, step, run)
+    given = device, device.gpu(), target, args, kwargs, step
+    return run_warm(*given, partial(_measured, *given))
 
 
 def run_warm(

@@ -120,11 +120,9 @@ class Device:
         return torch.cuda.memory_stats()
 
     def reset_peaks(self) -> None:
-        """Begin the statistics' peaks anew from what is there now."""
         torch.cuda.reset_peak_memory_stats()
 
     def synchronise(self) -> None:
-        """Wait for what was launched."""
         torch.cuda.synchronize()
 
     def empty_cache(self) -> None:

@@ -156,7 +156,7 @@ def trace(
     step = Step(loss_fn, backward, optimizer, steps)
     step.check(target)
     refuse_misspelt(trace, target, kwargs)
-    advised = _advisor(partial(trace, target, *args, **kwargs), options)
+    advised = partial(_advised, partial(trace, target, *args, **kwargs), options)
     profiled = partial(
         _profile, target=target, args=args, kwargs=kwargs, step=step, advised=advised
     )
@@ -192,20 +192,16 @@ def _in_passes(
     return run_passes(run, machine, passes, lambda: state, lowering)
 
 
-def _advisor(again: Callable[..., MemoryProfile], options: Mapping[str, Any]) -> Suggest:
-    # What does not fit is what one asks for changes of.
-    unlimited = partial(again, **{**options, "memory": "unlimited"})
-    return partial(_advised, unlimited, options["allocator"])
-
-
 _POSITIONAL = ("target", "args", "kwargs")
 
 
-def _advised(*about: Any) -> Any:
+def _advised(again: Callable[..., MemoryProfile], options: Mapping[str, Any], *about: Any) -> Any:
     # Few traces are asked for suggestions, and no other waits for these modules.
     from pytest_torchmem.advice.suggest import suggest
 
-    return suggest(*about)
+    # What does not fit is what one asks for changes of.
+    unlimited = partial(again, **{**options, "memory": "unlimited"})
+    return suggest(unlimited, options["allocator"], *about)
 
 
 def _check_mode(mode: str | None) -> None:

@@ -18,7 +18,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
@@ -538,23 +538,8 @@ _ATTENTION: Any = functional.scaled_dot_product_attention
 _MULTI_HEAD: Any = functional.multi_head_attention_forward
 
 
-@contextmanager
-def _attention_shown_to(watch: Watch) -> Iterator[None]:
-    """Show calls of attention to a watch: those of a program, under whatever name, and torch's own.
-
-    Within what a mode is handed, such as ``multi_head_attention_forward``, the mode is off.
-    """
-
-    def shown(*args: Any, **kwargs: Any) -> Any:
-        watch.saw_attention(*args, **kwargs)
-        return _ATTENTION(*args, **kwargs)
-
-    with replaced(functional, scaled_dot_product_attention=shown), _AttentionMode(watch):
-        yield
-
-
 class _AttentionMode(FunctionMode):
-    """Shows calls of attention to a watch."""
+    """Shows calls of attention to a watch: those of a program, under whatever name."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -570,19 +555,6 @@ class _AttentionMode(FunctionMode):
 
 
 @contextmanager
-def _saving_shown_to(watch: Watch) -> Iterator[None]:
-    """Show to a watch what a program's own functions save (torch/autograd/function.py)."""
-    saving = FunctionCtx.save_for_backward
-
-    def shown(context: FunctionCtx, *tensors: Tensor) -> None:
-        watch.saw_saved(context, tensors)
-        saving(context, *tensors)
-
-    with replaced(FunctionCtx, save_for_backward=shown):
-        yield
-
-
-@contextmanager
 def watching(
     device: str,
     wanted: Mapping[int, int] | None = None,
@@ -593,13 +565,24 @@ def watching(
     """Watch the traces of the body on a device: calls of ``attention``, and what refers to the
     allocations of the indices and bytes ``wanted`` before another is made, or at the end.
     """
-    watch = Watch(device, wanted or {}, before)
-    token = WATCH.set(watch)
-    try:
-        with _attention_shown_to(watch) if attention else nullcontext(), _saving_shown_to(watch):
-            yield watch
-    finally:
-        WATCH.reset(token)
+    watch, saving = Watch(device, wanted or {}, before), FunctionCtx.save_for_backward
+
+    def attends(*args: Any, **kwargs: Any) -> Any:
+        watch.saw_attention(*args, **kwargs)
+        return _ATTENTION(*args, **kwargs)
+
+    def saves(context: FunctionCtx, *tensors: Tensor) -> None:  # torch/autograd/function.py
+        watch.saw_saved(context, tensors)
+        saving(context, *tensors)
+
+    with ExitStack() as stack:
+        stack.callback(WATCH.reset, WATCH.set(watch))
+        if attention:
+            # Within what a mode is handed, such as ``multi_head_attention_forward``, it is off.
+            stack.enter_context(replaced(functional, scaled_dot_product_attention=attends))
+            stack.enter_context(_AttentionMode(watch))
+        stack.enter_context(replaced(FunctionCtx, save_for_backward=saves))
+        yield watch
 
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)

@@ -332,7 +332,7 @@ class Contents:
         self._assumed: dict[int, Assumption] = {}
         """What the elements of an unknown storage count as, by its address."""
         self._sizes: dict[int, int] = {}
-        self._of_others: dict[int, str] = {}
+        self.of_ranks: dict[int, str] = {}
         """The storages whose content goes by what other processes are taken to have, by address:
         the line that gathered it."""
         self.unwritten: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -436,14 +436,9 @@ class Contents:
         """Take a storage's bytes, or ``nbytes`` of new memory, as its known values."""
         self._set(record.address, zeros(nbytes) if record.memory is None else record.memory)
 
-    @property
-    def any_of_others(self) -> bool:
-        """Whether any content goes by what other processes are taken to have."""
-        return bool(self._of_others)
-
     def of_others(self, records: Iterable[Storage]) -> str:
         """Return the line that gathered values of other ranks, if a content depends on them."""
-        found = self._of_others
+        found = self.of_ranks
         if not found:
             return ""
         return next((found[one.address] for one in records if one.address in found), "")
@@ -451,7 +446,7 @@ class Contents:
     def take_from_others(self, record: Storage, line: str) -> None:
         """Take note that a storage's content goes by what other processes are taken to have."""
         self._noted.add(record.address)
-        self._of_others[record.address] = line
+        self.of_ranks[record.address] = line
 
     def assume(self, record: Storage, assumption: Assumption | None) -> None:
         """Let an assumption, or nothing, stand for the elements of a storage."""
@@ -479,5 +474,5 @@ class Contents:
             self._assumed.pop(address, None)
         if self.unwritten:
             self.unwritten.pop(address, None)
-        if self._of_others:
-            self._of_others.pop(address, None)
+        if self.of_ranks:
+            self.of_ranks.pop(address, None)
