@@ -111,7 +111,6 @@ class CachingAllocator(ReservedMemory):
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Let ``block``, once given back, wait for what ``stream`` does with it (``recordStream``).
-
         Work takes no time here: the block is free when the next request is made.
         """
         if stream != block.stream:
@@ -316,7 +315,6 @@ class CachingAllocator(ReservedMemory):
 
     def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
         """Give back oversize segments, just enough for one (``release_available_cached_blocks``).
-
         Whether enough was given back.
         """
         limit = self.options.max_split_size
@@ -342,9 +340,8 @@ class CachingAllocator(ReservedMemory):
         return self.allowed is not None and self.options.garbage_collection_threshold > 0
 
     def _collect_garbage(self) -> None:
-        """Give back the oldest free segments (``garbage_collect_cached_blocks``).
-
-        A segment's age is the number of requests since it was last in use.
+        """Give back the oldest free segments (``garbage_collect_cached_blocks``). A segment's age
+        is the number of requests since it was last in use.
         """
         assert self.allowed is not None
         threshold = int(self.options.garbage_collection_threshold * self.allowed)
@@ -506,9 +503,8 @@ def _addresses(block: Block | None, enough: int) -> int:
 def segments(
     allocator: CachingAllocator, index: int = 0, pool: PoolId | None = None
 ) -> list[dict[str, Any]]:
-    """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does.
-
-    Those of one private ``pool``, or all.
+    """Return the segments and their blocks as ``torch.cuda.memory_snapshot`` does. Those of one
+    private ``pool``, or all.
     """
     found: list[dict[str, Any]] = []
     last: Block | None = None

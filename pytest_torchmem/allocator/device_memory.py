@@ -322,9 +322,8 @@ class Block:
 
 
 class Pool:
-    """The free blocks of a small or a large pool, by stream in order of size and address.
-
-    ``owner`` is the private pool that it is of, (0, 0) for the common ones.
+    """The free blocks of a small or a large pool, by stream in order of size and address. ``owner``
+    is the private pool that it is of, (0, 0) for the common ones.
     """
 
     __slots__ = ("_unmapped", "free", "is_small", "owner", "searches")

@@ -157,10 +157,8 @@ class Attribution:
     def origin(
         self, phase: Phase, operator: str, frame: FrameType | None, node: int | None = None
     ) -> Origin:
-        """Return the origin of an operator issued now from ``frame``.
-
-        ``node`` is the sequence number of the autograd node that is running, if it is at hand; -1
-        for none.
+        """Return the origin of an operator issued now from ``frame``. ``node`` is the sequence
+        number of the autograd node that is running, if it is at hand; -1 for none.
         """
         modules, recomputed, task = self._modules.calls, False, current_graph_task()
         if task == -1:
@@ -314,7 +312,6 @@ class Attribution:
 
     def _enter(self, caller: FrameType, task: int) -> None:
         """Give the nodes of views that were made since the last operator to who calls a module.
-
         Views do not come to the interceptor, which sees nodes when the next operator runs.
         """
         modules, places, number = self._modules, self._places, sequence_number()
@@ -324,9 +321,8 @@ class Attribution:
             places.add(number, (module, self._line(caller)))
 
     def _leave(self, caller: FrameType, task: int) -> None:
-        """Give the nodes of views at the end of a module's call to that module.
-
-        Their line is not known: it is that of the last operator or call in the module, if any.
+        """Give the nodes of views at the end of a module's call to that module. Their line is not
+        known: it is that of the last operator or call in the module, if any.
         """
         modules, places, number = self._modules, self._places, sequence_number()
         if task == -1 and places.numbers and places.numbers[-1] < number:

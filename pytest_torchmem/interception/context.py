@@ -394,9 +394,8 @@ def instead_of(owner: Any, *names: str) -> Callable[[_Method], _Method]:
 
 
 class Functions:
-    """Methods in the place of functions of torch or Python, in one trace after another.
-
-    They are called with the function that they stand for, and with what that is called with.
+    """Methods in the place of functions of torch or Python, in one trace after another. They are
+    called with the function that they stand for, and with what that is called with.
     """
 
     def __init__(self, trace: TraceContext) -> None:

@@ -252,7 +252,6 @@ Lender: TypeAlias = Callable[[int], Lent | None]
 
 class Conversion:
     """Books real tensors as they are met, and makes hollow tensors of those that a step is given.
-
     Its methods run while nothing is intercepted.
     """
 
@@ -344,7 +343,6 @@ class Conversion:
 
     def expect(self, lent: Lent, storage: torch.UntypedStorage) -> None:
         """Book a hollow storage of another ledger as present, whether or not the program uses it.
-
         It has a record when the program comes with a tensor on it, whose gradient is then known.
         """
         device = self._ledger.on(self._target.normalise(lent.device))
@@ -354,7 +352,6 @@ class Conversion:
 
     def expect_made(self, storage: torch.UntypedStorage, frame: FrameType) -> None:
         """Book a real storage of the host that the program has made just now without an operator.
-
         It has a record when the program comes with a tensor on it, with the values of then.
         """
         origin = self._attribution.origin(self._phases.find(), "", frame)
@@ -411,7 +408,6 @@ class Conversion:
 
     def write_back(self, tensor: Tensor) -> None:
         """Write the result of an operator into a real tensor; an unknown result makes it hollow.
-
         Its memory would be read, and is not what the program has written.
         """
         record = self._ledger.records.get(private.storage_address(tensor))
@@ -443,9 +439,8 @@ class Conversion:
         memory: Tensor | None = None,
         hollow: bool = False,
     ) -> StorageRecord:
-        """Book a tensor that was made just now on ``device`` without an operator.
-
-        It is real, made by C++, or ``hollow``, with ``memory`` to show to whoever reads it.
+        """Book a tensor that was made just now on ``device`` without an operator. It is real, made
+        by C++, or ``hollow``, with ``memory`` to show to whoever reads it.
         """
         origin = self._attribution.origin(self._phases.find(), "", frame)
         storage = tensor.untyped_storage()
@@ -479,9 +474,8 @@ class Conversion:
         self._contents.remember(record, tensor)
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
-        """Return a hollow tensor, on ``device``, for what C++ made of Python numbers.
-
-        Or of an array of numpy's: the two share its memory, which is not the allocator's.
+        """Return a hollow tensor, on ``device``, for what C++ made of Python numbers. Or of an
+        array of numpy's: the two share its memory, which is not the allocator's.
         """
         if private.storage_address(tensor) in self._ledger.records or tensor.is_meta:
             return tensor

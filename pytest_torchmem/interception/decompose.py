@@ -281,7 +281,6 @@ def plan_from_values(call: plans.Call, values: KnownValues, device: str) -> tupl
 
 def _what_is_unknown(call: plans.Call, values: KnownValues) -> str:
     """Return what is not known of the shape of a call's outputs, "" where all that decides it is.
-
     That is also where the program says how large they are at least.
     """
     name, record = call.operator.name, call.operator.record

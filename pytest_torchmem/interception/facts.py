@@ -494,10 +494,8 @@ def _shape_of(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Tell whether channels come last in memory, and would not in a contiguous tensor.
-
-    A tensor inside of ``vmap`` does not say: functorch/BatchedTensorImpl.cpp,
-    ``is_contiguous_custom``.
+    """Tell whether channels come last in memory, and would not in a contiguous tensor. A tensor
+    inside of ``vmap`` does not say: functorch/BatchedTensorImpl.cpp, ``is_contiguous_custom``.
     """
     if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.dim() != _OF_IMAGES:
         return False
@@ -530,9 +528,8 @@ def _is_of_library(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _switches(kind: type) -> tuple[str, ...]:
-    """Return the arguments of a class of torch's that are off by default.
-
-    ``extra_repr`` leaves out some, such as ``sparse`` of ``nn.EmbeddingBag``.
+    """Return the arguments of a class of torch's that are off by default. ``extra_repr`` leaves out
+    some, such as ``sparse`` of ``nn.EmbeddingBag``.
     """
     arguments = inspect.signature(kind).parameters.values()
     return tuple(one.name for one in arguments if one.default is False)

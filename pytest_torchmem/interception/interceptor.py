@@ -212,9 +212,8 @@ class Interceptor:
             lock.release()
 
     def _run_aside(self, overload: OpOverload, args: Any, kwargs: Kwargs) -> Any:
-        """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not.
-
-        A compiler's own tensors, of constants that it folds, are real. It waits for the program's.
+        """Run an operator on the host, on what is known; raise ``NotKnown`` where it is not. A
+        compiler's own tensors, of constants that it folds, are real. It waits for the program's.
         """
         if self.mode.compiles:
             if spec_of(overload).record.waits:
@@ -309,9 +308,8 @@ class Interceptor:
             conversion.part(met)
 
     def forget_kernels(self) -> None:
-        """Let a trace that is over be freed at once: these refer back to it.
-
-        The garbage collector would find thousands of objects that the first refers to.
+        """Let a trace that is over be freed at once: these refer back to it. The garbage collector
+        would find thousands of objects that the first refers to.
         """
         if self.threads.were_one:  # no other thread is at an operator
             del self.kernels, self._layouts

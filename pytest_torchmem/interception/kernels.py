@@ -316,9 +316,8 @@ class Kernels:
         return replace(call, args=args, tensors=tensors, records=records)
 
     def _run_on_lazy(self, spec: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
-        """Run an operator on parameters without a shape, which refuse to be asked for one.
-
-        In C++ they are tensors of nothing (``UninitializedTensorMixin`` in torch/nn/parameter.py).
+        """Run an operator on parameters without a shape, which refuse to be asked for one. In C++
+        they are tensors of nothing (``UninitializedTensorMixin`` in torch/nn/parameter.py).
         """
         given: dict[int, Tensor] = {}
 
@@ -462,9 +461,8 @@ class Kernels:
     def _body(
         self, spec: OperatorSpec, device: str, outputs: Any = None
     ) -> Callable[..., Any] | None:
-        """Return the runner of a composite operator; None for a leaf.
-
-        One whose outputs' shape depends on data is shown ``outputs`` of the shape that they have.
+        """Return the runner of a composite operator; None for a leaf. One whose outputs' shape
+        depends on data is shown ``outputs`` of the shape that they have.
         """
         decomposition = spec.on(device).decomposition
         if decomposition is not None:

@@ -118,9 +118,8 @@ _NO_MEMORY = "its data is not allocated"
 
 
 class NestedTensors:
-    """Makes nested tensors of hollow ones and runs operators on them, for one trace.
-
-    Its methods run while operators are intercepted.
+    """Makes nested tensors of hollow ones and runs operators on them, for one trace. Its methods
+    run while operators are intercepted.
     """
 
     def __init__(self, target: Target, ledger: Ledger, values: KnownValues) -> None:
@@ -232,7 +231,6 @@ _OBSERVES = "aten::_fused_moving_avg_obs_fq_helper"
 
 def is_observed_first(operator: OperatorSpec, args: Args) -> bool:
     """Whether an operator makes quantized tensors, or the ranges of channels before it has any.
-
     ``fused_moving_avg_obs_fake_quant_cpu`` (quantized/cpu/fused_obs_fake_quant.cpp) resizes them.
     """
     if operator.name != _OBSERVES:
@@ -250,9 +248,8 @@ class QuantizedTensors:
         """Whether the program has made any: asked for every operator."""
 
     def run(self, call: Call, device: DeviceLedger, frame: FrameType) -> Any:
-        """Run an operator on real values, and book what it makes.
-
-        Raises ``UnknownValueError`` where an argument's values are not known.
+        """Run an operator on real values, and book what it makes. Raises ``UnknownValueError``
+        where an argument's values are not known.
         """
         values, conversion = self._parts.values, self._parts.conversion
         values.refuse_captured(call)

@@ -371,7 +371,6 @@ class Ledger:
 
     def close(self) -> dict[int, StorageRecord]:
         """Stop writing down; return the hollow storages that are still alive, by their addresses.
-
         Some program's variable, or a traceback's frame, may hold them.
         """
         survivors = {}

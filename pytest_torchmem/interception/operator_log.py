@@ -161,7 +161,6 @@ _RANDOM = frozenset(("rand", "randn", "randint", "randperm", "normal"))
 
 def fingerprint_of_step(ledger: Ledger, device: torch.device) -> str:
     """Return the fingerprint of a module's step: its inputs' geometry and its parameters' bytes.
-
     Called before the forward, when nothing else is in the ledger.
     """
     lines: list[str] = []

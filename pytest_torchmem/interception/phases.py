@@ -154,7 +154,6 @@ class TraceThreads:
 
     def begin_turn(self) -> Any:
         """Wait until no other thread of the trace is at an operator, and let none begin one.
-
         Returns the lock whose release ends the turn.
         """
         thread = get_ident()
@@ -306,9 +305,8 @@ class GradientSums:
         self.per_thread = {"_node_number": lambda: -1, "_node_began": lambda: 0}
 
     def operator_in_backward(self, booked: int) -> int:
-        """Note which node is running, and how many storages had been booked when it began.
-
-        Returns the node's sequence number, -1 where there is none.
+        """Note which node is running, and how many storages had been booked when it began. Returns
+        the node's sequence number, -1 where there is none.
         """
         node = current_node()
         number = node_number(node)
@@ -318,9 +316,8 @@ class GradientSums:
         return number
 
     def in_place(self, first: Tensor, second: Tensor, record: StorageRecord, python: int) -> bool:
-        """Return whether the engine would really do ``first.add_(second)``.
-
-        ``python`` is ``sys.getrefcount(first)`` where the interceptor stands.
+        """Return whether the engine would really do ``first.add_(second)``. ``python`` is
+        ``sys.getrefcount(first)`` where the interceptor stands.
         """
         if self.alone is None:
             self.seen = self.seen or References.to(first, python)
@@ -430,9 +427,8 @@ class Streams:
             self._enter(self._producer)
 
     def enter_sum(self, shape: torch.Size) -> None:
-        """Let the stream be current on which the engine adds up gradients of ``shape``.
-
-        They go to one of the nodes after the one that has just run.
+        """Let the stream be current on which the engine adds up gradients of ``shape``. They go to
+        one of the nodes after the one that has just run.
         """
         node = current_node()
         edges: tuple[tuple[Any, int], ...] = node.next_functions if node is not None else ()

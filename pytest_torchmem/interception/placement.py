@@ -198,9 +198,8 @@ class _Pending(NamedTuple):
 
 
 class _Hidden:
-    """Numbers that a node inside of a ``CopySlices`` has saved.
-
-    The outer node holds this object as a pre-hook, which tells when it runs and when it is gone.
+    """Numbers that a node inside of a ``CopySlices`` has saved. The outer node holds this object as
+    a pre-hook, which tells when it runs and when it is gone.
     """
 
     def __init__(self, indices: tuple[int, ...], device: DeviceLedger) -> None:
@@ -394,7 +393,6 @@ class Placement:
 
     def _is_beside_host(self, call: Call) -> bool:
         """Return whether all of a call's tensors are on the host, or it has none and makes one.
-
         What is made like a tensor goes where the body's own call is sent (``randn_like(device=)``).
         """
         if call.operator.takes_device:
@@ -453,9 +451,8 @@ class Placement:
         return device
 
     def _move_guess(self, tensor: Tensor, record: StorageRecord, device: DeviceLedger) -> bool:
-        """Move a tensor whose device was guessed to that of the others.
-
-        A number stays on the host (``x[mask] = 0``): its kernel takes it from there.
+        """Move a tensor whose device was guessed to that of the others. A number stays on the host
+        (``x[mask] = 0``): its kernel takes it from there.
         """
         wrong = record.ledger is not device and self._is_guess(record)
         if wrong and not _goes_anywhere(tensor, record):
@@ -564,9 +561,8 @@ _aten: Any = torch.ops.aten
 def staged_pairs(
     call: Call, result: Any, device: DeviceLedger
 ) -> Iterator[tuple[Tensor, Tensor, DeviceLedger]]:
-    """Yield what a call copies from another device by way of temporaries.
-
-    That is: destination, source, and the device of the source.
+    """Yield what a call copies from another device by way of temporaries. That is: destination,
+    source, and the device of the source.
     """
     tensors, records = call.tensors, call.records
     half = len(tensors) // 2 if call.operator.name != "aten::_to_copy" else 0
@@ -603,9 +599,8 @@ def stage(
     non_blocking: bool,
     placing_on: Callable[[torch.device], AbstractContextManager[None]],
 ) -> None:
-    """Issue the operators by which ``copy_kernel_cuda`` makes its temporaries.
-
-    The copies into and out of them take nothing more on a GPU, and are left to the values known.
+    """Issue the operators by which ``copy_kernel_cuda`` makes its temporaries. The copies into and
+    out of them take nothing more on a GPU, and are left to the values known.
     """
     same_type = destination.dtype is source.dtype
     converts_source = origin.type == ("cuda" if non_blocking else "cpu")

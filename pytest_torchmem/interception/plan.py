@@ -76,9 +76,8 @@ class Call:
         return unread is None or all(one is not tensor for one in unread(self.args, self.kwargs))
 
     def may_overlap(self) -> bool:
-        """Return whether what is written to may lie on the storage of another argument.
-
-        A tensor that is given twice counts as another.
+        """Return whether what is written to may lie on the storage of another argument. A tensor
+        that is given twice counts as another.
         """
         records = self.records
         if len(records) < 2:
@@ -90,9 +89,8 @@ class Call:
 
 @dataclass(slots=True, repr=False)
 class Output:
-    """A tensor among an operator's outputs: its geometry on one of the plan's storages.
-
-    On the storage of an argument the offset counts from that argument's own.
+    """A tensor among an operator's outputs: its geometry on one of the plan's storages. On the
+    storage of an argument the offset counts from that argument's own.
     """
 
     slot: int
@@ -113,9 +111,8 @@ class Output:
 
 @dataclass(slots=True, repr=False)
 class Same:
-    """An output that is one of the tensor arguments itself, by its position among them.
-
-    ``grown`` is the geometry that the operator gives it where it had too few elements (``out=``).
+    """An output that is one of the tensor arguments itself, by its position among them. ``grown``
+    is the geometry that the operator gives it where it had too few elements (``out=``).
     """
 
     position: int
@@ -212,7 +209,6 @@ class Plan:
 
     def follow(self, workspace: Workspace, order: Sequence[int] = ()) -> None:
         """Make outputs and the requests of a workspace in the order that its kernel makes them in.
-
         ``order`` are the positions of outputs that the kernel makes in another order than theirs.
         """
         outputs = self.outputs if type(self.outputs) is tuple else (self.outputs,)
@@ -253,9 +249,8 @@ class Plan:
         self.workspace = None if noted.is_nothing else noted
 
     def resize(self, position: int, nbytes: int | None) -> None:
-        """Give the flat output at ``position`` the size that a library decides on.
-
-        ``None``: it was not measured, and has at least the bytes that it has.
+        """Give the flat output at ``position`` the size that a library decides on. ``None``: it was
+        not measured, and has at least the bytes that it has.
         """
         output = self.outputs[position]
         self.confidences[output.slot] = Confidence.UNKNOWN
@@ -298,9 +293,8 @@ def remembered_plans(
 def plan_of_result(
     result: Any, tensors: list[Tensor], shapes: list[torch.Size] | None = None
 ) -> Plan:
-    """Return the plan that an operator's ``result`` stands for.
-
-    ``tensors`` are its tensor arguments in order, and ``shapes`` the shapes they had before it ran.
+    """Return the plan that an operator's ``result`` stands for. ``tensors`` are its tensor
+    arguments in order, and ``shapes`` the shapes they had before it ran.
     """
     backwards = [*enumerate(tensors)][::-1]  # of several in one place the first counts
     positions = {id(tensor): position for position, tensor in backwards}
@@ -544,9 +538,8 @@ class Plans:
         return plan
 
     def own_meta(self, spec: OperatorSpec, device: str) -> Callable[..., Any] | None:
-        """Return the function that a record has for the geometry of outputs on a device.
-
-        Raises what torch raises where it has no kernel for the device.
+        """Return the function that a record has for the geometry of outputs on a device. Raises
+        what torch raises where it has no kernel for the device.
         """
         on_device = spec.on(device)
         if on_device.is_missing:
@@ -560,7 +553,6 @@ class Plans:
 
 class SubclassAsked(Exception):
     """A ``__torch_function__`` would run below the dispatcher, where torch disables none: backward.
-
     Torch's kernels do not call it there, so the operator is run with it disabled.
     """
 
@@ -620,7 +612,6 @@ def geometry_of_arguments(args: Args, tensors: list[Tensor]) -> Any:
 
 def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
     """Return what of an argument decides the outputs' geometry; tensors are appended in order.
-
     Raises ``SubclassAsked`` where a subclass of tensors would be asked what it says of that.
     """
     kind = type(value)

@@ -63,7 +63,6 @@ def in_words_of_kernel(
     on_gpu: bool,
 ) -> Exception:
     """Return what torch's kernel raises for a call that was refused with ``error``, or ``error``.
-
     That is the CPU's kernel; those for a GPU share the functions that look at arguments.
     """
     without_meta = isinstance(error, UnsupportedOperatorError)  # or one that said so by refusing
@@ -181,9 +180,8 @@ def _kind_of_number(number: complex) -> tuple[Any, ...]:
 
 
 def _are_uncommon(types: Sequence[torch.dtype], on_gpu: bool) -> bool:
-    """Return whether there may be kernels that refuse ``types``.
-
-    Which types a GPU's kernels mix is their own affair: the CPU is asked about integers alone.
+    """Return whether there may be kernels that refuse ``types``. Which types a GPU's kernels mix is
+    their own affair: the CPU is asked about integers alone.
     """
     if on_gpu:
         return not (types[0].is_floating_point or types[0].is_complex)

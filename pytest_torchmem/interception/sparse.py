@@ -93,9 +93,8 @@ def run_sparse(
 
 
 def _twins(known: KnownTensors, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Tensor] | None:
-    """Return the arguments with real tensors: indices as they are, all other values ones.
-
-    None where indices are not known. The third is a tensor on the device of the results.
+    """Return the arguments with real tensors: indices as they are, all other values ones. None
+    where indices are not known. The third is a tensor on the device of the results.
     """
     places: list[Tensor] = []
     unknown: list[Tensor] = []
@@ -268,7 +267,6 @@ class SparseValues:
 
     def compute(self, operator: OperatorSpec, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
         """Return the operator's real outputs and its real arguments, ``None`` if they are unknown.
-
         Runs while nothing is intercepted.
         """
         if not self._values.mode.computes or operator.opaque:

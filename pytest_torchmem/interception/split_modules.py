@@ -75,9 +75,8 @@ _WRAPPERS: tuple[Callable[[], Any], ...] = (
 
 
 def holds_reducer(value: object) -> bool:
-    """Return whether something is, or holds, a module in ``DistributedDataParallel``.
-
-    Its reducer is of C++, and cannot be as it was before a trace.
+    """Return whether something is, or holds, a module in ``DistributedDataParallel``. Its reducer
+    is of C++, and cannot be as it was before a trace.
     """
     kind = nn.parallel.DistributedDataParallel
     if isinstance(value, nn.Module):
@@ -90,7 +89,6 @@ def holds_reducer(value: object) -> bool:
 
 def refuse_wrapped(target: nn.Module) -> None:
     """Raise ``UnsupportedOperatorError`` for a module that has one wrapped for several processes.
-
     Its copy could not be made, or would be wrapped anew.
     """
     kinds = tuple(filter(None, (find() for find in _WRAPPERS)))
@@ -103,9 +101,8 @@ def refuse_wrapped(target: nn.Module) -> None:
 
 @contextmanager
 def split_modules(trace: TraceContext) -> Iterator[None]:
-    """Follow the modules that the program splits over processes.
-
-    What is imported in the course of the trace is followed from then on.
+    """Follow the modules that the program splits over processes. What is imported in the course of
+    the trace is followed from then on.
     """
     wrapped: WeakSet[Any] = WeakSet()
     with ExitStack() as stack:
@@ -199,9 +196,8 @@ def _sharding(trace: TraceContext, wrapped: WeakSet[Any], original: Any) -> Call
 
 
 def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return what asks the stages before whether tensors' shapes have to be sent.
-
-    The others are taken to have been given as much as this one.
+    """Return what asks the stages before whether tensors' shapes have to be sent. The others are
+    taken to have been given as much as this one.
     """
 
     def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
@@ -257,7 +253,6 @@ def _comparing(trace: TraceContext) -> patches.Replacements:
 
 def _agreeing_alone(trace: TraceContext, original: Any) -> Callable[..., Any]:
     """Return ``_DistWrapper.__init__``: in a trace a process plans its part of a checkpoint alone.
-
     What others would write is not known, and not written.
     """
 
@@ -298,9 +293,8 @@ def _making_reducer(trace: TraceContext, original: Any, places: Places) -> Calla
 
 
 def _making_buckets(trace: TraceContext, original: Any, places: Places) -> Callable[..., Any]:
-    """Return what makes a reducer's buckets anew, in the order of the first backward.
-
-    It is called before each forward. Its buckets are then views of what one trace has.
+    """Return what makes a reducer's buckets anew, in the order of the first backward. It is called
+    before each forward. Its buckets are then views of what one trace has.
     """
     traces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
@@ -338,9 +332,8 @@ def _asking(take_over: Callable[[nn.Module], None], original: Any) -> Callable[.
 
 
 class _TakenOver:
-    """Modules that fixtures have sharded: restored after a trace.
-
-    What they keep of a step, the buffers and streams of ``fully_shard``, is of one trace.
+    """Modules that fixtures have sharded: restored after a trace. What they keep of a step, the
+    buffers and streams of ``fully_shard``, is of one trace.
     """
 
     def __init__(self, trace: TraceContext, at_end: ExitStack, wrapped: WeakSet[Any]) -> None:

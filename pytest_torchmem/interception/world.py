@@ -367,9 +367,8 @@ def _alone(
 
 
 class StandingWorld:
-    """One process of a world between traces: fixtures make groups there for the same process.
-
-    It belongs to the thread that makes it.
+    """One process of a world between traces: fixtures make groups there for the same process. It
+    belongs to the thread that makes it.
     """
 
     def __init__(self, world: World) -> None:
@@ -473,9 +472,8 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
 def _rendezvous(
     world: World, on_thread: Callable[[], bool], stand_in: list[Any], mailbox: Mailbox | None
 ) -> Replacements:
-    """Replace what waits for other processes, or takes another world for granted.
-
-    ``stand_in`` has the group that is there in the place of one from before the trace.
+    """Replace what waits for other processes, or takes another world for granted. ``stand_in`` has
+    the group that is there in the place of one from before the trace.
     """
     c10d: Any = torch.distributed.distributed_c10d
     rendezvous, initialise = c10d.rendezvous, c10d.init_process_group
@@ -585,7 +583,6 @@ def _store_class(
 @contextmanager
 def _process_group_kept(forget: Callable[[], object]) -> Iterator[None]:
     """Destroy the default process group that a program made in its trace and left, and ``forget``.
-
     With it goes the ``sys.excepthook`` that ``init_process_group`` wrapped around the one there.
     """
     if _has_process_group():

@@ -97,9 +97,8 @@ def all_resolved(contents: Any) -> Any:
 
 
 def weakly(one: Any) -> Any:
-    """Return what stands for something without keeping it alive, or a tensor in it.
-
-    Containers that can be changed have their own contents noted, and are themselves.
+    """Return what stands for something without keeping it alive, or a tensor in it. Containers that
+    can be changed have their own contents noted, and are themselves.
     """
     kind = type(one)
     if kind in _QUICK or isinstance(one, _HOLD_NOTHING):
@@ -117,9 +116,8 @@ def weakly(one: Any) -> Any:
 
 
 class ProgramState:
-    """The contents of all that a program can reach and change.
-
-    What is held ``elsewhere`` is not held here: references stand for it, by its ids.
+    """The contents of all that a program can reach and change. What is held ``elsewhere`` is not
+    held here: references stand for it, by its ids.
     """
 
     def __init__(self, reached: Reached, elsewhere: Mapping[int, Reference] | None = None) -> None:
@@ -149,9 +147,8 @@ class ProgramState:
         ]
 
     def has_let_go(self) -> bool:
-        """Return whether something was lost that only what is kept here holds.
-
-        Its memory was not freed then, as it would have been. What is held in place was.
+        """Return whether something was lost that only what is kept here holds. Its memory was not
+        freed then, as it would have been. What is held in place was.
         """
         if self._held:
             return False
@@ -191,7 +188,6 @@ class ProgramState:
 
 class SharedState:
     """What is shared with other programs, which is to hold no tensors of a trace that is over.
-
     Tensors that it held before are not kept alive: a program may let go of them.
     """
 
@@ -220,10 +216,8 @@ class SharedState:
             place.update(settings)
 
     def let_go(self, is_made_here: Callable[[Tensor], bool]) -> None:
-        """Put what was there before in the place of what holds tensors that a trace has made.
-
-        What a program holds beside them is its own: the tables of a cache, with what it had
-        computed.
+        """Put what was there before in the place of what holds tensors that a trace has made. What
+        a program holds beside them is its own: the tables of a cache, with what it had computed.
         """
 
         def is_over(one: Any, before: Any) -> bool:

@@ -211,9 +211,8 @@ def _lying(tensor: Tensor | None) -> Callable[[], None] | None:
 
 
 class InPlace:
-    """The tensors and modules of a step, which is run on them again and again.
-
-    All tensors that are ``reached`` lie afterwards as they did.
+    """The tensors and modules of a step, which is run on them again and again. All tensors that are
+    ``reached`` lie afterwards as they did.
     """
 
     def __init__(
@@ -373,7 +372,6 @@ class InPlace:
 
     def keep(self, module: nn.Module, name: str, when_gone: Callable[[Tensor], object]) -> None:
         """Keep the data that a parameter of a module came with, or one on ``meta`` itself.
-
         ``when_gone`` is called with the data when the parameter itself is gone.
         """
         parameter, changed = private.own_parameters(module).get(name), self._changed.get(module)

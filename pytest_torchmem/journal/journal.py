@@ -73,9 +73,8 @@ class Journal(ExitStack):
     _lock: Any = None
 
     def begin(self, switch_on: Callable[[ExitStack], None]) -> None:
-        """Take the place of the one journal of a process, and note what ``switch_on`` does.
-
-        Raises ``UsageError`` where another has it.
+        """Take the place of the one journal of a process, and note what ``switch_on`` does. Raises
+        ``UsageError`` where another has it.
         """
         thread = threading.current_thread()
         if _Process.ending and thread is not threading.main_thread():
@@ -114,7 +113,6 @@ def _switching() -> Iterator[None]:
 
 def run_alone(switch_on: Callable[[ExitStack], None], body: Callable[[], _Result]) -> _Result:
     """Run ``body`` with what ``switch_on`` puts onto a stack, which is switched off at the end.
-
     Raises ``UsageError`` where a trace is running already, or a transform of functions.
     """
     if torch_settings.is_within_transform():
@@ -193,9 +191,8 @@ def _end_in_forked_process() -> None:
 
 
 def _end_with_process() -> None:
-    """Wait until a daemon thread is in no trace, and stopped before its next.
-
-    Python ends threads where they are, and one that is in C++ then ends the process.
+    """Wait until a daemon thread is in no trace, and stopped before its next. Python ends threads
+    where they are, and one that is in C++ then ends the process.
     """
     _Process.ending, tracer = True, _Process.tracer
     if tracer is not None and tracer.is_alive() and tracer is not threading.current_thread():
@@ -222,9 +219,8 @@ _set: Callable[[int, _Handler], object] = _signal.signal
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Run handlers of signals that arrive meanwhile afterwards, on the main thread.
-
-    No other thread runs any.
+    """Run handlers of signals that arrive meanwhile afterwards, on the main thread. No other thread
+    runs any.
     """
     arrived: list[tuple[int, FrameType | None]] = []
     handlers: dict[int, _Handler] = {}
@@ -272,9 +268,8 @@ def process_kept(
 def settings_kept(
     settings: Sequence[torch_settings.Setting], of_thread: bool = False
 ) -> Iterator[None]:
-    """Undo what a program sets: its trace on the next device begins as this one.
-
-    In a process that another thread forked there are no settings ``of_thread`` any more.
+    """Undo what a program sets: its trace on the next device begins as this one. In a process that
+    another thread forked there are no settings ``of_thread`` any more.
     """
     thread, before = threading.get_ident(), torch_settings.answers(settings)
     try:

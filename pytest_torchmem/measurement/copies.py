@@ -61,7 +61,6 @@ def on_copies(
 
 def _flatten(module: nn.Module) -> None:
     """Let each recurrent layer's weights lie in one buffer, as ``Module.to`` does.
-
     torch/nn/modules/rnn.py, ``RNNBase._apply``. The stand-in has none of cuDNN's recurrent layers.
     """
     if cuda_device().is_stand_in:

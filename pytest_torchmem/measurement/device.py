@@ -52,7 +52,6 @@ class Device:
 
     def gpu(self) -> Gpu:
         """Return the driver's description of the GPU, under the catalogue's name if it has one.
-
         Makes a CUDA context.
         """
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -169,9 +168,8 @@ def name_of(product: str) -> str:
 
 
 def version_of_cudnn(number: int | None) -> str:
-    """Return the version that ``cudnnGetVersion`` gives as one number: 91900 is ``"9.19.0"``.
-
-    Up to version 8 the major one counts thousands (cudnn_version.h, ``CUDNN_VERSION``).
+    """Return the version that ``cudnnGetVersion`` gives as one number: 91900 is ``"9.19.0"``. Up to
+    version 8 the major one counts thousands (cudnn_version.h, ``CUDNN_VERSION``).
     """
     if not number:
         return ""

@@ -212,9 +212,8 @@ def compiles(name: str) -> bool:
 def without_compilations(
     events: Sequence[MemoryEvent], spans: Sequence[tuple[int, int]]
 ) -> list[MemoryEvent]:
-    """Return the events without what one compilation both took and released.
-
-    ``spans`` are the times in which something was compiled, beginning and end; they may be nested.
+    """Return the events without what one compilation both took and released. ``spans`` are the
+    times in which something was compiled, beginning and end; they may be nested.
     """
     outermost: list[tuple[int, int]] = []
     for start, stop in sorted(spans, key=lambda span: (span[0], -span[1])):

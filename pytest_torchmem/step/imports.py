@@ -210,9 +210,8 @@ def _place_of(thread: threading.Thread) -> tuple[int, int, float] | None:
 
 @contextmanager
 def eager(when_called: Callable[[bool], None] = lambda _: None) -> Iterator[None]:
-    """Run what is compiled eagerly, and report each of its calls.
-
-    ``when_called`` is told whether that is ``flex_attention``.
+    """Run what is compiled eagerly, and report each of its calls. ``when_called`` is told whether
+    that is ``flex_attention``.
     """
     with ExitStack() as stack:
 

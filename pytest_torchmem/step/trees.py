@@ -30,7 +30,6 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 def tensors_in(value: Any, *, of_modules: bool = False) -> Iterator[Tensor]:
     """Yield the tensors of nested mappings, sequences and dataclasses, in their order.
-
     ``of_modules``: those that modules have as attributes as well.
     """
     if isinstance(value, Tensor):
@@ -101,9 +100,8 @@ def replace_leaves(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any
 
 
 def shape_text(tensor: Tensor) -> str:
-    """Return the shape of a tensor as text.
-
-    Nested ones of the strided layout have none in one list (NestedTensorImpl.h).
+    """Return the shape of a tensor as text. Nested ones of the strided layout have none in one list
+    (NestedTensorImpl.h).
     """
     if tensor.is_nested and tensor.layout is torch.strided:
         return f"[{tensor.size(0)} nested]"
@@ -150,9 +148,8 @@ def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[st
 def tensors_by_path(
     root: nn.Module, table: str, *, each_once: bool = True
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yield the tensors in a ``table`` of each module: the module's path, their name, and they.
-
-    A tensor in several places has the first, or if not ``each_once`` all of them.
+    """Yield the tensors in a ``table`` of each module: the module's path, their name, and they. A
+    tensor in several places has the first, or if not ``each_once`` all of them.
     """
     seen: set[int] = set()
     for path, module in modules_by_path(root, each_once=each_once):

@@ -67,9 +67,8 @@ class Memory(NamedTuple):
 @cache
 @on_own_thread
 def gradient_held_by_engine_alone() -> References:
-    """Learn how many references a gradient has that the engine is about to add to in place.
-
-    Raises ``UnsupportedTorchError`` where the engine's addition is not seen.
+    """Learn how many references a gradient has that the engine is about to add to in place. Raises
+    ``UnsupportedTorchError`` where the engine's addition is not seen.
     """
     ledger = Ledger()
     interceptor = Interceptor(Target(REFERENCE), ledger, Attribution(), None)
@@ -96,9 +95,8 @@ def gradient_held_by_engine_alone() -> References:
 def layers(
     interceptor: Interceptor, context: TraceContext, memories: tuple[DeviceMemory, ...]
 ) -> Iterator[None]:
-    """Switch on interception, dispatch and identity, module and optimizer following; then off.
-
-    What is real on the host keeps what the program does to it; all else is given back.
+    """Switch on interception, dispatch and identity, module and optimizer following; then off. What
+    is real on the host keeps what the program does to it; all else is given back.
     """
     gpu, on_thread = interceptor.parts.target.gpu, interceptor.threads.on_thread
     device_constructors()  # torch remembers the functions that are there when it is first asked

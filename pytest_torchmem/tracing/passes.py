@@ -24,9 +24,8 @@ def run_passes(
     begin: Callable[[], ProgramState],
     lowering: "Lowering",
 ) -> MemoryProfile:
-    """Return the profile of the first pass that comes to its end.
-
-    One that ended because of what Inductor made of its graphs is followed by one without.
+    """Return the profile of the first pass that comes to its end. One that ended because of what
+    Inductor made of its graphs is followed by one without.
     """
     alone = machine.world is None or machine.world.size == 1
     passes = (*passes, passes[-1])

@@ -96,7 +96,6 @@ class StandingGpu:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Let this thread see the GPU, and no other; where it does so already nothing happens.
-
         Raises ``UsageError`` in a trace.
         """
         if self.is_on or self not in _STANDING:
@@ -163,9 +162,8 @@ class StandingGpu:
         return max(memory.peaks()["peak"].allocated for memory in self._memories)
 
     def live(self, since: Sequence[int] = ()) -> list[StorageRecord]:
-        """Return what is on the GPUs now, in the order in which it was made on each.
-
-        Of what was there before ``since``, which ``booked`` has said, nothing.
+        """Return what is on the GPUs now, in the order in which it was made on each. Of what was
+        there before ``since``, which ``booked`` has said, nothing.
         """
         records = tuple(self._ledger.records.values())
         found: list[StorageRecord] = []
@@ -219,9 +217,8 @@ def _lent(address: int, which: Callable[[StandingGpu], bool]) -> Iterator[Lent]:
 
 
 def lender_of_standing_gpus() -> Lender:
-    """Return what gives the hollow storage at an address that a GPU has which stands now.
-
-    None stands up in the course of a trace.
+    """Return what gives the hollow storage at an address that a GPU has which stands now. None
+    stands up in the course of a trace.
     """
     if not _STANDING:
         return lambda address: None

@@ -607,7 +607,6 @@ def _owners(
     garbage: Collection[object], address_of: Callable[[Tensor], int], left: set[int]
 ) -> dict[int, str]:
     """Return the program's objects among ``garbage`` that hold what is at the addresses ``left``.
-
     That is looked for only if a tensor that is held by garbage is there at all.
     """
     tensors = (one for one in gc.get_referents(*garbage) if issubclass(type(one), Tensor))

@@ -97,7 +97,6 @@ class RealStorages(Functions):
     @instead_of(torch.UntypedStorage)
     def from_file(self, original: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         """Book a file that is mapped, as torch's profiler does (aten/src/ATen/MapAllocator.cpp).
-
         ``torch.load(mmap=True)`` and safetensors cut their tensors out of it.
         """
         storage = original(filename, *args, **kwargs)
@@ -127,9 +126,8 @@ class RealStorages(Functions):
 
     @instead_of(patches.next_batch)
     def next_batch(self, original: Any, iterator: Any) -> Any:
-        """Book what a ``DataLoader``'s workers have loaded where the program gets it.
-
-        Which batches arrive before it, and wait for their turn, is a matter of time.
+        """Book what a ``DataLoader``'s workers have loaded where the program gets it. Which batches
+        arrive before it, and wait for their turn, is a matter of time.
         """
         if self._trace.off():
             return original(iterator)
@@ -222,16 +220,14 @@ _MOST_DIMENSIONS = 128
 
 def data_functions(trace: TraceContext) -> Layer[None]:
     """Let what reads or writes the data of tensors without memory go by what is known of them.
-
     Entered when all other functions of torch are replaced for a device: it calls those.
     """
     return Layer(_Data(trace).replacements(), None)
 
 
 def readable(trace: TraceContext, data: Any, name: str, depth: int = 0) -> Any:
-    """Return nested sequences with real tensors for those that C++ could not read.
-
-    ``name`` is that of the function of torch that they are for.
+    """Return nested sequences with real tensors for those that C++ could not read. ``name`` is that
+    of the function of torch that they are for.
     """
     if type(data) in _SEQUENCES:
         if depth > _MOST_DIMENSIONS or not any(
@@ -381,9 +377,8 @@ class _Data(Functions):
 
     @instead_of(torch.UntypedStorage)
     def is_shared(self, original: Any, storage: torch.UntypedStorage) -> bool:
-        """Return whether other processes may see a storage.
-
-        One on a GPU always is (torch/csrc/StorageSharing.cpp, ``THPStorage_isShared``).
+        """Return whether other processes may see a storage. One on a GPU always is
+        (torch/csrc/StorageSharing.cpp, ``THPStorage_isShared``).
         """
         record = self._trace.record_of(storage)
         if record is None:

@@ -504,9 +504,8 @@ def _beginning(trace: TraceContext, original: Any) -> Callable[..., Any]:
 
 
 def _number(trace: TraceContext, world: World, processes: int) -> int:
-    """Return which of the processes that a program starts the traced one is.
-
-    They are those of a node, or all of a world.
+    """Return which of the processes that a program starts the traced one is. They are those of a
+    node, or all of a world.
     """
     node = int(world.environment["LOCAL_WORLD_SIZE"])
     if processes == node:

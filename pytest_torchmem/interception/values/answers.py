@@ -548,10 +548,8 @@ class Answers:
         return self._attribution.asking_frame(_STATISTICS) is not None
 
     def guess(self, what: str, assumed: str) -> None:
-        """Take a decision by a guess where that is wanted, and warn of it.
-
-        Ends a loop that would wait for another answer for ever. Raises ``UnknownValueError`` where
-        guesses are not wanted.
+        """Take a decision by a guess where that is wanted, and warn of it. Ends a loop that would
+        wait for another answer for ever. Raises ``UnknownValueError`` where guesses are not wanted.
         """
         if self.mode is not Values.GUESSED:
             raise self.unknown(what)
@@ -572,9 +570,8 @@ class Answers:
         self._evenly = ""
 
     def keep_all(self, what: str) -> None:
-        """Let all elements count as kept where values would say which are, and warn of that.
-
-        Raises ``UnknownValueError`` where guesses are not wanted.
+        """Let all elements count as kept where values would say which are, and warn of that. Raises
+        ``UnknownValueError`` where guesses are not wanted.
         """
         others = self.mailbox is not None and self.mailbox.needed() is not None
         if not self.mode.may_warn or self._has_another_pass() or others:
@@ -671,9 +668,8 @@ class Answers:
 
 
 def _accepts_all(variables: Mapping[str, Any]) -> bool:
-    """Return whether an initialiser draws a normal distribution whose bounds nothing exceeds.
-
-    What ``normal_`` makes of uniform numbers of 53 bits is within 8.6 standard deviations.
+    """Return whether an initialiser draws a normal distribution whose bounds nothing exceeds. What
+    ``normal_`` makes of uniform numbers of 53 bits is within 8.6 standard deviations.
     """
     mean, std, least, most = (variables.get(name) for name in ("mean", "std", "a", "b"))
     if mean is None or std is None or least is None or most is None:

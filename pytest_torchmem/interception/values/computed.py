@@ -152,9 +152,8 @@ def _dropout(own: torch.Generator | None, input: Tensor, p: float, train: bool |
 
 
 def _run_in_another_type(call: Call, values: list[Tensor], alone: bool) -> Any:
-    """Run an operator whose CPU kernel does not know a type; outputs are not converted back.
-
-    Half precision is computed in single, and integers (``histc``) in double.
+    """Run an operator whose CPU kernel does not know a type; outputs are not converted back. Half
+    precision is computed in single, and integers (``histc``) in double.
     """
     halves = any(value.dtype in _HALVES for value in values)
     single = [

@@ -81,9 +81,8 @@ class Values(Enum):
 
 
 class ValuesNeeded(BaseException):
-    """Ends a pass whose program's way depends on a value that has to be computed.
-
-    No ``Exception``, because programs catch those.
+    """Ends a pass whose program's way depends on a value that has to be computed. No ``Exception``,
+    because programs catch those.
     """
 
 
@@ -113,9 +112,8 @@ class ValuesBudget:
         """What there was too much of, when the budget was exceeded."""
 
     def affords(self, live: int, call: Call, plan: Plan) -> bool:
-        """Return whether a call's values may be computed.
-
-        ``live`` are the bytes of the values that are known now.
+        """Return whether a call's values may be computed. ``live`` are the bytes of the values that
+        are known now.
         """
         known = plan.cost
         if known is None:
@@ -414,9 +412,8 @@ class Contents:
         return self._assumed.get(record.address)
 
     def value(self, record: Storage, tensor: Tensor, content: Tensor | None = None) -> Tensor:
-        """Return the real values of ``tensor``, a view of the known content of its storage.
-
-        Or of a copy of that ``content``.
+        """Return the real values of ``tensor``, a view of the known content of its storage. Or of a
+        copy of that ``content``.
         """
         whole = self.by_address[record.address] if content is None else content
         storage = whole.untyped_storage()

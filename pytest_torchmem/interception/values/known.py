@@ -139,9 +139,8 @@ class KnownValues(Answers):
         return memories
 
     def _begin_writing(self, call: Call, plan: Plan | None) -> Mapping[int, Tensor] | None:
-        """Know the storages that nobody has written to and that an operator writes to.
-
-        Returns the memory of a copy of one, which nobody has written to either.
+        """Know the storages that nobody has written to and that an operator writes to. Returns the
+        memory of a copy of one, which nobody has written to either.
         """
         operator, contents = call.operator, self.contents
         if not contents.settle(call.records):
@@ -250,9 +249,8 @@ class KnownValues(Answers):
     def note(
         self, call: Call, plan: Plan, result: Any, memories: Mapping[int, Tensor] | None
     ) -> None:
-        """Note what is known of an operator's outputs, and of what it wrote to.
-
-        ``memories`` is what ``compute`` returned.
+        """Note what is known of an operator's outputs, and of what it wrote to. ``memories`` is
+        what ``compute`` returned.
         """
         if self.recordings and (recording := self._recording_of(call)) is not None:
             recording.note(call, plan, result)
@@ -311,9 +309,8 @@ class KnownValues(Answers):
                 check(call.args, call.kwargs, known=known)
 
     def known_value(self, tensor: Tensor) -> Tensor:
-        """Return the values of a tensor without memory, or one that is real itself.
-
-        Raises ``NotKnown``.
+        """Return the values of a tensor without memory, or one that is real itself. Raises
+        ``NotKnown``.
         """
         record = self._ledger.records.get(storage_address(tensor))
         if record is None or not (record.hollow or self.contents.known(record) is not None):
@@ -488,9 +485,8 @@ class KnownValues(Answers):
         operations: int,
         run: Callable[[list[Tensor]], object],
     ) -> bool:
-        """Let ``run`` compute what a launched kernel writes, in the values of its tensors.
-
-        Return False where these are not known, or it takes more operations than there may be.
+        """Let ``run`` compute what a launched kernel writes, in the values of its tensors. Return
+        False where these are not known, or it takes more operations than there may be.
         """
         contents, found = self.contents, self._ledger.records
         records = [found.get(storage_address(tensor)) for tensor in tensors]
@@ -796,9 +792,8 @@ def _may_be_another(value: object) -> bool:
 
 
 def _is_refusal(call: Call, error: Exception) -> bool:
-    """Return whether the program's own kernel would have raised an error of the CPU's kernel.
-
-    That of the CPU does. A GPU's refuses values where its record says so, but other types.
+    """Return whether the program's own kernel would have raised an error of the CPU's kernel. That
+    of the CPU does. A GPU's refuses values where its record says so, but other types.
     """
     operator = call.operator
     if operator.opaque or call.values is not None or type(error) is not RuntimeError:

@@ -193,9 +193,8 @@ SUMS = "_c10d_functional::all_reduce"
 
 
 def run_functional(operator: str, args: Args, kwargs: Kwargs) -> Any:
-    """Return what a collective that returns its outputs gives of real tensors.
-
-    Raises ``NotImplementedError`` where that is not known.
+    """Return what a collective that returns its outputs gives of real tensors. Raises
+    ``NotImplementedError`` where that is not known.
     """
     given, name = args[0], operator.partition("::")[2].partition(".")[0]
     if name == "wait_tensor":
@@ -285,9 +284,8 @@ Messages = dict[Message, tuple[Any, ...]]
 
 
 class MessageNeeded(BaseException):
-    """Ends a pass whose program asks for what another process has sent.
-
-    No ``Exception``, because programs catch those.
+    """Ends a pass whose program asks for what another process has sent. No ``Exception``, because
+    programs catch those.
     """
 
     def __init__(self, message: Message) -> None:
@@ -314,9 +312,8 @@ class Mailbox:
     def __init__(
         self, messages: Messages, rank: int, awaited: Message | None = None, *, looks: bool = True
     ) -> None:
-        """``awaited``: the pass is run for a message, and ends soon after that was sent.
-
-        ``looks``: another process is asked about files that the program only looks for.
+        """``awaited``: the pass is run for a message, and ends soon after that was sent. ``looks``:
+        another process is asked about files that the program only looks for.
         """
         self._messages, self._rank, self._awaited = messages, rank, awaited
         self._looks = looks
@@ -503,7 +500,6 @@ class Mailbox:
 
     def needed_after(self, lacks: FileNotFoundError | None) -> MessageNeeded | None:
         """Return the message whose absence made the program fail; None where none is missing.
-
         ``lacks`` is why it has failed, if it is for a file.
         """
         if lacks is not None and self._rank:
@@ -597,9 +593,8 @@ def lacks_file(error: BaseException) -> FileNotFoundError | None:
 
 
 def never_sent(message: Message, why: str, failure: str = "") -> UnknownValueError:
-    """Return the error for a message that its sender does not send.
-
-    ``failure``: the error by which the program fails without.
+    """Return the error for a message that its sender does not send. ``failure``: the error by which
+    the program fails without.
     """
     failure = f". Without it the program fails ({failure})" if failure else ""
     named = {"store": f"the key {message.name!r} of a store", AWAITED_FILE: f"file {message.name}"}

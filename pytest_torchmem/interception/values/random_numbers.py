@@ -165,9 +165,8 @@ def _reduced(polynomial: int) -> int:
 
 @cache
 def _lower_terms() -> tuple[int, ...]:
-    """Return the terms of the polynomial below the highest.
-
-    Matsumoto and Nishimura, «Mersenne Twister» (1998), appendix A.
+    """Return the terms of the polynomial below the highest. Matsumoto and Nishimura, «Mersenne
+    Twister» (1998), appendix A.
     """
     a, b = 1 << _WORDS ^ 1 << _MIDDLE, 1 << (_WORDS - 1) ^ 1 << (_MIDDLE - 1)
     powers = [1]
