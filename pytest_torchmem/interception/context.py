@@ -231,17 +231,9 @@ class TraceContext:
         if record is not None and uses <= tensors + 1:  # ``storage``
             self._parts.ledger.strike(record)
 
-    @contextmanager
-    def holding(self, kind: Kind) -> Iterator[None]:
+    def holding(self, kind: Kind) -> AbstractContextManager[None]:
         """Let what is allocated meanwhile be of a kind."""
-        devices = self._parts.ledger.devices
-        before = {device: ledger.booked for device, ledger in devices.items()}
-        try:
-            yield
-        finally:
-            for device, ledger in devices.items():
-                for index in range(before.get(device, 0), ledger.booked):
-                    ledger.entries[index] = ledger.entries[index]._replace(kind=kind)
+        return self._parts.ledger.changing(lambda entry: entry._replace(kind=kind))
 
     def unknown_bytes(self, nbytes: int) -> Tensor:
         """Return bytes of the host that are not known and take no memory."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -322,6 +323,17 @@ class Ledger:
         index = ledger.add(entry._replace(nbytes=entry.nbytes or cast(Any, record()).nbytes()))
         record.ledger.remove(record.index)
         record.index, record.ledger = index, ledger
+
+    @contextmanager
+    def changing(self, change: Callable[[Allocation], Allocation]) -> Iterator[None]:
+        """Write what is allocated meanwhile down as ``change`` returns it."""
+        before = {device: ledger.booked for device, ledger in self.devices.items()}
+        try:
+            yield
+        finally:
+            for device, ledger in self.devices.items():
+                for index in range(before.get(device, 0), ledger.booked):
+                    ledger.entries[index] = change(ledger.entries[index])
 
     def note_kinds(self, held: Iterable[tuple[Tensor, Kind]]) -> None:
         """Write down what the storages of tensors turn out to be."""

@@ -105,7 +105,9 @@ class AheadOfTime:
         parameters = dict(self._module.named_parameters())
         buffers = dict(self._module.named_buffers())
         try:
-            with self._making_graphs():
+            # The module's own forward runs, and composite operators go the way of the device.
+            tracing = having(self, _tracing=True)
+            with tracing, compiler.taken_for_compiling(), self._in_mode(makes_graphs=True):
                 return compiled(parameters, buffers, others, args, kwargs)
         except RuntimeError as error:
             what = _without_graph(error)
@@ -147,22 +149,11 @@ class AheadOfTime:
         self.graphs.append(graph)
 
         def run(args: list[Any]) -> Any:
-            with having(self, _tracing=False), self._running():
+            running = having(self, _tracing=False)
+            with running, compiler.taken_for_compiling(False), self._in_mode(makes_graphs=False):
                 return NamedGraph(graph).boxed_run(args)
 
         return compiler.given_a_list(run)
-
-    @contextmanager
-    def _making_graphs(self) -> Iterator[None]:
-        """Let the module's own forward run, and composite operators go the way of the device."""
-        tracing = having(self, _tracing=True)
-        with tracing, compiler.taken_for_compiling(), self._in_mode(makes_graphs=True):
-            yield
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        with compiler.taken_for_compiling(False), self._in_mode(makes_graphs=False):
-            yield
 
     def _in_mode(self, makes_graphs: bool) -> AbstractContextManager[None]:
         interceptor = self._interceptor

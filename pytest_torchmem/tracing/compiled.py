@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short_path
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.profile.timeline import Kind, Origin
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step.imports import eager, when_compiler_is_used
 from pytest_torchmem.torch_private import compiler, module_calls
 from pytest_torchmem.torch_private.patches import having
@@ -182,12 +182,6 @@ class Compiled:
             line = self._interceptor.parts.attribution.user_line()
             self._without_graph.setdefault(key, line)
 
-    def has_graph(self, key: int) -> None:
-        """Take note of a callback that something was made of."""
-        self._with_graph.add(key)
-        self._interceptor.parts.attribution.facts.compiled()
-        self._without_graph.pop(key, None)
-
     def _classes_on_gpu(self) -> tuple[tuple[type, ...], tuple[type, ...]]:
         """Return classes of the fake GPU whose objects graphs make, and take as constants."""
         if self._interceptor.parts.target.gpu is None:
@@ -247,15 +241,20 @@ class Compiled:
 
     # -- levels ------------------------------------------------------------------------------------
 
-    @contextmanager
-    def on_its_devices(self, graph: fx.GraphModule) -> Iterator[None]:
-        """Let what C++ makes while a graph is compiled be where tensors of the graph are."""
+    def compile(self, key: int, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a graph of Dynamo that a callback was given."""
+        self._with_graph.add(key)
+        self._interceptor.parts.attribution.facts.compiled()
+        self._without_graph.pop(key, None)
+        # What C++ makes while a graph is compiled is where tensors of the graph are.
         mode = self._interceptor.mode._replace(graph_on_host=not compiler.is_on_gpu(graph))
         with self._interceptor.in_mode(mode):
-            yield
+            found = self._compile(original, graph, inputs)
+        self._keep_numbers(graph)
+        return found
 
-    def compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """Compile a graph of Dynamo at the level that the trace reaches."""
+    def _compile(self, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """Compile a graph at the level that the trace reaches."""
         # Few traces compile anything, and no other waits for these modules.
         from pytest_torchmem.advice.graph_changes import change_graph
 
@@ -294,8 +293,6 @@ class Compiled:
         from pytest_torchmem.torch_private import inductor
 
         if not self._lowers:
-            from pytest_torchmem.torch_private import inductor
-
             interceptor, stack = self._interceptor, self._stack
             host, on_gpu = interceptor.parts.target.host, interceptor.parts.target.gpu is not None
             with interceptor.working():
@@ -306,8 +303,7 @@ class Compiled:
             hooks = inductor.Hooks(self._allocate, self._written)
             stack.enter_context(inductor.output_code_run(hooks, interceptor.threads.on_thread))
             self._lowers = True
-        timed = [name for name in inductor.TIMED if original.config.get(name)]
-        for name in timed:
+        for name in filter(original.config.get, inductor.TIMED):
             self.reasons.setdefault(
                 f"{name} of torch.compile is left out: the default choices are counted"
             )
@@ -332,21 +328,20 @@ class Compiled:
                 self._lowering.failed(_first_sentence(error))
             raise
 
-    def keep_numbers(self, graph: fx.GraphModule) -> None:
+    def _keep_numbers(self, graph: fx.GraphModule) -> None:
         """Book the numbers that a graph of Dynamo keeps; its tensors are fake and take nothing."""
         interceptor = self._interceptor
         if interceptor.parts.target.gpu is not None:  # they are on the host
             return
         with interceptor.working():
             numbers = compiler.numbers_kept_for(graph)
-        ledger = interceptor.parts.ledger.on(_CPU)
-        before = ledger.booked
-        with self._running():
-            self._numbers += [torch.empty((), dtype=one.dtype) for one in numbers if one.numel()]
-        for index in range(before, ledger.booked):
-            entry = ledger.entries[index]
+
+        def of_compiler(entry: Allocation) -> Allocation:
             origin = entry.origin._replace(operator="torch.compile")
-            ledger.entries[index] = entry._replace(kind=Kind.OTHER, origin=origin)
+            return entry._replace(kind=Kind.OTHER, origin=origin)
+
+        with interceptor.parts.ledger.changing(of_compiler), self._running():
+            self._numbers += [torch.empty((), dtype=one.dtype) for one in numbers if one.numel()]
 
     def _run_as_it_is(self, graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         from pytest_torchmem.tracing.ahead_of_time import NamedGraph
@@ -370,14 +365,10 @@ class Compiled:
         pinned: bool,
     ) -> Tensor:
         """Make a buffer, which is for the operators that it holds the results of."""
-        devices = self._interceptor.parts.ledger.devices
-        before = {name: one.booked for name, one in devices.items()}
-        made = torch.empty_strided(size, stride, dtype=dtype, device=device, pin_memory=pinned)
-        for name, one in devices.items():
-            for index in range(before.get(name, 0), one.booked):
-                entry = one.entries[index]
-                one.entries[index] = entry._replace(origin=_origin(entry.origin, buffer))
-        return made
+        with self._interceptor.parts.ledger.changing(
+            lambda entry: entry._replace(origin=_origin(entry.origin, buffer))
+        ):
+            return torch.empty_strided(size, stride, dtype=dtype, device=device, pin_memory=pinned)
 
     def _written(self, kernel: str, tensors: Sequence[Tensor]) -> None:
         self._interceptor.parts.values.forget(tensors)
@@ -420,11 +411,7 @@ class _Backend:
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Return what runs instead of a graph."""
-        self._compiled.has_graph(self._key)
-        with self._compiled.on_its_devices(graph):
-            found = self._compiled.compile(self._original, graph, inputs)
-        self._compiled.keep_numbers(graph)
-        return found
+        return self._compiled.compile(self._key, self._original, graph, inputs)
 
 
 def _origin(origin: Origin, buffer: inductor.OutputBuffer) -> Origin:

@@ -127,25 +127,20 @@ def layers(
             interceptor.paths = {}  # which refer back to it
 
 
-class _Python(NamedTuple):
-    addresses: files.Addresses
-    changes: Changes
-
-
 @contextmanager
 def python_functions(trace: TraceContext) -> Iterator[None]:
     """Let tensors without memory be copied, pickled, printed and read on the trace's threads, and
     phases and changes of the program's own modules be seen.
     """
     with (
-        LASTING.layer("functions of Python", _functions) as owners,
-        files.safetensors_files(trace, owners.addresses),
-        owners.changes.noted(),
+        LASTING.layer("functions of Python", _functions) as (addresses, changes),
+        files.safetensors_files(trace, addresses),
+        changes.noted(),
     ):
         yield
 
 
-def _functions(trace: TraceContext) -> Layer[_Python]:
+def _functions(trace: TraceContext) -> Layer[tuple[files.Addresses, Changes]]:
     pickling, addresses, fake_tensors = (
         files.Pickling(trace),
         files.Addresses(trace),
@@ -176,7 +171,7 @@ def _functions(trace: TraceContext) -> Layer[_Python]:
     begin = (pickling.begin, addresses.begin, fake_tensors.begin, changes.begin)
     begin = (*begin, *(hooks.clear for hooks in steps.values()))
     contract = sys.modules, patches.CONTRACT, sys.modules.get(patches.CONTRACT, patches.ABSENT)
-    return Layer(replacements, _Python(addresses, changes), begin, (contract,))
+    return Layer(replacements, (addresses, changes), begin, (contract,))
 
 
 _CPU = torch.device("cpu")

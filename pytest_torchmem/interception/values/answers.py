@@ -91,8 +91,7 @@ class UnknownNumber(float):
     def __index__(self) -> int:
         if not self._integer:
             raise TypeError("'float' object cannot be interpreted as an integer")
-        found: int = self._as_integer(int)
-        return found
+        return int(self._as_integer(int))
 
     def __int__(self) -> int:
         # ``"%d" % number``: numbers that ``%`` divides are not asked for an integer
