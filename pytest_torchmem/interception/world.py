@@ -16,7 +16,7 @@ import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -329,7 +329,7 @@ def world_entered(
     )
     had_group = _has_process_group()
     with ExitStack() as stack:
-        stack.enter_context(_variables(world.environment))
+        stack.enter_context(variables(world.environment))
         _TRACED.append(True)
         stack.callback(_TRACED.pop)
         stack.enter_context(groups.groups_put_aside(standing.groups if standing else None))
@@ -401,7 +401,7 @@ class StandingWorld:
             yield
             return
         with ExitStack() as stack:
-            stack.enter_context(_variables_set(self.world.environment))
+            stack.enter_context(variables(self.world.environment, all_of_them=False))
             stack.enter_context(groups.groups_put_aside(self._groups))
             stack.callback(groups.forget_meshes)
             stack.callback(setattr, sys, "excepthook", sys.excepthook)
@@ -436,25 +436,9 @@ class StandingWorld:
 
 
 @contextmanager
-def _variables_set(values: dict[str, str]) -> Iterator[None]:
-    """Set variables for a while, and leave alone what the program sets."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in values.items():
-            old = before[name]
-            if os.environ.get(name) == value:
-                if old is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = old
-
-
-@contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment, and put back these and all that the program sets.
+def variables(values: Mapping[str, str], *, all_of_them: bool = True) -> Iterator[None]:
+    """Set variables of the environment, and put back these and all that the program sets, or leave
+    that alone.
 
     Launchers tell their processes by variables what to do, and libraries tell themselves
     (``ACCELERATE_USE_FSDP``); the next trace may be of another program.
@@ -464,9 +448,12 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [name for name in os.environ if name not in before]:
-            del os.environ[name]
-        os.environ.update(before)
+        still = {name for name, value in values.items() if os.environ.get(name) == value}
+        for name in {*os.environ, *before} if all_of_them else still:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def _rendezvous(

@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from pytest_torchmem.allocator.device_memory import parse_options
 from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_note, refuse_misspelt
@@ -32,10 +32,9 @@ from pytest_torchmem.journal.contents import ProgramState, SharedState
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import process_kept, run_alone, settings_kept, undisturbed
 from pytest_torchmem.journal.reached import Reached
-from pytest_torchmem.profile.facts import Facts
 from pytest_torchmem.profile.later import Later, without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
-from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import Phase, Timeline
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import Args, Kwargs, tensors_in
@@ -357,26 +356,25 @@ def _profile(
         watch.at_end(ledger)
     for memory in memories:
         memory.close()
-    workload = fingerprint or program.fingerprint()
     warnings = _warnings(interceptor, compiled)
     calls = ledger.on(machine.device).calls or []
-    noted = Later(partial(facts.facts, [(call[2], call[3]) for call in calls]))
-    functions = Later(lambda: tuple(operator_log.functions_called(facts.sites.items())))
-    seen = _Seen(
-        cast(Facts, noted),
-        tuple(facts.broadcasts.items()),
-        tuple(facts.callers.items()),
-        {place: caller for place, caller in facts.library_lines.items() if caller},
-        cast(Any, functions),
-    )
-    ran = compiled.level, tuple(compiled.graphs)
-    about = machine, workload, warnings, interceptor.parts.values.known_are, seen, ran
+    seen: dict[str, Any] = {
+        "workload": fingerprint or program.fingerprint(),
+        "values": interceptor.parts.values.known_are,
+        "facts": Later(partial(facts.facts, [(call[2], call[3]) for call in calls])),
+        "broadcasts": tuple(facts.broadcasts.items()),
+        "callers": tuple(facts.callers.items()),
+        "library_lines": {place: line for place, line in facts.library_lines.items() if line},
+        "functions": Later(lambda: tuple(operator_log.functions_called(facts.sites.items()))),
+        "level": compiled.level,
+        "graphs": tuple(compiled.graphs),
+    }
     reported = [
         (ledger.on(device), memory) for device, memory in zip_longest(machine.devices, memories)
     ]
     own = reported.pop(machine.device.index or 0)
-    others = tuple(_profile_of(*about, *other) for other in reported)
-    profile = _profile_of(*about, *own, others, advised, ledger.on(_CPU))
+    others = tuple(_profile_of(machine, warnings, seen, *other) for other in reported)
+    profile = _profile_of(machine, warnings, seen, *own, others, advised, ledger.on(_CPU))
     del outcome
     return profile
 
@@ -456,30 +454,19 @@ def _note_what_helps(error: BaseException, gpu: Gpu | None, values: KnownValues)
         add_note(error, "\n".join((_GUESSED, *told)))
 
 
-class _Seen(NamedTuple):
-    """What a profile says of the step beside its memory, by the names of its fields."""
-
-    facts: Facts
-    broadcasts: tuple[tuple[Origin, str], ...]
-    callers: tuple[tuple[str, str], ...]
-    library_lines: dict[tuple[str, str], str]
-    functions: tuple[tuple[Origin, str], ...]
-
-
 def _profile_of(
     machine: Target,
-    workload: str,
     warnings: tuple[str, ...],
-    values: str,
-    seen: _Seen,
-    ran: tuple[str, tuple[fx.GraphModule, ...]],
+    seen: Mapping[str, Any],
     ledger: DeviceLedger,
     memory: DeviceMemory | None,
     others: tuple[MemoryProfile, ...] = (),
     advised: Suggest | None = None,
     host: DeviceLedger | None = None,
 ) -> MemoryProfile:
-    """Return the profile of one device, whose own warnings stand last."""
+    """Return the profile of one device, whose own warnings stand last; ``seen`` is what it has of
+    the step beside its memory, by the names of its fields.
+    """
     (timeline, calls), device = ledger.finish(), ledger.device
     on_host = Timeline()
     if host is not None and (host is not ledger or host.foreign):
@@ -490,21 +477,12 @@ def _profile_of(
         gpu=machine.gpu.name if machine.gpu else None,
         host=machine.host.name,
         torch_version=torch.__version__,
-        workload=workload,
         warnings=(*warnings, *_unknown(ledger, machine), *_elsewhere(ledger, machine, others)),
         unknown_workspaces=tuple(sorted(ledger.unknown_workspaces)),
         calibrated_workspaces=tuple(sorted(ledger.calibrated_workspaces)),
         library_workspaces=tuple(sorted(ledger.library_workspaces)),
         library_answers=tuple(answer._replace(modules=tuple(modules)) for answer, modules in found),
         questions=tuple(sorted(ledger.questions)),
-        values=values,
-        facts=seen.facts,
-        broadcasts=seen.broadcasts,
-        callers=seen.callers,
-        library_lines=seen.library_lines,
-        functions=seen.functions,
-        level=ran[0],
-        graphs=ran[1],
         timeline=timeline,
         host_peak=host_peak_of(on_host),
         host_timeline=on_host,
@@ -514,6 +492,7 @@ def _profile_of(
         advised=advised,
         world_size=machine.world.size if machine.world else None,
         rank=machine.world.rank if machine.world else None,
+        **seen,
         **figures_of(timeline),
     )
 

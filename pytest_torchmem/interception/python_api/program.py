@@ -15,7 +15,6 @@ among (torch/csrc/utils/python_dispatch.cpp). So nothing is intercepted while th
 """
 
 import _thread
-import os
 import queue
 import sys
 import threading
@@ -41,6 +40,7 @@ from torch.optim import Optimizer
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
+from pytest_torchmem.interception.world import variables
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.imports import ThreadApart
@@ -530,15 +530,13 @@ def _unseen(trace: TraceContext, processes: int) -> str:
 @contextmanager
 def _as_process() -> Iterator[None]:
     """End what a process leaves behind: its variables, its process group, its exit."""
-    variables, had_group = dict(os.environ), torch.distributed.is_initialized()
+    had_group = torch.distributed.is_initialized()
     try:
-        yield
+        with variables({}):
+            yield
     except SystemExit as ended:
         if ended.code:
             raise
     finally:
         if torch.distributed.is_initialized() and not had_group:
             torch.distributed.destroy_process_group()
-        for name in os.environ.keys() - variables.keys():
-            del os.environ[name]
-        os.environ.update(variables)
