@@ -266,9 +266,10 @@ class FactCollector:
             number, first = self._backwards.get(name, (0, line))
             self._backwards[name] = number + 1, first
 
-    def compiled(self) -> None:
-        """Take note that the program has had a graph compiled."""
+    def compiled(self, asked: Mapping[str, str]) -> None:
+        """Take note that the program has had a graph compiled, and of what was asked for."""
         self._graphs.append(self._line())
+        self._known[Topic.SETTINGS] = {**self._known[Topic.SETTINGS], **asked}
 
     def settings(self) -> None:
         """Take note of the settings that the step begins with."""

@@ -234,6 +234,15 @@ def backend_of(callback: Any) -> Backend:
     return callback  # type: ignore[no-any-return]
 
 
+def asked_of(backend: Any) -> dict[str, str]:
+    """Return how ``torch.compile`` is asked for a backend, where that is not the default."""
+    name = getattr(backend, "compiler_name", "inductor")
+    options = getattr(backend, "config", None) or getattr(backend, "kwargs", {})
+    asked = {**({} if name == "inductor" else {"backend": name}), **options}
+    plain = {key: one for key, one in asked.items() if type(one) in (bool, int, float, str)}
+    return {f"torch.compile({key}=)": str(one) for key, one in plain.items()}
+
+
 def with_backend(callback: Any, backend: Backend) -> Convert:
     """Return a callback that has graphs compiled by another backend, and is otherwise the same. As
     Dynamo does for DDP (torch/_dynamo/convert_frame.py, ``CatchErrorsWrapper.__call__``).

@@ -244,7 +244,7 @@ class Compiled:
     def compile(self, key: int, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph of Dynamo that a callback was given."""
         self._with_graph.add(key)
-        self._interceptor.parts.attribution.facts.compiled()
+        self._interceptor.parts.attribution.facts.compiled(compiler.asked_of(original))
         self._without_graph.pop(key, None)
         # What C++ makes while a graph is compiled is where tensors of the graph are.
         mode = self._interceptor.mode._replace(graph_on_host=not compiler.is_on_gpu(graph))

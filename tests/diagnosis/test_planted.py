@@ -266,9 +266,21 @@ def _in_double(wrong: bool) -> None:
     torch.set_default_dtype(torch.float64 if wrong else torch.float32)
 
 
+class Linear(nn.Linear):
+    """A layer whose forward is compiled, after it was told how."""
+
+    def waves(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sin().exp().cos().exp().sin()
+
+
+def _eagerly(wrong: bool) -> None:
+    Linear.forward = torch.compile(Linear.waves, backend="eager" if wrong else "inductor")
+
+
 @pytest.mark.parametrize(
     ("put", "words"),
     [
+        (_eagerly, "torch.compile(backend=) is eager, and was not set"),
         (_workspace_of_cublas, "CUBLAS_WORKSPACE_CONFIG is :65536:8, and was :4096:8"),
         (_without_flash_attention, ": fused kernels are switched off"),
         (_in_double, "torch.set_default_dtype is torch.float64, and was not set"),
@@ -284,7 +296,7 @@ def test_a_setting_that_a_library_changed_at_import_is_named_first(
         put(wrong)
 
         def run(device: str) -> None:
-            linear = nn.Linear(64, 64, device=device)
+            linear = Linear(64, 64, device=device)
             x = linear(torch.ones(4, 128, 64, device=device))
             heads = x.view(4, 128, 4, 16).transpose(1, 2)
             nn.functional.scaled_dot_product_attention(heads, heads, heads).sum().backward()
