@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.libraries.nvidia import beside_buffer
-from pytest_torchmem.operators.registry import operator
+from pytest_torchmem.operators.registry import aten, operator
 from pytest_torchmem.operators.workspace import (
     FLOAT,
     HALVES,
@@ -327,6 +327,12 @@ def matrix_product(
 
 
 addmm = operator("aten::addmm", "aten::addmm_")
+
+
+@operator(*aten("addbmm addmm addmv addr baddbmm")).unread()
+def nothing_added(self: Tensor, *, beta: float = 1) -> list[Tensor]:
+    """What is multiplied by ``beta=0``, NaN and all."""
+    return [] if beta else [self]
 
 
 @addmm.workspace("cpu")

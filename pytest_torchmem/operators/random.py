@@ -9,7 +9,7 @@ from torch import Tensor
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import converted, like_first, like_operands
 from pytest_torchmem.operators.libraries import cub
-from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, operator
+from pytest_torchmem.operators.registry import OperatorKind, UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,
     DOUBLE,
@@ -66,6 +66,12 @@ def dropout(call: CompositeCall, input: Tensor, p: float, train: bool) -> Any:
     if train and 0 < p < 1 and input.numel() > 0:
         return torch.native_dropout(input, p, train)[0]
     return call()
+
+
+@operator(*aten("bernoulli.p rand_like randint_like randn_like")).unread()
+def shape_alone(self: Tensor) -> list[Tensor]:
+    """What gives no more than the shape; in ``vmap`` dropout draws so (native/Dropout.cpp)."""
+    return [self]
 
 
 @native_dropout.workspace("cpu")

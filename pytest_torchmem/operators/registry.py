@@ -255,7 +255,8 @@ class OperatorRecord:
     outputs than that of a device; they are taken by position, and ``None``, which counts as zero,
     where nobody reads them."""
     unread: Functions = field(default_factory=dict)
-    """The tensors whose values a call does not read, so that they need not be known."""
+    """The tensors whose values a call does not read, so that they need not be known; for every
+    overload."""
     flops: Functions = field(default_factory=dict)
     """The floating-point operations of one call, where ``torch.utils.flop_counter`` has no formula;
     for every overload."""

@@ -64,7 +64,7 @@ class OnDevice:
     sparse = _aspect("sparse", shared=True)
     compressed = _aspect("compressed")
     values = _aspect("values")
-    unread = _aspect("unread")
+    unread = _aspect("unread", shared=True)
     flops = _aspect("flops", shared=True)
     entry_flops = _aspect("entry_flops", shared=True)
     at_most = _aspect("at_most", shared=True)

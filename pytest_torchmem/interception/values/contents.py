@@ -389,16 +389,6 @@ class Contents:
             self.settle(records)
         return all(record.address in known for record in records)
 
-    def have_values(self, records: Sequence[Storage], tensors: Sequence[Tensor]) -> bool:
-        """Return whether the contents of all storages are known whose ``tensors`` have elements."""
-        known = self.by_address
-        if self.unwritten:
-            self.settle(records)
-        for position, record in enumerate(records):
-            if record.address not in known and tensors[position].numel():
-                return False
-        return True
-
     def are_shown(self, records: Sequence[Storage]) -> bool:
         """Return whether whoever reads the storages reads what is known of them."""
         known = self.by_address

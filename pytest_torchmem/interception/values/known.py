@@ -127,16 +127,20 @@ class KnownValues(Answers):
         if self.contents.unwritten and (copied := self._begin_writing(call, plan)) is not None:
             return copied
         if self._computes and call.operator.needs_values:
-            known = self.contents.by_address
-            for position, record in enumerate(call.records):  # most often the first ends it
-                tensor = call.tensors[position]
-                if record.address not in known and tensor.numel() and call.reads(tensor):
-                    return None
-            return self._compute_whatever(call, plan)
+            return self._compute_whatever(call, plan) if self._has_what_is_read(call) else None
         memories = self._computed(call, plan)
         if memories is None and call.operator.random:
             self._random_numbers.skip(call, plan)
         return memories
+
+    def _has_what_is_read(self, call: Call) -> bool:
+        """Return whether the values are known of all arguments that have any and are read."""
+        known = self.contents.by_address
+        for position, record in enumerate(call.records):  # most often the first ends it
+            tensor = call.tensors[position]
+            if record.address not in known and tensor.numel() and call.reads(tensor):
+                return False
+        return True
 
     def _begin_writing(self, call: Call, plan: Plan | None) -> Mapping[int, Tensor] | None:
         """Know the storages that nobody has written to and that an operator writes to. Returns the
@@ -231,11 +235,8 @@ class KnownValues(Answers):
         if self._counts_others(call):
             return None
         if self._computes:
-            if not (
-                self.contents.have_values(call.records, call.tensors) or operator.ignores_values
-            ):
-                return None
-            return self._compute_whatever(call, plan)
+            can = operator.ignores_values or self._has_what_is_read(call)
+            return self._compute_whatever(call, plan) if can else None
         if operator.opaque:
             return None
         if call.records:

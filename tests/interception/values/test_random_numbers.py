@@ -189,3 +189,29 @@ def test_a_split_is_permuted_on_the_host() -> None:
     found: list[list[int]] = []
     trace(lambda: found.append(program("cuda")), device="cuda")
     assert found == [program("cpu")]
+
+
+UNREAD: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "bernoulli": lambda x: torch.bernoulli(x, 0.3),
+    "rand_like": torch.rand_like,
+    "randint_like": lambda x: torch.randint_like(x, 9),
+    "randn_like": torch.randn_like,
+    "beta of zero": lambda x: torch.addmm(x, torch.rand(4, 2), torch.rand(2, 4), beta=0),
+    "beta of zero, batched": lambda x: torch.baddbmm(
+        x[None], torch.rand(1, 4, 2), torch.rand(1, 2, 4), beta=0
+    ),
+}
+
+
+@pytest.mark.parametrize("make", UNREAD.values(), ids=UNREAD)
+def test_what_is_not_read_need_not_be_known(make: Callable[[Tensor], Tensor]) -> None:
+    """As ``vmap`` draws dropout: from the shape of memory that nobody has written to."""
+    seen = []
+
+    def body() -> None:
+        torch.manual_seed(1)
+        seen.append(make(torch.empty(4, 4)).tolist())
+
+    body()
+    trace(body, device="cpu", values="real")
+    assert seen[0] == seen[-1]
