@@ -110,6 +110,12 @@ class DeviceMemory:
         """Count one user of a private pool less."""
         self.follow().private.release(pool)
 
+    def release_workspaces(self, stream: int) -> None:
+        """Free the buffers that libraries keep for a stream."""
+        kept = self._ledger.kept
+        for key in [key for key in kept if key[2] == stream]:
+            self._ledger.remove(kept.pop(key))
+
     def serve(
         self, pool: PoolId, streams: Callable[[int], bool], *, graph: bool
     ) -> Callable[[], None]:

@@ -97,6 +97,21 @@ def test_a_replay_takes_nothing_and_what_was_captured_stays() -> None:
     on_fake_cuda(body)
 
 
+def test_a_graph_takes_along_what_cublas_keeps_for_its_stream() -> None:
+    def body() -> None:
+        x = torch.ones(64, 64, device="cuda")
+        before = torch.cuda.memory_allocated()
+        for _ in range(2):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = x @ x
+            assert torch.cuda.memory_allocated() - before > 8 * MIB
+            del graph, y
+            assert torch.cuda.memory_allocated() == before
+
+    on_fake_cuda(body)
+
+
 def test_graphs_share_a_pool() -> None:
     """The second graph has the blocks that the first has given back."""
 

@@ -281,6 +281,27 @@ def test_requests_and_frees_come_in_the_same_order(name: str) -> None:
     assert traced.figures() == measured.figures()
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_what_cublas_keeps_for_a_stream_goes_with_a_graph_captured_on_it(before: bool) -> None:
+    def body() -> None:
+        x, graph = torch.ones(512, 512, device="cuda"), torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        if before:
+            with torch.cuda.stream(stream):
+                x @ x
+        with torch.cuda.graph(graph, stream=stream):
+            y = x @ x
+        del y
+        graph.reset()
+        with torch.cuda.stream(stream):
+            x @ x
+
+    measured = torchmem.measure(body, device="cuda")
+    traced = torchmem.trace(body, device="cuda", gpu="a100-80gb", memory="unlimited")
+    assert find_parting(traced, measured) is None
+    assert traced.figures() == measured.figures()
+
+
 def test_a_trace_on_the_cpu_is_on_a_machine_without_cuda() -> None:
     """Optimizers ask for the accelerator, and programs whether there is a GPU."""
     seen: list[object] = []

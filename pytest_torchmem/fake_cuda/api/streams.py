@@ -388,7 +388,7 @@ class GraphCapture:
         self.trace = trace
         self.index = index
         self.streams = {stream}
-        self.pool = pool
+        self.pool, self.stream = pool, stream
         self.memory = SESSION.memories[index]
         device = torch.device("cuda", index)
         self.recording = trace.values.begin_capture(device, self.streams.__contains__)
@@ -403,8 +403,11 @@ class GraphCapture:
 
 
 def _end(captured: GraphCapture) -> None:
-    """Delete a graph (``CUDAGraph::reset``)."""
+    """Delete a graph, and what cuBLAS keeps for its stream (``CUDAGraph::reset``,
+    ``clearCublasWorkspacesForStream``).
+    """
     captured.recording.drop(captured.trace.values.contents)
+    captured.memory.release_workspaces(captured.stream)
     captured.memory.release_pool(captured.pool)
 
 
