@@ -158,9 +158,11 @@ class TraceContext:
         return None if self.off() else self._parts.ledger.records.get(storage._cdata)
 
     def without_memory(self, tensor: Tensor) -> StorageRecord | None:
-        """Return the record of a tensor whose storage has no memory, or None."""
+        """Return the record of a tensor whose storage has no memory, or what was there before the
+        trace wrote to it; else None.
+        """
         record = self.record(tensor)
-        return record if record is not None and record.hollow else None
+        return record if record is not None and (record.hollow or record.outdated) else None
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
         """Return whether a tensor is on the fake GPU."""

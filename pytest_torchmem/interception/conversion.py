@@ -418,6 +418,7 @@ class Conversion:
             record.hollow = True
         else:
             private.bytes_of(tensor.untyped_storage()).copy_(known)
+            record.outdated = False
 
     @property
     def met(self) -> int:

@@ -299,8 +299,8 @@ class Interceptor:
                 result = self.kernels.run(spec, args, kwargs)
             else:
                 result = self._run_specially(spec, args, kwargs)
-            if spec.mutated or spec.mutated_names:
-                for tensor in argument_tensors(spec.written(args, kwargs)):
+            if spec.writes:
+                for tensor in argument_tensors(spec.all_written(args, kwargs)):
                     for part in parts_of(tensor):
                         conversion.write_back(part)
             return result

@@ -223,7 +223,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """A storage the ledger knows, and where it lives."""
 
-    __slots__ = ("address", "hollow", "index", "ledger", "lent", "memory", "shared")
+    __slots__ = ("address", "hollow", "index", "ledger", "lent", "memory", "outdated", "shared")
 
     address: int
     index: int
@@ -234,6 +234,8 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """Whether it is hollow and belongs to another ledger, which outlives this one."""
     memory: Tensor | None
     """Bytes that the hollow storage shows to whoever reads it."""
+    outdated: bool
+    """Whether a real storage holds what it did before an operator of the trace wrote to it."""
     shared: bool
     """Whether a hollow storage on the host was put into shared memory; not set before that."""
 
@@ -310,7 +312,7 @@ class Ledger:
         record = StorageRecord(storage, self.strike)
         address = storage._cdata
         record.address, record.index, record.ledger = address, index, ledger
-        record.hollow, record.memory, record.lent = hollow, memory, False
+        record.hollow, record.memory, record.lent, record.outdated = hollow, memory, False, False
         if address in self.records:
             self.when_forgotten(address)
             self.resized.pop(address, None)

@@ -54,6 +54,13 @@ _cudnn = operator(
     also_writes=("running_mean", "running_var"),
     order={"cuda": (0, 3, 1, 2)},
 )
+operator(
+    "aten::native_batch_norm",
+    "aten::batch_norm_update_stats",
+    "aten::batch_norm_gather_stats",
+    "aten::batch_norm_gather_stats_with_counts",
+    also_writes=("running_mean", "running_var"),
+)
 _cudnn_backward = operator("aten::cudnn_batch_norm_backward", not_in_key=("reserveSpace",))
 
 

@@ -202,11 +202,12 @@ class OperatorSpec:
         of_others = overload.namespace == "c10d" or self.broadcasts
         self.needs_values = not (of_others or self.random or even or self.ignores_values)
         """Whether nothing is to be known of its outputs unless its arguments' values are."""
-        self.changes_values = bool(record.unknown_outputs or written or record.also_writes)
+        self.writes = bool(written or record.also_writes)
+        self.changes_values = bool(record.unknown_outputs or self.writes)
         """Whether something is to be noted of values also where they are not known."""
         self.checks_values = bool(record.check_values or shared.check_values)
         """Whether its kernel refuses positions, which may be known where other values are not."""
-        changes = self.mutated or self.mutated_names or record.also_writes or self.holds
+        changes = self.writes or self.holds
         elsewhere = self.takes_device or record.copies_across or record.asks_grad_mode
         waits = self.makes_work or self.leaves_work
         self.is_plain = self.needs_values and not (
@@ -347,6 +348,19 @@ class OperatorSpec:
         return [args[position] for position in self.mutated if position < len(args)] + [
             kwargs[name] for name in self.mutated_names if name in kwargs
         ]
+
+    def all_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return those, and what it writes to although its schema does not say so.
+
+        Batch norms do in training (native/Normalization.cpp, ``batch_norm_cpu_update_stats``).
+        """
+        written, names = self.written(args, kwargs), self.argument_names
+        if self.record.also_writes and (
+            "training" not in names or args[names.index("training")] is not False
+        ):
+            places = map(names.index, self.record.also_writes)
+            written += [args[place] for place in places if place < len(args)]
+        return written
 
 
 def _dtype_beside(tensor: torch.Tensor | None, number: complex) -> torch.dtype | None:

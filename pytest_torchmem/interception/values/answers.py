@@ -249,8 +249,7 @@ def may_be_assumed(spec: OperatorSpec, tensors: list[torch.Tensor], result: Any)
     It depends on the operator and its arguments' geometry alone. Nothing is assumed of floating
     numbers that come of such, but by operators that ask what they are like.
     """
-    written = spec.mutated or spec.mutated_names or spec.record.also_writes
-    if written or spec.record.unknown_outputs not in _OF_NUMBERS:
+    if spec.writes or spec.record.unknown_outputs not in _OF_NUMBERS:
         return spec.changes_values
     return not all(map(is_floating, (*tensors, *argument_tensors(result))))
 

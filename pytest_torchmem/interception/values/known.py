@@ -151,13 +151,10 @@ class KnownValues(Answers):
             return None
         if operator.copies_whole and plan is not None and plan.makes_one:
             return {0: zeros(plan.slots[0])}
-        received = operator.overload.namespace == "c10d" or operator.record.also_writes
+        received = operator.overload.namespace in ("c10d", "fsdp")
         if not (received or operator.only_writes(call.args)):
             return None
-        names = operator.argument_names
-        places = map(names.index, operator.record.also_writes)
-        silently = [call.args[place] for place in places if place < len(call.args)]
-        arguments = [*operator.written(call.args, call.kwargs), *silently]
+        arguments = operator.all_written(call.args, call.kwargs)
         written = {id(one) for one in argument_tensors(arguments)}
         pairs = list(zip(call.tensors, call.records, strict=True))
         read = {record.address for tensor, record in pairs if id(tensor) not in written}
@@ -256,6 +253,11 @@ class KnownValues(Answers):
         if self.recordings and (recording := self._recording_of(call)) is not None:
             recording.note(call, plan, result)
             return
+        if call.operator.writes and not all(record.hollow for record in call.records):
+            arguments = call.operator.all_written(call.args, call.kwargs)
+            written = {id(one) for one in argument_tensors(arguments)}
+            for tensor, record in zip(call.tensors, call.records, strict=True):
+                record.outdated |= not record.hollow and id(tensor) in written
         if memories is not None:
             line = self.contents.of_others(call.records) or self._gathered_now(call)
             if memories:
@@ -269,7 +271,7 @@ class KnownValues(Answers):
         operator = call.operator
         if operator.record.unknown_outputs is not None and call.records and not operator.opaque:
             self._assume(call, result)
-        if operator.mutated or operator.mutated_names or operator.record.also_writes:
+        if operator.writes:
             self._written(call)
 
     def show(
@@ -470,6 +472,7 @@ class KnownValues(Answers):
             sum_ = Call(in_place, call.args, call.kwargs, call.tensors, call.records, call.device)
             recording.note(sum_, Plan((), Same(0)), call.tensors[0])
             return
+        first.outdated = not first.hollow
         if contents.known(first) is None:
             return
         if contents.known(second) is None:
@@ -733,9 +736,7 @@ class KnownValues(Answers):
         records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
         names = operator.argument_names
         kept = {id(call.args[names.index(name)]) for name in operator.record.keeps_values}
-        places = map(names.index, operator.record.also_writes)
-        silently = [call.args[place] for place in places if place < len(call.args)]
-        for argument in [*operator.written(call.args, call.kwargs), *silently]:
+        for argument in operator.all_written(call.args, call.kwargs):
             if id(argument) in kept:
                 continue
             for tensor in argument_tensors(argument):

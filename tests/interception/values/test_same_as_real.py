@@ -191,3 +191,43 @@ def test_attention_on_cuda_that_drops_everything(dtype: torch.dtype) -> None:
     else:
         trace(lambda: made.extend(step()), device="cuda", values="real")
         assert made == [True, True, False]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_real_tensors_that_the_step_reaches_read_as_they_were_written(device: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
+    before = [one.clone() for one in (x, *model.state_dict().values())]
+
+    def step() -> list[Any]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        losses = []
+        for _ in range(3):
+            loss = model.train()(x).square().sum() + model.eval()(x).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            x.add_(1)
+            losses.append(loss.item())
+        running: Any = model[1].running_mean  # which the kernel writes to without saying so
+        return [losses, x.tolist(), model[0].weight.tolist(), running.numpy().tolist()]
+
+    made: list[Any] = []
+    trace(lambda: made.extend(step()), device=device, values="real")
+    assert all(map(torch.equal, (x, *model.state_dict().values()), before))
+    for found, real in zip(made, step(), strict=True):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(real), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_a_batch_that_is_not_known_are_not_known() -> None:
+    norm = nn.BatchNorm1d(3)
+
+    def step(x: torch.Tensor) -> list[str]:
+        norm.eval()(x)
+        known = f"{norm.running_mean.sum().item()}"  # type: ignore[union-attr, operator]
+        norm.train()(x)
+        return [known, f"{norm.running_mean.sum().item()}"]  # type: ignore[union-attr, operator]
+
+    told: list[str] = []
+    trace(lambda: told.extend(step(torch.empty(4, 3))), values="real")
+    assert told == ["0.0", "nan"]
