@@ -43,6 +43,8 @@ _AS_THEY_ARE = _QUICK | CHANGEABLE
 _DEEPEST = 3
 """Levels of containers and objects that are looked into."""
 _SETTINGS = (int, float, str, NoneType)
+_OF_OPTIMIZERS = "param_groups", "params"
+"""The lists of groups, and of the parameters of one."""
 GONE: Any = object()
 """Stands for what was there before, and is no more."""
 
@@ -196,6 +198,12 @@ class SharedState:
             (place, {name: copy(one) for name, one in place.items() if _is_setting(one)})
             for place in reached.settings
         ]
+        self._groups = [
+            (one, mapped(weakly, one))
+            for place in reached.settings
+            for one in map(place.get, _OF_OPTIMIZERS)
+            if type(one) is list
+        ]
         places = [place for place, scope in reached.holders if scope is not Scope.OWN]
         self._noted = [
             (
@@ -211,9 +219,13 @@ class SharedState:
         ]
 
     def restore_settings(self) -> None:
-        """Give optimizers and what goes with them their learning rates and counts back."""
+        """Give optimizers and what goes with them their learning rates, counts and groups back."""
         for place, settings in self._settings:
             place.update(settings)
+        for listed, noted in self._groups:
+            contents = all_resolved(noted)
+            if not any(one is GONE for one in contents):
+                fill(listed, contents)
 
     def let_go(self, is_made_here: Callable[[Tensor], bool]) -> None:
         """Put what was there before in the place of what holds tensors that a trace has made. What
