@@ -100,8 +100,7 @@ def test_free_neighbours_become_one_block() -> None:
 
 
 def test_the_last_512_bytes_of_a_small_segment_are_a_block() -> None:
-    events = [MIB, MIB - 512, 512]
-    assert replay(events) == Peaks(2 * MIB, 2 * MIB, 2 * MIB, MIB)
+    assert replay([MIB, MIB - 512, 512]) == Peaks(2 * MIB, 2 * MIB, 2 * MIB, MIB)
 
 
 def test_a_stream_has_blocks_of_its_own() -> None:

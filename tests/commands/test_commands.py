@@ -236,8 +236,7 @@ def test_the_error_of_the_program_is_its_own(
 def test_a_file_that_is_no_profile_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "other.json").write_text("{}")
     assert main(["html", "other.json", "-o", "page.html"]) == 2
-    told = capsys.readouterr().err
-    assert "nor a recording of a GPU (it is of kind 'unknown')" in told
+    assert "nor a recording of a GPU (it is of kind 'unknown')" in capsys.readouterr().err
     assert main(["html", "missing.json", "-o", "page.html"]) == 2
     assert capsys.readouterr().err == "torchmem: error: missing.json: No such file or directory\n"
     assert not (here / "page.html").exists()

@@ -139,8 +139,7 @@ def test_review_asks_of_each_entry(
     _write(here / "artifact" / "tests" / "__torchmem__" / "test_net.json", *entries(2048))
     monkeypatch.setattr("sys.stdin", io.StringIO(answers))
     assert main(["review", "artifact"]) == status
-    told = capsys.readouterr().out
-    assert re.search(r"peak +1\.00 KiB +2\.00 KiB", told)
+    assert re.search(r"peak +1\.00 KiB +2\.00 KiB", capsys.readouterr().out)
     stored = load(file.read_text()).entries
     assert [entry.figures["peak"] for _, entry in sorted(stored.items())] == accepted
 
@@ -175,8 +174,6 @@ def test_prune_keeps_copies_of_what_is_there(
     for name in ("test_net", "test_gone"):
         _write(here / "artifact" / "tests" / "__torchmem__" / f"{name}.json", _entry(16))
     assert main(["prune"]) == 1
-    left = {path.name for path in (here / "artifact").rglob("*.json")}
-    assert left == {"test_net.json"}
-    told = capsys.readouterr().out
-    assert "it may be what a run proposes for tests/test_net.py" in told
+    assert {path.name for path in (here / "artifact").rglob("*.json")} == {"test_net.json"}
+    assert "it may be what a run proposes for tests/test_net.py" in capsys.readouterr().out
     assert main(["accept", "artifact"]) == 0

@@ -171,8 +171,7 @@ class Keeper:
     ],
 )
 def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: str) -> None:
-    keeper = Keeper()
-    kept = [keep(keeper)]
+    kept = [keep(Keeper())]
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 

@@ -142,11 +142,9 @@ def test_gradients_cross_devices() -> None:
 
 
 def test_operators_on_two_devices_raise_as_torch_does() -> None:
-    def body() -> None:
-        torch.ones(2, 2, device="cuda") @ torch.ones(2, 2)
 
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-        trace(body, device="cuda")
+        trace(lambda: torch.ones(2, 2, device="cuda") @ torch.ones(2, 2), device="cuda")
 
     def loss() -> None:
         nn.functional.cross_entropy(torch.ones(2, 3, device="cuda"), torch.tensor([0, 1]))
@@ -156,11 +154,9 @@ def test_operators_on_two_devices_raise_as_torch_does() -> None:
 
 
 def test_host_memory_only_functions_raise_as_torch_does() -> None:
-    def body() -> None:
-        torch.ones(2, device="cuda").numpy()
 
     with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy"):
-        trace(body, device="cuda")
+        trace(lambda: torch.ones(2, device="cuda").numpy(), device="cuda")
 
 
 def test_addresses_differ_where_memory_does() -> None:

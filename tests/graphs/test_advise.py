@@ -209,8 +209,7 @@ def test_compiled_code_that_keeps_less_is_traced_as_it_is_when_that_is_written()
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(3)))
     again = partial(trace, model, torch.randn(256, 32), mode="aot")
     trials = Trials(again(), again)
-    change = next(one for one in changes_of(trials, "") if "budget = 0.5" in one.text)
-    found = trials.of(change)
+    found = trials.of(next(one for one in changes_of(trials, "") if "budget = 0.5" in one.text))
     with torch._functorch.config.patch(activation_memory_budget=0.5):  # type: ignore[attr-defined]
         written = again()
     assert found is not None

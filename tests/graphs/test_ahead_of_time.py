@@ -260,8 +260,7 @@ def test_the_program_is_as_it_was_and_the_nodes_have_rows() -> None:
     assert "forward" not in model.__dict__
     assert not torch.compiler.is_compiling()
     assert len(profile.graphs) == 2
-    nodes = {row.node for row in profile.node_table()}
-    assert {"addmm", "gelu", "native_layer_norm"} <= nodes
+    assert {"addmm", "gelu", "native_layer_norm"} <= {row.node for row in profile.node_table()}
     with pytest.raises(UsageError, match="'eager', 'aot', 'inductor'"):
         trace(model, x, mode="compiled")  # type: ignore[arg-type]
 

@@ -74,8 +74,7 @@ def test_what_is_saved_is_what_autograd_packs(name: str) -> None:
     really = Saved(model)
     with torch.autograd.graph.saved_tensors_hooks(really.pack, lambda tensor: tensor):
         model(x).sum()
-    table = node_table(model, x)
-    assert table.total().fwd_saved == sum(really.bytes.values())
+    assert node_table(model, x).total().fwd_saved == sum(really.bytes.values())
 
 
 def test_an_attention_of_one_tensor_saves_it_once() -> None:
@@ -98,8 +97,7 @@ def test_parameters_are_no_activations_and_views_belong_to_their_base() -> None:
 
     row = row_of(node_table(program, nn.Parameter(torch.randn(5, 6))), "aten::mm")
     assert row.fwd_in == 4 * 6 * 4  # the whole of x, and not the weight
-    model = nn.Linear(6, 5, bias=False)
-    row = row_of(node_table(model, torch.randn(2, 6)), "aten::mm")
+    row = row_of(node_table(nn.Linear(6, 5, bias=False), torch.randn(2, 6)), "aten::mm")
     assert (row.fwd_in, row.fwd_saved, row.fwd_out, row.bwd_out) == (48, 48, 40, 120)
 
 

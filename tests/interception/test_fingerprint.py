@@ -40,9 +40,6 @@ def fingerprint(program: Any, device: str = "cpu") -> str:
 def test_the_same_work_has_the_same_fingerprint() -> None:
     model = Net()
 
-    def brought() -> None:
-        model(torch.randn(4, 8)).sum().backward()
-
     def several_steps() -> None:
         net = Net()
         for _ in range(3):
@@ -61,7 +58,7 @@ def test_the_same_work_has_the_same_fingerprint() -> None:
     assert fingerprint(several_steps) == same
     assert fingerprint(on_cuda, "cuda") == same
     assert fingerprint(recomputed) == same
-    assert fingerprint(brought) == same
+    assert fingerprint(lambda: model(torch.randn(4, 8)).sum().backward()) == same
 
 
 @pytest.mark.parametrize("other", [built(width=17), built(batch=5)])

@@ -128,8 +128,7 @@ def test_what_stays_on_the_host_is_growth() -> None:
             optimizer.step()
             kept.append(y.detach().cpu())
 
-    profile = torchmem.trace(program, device="cuda")
-    assert step_growth(profile.host_timeline).most == BYTES
+    assert step_growth(torchmem.trace(program, device="cuda").host_timeline).most == BYTES
 
 
 class Arrays(torch.utils.data.Dataset[object]):

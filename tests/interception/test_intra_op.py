@@ -22,12 +22,9 @@ def _several_threads() -> Iterator[None]:
 def test_other_threads_keep_theirs() -> None:
     seen: list[int] = []
 
-    def look() -> None:
-        seen.append(torch.get_num_threads())
-
     with OneThread():
         seen.append(torch.get_num_threads())
-        thread = threading.Thread(target=look)
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
         thread.start()
         thread.join()
     assert seen == [1, 2]

@@ -43,10 +43,7 @@ def test_another_function_that_was_put_there_between_traces_is_called(
 def test_a_function_that_a_program_keeps_belongs_to_no_trace_afterwards(device: str) -> None:
     kept = []
 
-    def program() -> None:
-        kept.append((torch.empty, torch.Tensor.item))
-
-    trace(program, device=device)
+    trace(lambda: kept.append((torch.empty, torch.Tensor.item)), device=device)
     make, item = kept[0]
     assert item(make(2).fill_(3.0).sum()) == 6.0
 

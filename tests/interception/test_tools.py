@@ -118,13 +118,11 @@ PROGRAMS = (
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_runs_on_both_devices(program: Callable[..., Any]) -> None:
-    def on_gpu() -> Any:
-        return program("cuda")
 
     if program is not lazy:  # oneDNN's workspaces depend on the host
         traced = torchmem.trace(program, host="here")
         assert traced.peak == torchmem.measure(program).peak
-    torchmem.trace(on_gpu, device="cuda")
+    torchmem.trace(lambda: program("cuda"), device="cuda")
 
 
 def test_numbers_that_torchscript_asks_for_are_what_they_are() -> None:

@@ -144,11 +144,8 @@ def test_libraries_ask_again_which_process_they_are_in(monkeypatch: Any) -> None
     monkeypatch.setitem(sys.modules, "accelerate.state", library)
     found: list[int] = []
 
-    def program() -> None:
-        found.append(State().__dict__["rank"])
-
     for rank in (3, 1):
-        trace(program, world_size=4, rank=rank)
+        trace(lambda: found.append(State().__dict__["rank"]), world_size=4, rank=rank)
     assert found == [3, 1]
 
 
@@ -395,8 +392,7 @@ def test_symmetric_memory_is_refused_with_a_way_out(ask: Any, world: dict[str, A
 
 
 def test_groups_that_were_there_are_there_again() -> None:
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         before, group = dist.group.WORLD, dist.new_group([0])
         trace(start, "cpu", "gloo", **WORLD)

@@ -144,8 +144,7 @@ def test_a_storage_that_is_resized_during_the_step_has_its_new_size() -> None:
             self.weight.untyped_storage().resize_(8000)
             return x
 
-    profile = torchmem.measure(Resizes(), torch.randn(10), backward=False)
-    assert profile.end == 8000 + 10 * FLOAT
+    assert torchmem.measure(Resizes(), torch.randn(10), backward=False).end == 8000 + 10 * FLOAT
 
 
 def test_memory_from_before_the_recording_does_not_disturb_it() -> None:

@@ -45,10 +45,8 @@ def told(profile: MemoryProfile) -> list[Any]:
 @settings(max_examples=12)
 @given(size=st.integers(1, 5000))
 def test_a_call_that_is_remembered_is_as_the_first(name: str, size: int) -> None:
-    def body() -> None:
-        COMPOSITES[name](size)
 
-    first, second = (trace(body, device="cuda") for _ in range(2))
+    first, second = (trace(lambda: COMPOSITES[name](size), device="cuda") for _ in range(2))
     # An output is told of by the geometry that its maker gave it: the first time an inner operator.
     sizes = [[(made, found.nbytes, found.kind) for made, found in told(p)] for p in (first, second)]
     assert sizes[0] == sizes[1]

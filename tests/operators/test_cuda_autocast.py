@@ -49,8 +49,7 @@ def test_every_operator_that_torch_casts_is_in_a_list() -> None:
         if name.startswith("aten::") and has(name, "AutocastCUDA")
     }
     # Before torch 2.13 there are tensors with named dimensions, which a trace does not cast.
-    named = {name for name in registered if "name" in name.lower()}
-    assert registered - known - named == set()
+    assert registered - known - {name for name in registered if "name" in name.lower()} == set()
 
 
 def test_the_dtype_of_the_region() -> None:

@@ -64,13 +64,11 @@ def test_layers_of_cells_compute_what_torch_does(
     )
     x = torch.randn(3, 6, 5)
     count = 4 if bidirectional else 2
-    size = options.get("proj_size", 4)
-    states = [torch.randn(count, 3, size)]
+    states = [torch.randn(count, 3, options.get("proj_size", 4))]
     if kind is nn.LSTM:
         states.append(torch.randn(count, 3, 4))
     given: Any = tuple(states) if kind is nn.LSTM else states[0]
-    settings = LayerSettings(layer._flat_weights, bias, 2, 0.0, True, bidirectional)
-    arguments = (states, settings)
+    arguments = (states, LayerSettings(layer._flat_weights, bias, 2, 0.0, True, bidirectional))
     if packed:
         sequence = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 1]), True)
         expected, final = layer(sequence, given)

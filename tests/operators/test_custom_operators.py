@@ -98,8 +98,7 @@ def test_lists_and_written_arguments(device: str) -> None:
         with pytest.raises(UnknownValueError):
             statistics.tolist()  # known as zeros until the operator wrote to it
 
-    profile = trace(program, device=device)
-    assert profile.peak == 1024 + 16 + 1024 + 256
+    assert trace(program, device=device).peak == 1024 + 16 + 1024 + 256
 
 
 def test_a_custom_operator_is_cast_by_autocast() -> None:

@@ -69,8 +69,7 @@ def test_its_size_can_be_measured(tmp_path: Path) -> None:
     figures = {found: WorkspaceSize(0, 2_500_000) for found in asked}
     file = tmp_path / "calibration.json"
     write_calibration(file, Calibration({Setup("a100-80gb", TORCH_SERIES, "9.19.0"): figures}))
-    calibration = read_calibration(file)
-    measured = trace(model, x, device="cuda", gpu="a100", calibration=calibration)
+    measured = trace(model, x, device="cuda", gpu="a100", calibration=read_calibration(file))
     (state,) = dropout_states(measured)
     assert (state.nbytes, state.confidence) == (2_500_000, Confidence.CALIBRATED)
     assert measured.unknown_workspaces == ()

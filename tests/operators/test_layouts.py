@@ -91,10 +91,8 @@ def test_layouts(operator: str) -> None:
 
 
 def test_on_the_host_the_order_is_that_of_what_is_returned() -> None:
-    def program() -> None:
-        torch.native_dropout(torch.ones(4096), 0.5, True)
 
-    profile = trace(program, device="cpu")
+    profile = trace(lambda: torch.native_dropout(torch.ones(4096), 0.5, True), device="cpu")
     sizes = [
         allocation.nbytes
         for allocation in profile.timeline.allocations

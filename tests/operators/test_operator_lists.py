@@ -51,19 +51,16 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_the_cpu_runs_what_its_trace_runs(name: str) -> None:
     module, shape, options = STEPS[name]
-    x = torch.randn(shape, requires_grad=True)
-    sample = Sample(0, module, (x,), options=options)
+    sample = Sample(0, module, (torch.randn(shape, requires_grad=True),), options=options)
     found = run_sample(name, sample, lambda: None, "cpu", None)
     assert (found.status, found.error) == (Status.EXACT, "")
 
 
 def test_another_device_is_told_apart() -> None:
     """What fake cuda runs is not what the CPU does, and the comparison says so."""
-    step = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
-    sample = Sample(0, step, (torch.randn(4, 8),))
+    sample = Sample(0, nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), (torch.randn(4, 8),))
     traced = recorded_in_trace(sample, "cuda", "a100")
-    real = operator_lists.recorded_for_real(sample, "cpu")
-    found = differences(real, traced)
+    found = differences(operator_lists.recorded_for_real(sample, "cpu"), traced)
     assert "+aten::native_dropout" in found
     assert "+aten::native_dropout_backward" in found
     assert "-aten::bernoulli_.float" in found

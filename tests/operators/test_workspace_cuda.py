@@ -56,8 +56,7 @@ def test_cublas_takes_its_workspace_once_for_the_program_and_once_for_the_engine
 
 
 def test_without_backward_the_engine_has_no_workspace() -> None:
-    profile = trace(lambda: cuda(8, 8) @ cuda(8, 8), device="cuda", gpu="a100")
-    assert kept(profile) == [CUBLAS]
+    assert kept(trace(lambda: cuda(8, 8) @ cuda(8, 8), device="cuda", gpu="a100")) == [CUBLAS]
 
 
 def test_an_engine_without_threads_uses_the_workspace_of_the_program() -> None:

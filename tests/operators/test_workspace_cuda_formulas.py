@@ -172,8 +172,7 @@ def test_cub_takes_what_its_policies_say(name: str) -> None:
 @pytest.mark.parametrize("name", ["add", "add_", "relu_", "cat", "copy_", "zeros", "dropout"])
 def test_operators_that_take_nothing(name: str) -> None:
     packet = getattr(torch.ops.aten, name)
-    overload = getattr(packet, packet.overloads()[0])
-    assert takes_nothing(overload, "cuda") == (name != "dropout")
+    assert takes_nothing(getattr(packet, packet.overloads()[0]), "cuda") == (name != "dropout")
 
 
 def test_the_helper_of_moving_averages_is_not_among_the_fused_optimizers() -> None:
@@ -249,6 +248,5 @@ def test_a_long_slice_is_sorted_in_a_copy_to_find_its_mode() -> None:
     truths = found("mode", outputs, meta(2, 20_000, dtype=torch.bool))
     each = (34_823, -34_823, 69_391, -69_391)
     assert truths == Workspace((40_000, *each, *each))
-    across = found("mode", (meta(4), meta(4)), meta(5000, 4), 0)
-    assert across.requests[0] == 4 * 5000 * 4
+    assert found("mode", (meta(4), meta(4)), meta(5000, 4), 0).requests[0] == 4 * 5000 * 4
     assert found("mode", (meta(4), meta(4)), meta(4, 2000)).requests in ((), (0,))

@@ -259,8 +259,7 @@ def test_what_did_not_run_as_in_the_trace_is_named(project: Project, gpu: StandI
 
 def test_a_calibration_of_the_tests_own_is_taken_as_it_is(project: Project, gpu: StandIn) -> None:
     own = CALLED + ", calibration=pytest_torchmem.Calibration({})"
-    body = f"import pytest_torchmem\n{TWO.replace(CALLED, own)}"
-    project.write(test_net=body)
+    project.write(test_net=f"import pytest_torchmem\n{TWO.replace(CALLED, own)}")
     _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=2)
     assert checks["test_small"]["unknown_workspaces"]
     assert len(figures(project)[SETUP]) == 2  # of the other test
@@ -285,8 +284,7 @@ def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
 
 
 def test_of_another_gpu_figures_are_recorded_for_that_one(project: Project, there_is: Any) -> None:
-    h100 = there_is(StandIn("h100"))
-    h100.workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
+    there_is(StandIn("h100")).workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
     _, checks = run(project, "--torchmem-update", passed=1)
     assert [setup.gpu for setup in figures(project)] == ["h100"]
     # The trace for the default GPU takes none of it, and the one for the h100 does.
@@ -381,8 +379,7 @@ def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(
 def test_a_skipped_test_may_still_ask(project: Project, gpu: StandIn) -> None:
     project.write(test_net=TWO)
     run(project, "--torchmem-update")
-    skipped = TWO.replace("def test_wide", "@pytest.mark.skip\ndef test_wide")
-    project.write(test_net=skipped)
+    project.write(test_net=TWO.replace("def test_wide", "@pytest.mark.skip\ndef test_wide"))
     run(project, "--torchmem-update", passed=1, skipped=1)
     assert len(figures(project)[SETUP]) == 4
 

@@ -180,8 +180,7 @@ def test_a_device_that_was_chosen_on_import_names_the_way_out(project):
         "def test_half():\n    make().cuda()(inputs().to(DEVICE)).sum().backward()\n"
     )
     project.write(test_net=test)
-    result = project.run(failed=2)
-    text = " ".join(result.stdout.str().split())
+    text = " ".join(project.run(failed=2).stdout.str().split())
     assert "no GPU: with --torchmem-fake-cuda there is one" in text
     assert "in the traced function, or run pytest with --torchmem-fake-cuda)" in text
     project.run("--torchmem-fake-cuda=h100", passed=2)
@@ -237,8 +236,7 @@ def test_a_whole_body_can_have_a_snapshot(project):
     project.write(test_net=body.replace("test_it", "test_renamed"))
     project.run().tells("*has an entry for test_it, which no longer exists*renamed*")
     project.write(test_net=body.replace("make()(inputs())", "(make()(inputs()).exp() * 2)"))
-    result = project.run(failed=1)
-    assert "workload" not in result.stdout.str(), "the same work that needs more"
+    assert "workload" not in project.run(failed=1).stdout.str(), "the same work that needs more"
 
 
 def test_a_message_fits_behind_the_indentation_of_its_line(project):
@@ -279,8 +277,7 @@ def test_usage(torchmem):
     torchmem.check(make(), inputs(), device="gpu")
 """
     )
-    result = project.run(failed=2)
-    text = result.stdout.str()
+    text = project.run(failed=2).stdout.str()
     assert "'gpu' is not a device: write cpu, cuda or cpu,cuda" in text
     assert "write target.to(output.device) in loss_fn" in text
     assert "def check(" not in text, "no source of the plugin's"
@@ -401,8 +398,7 @@ def test_markers_that_cannot_be_read(project, marker, message, argument):
 )
 def test_wrong_calls_fail_and_are_not_checked(project, body, message):
     project.write(test_net=f"from model import *\ndef test_it(torchmem):\n    torchmem.{body}\n")
-    result = project.run("--torchmem-update", failed=1)
-    assert message in result.stdout.str()
+    assert message in project.run("--torchmem-update", failed=1).stdout.str()
     assert not project.file().exists()
 
 
@@ -456,8 +452,7 @@ def test_last():
     assert 'name="torchmem.cpu.peak.limit" value="1024"' in xml
     assert project.run("-x").parseoutcomes() == {"xfailed": 1, "failed": 1}
     project.run(cache=True)
-    again = project.run("--lf", cache=True)
-    assert again.parseoutcomes() == {"failed": 1}
+    assert project.run("--lf", cache=True).parseoutcomes() == {"failed": 1}
 
 
 def test_unittest_and_classes(project):

@@ -209,8 +209,7 @@ def _run_action(repository: Repository, only: str = "", **inputs: str) -> dict[s
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_action_says_what_a_pull_request_accepts(repository):
-    statuses = _run_action(repository)
-    assert set(statuses.values()) == {0}
+    assert set(_run_action(repository).values()) == {0}
     assert "test_net.py::test_it" in repository.summary.read_text()
     calls = repository.calls.read_text()
     assert "pip install -e . /action" in calls

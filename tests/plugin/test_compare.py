@@ -88,8 +88,7 @@ def test_markdown_and_json(folders, capsys):
     assert text.index("test_more") < text.index("test_grew") < text.index("test_less")
     assert main(["compare", "base", "head", "--format=json"]) == 1
     data = json.loads(capsys.readouterr().out)
-    schema = json.loads((DOCS / "comparison.schema.json").read_text())
-    jsonschema.validate(data, schema)
+    jsonschema.validate(data, json.loads((DOCS / "comparison.schema.json").read_text()))
     assert data["failed"] == 2
 
 

@@ -102,8 +102,7 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
     result, without = run(project, "--torchmem-strict", "-v", *files, passed=1)
     assert without["figures"] == with_cudnn["figures"]
     assert without["library_workspaces"] == with_cudnn["library_workspaces"]
-    line = f"workspace told by cuDNN 9.20.0: {FORWARD}: test_net.py::test_it"
-    result.tells(line)
+    result.tells(f"workspace told by cuDNN 9.20.0: {FORWARD}: test_net.py::test_it")
     markdown = (project.path / "report.md").read_text()
     assert f"workspace that cuDNN 9.20.0 told for: `{FORWARD}`" in markdown
     assert (

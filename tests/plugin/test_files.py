@@ -242,8 +242,7 @@ def test_new_files_have_ordinary_permissions(tmp_path):
     write(tmp_path / "deep" / "a.json", "x")
     umask = os.umask(0)
     os.umask(umask)
-    mode = (tmp_path / "deep" / "a.json").stat().st_mode
-    assert stat.S_IMODE(mode) == 0o666 & ~umask
+    assert stat.S_IMODE((tmp_path / "deep" / "a.json").stat().st_mode) == 0o666 & ~umask
 
 
 def _conflict(ours: str, theirs: str, style: str = "merge") -> str:

@@ -230,8 +230,7 @@ class TestNet:
     def test_net(self):
         nn.Linear(8, 8)(torch.ones(1, 8))
 """
-    result = run(project, text, passed=1, failed=2)
-    output = result.stdout.str()
+    output = run(project, text, passed=1, failed=2).stdout.str()
     assert "the program asks for cuda, and the trace is on cpu: name the device" in output
     assert "test_async is asynchronous" in output
     assert "Torch not compiled" not in output
@@ -309,8 +308,7 @@ def huge():
 def test_huge(huge):
     pass
 """
-    result = run(project, text, passed=2, errors=1)
-    assert "torch.OutOfMemoryError" in result.stdout.str()
+    assert "torch.OutOfMemoryError" in run(project, text, passed=2, errors=1).stdout.str()
 
 
 def test_disabled(project: Project) -> None:

@@ -399,8 +399,7 @@ def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch
 
 
 def test_a_device_on_which_a_test_allocated_before_may_not_be_left_alone(project):
-    on_cuda = _ONE_DEVICE.replace("1 << 20)", "1 << 20, device='cuda')")
-    project.write(test_net=on_cuda)
+    project.write(test_net=_ONE_DEVICE.replace("1 << 20)", "1 << 20, device='cuda')"))
     project.run("--torchmem-update", "-k", "test_function", passed=1).tells(
         "1 test checked on cuda alone, which the program asks for: *"
     )

@@ -218,8 +218,7 @@ def test_a_budget_holds_for_what_the_gpu_counts(
     _, checks = project.checks()
     peak = checks[0]["figures"]["peak"]
     there_is(Wasteful())
-    limited = ONE.format("").replace("def ", body.format(peak) + "def ")
-    project.write(test_net=limited)
+    project.write(test_net=ONE.format("").replace("def ", body.format(peak) + "def "))
     _, checks = project.checks("--torchmem-measure-tolerance=20%", failed=1)
     assert checks[0]["outcome"] == "over budget"
     assert ", measured on a100-80gb, cuda (a100-80gb)" in checks[0]["message"]

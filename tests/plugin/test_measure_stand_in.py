@@ -26,10 +26,8 @@ def test_other():
 
 @pytest.fixture
 def without_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    def environment(gpu: Gpu) -> dict[str, str]:
-        return dict(os.environ)
 
-    monkeypatch.setattr(stand_in, "stand_in_environment", environment)
+    monkeypatch.setattr(stand_in, "stand_in_environment", lambda gpu: dict(os.environ))
 
 
 def run(project: Project, line: str, *options: str, **outcomes: int) -> Result:

@@ -294,8 +294,7 @@ def pytest_unconfigure():
 def test_proposals_are_never_read(noted, monkeypatch, capsys):
     from pytest_torchmem.cli import main
 
-    changed = TWO.replace("3000", "9000")
-    noted.write(test_net=changed)
+    noted.write(test_net=TWO.replace("3000", "9000"))
     for name, options in (("torchmem-proposal", ["CI"]), ("mine", ["--torchmem-proposal=mine"])):
         if options == ["CI"]:
             monkeypatch.setenv("CI", "true")
@@ -352,8 +351,7 @@ def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
     other = TWO.partition("def test_other")
     noted.write(test_net=other[0], test_more="def test_more(torchmem):\n    torchmem.check(7)\n")
     noted.run("--torchmem-update=new")
-    more = (noted.path / "test_more.py").read_text()
-    moved = "import pytest\n" + more + "".join(other[1:])
+    moved = "import pytest\n" + (noted.path / "test_more.py").read_text() + "".join(other[1:])
     noted.write(test_more=moved)
     result = noted.run("--torchmem-update", "test_net.py")
     result.tells("renamed? *test_other · cpu may have moved to test_more.py, *")

@@ -73,8 +73,7 @@ def test_a_part_of_a_module_proves_nothing(changed, options):
         changed.write(test_net=ONE.replace("def test_other", "@pytest.mark.slow\ndef test_other"))
         (changed.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     before = changed.file().read_bytes()
-    result = changed.run("--torchmem-update", *options)
-    output = result.stdout.str()
+    output = changed.run("--torchmem-update", *options).stdout.str()
     if options == ["--torchmem-devices=cuda"]:
         # The test is gone on every device; the name may only have been left out.
         assert set(changed.entries()) == {"test_kept cpu", "test_kept second cpu"}
@@ -100,8 +99,7 @@ def test_a_part_of_a_module_proves_nothing(changed, options):
 def test_a_module_that_did_not_pass_proves_nothing(changed, breakage):
     changed.write(test_net=ONE + breakage)
     before = changed.file().read_bytes()
-    result = changed.run("--torchmem-update")
-    assert "obsolete:" not in result.stdout.str()
+    assert "obsolete:" not in changed.run("--torchmem-update").stdout.str()
     assert changed.file().read_bytes() == before
 
 

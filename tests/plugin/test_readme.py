@@ -34,8 +34,7 @@ def test_the_failure_in_the_readme_is_the_one_that_is_printed(
     lines = shown.partition("```")[0].splitlines()
     assert len(lines) > 25
     printed = [line.rstrip() for line in result.outlines]
-    missing = [line for line in lines if line.rstrip() not in printed and "===" not in line]
-    assert missing == []
+    assert [line for line in lines if line.rstrip() not in printed and "===" not in line] == []
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -314,8 +314,7 @@ def test_long_tables_show_what_matters(light):
     light.run("--torchmem-update")
     light.edit("test_it[7] cpu", peak=1000)
     result = light.run()
-    output = result.stdout.str()
-    table = output.partition("memory (torchmem)")[2]
+    table = result.stdout.str().partition("memory (torchmem)")[2]
     assert "test_it[7]" in table
     assert "test_it[8]" not in table
     result.tells("... and 59 more; -v shows all")
@@ -356,8 +355,7 @@ def test_the_short_summary_has_one_line_for_a_failure(light, monkeypatch, ci, op
     monkeypatch.setenv("SIZE", "1100")
     if ci:
         monkeypatch.setenv("CI", "true")
-    result = light.run(*options, "-rf", "--junitxml=junit.xml")
-    output = result.stdout.str()
+    output = light.run(*options, "-rf", "--junitxml=junit.xml").stdout.str()
     full, _, summary = output.partition("short test summary info")
     assert "retained" in full, "the whole message is where failures are shown"
     lines = [line for line in summary.splitlines()[1:] if line and not line.startswith("=")]

@@ -108,8 +108,7 @@ def test_update_modes(pytester, options, modes):
 
 def test_update_does_not_swallow_the_path_after_it(pytester):
     pytester.makepyfile(test_it="def test_it(): pass")
-    config = pytester.parseconfig("--torchmem-update", "test_it.py")
-    assert config.args == ["test_it.py"]
+    assert pytester.parseconfig("--torchmem-update", "test_it.py").args == ["test_it.py"]
 
 
 @pytest.mark.parametrize(

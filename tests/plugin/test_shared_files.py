@@ -143,8 +143,7 @@ def test_links_of_modules_that_are_gone_are_left_alone(light):
     (other / "__torchmem__").symlink_to(light.file().parent)
     (other / "test_plain.py").write_text("def test_plain(): pass\n")
     light.write(test_net=ONE + ONE.replace("test_it", "test_more"))
-    result = light.run("--torchmem-update", passed=3)
-    assert "obsolete" not in result.stdout.str()
+    assert "obsolete" not in light.run("--torchmem-update", passed=3).stdout.str()
     assert set(light.entries()) == {"test_it cpu", "test_more cpu"}
     assert light.entries()["test_it cpu"]["reason"] == "ours"
 

@@ -66,8 +66,7 @@ def test_of_free_blocks_of_one_size_that_of_the_oldest_segment_is_taken() -> Non
 def test_no_library_of_nvidia_is_loaded() -> None:
     torch.ones(2, device="cuda") @ torch.ones(2, device="cuda")
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    foreign = {path for path in mapped if "/nvidia/" in path or "/cuda/" in path}
-    assert not foreign
+    assert not {path for path in mapped if "/nvidia/" in path or "/cuda/" in path}
 
 
 def test_the_gpu_is_that_of_the_catalogue() -> None:

@@ -79,5 +79,4 @@ def test_without_cudnn_there_is_the_version_that_torch_requires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHMEM_CUDNN", "off")
-    found = environment._cudnn(installation(tmp_path), tmp_path, {})
-    assert found == {"CUDNN": "92000"}
+    assert environment._cudnn(installation(tmp_path), tmp_path, {}) == {"CUDNN": "92000"}

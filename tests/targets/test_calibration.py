@@ -83,10 +83,8 @@ def test_a_limit_is_replaced_too() -> None:
     def mode() -> None:
         cuda(5000, grad=False).mode()
 
-    limit = trace(mode, device="cuda", gpu="a100")
-    assert "workspace, at most" in limit.table()
-    measured = answering_all(mode, WorkspaceSize(999))
-    assert measured.by_confidence() == {"calibrated": 999}
+    assert "workspace, at most" in trace(mode, device="cuda", gpu="a100").table()
+    assert answering_all(mode, WorkspaceSize(999)).by_confidence() == {"calibrated": 999}
 
 
 def test_calibrations_in_one_process_do_not_mix() -> None:

@@ -199,10 +199,7 @@ def test_pickled_tensors_keep_what_is_known_of_them(device: str) -> None:
 def test_a_file_that_was_written_anew_is_known(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
 
-    def program() -> None:
-        safetensors.save_file({"a": torch.randn(2, 2).argmax(1) + 7}, path)
-
-    trace(program)
+    trace(lambda: safetensors.save_file({"a": torch.randn(2, 2).argmax(1) + 7}, path))
     safetensors.save_file({"a": torch.tensor([5, 6])}, path)
     found: list[int] = []
     trace(lambda: found.extend(safetensors.load_file(path)["a"].tolist()))

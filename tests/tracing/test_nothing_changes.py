@@ -211,9 +211,6 @@ def test_hooks_of_parameters_run_on_them() -> None:
     def free(parameter: Tensor) -> None:
         parameter.grad = None
 
-    def step_of(parameter: Tensor) -> None:
-        optimizers[parameter].step()
-
     x, kept, plain, keeps, frees, steps = torch.randn(8, 256), [], *(built() for _ in range(4))
     for parameter in keeps.parameters():
         parameter.register_hook(keep)
@@ -221,7 +218,7 @@ def test_hooks_of_parameters_run_on_them() -> None:
         parameter.register_post_accumulate_grad_hook(free)
     optimizers = {one: torch.optim.SGD([one]) for one in steps.parameters()}
     for parameter in steps.parameters():
-        parameter.register_post_accumulate_grad_hook(step_of)
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
     ends = []
     for model in (keeps, plain, frees):
         profile = trace(model, x, host="here")
@@ -254,11 +251,9 @@ def test_shared_storages_stay_shared_on_the_host() -> None:
 
 
 def test_traces_do_not_nest() -> None:
-    def program() -> None:
-        trace(nn.Linear(2, 2), torch.randn(1, 2))
 
     with pytest.raises(ValueError, match="a traced program cannot trace"):
-        trace(program)
+        trace(lambda: trace(nn.Linear(2, 2), torch.randn(1, 2)))
 
 
 @pytest.mark.parametrize("device", DEVICES)

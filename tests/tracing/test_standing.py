@@ -164,8 +164,7 @@ def test_a_trace_meets_what_stands(gpu: StandingGpu) -> None:
         assert trace(body, device="cuda").peak == trace(whole, device="cuda").peak
         assert gpu.is_on
         assert trace(model, torch.zeros(2, 256)).peak == trace(nn.Linear(256, 256), given).peak
-    parameters = trace(body, device="cuda").by_kind()["parameter"]
-    assert parameters == (256 * 256 + 256) * 4
+    assert trace(body, device="cuda").by_kind()["parameter"] == (256 * 256 + 256) * 4
 
 
 def test_a_trace_leaves_what_stands_as_it_was(gpu: StandingGpu) -> None:

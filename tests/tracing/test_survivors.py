@@ -78,10 +78,7 @@ def test_caches_without_tensors_are_left_alone() -> None:
 
     kept = []
 
-    def step() -> None:
-        kept.append(torch.ones(int(half(8))))
-
-    torchmem.trace(step)
+    torchmem.trace(lambda: kept.append(torch.ones(int(half(8)))))
     assert half.cache_info().currsize == 1
 
 
@@ -93,8 +90,7 @@ def test_a_cache_of_a_class_is_filled_anew_by_a_second_pass(library: Any) -> Non
 
     profile = torchmem.trace(step, device="cuda")
     assert profile.values != "none"
-    sizes = [one.nbytes for one in profile.timeline.allocations]
-    assert sizes.count(SIDE * SIDE * 4) == 4
+    assert [one.nbytes for one in profile.timeline.allocations].count(SIDE * SIDE * 4) == 4
 
 
 def test_a_dictionary_that_loads_what_it_is_asked_for_is_not_asked(library: Any) -> None:

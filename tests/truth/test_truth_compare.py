@@ -75,8 +75,7 @@ def test_what_differs_is_told(recording: Recording, capsys: pytest.CaptureFixtur
     recording.truth[KEYS[1]] = {"error": "the process died"}
     recording.save()
     assert main([str(recording.path)]) == 1
-    printed = capsys.readouterr().out
-    beyond = printed.partition("Beyond the limit")[2]
+    beyond = capsys.readouterr().out.partition("Beyond the limit")[2]
     assert f"{key} second backward" in beyond
     assert "+100.00%" in beyond
     assert "first" not in beyond

@@ -47,15 +47,12 @@ def results(
     query, key, value = inputs(**sizes)
     slope = torch.randn(query.shape[1], device="cuda", requires_grad=True)
 
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return score + slope[h] * (q_idx - kv_idx) * 0.01
-
     mask = masks(causal, None, None, query.shape[2], key.shape[2], device="cuda")
     out, sums = flex(
         query,
         key,
         value,
-        score_mod=score_mod,
+        score_mod=lambda score, b, h, q_idx, kv_idx: score + slope[h] * (q_idx - kv_idx) * 0.01,
         block_mask=mask,
         return_lse=True,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -103,8 +100,7 @@ def test_requests_of_the_fused_kernels() -> None:
         torch.autograd.grad(out, (query, key, value), gradient)
         assert torch.cuda.max_memory_allocated() - before == 3 * tensor + rows
 
-    profile = on_fake_cuda(body, values="none")
-    (told,) = profile.warnings
+    (told,) = on_fake_cuda(body, values="none").warnings
     assert "flex_attention, compiled, is counted as its fused kernel" in told
     assert "test_flex_attention.py:" in told
 

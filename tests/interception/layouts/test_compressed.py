@@ -86,8 +86,7 @@ def test_as_the_real_allocator(case: str) -> None:
     model, arguments = CASES[case]
     inputs = arguments()
     measured = torchmem.measure(model, *inputs)
-    traced = torchmem.trace(model, *inputs, host="here")
-    assert traced.figures() == measured.figures()
+    assert torchmem.trace(model, *inputs, host="here").figures() == measured.figures()
 
 
 def test_made_in_the_step() -> None:
@@ -98,8 +97,7 @@ def test_made_in_the_step() -> None:
 
     inputs = (torch.randn(6, requires_grad=True), torch.randn(6, 8, requires_grad=True))
     traced = torchmem.trace(program, *inputs, host="here")
-    measured = torchmem.measure(program, *inputs)
-    assert differences(traced, measured) == {}
+    assert differences(traced, torchmem.measure(program, *inputs)) == {}
 
 
 def test_a_matrix_of_unknown_values_has_at_most_an_entry_for_each() -> None:

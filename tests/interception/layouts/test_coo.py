@@ -55,10 +55,8 @@ def test_as_measured(program: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_on_fake_cuda(program: Callable[..., Any]) -> None:
-    def body() -> Any:
-        return program("cuda")
 
-    torchmem.trace(body, device="cuda")
+    torchmem.trace(lambda: program("cuda"), device="cuda")
 
 
 def test_a_copy_takes_the_indices_and_values_of_the_other() -> None:

@@ -100,8 +100,7 @@ def test_as_the_real_allocator(case: str) -> None:
     model, arguments = CASES[case]
     inputs = arguments()
     measured = torchmem.measure(model, *inputs)
-    traced = torchmem.trace(model, *inputs, host="here")
-    assert traced.figures() == measured.figures()
+    assert torchmem.trace(model, *inputs, host="here").figures() == measured.figures()
 
 
 @pytest.mark.parametrize("case", list(CASES))

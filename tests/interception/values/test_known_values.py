@@ -62,8 +62,7 @@ def test_inputs_keep_their_values() -> None:
 
     x = torch.randn(4, 8, requires_grad=True)
     some = trace(Picks(), x, torch.tensor([True, False, False, False]))
-    none = trace(Picks(), x, torch.zeros(4, dtype=torch.bool))
-    assert some.retained != none.retained
+    assert some.retained != trace(Picks(), x, torch.zeros(4, dtype=torch.bool)).retained
 
 
 def test_an_unknown_floating_number_is_one_with_one_warning() -> None:
@@ -95,11 +94,9 @@ def test_an_unknown_floating_number_is_one_with_one_warning() -> None:
     ids=["list", "array", "range", "slice", "int", "product", "ceil"],
 )
 def test_unknown_sizes_raise_with_the_line(ask: Callable[[Tensor], object]) -> None:
-    def program() -> None:
-        ask(torch.randn(4, 8))
 
     with pytest.raises(UnknownValueError) as raised:
-        trace(program, values="none")
+        trace(lambda: ask(torch.randn(4, 8)), values="none")
     assert re.match(r".*test_known_values\.py:\d+", str(raised.value))
     assert "Trace with values='auto'" in str(raised.value)
 

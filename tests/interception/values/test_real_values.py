@@ -292,10 +292,7 @@ def test_decisions_are_those_of_the_real_run(question: str, device: str) -> None
         answer = DECISIONS[question](x)
         return bool(answer) if isinstance(answer, Tensor) else answer
 
-    def traced() -> None:
-        found.append(program(device))
-
-    profile = trace(traced, device=device)
+    profile = trace(lambda: found.append(program(device)), device=device)
     if profile.values == "real":
         assert found[-1] == pytest.approx(program("cpu"), rel=1e-6)
     else:
