@@ -1,11 +1,10 @@
 """What a user does wrong is said with what to do."""
 
 import re
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnsupportedOperatorError, UnsupportedTorchError, UsageError
@@ -76,9 +75,7 @@ def test_operator_without_geometry_is_named() -> None:
         ("current_node", lambda: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_unknown_torch_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, name: str, replacement: Any, message: str
-) -> None:
+def test_unknown_torch_is_one_sentence(monkeypatch, name, replacement, message):
     monkeypatch.setattr(self_test, "_try_once", self_test._try_once.__wrapped__)
     monkeypatch.setattr(self_test, name, replacement)
     with pytest.raises(UnsupportedTorchError, match=r"cannot trace on torch \d") as raised:
@@ -92,3 +89,13 @@ def test_a_compiled_module_is_traced_eagerly_if_asked_for_and_says_so() -> None:
     profile = trace(model, torch.randn(2, 8), mode="eager")
     assert profile.figures() == trace(nn.Linear(8, 8), torch.randn(2, 8)).figures()
     assert any("torch.compile" in warning for warning in profile.warnings)
+
+
+@pytest.mark.parametrize("run", [trace, measure])
+def test_a_backward_without_gradients(run: object) -> None:
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with torch.no_grad():
+        for loss_fn in (None, Tensor.sum):
+            with pytest.raises(UsageError, match="gradients are off around the step"):
+                run(model, x, loss_fn=loss_fn)  # type: ignore[operator]
+        run(model, x, backward=False)  # type: ignore[operator]

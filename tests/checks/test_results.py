@@ -58,9 +58,7 @@ def grown(now: dict[str, int], before: dict[str, int]) -> Changed:
         (CheckResult(KEY).unchecked().findings, Outcome.NOT_CHECKED, False, False),
     ],
 )
-def test_the_first_failure_decides(
-    findings: tuple[Finding, ...], outcome: Outcome, failed: bool, accepted: bool
-) -> None:
+def test_the_first_failure_decides(findings, outcome, failed, accepted):
     result = CheckResult(KEY, findings)
     assert (result.outcome, result.failed, result.accepted) == (outcome, failed, accepted)
     sent = pickle.loads(pickle.dumps(result.light()))
@@ -94,9 +92,7 @@ def test_a_phase_that_did_not_run_is_named() -> None:
 @pytest.mark.parametrize(
     ("peak", "allocated", "shown"), [(400, 402, False), (100, 100, False), (100, 150, True)]
 )
-def test_the_allocated_peak_is_told_only_where_it_alone_grew(
-    peak: int, allocated: int, shown: bool
-) -> None:
+def test_the_allocated_peak_is_told_only_where_it_alone_grew(peak, allocated, shown):
     before = {"peak": 100 << 20, "allocated_peak": 100 << 20, "reserved_peak": 100 << 20}
     now = {"peak": peak << 20, "allocated_peak": allocated << 20, "reserved_peak": 400 << 20}
     text = message(CheckResult(KEY, (grown(now, before),)))

@@ -88,13 +88,7 @@ VISION = {
 
 @pytest.mark.parametrize("place", ["steps_of_commands", "steps_of_commands.py"])
 @pytest.mark.parametrize("columns", ["72", "200"])
-def test_a_function_is_traced(
-    here: Path,
-    place: str,
-    columns: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_function_is_traced(here, place, columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["trace", f"{place}:Steps.train"]) == 0
     out = capsys.readouterr().out
@@ -106,9 +100,7 @@ def test_a_function_is_traced(
     assert max(map(len, out.splitlines())) <= int(columns)
 
 
-def test_a_module_that_a_function_returns_is_run(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_a_function_returns_is_run(here, capsys):
     assert main(["trace", "steps_of_commands:build", "--gpu", "h100"]) == 0
     out = capsys.readouterr().out
     assert "backward peak" in out
@@ -135,9 +127,7 @@ def test_a_step_has_options(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         ),
     ],
 )
-def test_a_model_is_traced_by_name(
-    here: Path, written: dict[str, Any], made: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_traced_by_name(here, written, made, capsys):
     (here / "own").mkdir()
     (here / "own" / "config.json").write_text(json.dumps(written))
     command = ["trace", "hf:./own", "--batch", "2", "--sequence", "8", "--largest", "50"]
@@ -207,18 +197,14 @@ def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str])
         (["hf:./nowhere"], "nowhere"),
     ],
 )
-def test_what_cannot_be_traced_is_told(
-    here: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_traced_is_told(here, arguments, said, capsys):
     assert main(["trace", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("torchmem: error: ")
     assert said in error
 
 
-def test_the_error_of_the_program_is_its_own(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_error_of_the_program_is_its_own(here, capsys):
     assert main(["trace", "steps_of_commands:raises"]) == 2
     told = capsys.readouterr().err
     assert "LookupError: the program's own" in told
@@ -263,9 +249,7 @@ def after():
 """
 
 
-def test_two_profiles_are_explained(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_profiles_are_explained(here, capsys, monkeypatch):
     (here / "grown_of_commands.py").write_text(GROWN)
     for name, file in (("before", "before.json"), ("after", "after.json.gz")):
         assert main(["trace", f"grown_of_commands.py:{name}", "--json", file]) == 0
@@ -288,9 +272,7 @@ def test_two_profiles_are_explained(
     assert capsys.readouterr().out == "1 check is the same\n"
 
 
-def test_causes_of_a_comparison_fit_the_terminal(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_causes_of_a_comparison_fit_the_terminal(here, capsys, monkeypatch):
     (here / "grown_of_commands.py").write_text(GROWN)
     key = Key("test_a_name_that_is_long_enough_for_a_line_of_its_own", device="cpu")
     for name in ("before", "after"):

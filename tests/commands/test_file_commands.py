@@ -54,9 +54,7 @@ def committed(here: Path) -> Path:
     return file.with_name("test_net.json")
 
 
-def test_history_has_the_commits_that_changed_the_figure(
-    committed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_has_the_commits_that_changed_the_figure(committed, capsys):
     _write(committed, _entry(2048))
     assert main(["history", TEST, "--svg", "history.svg"]) == 0
     title, _, _, *rows, written = capsys.readouterr().out.splitlines()
@@ -72,9 +70,7 @@ def test_history_has_the_commits_that_changed_the_figure(
     assert len(picture.findall("{http://www.w3.org/2000/svg}circle")) == 3
 
 
-def test_history_as_json_and_of_the_latest_commits(
-    committed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_as_json_and_of_the_latest_commits(committed, capsys):
     assert main(["history", TEST, "--format", "json", "--figure", "forward_peak"]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert [one["bytes"] for one in told["versions"]] == [4096, 1024]
@@ -87,9 +83,7 @@ def test_history_as_json_and_of_the_latest_commits(
     "arguments",
     [["history", "test_net.py"], ["history", TEST, "--limit", "0"], ["history", f"{TEST}_2"]],
 )
-def test_history_of_nothing_is_one_sentence(
-    committed: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_history_of_nothing_is_one_sentence(committed, arguments, capsys):
     assert main(arguments) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -121,14 +115,7 @@ def test_accept_writes_nothing_of_a_broken_proposal(here: Path) -> None:
     ("answers", "accepted", "status"),
     [("y\nn\n", [2048, 1024], 1), ("what?\na\n", [2048, 2048], 0), ("", [1024, 1024], 1)],
 )
-def test_review_asks_of_each_entry(
-    here: Path,
-    answers: str,
-    accepted: list[int],
-    status: int,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_review_asks_of_each_entry(here, answers, accepted, status, capsys, monkeypatch):
     file = here / "tests" / "__torchmem__" / "test_net.json"
 
     def entries(peak: int) -> list[Entry]:
@@ -144,9 +131,7 @@ def test_review_asks_of_each_entry(
     assert [entry.figures["peak"] for _, entry in sorted(stored.items())] == accepted
 
 
-def test_prune_removes_what_no_module_may_claim(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prune_removes_what_no_module_may_claim(here, capsys):
     (here / "held").mkdir()
     (here / "held" / "test_renamed.py").write_text("")
     (here / "kept.py").write_text("")
@@ -165,9 +150,7 @@ def test_prune_removes_what_no_module_may_claim(
     assert "test_renamed.py beside it has no snapshots" in capsys.readouterr().out
 
 
-def test_prune_keeps_copies_of_what_is_there(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prune_keeps_copies_of_what_is_there(here, capsys):
     (here / "tests").mkdir()
     (here / "tests" / "test_net.py").write_text("")
     _write(here / "tests" / "__torchmem__" / "test_net.json", _entry(8))

@@ -19,6 +19,7 @@ from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.driver import device_properties
 from pytest_torchmem.cudnn.library import DiskMemory, Library
 from pytest_torchmem.cudnn.questions import (
+    VARIABLE,
     Answer,
     AttentionQuestion,
     ConvolutionQuestion,
@@ -170,9 +171,7 @@ def test_a_cudnn_that_cannot_be_loaded(tmp_path: Path, cache: Path) -> None:
     assert not list(cache.rglob("*.jsonl"))
 
 
-def test_a_process_that_dies_is_replaced(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_dies_is_replaced(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(
         asked,
         "_START",
@@ -203,18 +202,14 @@ def answering(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> Libra
 ANSWER = 'print(\'{"plans": [[7, 1, []]], "why": ""}\', flush=True)\n'
 
 
-def test_a_process_that_others_end_is_asked_again(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_others_end_is_asked_again(tmp_path, cache, monkeypatch):
     """Such as by the system, for want of memory."""
     code = f"sys.stdin.readline()\nif os.path.exists({str(tmp_path / 'again')!r}): {ANSWER}"
     code += f"open({str(tmp_path / 'again')!r}, 'w')"
     assert answering(monkeypatch, tmp_path, code).ask(*A100, layer()).workspace == 7
 
 
-def test_a_library_that_ends_every_process_is_given_up(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_ends_every_process_is_given_up(tmp_path, cache, monkeypatch):
     ending = answering(monkeypatch, tmp_path, "sys.stdin.readline()")
     started = Counter[str]()
     ask = Library._asked
@@ -230,9 +225,7 @@ def test_a_library_that_ends_every_process_is_given_up(
     assert started["asked"] == 4
 
 
-def test_a_process_that_hangs_is_waited_for_once(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_hangs_is_waited_for_once(tmp_path, cache, monkeypatch):
     hanging = answering(monkeypatch, tmp_path, "time.sleep(60)")
     monkeypatch.setattr(asked, "PATIENCE", 0.5)
     whys = {hanging.ask(*A100, layer(batch=batch)).why for batch in range(1, 6)}
@@ -242,9 +235,7 @@ def test_a_process_that_hangs_is_waited_for_once(
     )
 
 
-def test_an_interrupted_question_does_not_answer_the_next(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_question_does_not_answer_the_next(tmp_path, cache, monkeypatch):
     code = "for line in sys.stdin:\n    " + ANSWER.replace("7", "' + str(len(line)) + '")
     library = answering(monkeypatch, tmp_path, code)
     first = library.ask(*A100, layer()).workspace
@@ -261,9 +252,7 @@ def interrupted(_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_version_that_is_not_the_librarys_own(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_is_not_the_librarys_own(tmp_path, cache, monkeypatch):
     """Answers would be kept under the wrong one."""
     library = answering(monkeypatch, tmp_path, ANSWER)
     library.installed = library.installed._replace(version=(9, 26, 0))
@@ -395,3 +384,44 @@ def test_processes_that_ask_at_once(tmp_path: Path, cache: Path) -> None:
             answer = found.get(("8.0x108", name, f"float16[{at}], " * 20))
             assert answer is not None
             assert answer.workspace == at
+
+
+TEST = """
+import torch
+from torch import nn
+
+def test_stem(torchmem):
+    stem = nn.Conv2d(3, 64, 7, stride=2, padding=3)
+    torchmem.check(stem, torch.empty(8, 3, 224, 224), device="cuda", gpu="a100", backward=False)
+"""
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[str, str]:
+    """The folders of both versions; the test is skipped where one of them is missing."""
+    found = {}
+    for name, wanted in (("EARLIER", (9, 10, 2)), ("LATER", (9, 20, 0))):
+        found[name] = os.environ.get(f"{VARIABLE}_{name}", "")
+        if not found[name]:
+            pytest.skip(f"{VARIABLE}_{name} names no folder")
+        monkeypatch.setenv(VARIABLE, found[name])
+        installed = find_installed()
+        assert isinstance(installed, Installed), installed
+        assert installed.version == wanted
+    return found
+
+
+def test_an_upgrade_of_cudnn(pytester, monkeypatch, versions):
+    pytester.makepyfile(test_net=TEST)
+    monkeypatch.setenv(VARIABLE, versions["EARLIER"])
+    pytester.runpytest_subprocess("--torchmem-update").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)
+    monkeypatch.setenv(VARIABLE, "off")  # CI, without cuDNN
+    pytester.runpytest_subprocess("--torchmem-strict").assert_outcomes(passed=1)
+    monkeypatch.setenv(VARIABLE, versions["LATER"])
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(failed=1)
+    told = "*The stored workspaces were told by cuDNN 9.10.2, and those of this run*"
+    result.stdout.fnmatch_lines(["*+29.06 MiB (+99.5 %) forward peak*", told, "*by cuDNN 9.20.0*"])
+    pytester.runpytest_subprocess("--torchmem-update").assert_outcomes(passed=1)
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)

@@ -27,7 +27,7 @@ from pytest_torchmem.snapshots.compare import compare, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from pytest_torchmem.targets.world import World
-from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Planted, Step
+from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Step
 from tests.diagnosis.real_models import bert, gpt2, ids, llama
 
 
@@ -111,9 +111,7 @@ def told_or_of_newer_python(part: str, text: str) -> bool:
 @pytest.mark.parametrize(
     "planted", [pytest.param(one, id=f"{Path(one.file).stem}-{one.name}") for one in PLANTED]
 )
-def test_the_first_two_lines_name_cause_module_operator_and_line(
-    planted: Planted, chance: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_two_lines_name_cause_module_operator_and_line(planted, chance, monkeypatch):
     """On one of its devices, drawn anew in every run."""
     device = random.Random(f"{chance.random()} {planted.name}").choice(planted.devices)
     print(device)
@@ -134,9 +132,7 @@ def test_the_first_two_lines_name_cause_module_operator_and_line(
     assert len(message(result).splitlines()) <= MOST_LINES
 
 
-def test_a_message_has_few_lines_unless_everything_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_message_has_few_lines_unless_everything_is_asked_for(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     planted = next(one for one in PLANTED if one.name == "no_checkpoints")
     result, _ = judged(planted.build, "cuda")
@@ -182,9 +178,7 @@ def test_a_snapshot_of_a_deep_decoder_on_both_devices_is_short() -> None:
 
 
 @pytest.mark.parametrize("build", NOT_THE_CAUSE)
-def test_what_only_looks_like_a_cause_is_not_named(
-    build: Callable[[bool], Step], chance: random.Random
-) -> None:
+def test_what_only_looks_like_a_cause_is_not_named(build, chance):
     """On one of the devices, drawn anew in every run."""
     device = random.Random(f"{chance.random()} {build.__name__}").choice(["cpu", "cuda"])
     print(device)
@@ -193,9 +187,7 @@ def test_what_only_looks_like_a_cause_is_not_named(
     assert not {cause.rule for cause in found.causes} & NOT_THE_CAUSE[build]
 
 
-def test_a_function_of_a_library_is_told_with_the_line_that_calls_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_of_a_library_is_told_with_the_line_that_calls_it(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     installed = tmp_path / "site-packages"
     installed.mkdir()
@@ -221,9 +213,7 @@ def test_a_function_of_a_library_is_told_with_the_line_that_calls_it(
     assert second.endswith(f"test_planted.py:{line}")
 
 
-def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     installed = tmp_path / "site-packages"
     installed.mkdir()
@@ -286,9 +276,7 @@ def _eagerly(wrong: bool) -> None:
         (_in_double, "torch.set_default_dtype is torch.float64, and was not set"),
     ],
 )
-def test_a_setting_that_a_library_changed_at_import_is_named_first(
-    monkeypatch: pytest.MonkeyPatch, put: Callable[[bool], None], words: str
-) -> None:
+def test_a_setting_that_a_library_changed_at_import_is_named_first(monkeypatch, put, words):
     monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
 

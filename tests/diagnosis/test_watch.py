@@ -76,9 +76,7 @@ def test_a_module_that_a_variable_holds_is_told_by_its_path() -> None:
     assert named.startswith("average.1.weight of test_a_module_that")
 
 
-def test_what_a_librarys_object_holds_is_told_with_what_holds_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_librarys_object_holds_is_told_with_what_holds_that(tmp_path, monkeypatch):
     installed = tmp_path / "site-packages"
     installed.mkdir()
     (installed / "some_cache.py").write_text("class Layer: pass\nclass Cache: pass\n")

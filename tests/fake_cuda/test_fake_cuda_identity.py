@@ -141,8 +141,7 @@ def test_gradients_cross_devices() -> None:
     assert on_fake_cuda(body) == [True] * 3
 
 
-def test_operators_on_two_devices_raise_as_torch_does() -> None:
-
+def test_operators_on_two_devices_raise_as_torch_does():
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         trace(lambda: torch.ones(2, 2, device="cuda") @ torch.ones(2, 2), device="cuda")
 
@@ -153,8 +152,7 @@ def test_operators_on_two_devices_raise_as_torch_does() -> None:
         trace(loss, device="cuda")
 
 
-def test_host_memory_only_functions_raise_as_torch_does() -> None:
-
+def test_host_memory_only_functions_raise_as_torch_does():
     with pytest.raises(TypeError, match=r"can't convert cuda:0 device type tensor to numpy"):
         trace(lambda: torch.ones(2, device="cuda").numpy(), device="cuda")
 

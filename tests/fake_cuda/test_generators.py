@@ -116,9 +116,7 @@ def test_a_program_that_seeds_all_alike_draws_as_on_the_cpu() -> None:
     assert found[0] == pytest.approx(seeded_together("cpu"), abs=1e-5)
 
 
-def test_a_gpus_own_numbers_after_draws_that_are_not_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpus_own_numbers_after_draws_that_are_not_computed(monkeypatch):
     monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
     told: list[Any] = []
 

@@ -39,9 +39,7 @@ def on_fake_cuda(body: Callable[[], Any], **options: Any) -> MemoryProfile:
         (10 * MIB + 512, 3, 3 * OWN, OWN, "large_pool"),
     ],
 )
-def test_statistics_are_those_of_a_gpu(
-    nbytes: int, segments: int, reserved: int, after: int, pool: str
-) -> None:
+def test_statistics_are_those_of_a_gpu(nbytes, segments, reserved, after, pool):
     names = ("segment", "reserved_bytes", "active", "active_bytes")
 
     def statistics() -> list[int]:

@@ -68,9 +68,7 @@ def make_function(return_value: object) -> Any:
         "nn.Module.to",
     ],
 )
-def test_a_mock_is_what_the_program_calls(
-    make: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mock_is_what_the_program_calls(make, name, monkeypatch):
     path, _, attribute = f"torch.{name}".rpartition(".")
     owner = torch
     for part in path.split(".")[1:]:

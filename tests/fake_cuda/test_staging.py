@@ -64,9 +64,7 @@ def made(body: Callable[[], Any]) -> list[int]:
         (lambda: gpu().copy_(gpu(torch.float64)[0]), [4 * N, 8 * N]),
     ],
 )
-def test_what_the_gpu_holds_beside(
-    body: Callable[[], Any], expected: list[int], again: str
-) -> None:
+def test_what_the_gpu_holds_beside(body, expected, again):
     """native/cuda/Copy.cu, ``copy_kernel_cuda``."""
     if again == "remembered":
         made(body)
@@ -155,9 +153,7 @@ DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
     to_gpu=st.booleans(),
     non_blocking=st.booleans(),
 )
-def test_any_copy(
-    shape: list[int], order: Any, step: int, dtypes: Any, to_gpu: bool, non_blocking: bool
-) -> None:
+def test_any_copy(shape, order, step, dtypes, to_gpu, non_blocking):
     """native/cuda/Copy.cu: what is converted or put in order on the GPU is a temporary of it."""
     axes = list(range(len(shape)))
     order.shuffle(axes)

@@ -220,9 +220,7 @@ def softmax_under_autocast(x: Tensor) -> Tensor:
         lambda x: x.to(torch.bfloat16).float(),  # back to the type, and the device, of C++
     ],
 )
-def test_what_cpp_makes_beside_tensors_of_the_gpu_is_there_too(
-    function: Callable[[Tensor], Tensor],
-) -> None:
+def test_what_cpp_makes_beside_tensors_of_the_gpu_is_there_too(function):
     pytest.importorskip("triton")
 
     def step() -> None:
@@ -440,9 +438,7 @@ def test_a_program_that_decides_by_computed_values_runs_as_graphs(values: str) -
 
 
 @pytest.mark.parametrize("values", ["auto", "none"])
-def test_a_backward_that_cannot_be_lowered_runs_as_a_graph(
-    monkeypatch: pytest.MonkeyPatch, values: str
-) -> None:
+def test_a_backward_that_cannot_be_lowered_runs_as_a_graph(monkeypatch, values):
     inductor.prepare()
     original = compile_fx.compile_fx_inner
 

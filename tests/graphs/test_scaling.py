@@ -47,9 +47,7 @@ SIZES = {"batch": [2, 4], "sequence": [256, 512]}
     st.sets(st.integers(1, 50), min_size=3, max_size=4),
     st.sets(st.integers(1, 50), min_size=2, max_size=3),
 )
-def test_the_polynomial_through_values_of_one_is_that_one(
-    terms: dict[tuple[int, int], int], ones: set[int], others: set[int]
-) -> None:
+def test_the_polynomial_through_values_of_one_is_that_one(terms, ones, others):
     exact = {key: Fraction(value) for key, value in terms.items() if value}
     polynomial = Polynomial(("a", "b"), exact)
     grid = Grid({"a": sorted(ones), "b": sorted(others)})
@@ -115,9 +113,7 @@ def test_a_power_that_two_values_do_not_show_is_found() -> None:
 
 @pytest.mark.parametrize("draw", ["torch", "python"])
 @pytest.mark.parametrize("share", [0.0, 0.01])
-def test_layers_that_random_numbers_skip_make_a_prediction_an_estimate(
-    draw: str, share: float
-) -> None:
+def test_layers_that_random_numbers_skip_make_a_prediction_an_estimate(draw, share):
     class Skips(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -134,9 +134,7 @@ def test_buckets_are_on_the_gpu_whatever_ran_before_they_are_made_anew() -> None
         (quantization_hooks.quantization_perchannel_hook, 2, 61, 512),
     ],
 )
-def test_quantization_hooks_go_on_with_what_nccl_gathered_into(
-    hook: Any, steps: int, channels: int, padding: int
-) -> None:
+def test_quantization_hooks_go_on_with_what_nccl_gathered_into(hook, steps, channels, padding):
     def program() -> None:
         start("cuda")
         model = DistributedDataParallel(nn.Linear(60, 512, bias=False, device="cuda"))

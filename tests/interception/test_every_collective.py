@@ -438,9 +438,7 @@ def test_what_was_waited_for_is_what_was_received(device: str) -> None:
         ("cuda", "reduce_scatter_tensor", "Tensors must be contiguous"),
     ],
 )
-def test_what_is_not_contiguous_is_refused_as_by_the_backend(
-    device: str, name: str, refused: str
-) -> None:
+def test_what_is_not_contiguous_is_refused_as_by_the_backend(device, name, refused):
     def step() -> None:
         dist.init_process_group("gloo" if device == "cpu" else "nccl")
         given = torch.ones(4, 8, device=device).t()
@@ -510,9 +508,7 @@ def test_what_gloo_refuses_is_refused_in_its_words(name: str) -> None:
         ((16,), torch.float16, "same type"),
     ],
 )
-def test_what_nccl_refuses_is_refused(
-    sizes: tuple[int, ...], dtype: torch.dtype, refused: str | None
-) -> None:
+def test_what_nccl_refuses_is_refused(sizes, dtype, refused):
     def step() -> None:
         dist.init_process_group("nccl")
         given = torch.ones(8, dtype=dtype if refused is None else torch.float32, device="cuda")

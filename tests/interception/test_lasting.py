@@ -18,9 +18,7 @@ def ask(found: list[int], device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_another_function_that_was_put_there_between_traces_is_called(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_function_that_was_put_there_between_traces_is_called(device, monkeypatch):
     own, called = torch.tensor, []
 
     def another(*args: object, **kwargs: object) -> torch.Tensor:

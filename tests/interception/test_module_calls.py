@@ -32,9 +32,7 @@ def test_who_saved_the_function_is_followed_too() -> None:
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_a_function_that_others_put_there_stays(
-    captures: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_others_put_there_stays(captures, monkeypatch):
     original: Any = nn.Module.__call__
     calls: list[nn.Module] = []
     names = {"original": original, "calls": calls}

@@ -255,9 +255,7 @@ def accessed(path: Path) -> int:
 @pytest.mark.parametrize(
     "program", [resumed, removed, awaited, listed, accessed], ids=lambda one: one.__name__
 )
-def test_files_of_others_are_there_when_they_would_be(
-    program: Callable[[Path], int], rank: int, tmp_path: Path
-) -> None:
+def test_files_of_others_are_there_when_they_would_be(program, rank, tmp_path):
     def step() -> None:
         torch.empty(program(tmp_path / "checkpoint.pt"), dtype=torch.float64)
 
@@ -265,9 +263,7 @@ def test_files_of_others_are_there_when_they_would_be(
     assert last.shape == (3,)
 
 
-def test_others_are_seldom_traced_for_files_that_are_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_seldom_traced_for_files_that_are_not_there(tmp_path, monkeypatch):
     (tmp_path / "looks_for_its_own.py").write_text(f"import os\nos.path.exists('{tmp_path}/own')\n")
     monkeypatch.syspath_prepend(tmp_path)
     runs = tmp_path / "runs"

@@ -205,9 +205,7 @@ def recurrent() -> Iterator[Any]:
     library._destroy()
 
 
-def test_outputs_whose_size_a_library_decides(
-    gpu: StandIn, recurrent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_whose_size_a_library_decides(gpu, recurrent, monkeypatch):
     class Layer(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return recurrent(x)

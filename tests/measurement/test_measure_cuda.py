@@ -2,6 +2,10 @@
 
 import gc
 import random
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,9 +48,7 @@ def measured(*args: object, **options: object) -> MeasuredProfile:
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_the_figures_are_those_of_the_cpu_allocator(
-    gpu: StandIn, optimizer: object, steps: int
-) -> None:
+def test_the_figures_are_those_of_the_cpu_allocator(gpu, optimizer, steps):
     def weighted(output: torch.Tensor) -> torch.Tensor:
         return (output * 0.5).sum()
 
@@ -221,3 +223,39 @@ def test_a_gpu_is_known_by_what_changes_the_bytes() -> None:
     assert known_gpu(slice_of_it) == find_gpu("a100-80gb:3g.40gb")
     unknown = Gpu("mig", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", (8, 0), 40 * gib, 44, 2048)
     assert known_gpu(unknown) is unknown
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """The GPUs that were made current, of two."""
+    found: list[int] = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: found.append(index) or nullcontext())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"), [("", []), ("gw0", [0]), ("gw1", [1]), ("gw12", [0]), ("master", [])]
+)
+def test_each_worker_has_a_gpu(worker, expected, chosen, monkeypatch):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+    with Device().taken():
+        pass
+    assert chosen == expected
+
+
+def test_one_measures_at_a_time(chosen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    measured = threading.Event()
+
+    def other() -> None:
+        with Device().taken():
+            measured.set()
+
+    thread = threading.Thread(target=other)
+    with Device().taken():
+        thread.start()
+        assert not measured.wait(0.2)
+    assert measured.wait(60)
+    thread.join()

@@ -1,7 +1,5 @@
 """A trace and the real step agree on what a phase is."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -61,9 +59,7 @@ def two_backwards_and_no_module() -> None:
         (two_backwards_and_no_module, [FORWARD, BACKWARD, BETWEEN, BACKWARD]),
     ],
 )
-def test_a_trace_has_the_phases_of_the_real_step(
-    program: Callable[[], None], expected: list[Phase]
-) -> None:
+def test_a_trace_has_the_phases_of_the_real_step(program, expected):
     traced, measured = torchmem.trace(program), torchmem.measure(program)
     expected = [Phase.BASELINE, *expected]
     assert [phase for _, phase in traced.timeline.phases] == expected

@@ -203,9 +203,7 @@ def test_custom_functions() -> None:
         (Tensor.sum, [0, 16384.0]),
     ],
 )
-def test_a_gradient_scaler_lets_the_optimizer_step(
-    reduce: Callable[[Tensor], Tensor], after: list[float]
-) -> None:
+def test_a_gradient_scaler_lets_the_optimizer_step(reduce, after):
     def body() -> list[Any]:
         layer = nn.Linear(8, 8).cuda()
         optimizer = torch.optim.Adam(layer.parameters())

@@ -187,9 +187,7 @@ def test_instance_norm_is_cudnn() -> None:
     ],
     ids=["array", "on the host", "int32"],
 )
-def test_an_index_goes_to_the_gpu(
-    program: Callable[[torch.Tensor], torch.Tensor], forward: int, retained: int
-) -> None:
+def test_an_index_goes_to_the_gpu(program, forward, retained):
     """Made of an array it is there as long as it is, of a tensor until the operator is done; of
     torch's CUDA code without a GPU, 2.13.0+cu130, as an A100's.
     """

@@ -90,8 +90,7 @@ def test_layouts(operator: str) -> None:
     assert traced == [strides()]
 
 
-def test_on_the_host_the_order_is_that_of_what_is_returned() -> None:
-
+def test_on_the_host_the_order_is_that_of_what_is_returned():
     profile = trace(lambda: torch.native_dropout(torch.ones(4096), 0.5, True), device="cpu")
     sizes = [
         allocation.nbytes

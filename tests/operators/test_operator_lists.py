@@ -66,9 +66,7 @@ def test_another_device_is_told_apart() -> None:
     assert "-aten::bernoulli_.float" in found
 
 
-def test_a_step_that_fails_is_skipped_and_a_trace_that_fails_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_fails_is_skipped_and_a_trace_that_fails_is_not(monkeypatch):
     monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
     monkeypatch.setattr(ValuesBudget, "CHEAP", 0)
 

@@ -1,5 +1,6 @@
-"""The table of docs/cuda-operators.md is the one that the records give."""
+"""The page of operators and the index of families are those that the records give."""
 
+from benchmarks.operator_index import INDEX, text
 from benchmarks.operator_table import PAGE, table, written
 
 
@@ -11,3 +12,8 @@ def test_the_page_has_the_records() -> None:
 def test_every_path_stands_in_the_table() -> None:
     assert "`scaled_dot_product_attention`" in table()
     assert "`dropout`" in table()
+
+
+def test_the_index_is_that_of_the_families() -> None:
+    written = INDEX.read_text(encoding="utf-8")
+    assert text() == written, "run python -m benchmarks.operator_index --write"

@@ -82,9 +82,7 @@ def test_where_with_a_number(number: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("parameters", [None, torch.float32])
-def test_layer_norm_is_contiguous_with_statistics_by_row(
-    dtype: torch.dtype, parameters: torch.dtype | None
-) -> None:
+def test_layer_norm_is_contiguous_with_statistics_by_row(dtype, parameters):
     if dtype is torch.float64 and parameters is not None:
         parameters = torch.float64
     x = torch.ones(5, 4, 3, dtype=dtype).permute(1, 2, 0)

@@ -110,9 +110,7 @@ def test_the_smallest_layer_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
         ("t4", LSTM, 128, 512, 10, 32, Algorithm.STANDARD),
     ],
 )
-def test_the_algorithm_of_half_precision(
-    gpu: str, cell: int, width: int, hidden: int, steps: int, batch: int, expected: Algorithm
-) -> None:
+def test_the_algorithm_of_half_precision(gpu, cell, width, hidden, steps, batch, expected):
     """native/cudnn/RNN.cpp, ``get_algo``."""
     settings = RecurrentSettings(cell, hidden, 0, 1, False, 0.0, True, False, (), None)
     input = torch.empty(steps, batch, width, dtype=torch.float16, device="meta")

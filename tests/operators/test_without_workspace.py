@@ -39,9 +39,7 @@ def test_a_custom_operator_that_nobody_modelled_is_unknown(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_operator_that_leaves_the_table_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
+def test_an_operator_that_leaves_the_table_is_unknown(monkeypatch, device):
     def program() -> Tensor:
         return torch.ones(3, 4, device=device).flip(0)
 

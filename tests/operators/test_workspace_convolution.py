@@ -69,9 +69,7 @@ def grid(dims: int, dtype: torch.dtype) -> Iterator[tuple[bool, Callable[[], Ten
 @onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_every_kind_of_convolution(
-    threads: int, dims: int, dtype: torch.dtype, chance: random.Random
-) -> None:
+def test_every_kind_of_convolution(threads, dims, dtype, chance):
     """1 in 13 of them, which go round all values of every choice."""
     part = chance.randrange(13)
     assert_predicted(
@@ -143,16 +141,7 @@ def test_convolutions_known_to_differ(threads: int, dims: int, most: int) -> Non
     batch=st.integers(1, 3),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_sizes_of_convolutions(
-    dims: int,
-    channels: int,
-    filters: int,
-    kernel: int,
-    dilation: int,
-    bias: bool,
-    batch: int,
-    dtype: torch.dtype,
-) -> None:
+def test_sizes_of_convolutions(dims, channels, filters, kernel, dilation, bias, batch, dtype):
     if kernel == 1:
         dilation = 1
     assert_predicted(
@@ -179,9 +168,7 @@ def test_sizes_of_convolutions(
         ((8, 64, 56, 56), (64, 64, 1, 1), 1, 4 * (8 * 64 * 56 * 56 + 64 * 64)),
     ],
 )
-def test_the_reference_host_is_the_same_everywhere(
-    threads: int, shape: tuple[int, ...], weight: tuple[int, ...], groups: int, expected: int
-) -> None:
+def test_the_reference_host_is_the_same_everywhere(threads, shape, weight, groups, expected):
     """Blocked copies of the input and weight, or for a stem, which reads its input as it is, of the
     result.
     """
@@ -196,9 +183,7 @@ def test_the_reference_host_is_the_same_everywhere(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("channels", "filters"), [(32, 2), (4, 16)])
-def test_a_transposed_volume_keeps_the_bytes_of_its_input(
-    dtype: torch.dtype, channels: int, filters: int
-) -> None:
+def test_a_transposed_volume_keeps_the_bytes_of_its_input(dtype, channels, filters):
     """Its output is made like the input first; on cuda it is not."""
     layer = torch.nn.ConvTranspose3d(channels, filters, 3, 2, 1, output_padding=1, dtype=dtype)
     input = torch.zeros(1, channels, 8, 8, 8, dtype=dtype, requires_grad=True)

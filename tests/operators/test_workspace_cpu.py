@@ -169,9 +169,7 @@ def test_attention_in_bfloat16(threads: int) -> None:
     ("inputs", "hidden", "steps", "batch"),
     [(8, 16, 5, 3), (33, 20, 4, 5), (2, 3, 2, 1), (1, 5, 2, 2)],
 )
-def test_lstm(
-    threads: int, dtype: torch.dtype, inputs: int, hidden: int, steps: int, batch: int
-) -> None:
+def test_lstm(threads, dtype, inputs, hidden, steps, batch):
     layer = torch.nn.LSTM(inputs, hidden, 2, dtype=dtype)
     x = image(steps, batch, inputs, dtype=dtype)
 

@@ -46,9 +46,7 @@ def step() -> None:
     [("t4", CUBLAS), ("a100", CUBLAS), ("rtx-4090", CUBLAS)]
     + [(name, 32 * MIB) for name in ("h100", "h200", "b200", "rtx-5090")],
 )
-def test_cublas_takes_its_workspace_once_for_the_program_and_once_for_the_engine(
-    gpu: str, nbytes: int
-) -> None:
+def test_cublas_takes_its_workspace_once_for_the_program_and_once_for_the_engine(gpu, nbytes):
     """CublasHandlePool.cpp: ``cublas_stream_to_workspace`` is ``thread_local``."""
     first, second = (trace(step, device="cuda", gpu=gpu) for _ in range(2))
     assert kept(first) == kept(second) == [nbytes, nbytes]
@@ -117,9 +115,7 @@ def test_a_convolution_says_that_it_does_not_know() -> None:
         (torch.float32, torch.channels_last, False),
     ],
 )
-def test_depthwise_convolutions_through_aten_are_known(
-    dtype: torch.dtype, memory_format: torch.memory_format, known: bool
-) -> None:
+def test_depthwise_convolutions_through_aten_are_known(dtype, memory_format, known):
     """Convolution.cpp, ``use_cudnn_depthwise``."""
     model = nn.Conv2d(32, 32, 3, groups=32, dtype=dtype)
     x = torch.ones(2, 32, 16, 16, dtype=dtype).to(memory_format=memory_format)

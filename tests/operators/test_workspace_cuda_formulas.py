@@ -89,9 +89,7 @@ shapes = st.lists(st.sampled_from([1, 2, 3, 8, 33, 128, 1000, 4096]), min_size=1
 @given(
     st.sampled_from(gpu_names()), shapes, st.data(), st.sampled_from([FLOAT, BFLOAT, torch.float64])
 )
-def test_reductions_take_what_their_blocks_can_use(
-    name: str, shape: list[int], data: st.DataObject, dtype: torch.dtype
-) -> None:
+def test_reductions_take_what_their_blocks_can_use(name, shape, data, dtype):
     assume(math.prod(shape) < 2**36)
     dims = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
     gpu = find_gpu(name)

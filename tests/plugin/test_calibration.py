@@ -104,9 +104,7 @@ def by_operator(project: Project) -> dict[str, WorkspaceSize]:
 # -- recorded with a GPU, used without one ---------------------------------------------------------
 
 
-def test_an_update_measures_and_traces_without_a_gpu_use_it(
-    project: Project, gpu: StandIn, there_is: Any
-) -> None:
+def test_an_update_measures_and_traces_without_a_gpu_use_it(project, gpu, there_is):
     result, checks = run(project, "--torchmem-update", passed=1)
     assert by_operator(project) == {
         FORWARD: WorkspaceSize(5 * MIB),
@@ -334,9 +332,7 @@ def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn
         assert calibration_file(project).read_text() == broken
 
 
-def test_a_merge_conflict_is_settled_on_a_gpu(
-    project: Project, gpu: StandIn, there_is: Any
-) -> None:
+def test_a_merge_conflict_is_settled_on_a_gpu(project, gpu, there_is):
     run(project, "--torchmem-update")
     text = calibration_file(project).read_text()
     line = next(line for line in text.splitlines() if str(5 * MIB) in line)
@@ -355,9 +351,7 @@ def test_a_merge_conflict_is_settled_on_a_gpu(
 # -- obsolete figures ------------------------------------------------------------------------------
 
 
-def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(
-    project: Project, gpu: StandIn, there_is: Any
-) -> None:
+def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(project, gpu, there_is):
     project.write(test_net=TWO)
     run(project, "--torchmem-update")
     assert len(figures(project)[SETUP]) == 4

@@ -137,9 +137,7 @@ def test_a_file_has_one_line_for_each_figure() -> None:
         ),
     ],
 )
-def test_a_broken_file_says_what_is_wrong_and_stays(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_a_broken_file_says_what_is_wrong_and_stays(text, message, tmp_path):
     path = tmp_path / CALIBRATION
     path.write_text(text)
     with pytest.raises(SnapshotError) as raised:
@@ -312,9 +310,7 @@ def test_verify_and_show(directory: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "is not a calibration" in capsys.readouterr().err
 
 
-def test_compare_leaves_it_out(
-    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_leaves_it_out(directory, capsys, monkeypatch):
     snapshot_path(directory / "test_net.py").write_text(
         '{"schema": 1, "entries": [{"test": "test_it", "device": "cpu", "torch": "2.13.0", '
         '"peak": 5}]}'

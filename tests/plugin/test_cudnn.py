@@ -80,9 +80,7 @@ def stored(project: Project) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
     return load(text)
 
 
-def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, monkeypatch):
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     result, with_cudnn = run(project, "--torchmem-update")
@@ -110,9 +108,7 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
     )
 
 
-def test_what_is_installed_changes_nothing_before_an_update(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_installed_changes_nothing_before_an_update(project, monkeypatch):
     """A snapshot that passes here must pass where there is no cuDNN."""
     cudnn = there_is(monkeypatch, Told())
     project.write(test_net=TEST)
@@ -123,9 +119,7 @@ def test_what_is_installed_changes_nothing_before_an_update(
     assert "pytest --torchmem-update stores them" in warning
 
 
-def test_an_answer_that_is_missing_is_told(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_missing_is_told(project, monkeypatch):
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     run(project, "--torchmem-update")
@@ -138,9 +132,7 @@ def test_an_answer_that_is_missing_is_told(
     assert warning.endswith("cuDNN was not asked: cuDNN is not installed (the extra cudnn)")
 
 
-def test_another_cudnn_is_told_like_another_torch(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_cudnn_is_told_like_another_torch(project, monkeypatch):
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     run(project, "--torchmem-update")
@@ -156,9 +148,7 @@ def test_another_cudnn_is_told_like_another_torch(
     run(project, passed=1)
 
 
-def test_answers_that_no_test_asks_for_are_removed(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_that_no_test_asks_for_are_removed(project, monkeypatch):
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     run(project, "--torchmem-update")
@@ -189,9 +179,7 @@ def test_it(torchmem):
     project.run(passed=1)
 
 
-def test_stored_answers_where_cudnn_fails(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_answers_where_cudnn_fails(project, monkeypatch):
     """Its folder is broken, or its process is ended."""
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)

@@ -126,9 +126,7 @@ def test_in_the_ini_file(project: Project) -> None:
     project.run(passed=1)
 
 
-def test_an_import_that_fails_shows_the_lines_of_the_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_import_that_fails_shows_the_lines_of_the_program(monkeypatch):
     monkeypatch.delitem(sys.modules, COMPILER, raising=False)
     instead = NotNeeded().replacements(lambda: True)
     with pytest.raises(ModuleNotFoundError) as failure, replaced_all(instead):

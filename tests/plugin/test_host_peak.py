@@ -51,9 +51,7 @@ def test_what_grows_on_the_host_fails(project: Project, monkeypatch: pytest.Monk
     )
 
 
-def test_a_snapshot_without_it_had_nothing_there(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_without_it_had_nothing_there(project, monkeypatch):
     project.write(test_net=TESTS)
     monkeypatch.setenv("TIMES", "0")
     project.run("--torchmem-update", "-k", "offloads", passed=1)

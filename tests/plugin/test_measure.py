@@ -109,9 +109,7 @@ def test_a_second_update_changes_nothing(project: Project, gpu: StandIn) -> None
     assert project.file().read_bytes() == before
 
 
-def test_a_run_without_the_gpu_keeps_what_it_counted(
-    project: Project, gpu: StandIn, there_is: Any
-) -> None:
+def test_a_run_without_the_gpu_keeps_what_it_counted(project, gpu, there_is):
     project.checks("--torchmem-update")
     before = entries(project)
     there_is(NONE)
@@ -120,9 +118,7 @@ def test_a_run_without_the_gpu_keeps_what_it_counted(
     assert entries(project) == before
 
 
-def test_what_gpus_counted_goes_with_the_trace_that_it_was_counted_for(
-    project: Project, gpu: StandIn, there_is: Any
-) -> None:
+def test_what_gpus_counted_goes_with_the_trace_that_it_was_counted_for(project, gpu, there_is):
     project.checks("--torchmem-update")
     there_is(NONE)
     project.write(test_net=ONE.format("[:32]"))
@@ -210,9 +206,7 @@ def test_both_failures_are_told(project: Project, gpu: StandIn, there_is: Any) -
         assert part in checks[1]["message"]
 
 
-def test_a_budget_holds_for_what_the_gpu_counts(
-    project: Project, gpu: StandIn, there_is: Any
-) -> None:
+def test_a_budget_holds_for_what_the_gpu_counts(project, gpu, there_is):
     body = '@pytest.mark.memory_budget({}, device="cuda")\n'
     project.write(test_net=ONE.format("").replace("def ", body.format('"1 GiB"') + "def "))
     _, checks = project.checks()
@@ -225,9 +219,7 @@ def test_a_budget_holds_for_what_the_gpu_counts(
     project.checks("--torchmem-measure=never", passed=1)
 
 
-def test_a_whole_body_is_run_for_real_on_copies_of_its_fixtures(
-    project: Project, gpu: StandIn
-) -> None:
+def test_a_whole_body_is_run_for_real_on_copies_of_its_fixtures(project, gpu):
     project.write(test_net=BODY)
     _, checks = project.checks("--torchmem-update", passed=2)
     assert all(check["measurement"]["figures"]["peak"] > MIB for check in checks)
@@ -276,9 +268,7 @@ def test_modes_that_do_not_exist(project: Project, bad: str) -> None:
     project.run().tells(f"*check(measure=): {bad!r}: write auto, never or require*")
 
 
-def test_what_is_too_large_for_the_gpu_is_skipped_with_the_reason(
-    project: Project, there_is: Any
-) -> None:
+def test_what_is_too_large_for_the_gpu_is_skipped_with_the_reason(project, there_is):
     tiny = Gpu("tiny", "Tiny GPU", (8, 0), 4 * MIB, 10, 2048, context=MIB)
     found = there_is(StandIn(tiny))
     result, checks = project.checks("--torchmem-update", passed=1)

@@ -5,7 +5,6 @@ import os
 import pytest
 
 from pytest_torchmem.plugin import stand_in
-from pytest_torchmem.targets.gpus import Gpu
 from tests.plugin.conftest import Project, Result
 
 SUITE = """
@@ -55,26 +54,20 @@ def test_one_check_does_not_name_it(project: Project) -> None:
     project.run().tells("*check(measure=)*write auto, never or require*")
 
 
-def test_a_process_that_a_test_ends_is_followed_by_another(
-    project: Project, without_stand_in: None
-) -> None:
+def test_a_process_that_a_test_ends_is_followed_by_another(project, without_stand_in):
     line = "'TORCHMEM_STAND_IN_GPU' in os.environ and os.abort()"
     run(project, line, "--torchmem-json=report.json", passed=2).tells(
         "not measured: test_net.py::test_it: the process with the stand-in was ended by SIGABRT"
     )
 
 
-def test_a_test_that_does_not_end_is_ended(
-    project: Project, without_stand_in: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_that_does_not_end_is_ended(project, without_stand_in, monkeypatch):
     monkeypatch.setattr(stand_in, "_MOST_SECONDS", 2)
     line = "'TORCHMEM_STAND_IN_GPU' in os.environ and __import__('time').sleep(1000)"
     run(project, line, passed=2).tells("not measured: *::test_it: the test takes more than 2 s*")
 
 
-def test_a_process_that_cannot_begin_ends_the_run_with_its_last_line(
-    project: Project, without_stand_in: None
-) -> None:
+def test_a_process_that_cannot_begin_ends_the_run_with_its_last_line(project, without_stand_in):
     project.write(
         conftest="import os\nif 'TORCHMEM_STAND_IN_GPU' in os.environ:\n"
         "    raise ImportError('no such library')\n"

@@ -62,9 +62,7 @@ def written(light: Any) -> Any:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:3]),
 )
-def test_the_same_file_in_any_order_and_process(
-    request: pytest.FixtureRequest, module: str, options: list[str]
-) -> None:
+def test_the_same_file_in_any_order_and_process(request, module, options):
     pytest.importorskip(module)
     written = request.getfixturevalue("written")
     if module == "pytest_forked":
@@ -209,9 +207,7 @@ def test_allure_has_the_checks(light: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with workers"])
-def test_a_run_without_memory_tests_imports_next_to_nothing(
-    pytester: pytest.Pytester, workers: tuple[str, ...]
-) -> None:
+def test_a_run_without_memory_tests_imports_next_to_nothing(pytester, workers):
     pytester.makepyfile("def test_nothing(): pass")
     pytester.makeconftest(
         """

@@ -17,9 +17,7 @@ ROOT = Path(__file__).parents[2]
 by_name = attrgetter("stem")
 
 
-def test_the_failure_in_the_readme_is_the_one_that_is_printed(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_failure_in_the_readme_is_the_one_that_is_printed(pytester, monkeypatch):
     examples = pytester.path / "examples"
     (examples / "__torchmem__").mkdir(parents=True)
     for name in ("regression_example.py", "__torchmem__/regression_example.json"):
@@ -137,3 +135,14 @@ def test_links_lead_to_files() -> None:
         if not (page.parent / link).exists()
     ]
     assert sorted(missing) == []
+
+
+DOCUMENT = Path(__file__).parents[1] / "CONTRIBUTING.md"
+
+
+def test_the_example_passes(pytester: pytest.Pytester) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = blocks
+    pytester.makepyfile(test_norms=example)
+    # In a process of its own: torch and the registry keep the operator.
+    pytester.runpytest_subprocess().assert_outcomes(passed=1)

@@ -1,5 +1,7 @@
 """GPUs and operators that conftest files add for one run."""
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -160,3 +162,34 @@ def test_nothing_is_asked_where_nothing_runs(project):
         test_net="def test_it():\n    pass\n",
     )
     assert project.run("--collect-only").ret == pytest.ExitCode.OK
+
+
+_TEST = """
+import sys
+import a_plugin, pytest_torchmem.units
+from pytest_torchmem.plugin import collection, hooks
+
+def loader_of(module):
+    return type(module.__spec__.loader).__name__
+
+def test_loaders():
+    for module in (pytest_torchmem.units, collection, hooks):
+        assert loader_of(module) == "SourceFileLoader", module
+    assert loader_of(sys.modules[__name__]) == loader_of(a_plugin) == "AssertionRewritingHook"
+"""
+
+
+def test_only_this_package_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(_TEST)
+    pytester.makepyfile(a_plugin="")
+    pytester.makeconftest("import pytest; pytest.register_assert_rewrite('a_plugin')")
+    pytester.runpytest_subprocess("-p", "a_plugin").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("options", [(), ("--assert=plain",), ("--no-such-option",)])
+def test_what_finds_modules_is_as_before(pytester, options):
+    pytester.makepyfile("def test_nothing(): pass")
+    before = list(sys.meta_path)
+    for _ in range(2):
+        pytester.runpytest_inprocess(*options)
+    assert sys.meta_path == before

@@ -97,9 +97,7 @@ def test_branches_of_the_flame_graph_are_no_wider_than_their_stem(timeline: Time
     check(flame(timeline.allocations))
 
 
-def test_a_page_shows_the_profile_and_needs_no_network(
-    profile: MemoryProfile, tmp_path: Path
-) -> None:
+def test_a_page_shows_the_profile_and_needs_no_network(profile, tmp_path):
     text = profile.to_html(tmp_path / "page.html", title="A model")
     assert (tmp_path / "page.html").read_text() == text
     data = data_of(text)
@@ -152,9 +150,7 @@ def test_no_name_ends_the_script() -> None:
     ElementTree.fromstring(svg(HOSTILE, timeline))
 
 
-def test_names_move_no_cursor_and_hide_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_move_no_cursor_and_hide_nothing(tmp_path, capsys):
     name = "\x1b[2J\r\n\x07\u202e"
     for number, width in enumerate((8, 64)):
         model = nn.Sequential()
@@ -173,9 +169,7 @@ def test_names_move_no_cursor_and_hide_nothing(
 
 
 @given(timelines(), st.integers(1, 50))
-def test_a_sparkline_is_as_wide_as_asked_and_highest_at_the_peak(
-    timeline: Timeline, width: int
-) -> None:
+def test_a_sparkline_is_as_wide_as_asked_and_highest_at_the_peak(timeline, width):
     line = sparkline(timeline, width)
     live = timeline.live_bytes()
     assert len(line) == (min(width, len(live)) if max(live, default=0) else 0)

@@ -43,9 +43,7 @@ def test_a_timeline_is_read_as_it_was_written(timeline: Timeline) -> None:
 
 
 @pytest.mark.parametrize("name", ["profile.json", "profile.json.gz"])
-def test_a_profile_is_loaded_as_it_was_saved(
-    profile: MemoryProfile, tmp_path: Path, name: str
-) -> None:
+def test_a_profile_is_loaded_as_it_was_saved(profile, tmp_path, name):
     profile.save(tmp_path / name)
     loaded = MemoryProfile.load(tmp_path / name)
     assert loaded.figures() == profile.figures()
@@ -92,9 +90,7 @@ def damaged(plain: dict[str, Any], chance: random.Random) -> bytes:
     return json.dumps(plain).encode("utf-8", "surrogatepass")
 
 
-def test_a_damaged_file_is_refused_or_read(
-    profile: MemoryProfile, tmp_path: Path, chance: random.Random
-) -> None:
+def test_a_damaged_file_is_refused_or_read(profile, tmp_path, chance):
     """Never another error, never figures that are not those of the timeline, and nothing that a
     terminal or a browser would run.
     """
@@ -309,9 +305,7 @@ def test_what_a_recording_found_there_is_its_baseline(tmp_path: Path) -> None:
         (pickle.dumps({"device_traces": [[{"action": "alloc"}]], "segments": []}), "size"),
     ],
 )
-def test_another_pickle_is_refused(
-    tmp_path: Path, content: bytes, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_pickle_is_refused(tmp_path, content, said, capsys):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UsageError, match="nor a recording of a GPU") as raised:
         MemoryProfile.load(tmp_path / "file")

@@ -33,9 +33,7 @@ def check(plan: StaticPlan) -> None:
 
 
 @given(timelines(), st.sampled_from([1, 64, 512]), st.booleans())
-def test_no_two_storages_that_live_at_once_overlap(
-    timeline: Timeline, alignment: int, outputs: bool
-) -> None:
+def test_no_two_storages_that_live_at_once_overlap(timeline, alignment, outputs):
     check(plan_of(timeline, alignment, outputs=outputs))
 
 

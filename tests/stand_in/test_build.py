@@ -37,9 +37,7 @@ def installation(place: Path, cuda: tuple[int, int] = (13, 0)) -> environment.In
     return environment.Installation(place / "torch", "2.13.0", cuda)
 
 
-def test_headers_are_those_of_the_builds_major_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headers_are_those_of_the_builds_major_version(tmp_path, monkeypatch):
     torch_at = installation(tmp_path, (99, 0))
     with pytest.raises(UsageError, match="headers, version 99: pip install"):
         _ = torch_at.include
@@ -75,8 +73,6 @@ def test_stubs_write_what_their_callers_read() -> None:
     assert "stand_in_note" not in function("cublasCreate_v2")
 
 
-def test_without_cudnn_there_is_the_version_that_torch_requires(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_cudnn_there_is_the_version_that_torch_requires(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHMEM_CUDNN", "off")
     assert environment._cudnn(installation(tmp_path), tmp_path, {}) == {"CUDNN": "92000"}

@@ -62,9 +62,7 @@ def test_without_memory():
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_every_check_is_confirmed_or_it_is_told_why_not(
-    pytester: pytest.Pytester, workers: tuple[str, ...]
-) -> None:
+def test_every_check_is_confirmed_or_it_is_told_why_not(pytester, workers):
     pytester.makepyfile(test_net=SUITE)
     result = pytester.runpytest_subprocess("--torchmem-measure=stand-in", *workers)
     result.assert_outcomes(passed=8)

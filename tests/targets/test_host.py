@@ -1,9 +1,7 @@
 """The CPU that a trace stands for, and how sure its figures are where that was not checked."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,12 +48,7 @@ def test_caches_are_those_of_a_core(tmp_path: Path) -> None:
         ({}, (32 * 1024, 512 * 1024)),
     ],
 )
-def test_caches_without_linux(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    known: Mapping[str, int],
-    expected: tuple[int, int],
-) -> None:
+def test_caches_without_linux(monkeypatch, tmp_path, known, expected):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
     assert host._caches(tmp_path) == expected
 
@@ -70,9 +63,7 @@ def test_caches_without_linux(
         ({"neon": True}, "", "unknown"),
     ],
 )
-def test_instructions_that_onednn_dispatches_on(
-    monkeypatch: pytest.MonkeyPatch, present: Mapping[str, Any], most: str, expected: str
-) -> None:
+def test_instructions_that_onednn_dispatches_on(monkeypatch, present, most, expected):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: present, raising=False)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
     assert this_machine().instructions == expected
@@ -103,9 +94,7 @@ def test_the_reference_host_was_checked() -> None:
         ("avx2", torch.float32, False),
     ],
 )
-def test_estimates_say_so(
-    monkeypatch: pytest.MonkeyPatch, instructions: str, dtype: torch.dtype, sure: bool
-) -> None:
+def test_estimates_say_so(monkeypatch, instructions, dtype, sure):
     machine = replace(REFERENCE, name="here", instructions=instructions)
     monkeypatch.setitem(tracing._HOSTS, "here", lambda: machine)
     monkeypatch.setattr(computed, "LARGEST", 0)  # of a call that is not run here
@@ -147,9 +136,7 @@ def test_estimates_on_a_cpu_with_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     ("filters", "kernel", "dilation", "caches"),
     [(64, (5, 3), 12, {"l1": 32 * 1024}), (3, (3, 3), 1, {"l2": 64 * 1024})],
 )
-def test_caches_decide_which_kernel_and_blocks(
-    filters: int, kernel: tuple[int, int], dilation: int, caches: dict[str, int]
-) -> None:
+def test_caches_decide_which_kernel_and_blocks(filters, kernel, dilation, caches):
     """Whether padding fits the pixels computed at a time, and how large blocks of columns are."""
     height, width = (
         size + 24 - dilation * (taps - 1) for size, taps in zip((60, 28), kernel, strict=True)

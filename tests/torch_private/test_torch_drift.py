@@ -32,19 +32,12 @@ def printed(described: Any, folder: Path, capsys: pytest.CaptureFixture[str]) ->
     return lines
 
 
-def test_the_described_torch_has_not_drifted(
-    described: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_described_torch_has_not_drifted(described, tmp_path, capsys):
     assert len(described["operators"]) > 1000
     assert printed(described, tmp_path, capsys) == []
 
 
-def test_drift_is_found(
-    described: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_drift_is_found(described, tmp_path, capsys, monkeypatch):
     operators = described["operators"]
     before = dict(operators)
     described["private names"]["torch.nn.Module._apply"] = "self fn"
@@ -73,12 +66,7 @@ def test_drift_is_found(
     assert "aten::mm takes: self mat2, before: self other" in lines
 
 
-def test_a_torch_that_cannot_be_traced(
-    described: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_torch_that_cannot_be_traced(described, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(names.DECLARED, "torch._C._gone", names.MissingName("torch._C._gone"))
     gone, refused = printed(described, tmp_path, capsys)
     assert gone == "gone: torch._C._gone"

@@ -69,9 +69,7 @@ def ways(folder: Path, device: str) -> dict[str, Callable[[Any], dict[str, Tenso
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_is_known_is_read_back_and_what_is_not_stays_unknown(
-    device: str, tmp_path: Path
-) -> None:
+def test_what_is_known_is_read_back_and_what_is_not_stays_unknown(device, tmp_path):
     def program() -> None:
         unknown = torch.randn(2_000, device=device).bool().sum(dtype=torch.int64).repeat(3)
         state = {"known": torch.tensor([3, 1, 2], device=device), "unknown": unknown}
@@ -162,9 +160,7 @@ def test_files_of_the_older_format_are_read_as_they_are(tmp_path: Path) -> None:
     trace(program, device="cuda")
 
 
-def test_a_program_may_ask_for_the_older_format_in_the_place_of_torch_save(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_may_ask_for_the_older_format_in_the_place_of_torch_save(monkeypatch):
     def program() -> None:
         original, file = torch.save, io.BytesIO()
         older = functools.partial(original, _use_new_zipfile_serialization=False)

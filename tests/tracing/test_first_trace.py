@@ -174,9 +174,7 @@ own = Own()
 """
 
 
-def test_what_a_part_of_torch_makes_for_its_thread_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_part_of_torch_makes_for_its_thread_is_there(tmp_path, monkeypatch):
     """As the trees of torch/_inductor/cudagraph_trees.py, for the thread that imports it."""
     monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
     (tmp_path / "torchmem_locals.py").write_text(_LOCALS)
@@ -189,9 +187,7 @@ def test_what_a_part_of_torch_makes_for_its_thread_is_there(
     sys.modules.pop("torch.torchmem_locals", None)
 
 
-def test_what_torch_keeps_for_tests_is_what_the_importing_thread_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_torch_keeps_for_tests_is_what_the_importing_thread_sees(tmp_path, monkeypatch):
     """As ``TEST_CUDA`` of torch/testing/_internal/common_utils.py."""
     package = importlib.import_module("torch.testing._internal")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
@@ -221,9 +217,7 @@ def program():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_module_imported_in_a_trace_keeps_its_constants(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_imported_in_a_trace_keeps_its_constants(device, tmp_path, monkeypatch):
     """They are real ones, and count as little as if the module had been imported before."""
     (tmp_path / "constants.py").write_text(_CONSTANTS)
     (tmp_path / "below.py").write_text("import torch\nSCALE = torch.full((3,), 7.0)\n")
@@ -248,9 +242,7 @@ def test_a_module_imported_in_a_trace_keeps_its_constants(
     assert constants.LAYER.weight.abs().sum().item() > 0
 
 
-def test_what_a_module_makes_on_fake_cuda_belongs_to_the_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_module_makes_on_fake_cuda_belongs_to_the_trace(tmp_path, monkeypatch):
     (tmp_path / "placed.py").write_text(
         "import torch\ndevice = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
         "ONES = torch.ones(1000, device=device) * 3\nMOVED = torch.ones(1000).to(device)\n"
@@ -269,9 +261,7 @@ def test_what_a_module_makes_on_fake_cuda_belongs_to_the_trace(
         sys.modules.pop("placed", None)
 
 
-def test_an_import_that_waits_for_the_step_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_waits_for_the_step_is_told(tmp_path, monkeypatch):
     """As Inductor's do since torch 2.15, which takes a lock, and imports what takes it again."""
     (tmp_path / "waiting.py").write_text("import sys\nwith sys.torchmem_test_lock:\n    pass\n")
     lock = threading.RLock()

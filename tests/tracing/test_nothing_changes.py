@@ -250,17 +250,14 @@ def test_shared_storages_stay_shared_on_the_host() -> None:
     assert trace(Halves(), device="cuda").baseline == 2 * 64 * 4
 
 
-def test_traces_do_not_nest() -> None:
-
+def test_traces_do_not_nest():
     with pytest.raises(ValueError, match="a traced program cannot trace"):
         trace(lambda: trace(nn.Linear(2, 2), torch.randn(1, 2)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("first", [lambda weight: weight.t(), lambda weight: weight.detach().t()])
-def test_a_captured_weight_met_as_something_else_gets_its_gradient_back(
-    device: str, first: Callable[[Tensor], Tensor]
-) -> None:
+def test_a_captured_weight_met_as_something_else_gets_its_gradient_back(device, first):
     """The transpose of a weight is what ``Linear`` hands to the first operator that runs."""
     linear, fresh = nn.Linear(4, 4), nn.Linear(4, 4)
     linear(torch.ones(1, 4)).sum().backward()
@@ -591,9 +588,7 @@ def trained() -> list[float]:
         lambda _: FlopCounterMode(display=False),
     ],
 )
-def test_what_a_suspended_generator_leaves_after_the_trace_is_left_once(
-    entered: Callable[[str], Any], device: str
-) -> None:
+def test_what_a_suspended_generator_leaves_after_the_trace_is_left_once(entered, device):
     suspended: list[Any] = []
 
     def body() -> Tensor:

@@ -452,9 +452,7 @@ def test_a_trace_is_freed_without_the_garbage_collector(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_nothing_of_a_module_s_trace_is_looked_for_among_all_objects(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_a_module_s_trace_is_looked_for_among_all_objects(device, monkeypatch):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     trace(model, torch.ones(2, 4), device=device)
 

@@ -293,9 +293,7 @@ def test_a_process_ends_while_a_daemon_thread_traces() -> None:
         run_program(ENDS)
 
 
-def test_another_thread_prints_a_tensor_while_a_module_is_asked_about_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_thread_prints_a_tensor_while_a_module_is_asked_about_itself(monkeypatch):
     asked, printed, own, found = threading.Event(), threading.Event(), torch.ones(2), list[str]()
 
     def other() -> None:

@@ -114,9 +114,7 @@ def test_values_of_the_host_are_read_when_they_are_copied(gpu: StandingGpu) -> N
     assert numbers.sum() == 6
 
 
-def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(
-    without_values: StandingGpu,
-) -> None:
+def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(without_values):
     gpu = without_values
     with gpu.on():
         target = torch.zeros(1000, 1000)
@@ -344,9 +342,7 @@ def test_a_thread_of_a_pool_comes_back_with_the_gpu(gpu: StandingGpu) -> None:
         assert (both + 1).device.type == "cuda"
 
 
-def test_what_is_known_is_lent_as_a_copy(
-    gpu: StandingGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_known_is_lent_as_a_copy(gpu, monkeypatch, capsys):
     def budget(self: Values) -> ValuesBudget:
         return ValuesBudget(1 << 30, 0 if self is Values.ASKED_FOR else 10**9)
 
@@ -380,9 +376,7 @@ def test_a_value_that_a_fixture_did_not_keep(without_values: StandingGpu) -> Non
     assert trace(program, device="cuda", values="none").warnings
 
 
-def test_values_are_computed_as_far_as_the_budget_of_each_test(
-    gpu: StandingGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_computed_as_far_as_the_budget_of_each_test(gpu, monkeypatch):
     monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(1 << 20, 1_000_000))
     with gpu.on():
         for _ in range(3):
@@ -421,9 +415,7 @@ def test_a_suite_has_a_larger_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["svdvals", "eigvalsh", "inv", "pinv", "matrix_exp", "slogdet"])
-def test_operators_of_several_kernels_compute_what_comes_from_the_gpu(
-    gpu: StandingGpu, name: str
-) -> None:
+def test_operators_of_several_kernels_compute_what_comes_from_the_gpu(gpu, name):
     """What their bodies make on the host has no content of its own."""
     matrix = torch.eye(6) + torch.rand(6, 6) / 12
     matrix = matrix @ matrix.mT
@@ -551,9 +543,7 @@ def test_functions_of_cpp_about_streams_and_devices(gpu: StandingGpu) -> None:
 
 
 @pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
-def test_softmax_of_half_with_a_float_result_has_values(
-    gpu: StandingGpu, function: Callable[..., torch.Tensor]
-) -> None:
+def test_softmax_of_half_with_a_float_result_has_values(gpu, function):
     host = torch.randn(3, 4, dtype=torch.float16, requires_grad=True)
     weights = torch.arange(4.0)
     (function(host, -1, dtype=torch.float32) * weights).sum().backward()

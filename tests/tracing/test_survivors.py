@@ -48,8 +48,7 @@ def test_shown_memory_lives_as_long_as_its_storage() -> None:
 
 
 @pytest.mark.parametrize("maxsize", [None, 4])
-def test_a_cached_function_is_asked_anew_in_each_trace(maxsize: int | None) -> None:
-    @functools.lru_cache(maxsize=maxsize)
+def test_a_cached_function_is_asked_anew_in_each_trace(maxsize):
     def positions(size: int, device: torch.device) -> dict[str, tuple[torch.Tensor]]:
         return {"sin": (torch.arange(size, device=device).float().sin(),)}
 
@@ -71,8 +70,7 @@ def test_a_view_whose_base_was_written_to_since_is_looked_at_as_it_is() -> None:
     assert view.grad_fn is not None
 
 
-def test_caches_without_tensors_are_left_alone() -> None:
-    @functools.lru_cache
+def test_caches_without_tensors_are_left_alone():
     def half(number: int) -> float:
         return number / 2
 

@@ -79,9 +79,7 @@ def test_arguments_are_split_as_a_shell_does(tmp_path: Path) -> None:
         ((program() + 'driver = "a:b"\n',), "a" * 40, "say either run, driver or suite"),
     ],
 )
-def test_what_cannot_be_right_is_said(
-    tmp_path: Path, programs: tuple[str, ...], commit: str, message: str
-) -> None:
+def test_what_cannot_be_right_is_said(tmp_path, programs, commit, message):
     with pytest.raises(ManifestError, match=message):
         read_manifest(manifest(tmp_path, *programs, commit=commit))
 
@@ -106,9 +104,7 @@ def repository(tmp_path: Path) -> tuple[Path, str]:
     return tmp_path / "mirrors", commit.strip()
 
 
-def test_the_files_of_a_commit_are_fetched_and_checked(
-    tmp_path: Path, repository: tuple[Path, str]
-) -> None:
+def test_the_files_of_a_commit_are_fetched_and_checked(tmp_path, repository):
     mirrors, commit = repository
     expected = tmp_path / "expected"
     expected.mkdir()
@@ -135,9 +131,7 @@ def test_the_files_of_a_commit_are_fetched_and_checked(
         (Run("ok"), Run("limit"), "", Outcome.TOO_LONG),
     ],
 )
-def test_what_became_of_a_program(
-    real: Run, traced: Run, difference: str, outcome: Outcome
-) -> None:
+def test_what_became_of_a_program(real, traced, difference, outcome):
     assert classify(real, traced, difference) is outcome
 
 

@@ -142,9 +142,7 @@ def recorded(chance: random.Random, options: str = "") -> tuple[Recorder, int]:
 
 @pytest.mark.parametrize("program", range(6))
 @pytest.mark.parametrize("options", ["", "max_split_size_mb:32"])
-def test_a_recording_is_replayed_from_its_beginning(
-    program: int, options: str, chance: random.Random
-) -> None:
+def test_a_recording_is_replayed_from_its_beginning(program, options, chance):
     recorder, _ = recorded(chance, options)
     (history,) = histories_of(recorder.snapshot())
     outcome = replay(history)
@@ -335,9 +333,7 @@ def test_every_program_has_its_source() -> None:
         ),
     ],
 )
-def test_traces_give_what_was_recorded_on_real_gpus(
-    name: str, peak: int, reserved: int, requests: int
-) -> None:
+def test_traces_give_what_was_recorded_on_real_gpus(name, peak, reserved, requests):
     events, traced, unknown = traced_events(*PROGRAMS[name])
     assert highest(events) == peak
     assert traced == reserved

@@ -61,9 +61,7 @@ def test_other_addresses_reserve_another_sum() -> None:
     assert len(found) > 1
 
 
-def test_the_table_names_what_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_names_what_is_left_out(monkeypatch, capsys):
     one = figure("resnet101/All")
 
     def missing() -> peaks.Program:

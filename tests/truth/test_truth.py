@@ -98,9 +98,7 @@ def test_inference_has_a_forward_alone() -> None:
     assert set(found["second"]) == {"forward", "forward_end"}
 
 
-def test_a_recording_is_taken_up_again_and_survives_a_model_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_is_taken_up_again_and_survives_a_model_that_fails(tmp_path, monkeypatch):
     keys = ("dense/autoencoder/float32", "dense/recommender/float32", "dense/batch-norm/float32")
     wanted = [case(key) for key in keys]
 
@@ -140,9 +138,7 @@ def test_what_is_no_recording_says_so(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_the_command_lists_and_runs_on_the_cpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_lists_and_runs_on_the_cpu(tmp_path, capsys):
     assert main(["--list", "--only", "dense/recommender"]) == 0
     assert "dense/recommender/float32\n" in capsys.readouterr().out
     only = ["--device", "cpu", "--tiny", "--only", "dense/recommender/float32$"]

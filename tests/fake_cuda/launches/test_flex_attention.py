@@ -66,9 +66,7 @@ def results(
 @pytest.mark.parametrize(
     "sizes", [{"length": 256}, {"length": 200, "keys": 300, "heads": (4, 2)}, {"length": 5}]
 )
-def test_values_are_those_of_eager_attention(
-    sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_those_of_eager_attention(sizes, monkeypatch):
     monkeypatch.setattr("pytest_torchmem.fake_cuda.flex_attention._ROWS_AT_ONCE", 100 * 8 * 300)
     found: list[list[Tensor]] = []
     for flex, masks in (

@@ -1,6 +1,5 @@
 """Nested tensors: encoder layers in inference, which make them of a padding mask."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,9 +64,7 @@ def assert_as_measured(model: nn.Module, *args: Any, backward: bool = False) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("lengths", [(7, 4, 10), (7, 4, 8), (7, 1, 10), (7, 0, 10)], ids=str)
-def test_a_padding_mask_in_evaluation(
-    dtype: torch.dtype, activation: str, lengths: tuple[int, ...]
-) -> None:
+def test_a_padding_mask_in_evaluation(dtype, activation, lengths):
     model = Encoder(activation=activation, dtype=dtype)
     assert_as_measured(model, torch.randn(3, 10, 64, dtype=dtype), padding(10, *lengths))
 
@@ -100,9 +97,7 @@ def test_more_masked_tokens_than_values_are_kept_of_floating_tensors() -> None:
         "attention with weights",
     ],
 )
-def test_the_fast_path_of_inference(
-    model: nn.Module, arguments: Callable[[], tuple[Any, ...]]
-) -> None:
+def test_the_fast_path_of_inference(model, arguments):
     assert_as_measured(model, *arguments())
 
 

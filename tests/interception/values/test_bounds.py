@@ -34,9 +34,7 @@ KEEP_ALL: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(("overload", "args"), KEEP_ALL.values(), ids=list(KEEP_ALL))
-def test_the_largest_outputs_are_those_of_kernels_that_keep_all(
-    overload: Any, args: tuple[Any, ...]
-) -> None:
+def test_the_largest_outputs_are_those_of_kernels_that_keep_all(overload, args):
     at_most = spec_of(overload).cpu.at_most
     assert at_most is not None
     on_meta = tuple(one.to("meta") if isinstance(one, Tensor) else one for one in args)

@@ -210,9 +210,7 @@ def test_where_the_budget_ends(drawn: Steps, seed: int, device: str, most: int) 
         check(drawn, seed, device, 300, "auto")
 
 
-def test_positions_of_a_batch_are_known_where_a_model_is_too_large(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_positions_of_a_batch_are_known_where_a_model_is_too_large(monkeypatch):
     """As ``find_packed_sequence_indices`` of transformers asks, of positions that are many."""
     monkeypatch.setattr(Values, "budget", lambda _: ValuesBudget(1 << 20, 1 << 20))
 

@@ -1,17 +1,18 @@
 """Small integers, booleans and tables keep their values; the rest is asked for in vain."""
 
 import ctypes
+import gc
 import io
 import math
 import pickle
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+import pytest_torchmem as torchmem
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.torch_private.names import TORCH_VERSION
@@ -93,8 +94,7 @@ def test_an_unknown_floating_number_is_one_with_one_warning() -> None:
     ],
     ids=["list", "array", "range", "slice", "int", "product", "ceil"],
 )
-def test_unknown_sizes_raise_with_the_line(ask: Callable[[Tensor], object]) -> None:
-
+def test_unknown_sizes_raise_with_the_line(ask):
     with pytest.raises(UnknownValueError) as raised:
         trace(lambda: ask(torch.randn(4, 8)), values="none")
     assert re.match(r".*test_known_values\.py:\d+", str(raised.value))
@@ -297,3 +297,16 @@ def test_what_is_made_of_numbers_is_made_anew_each_time() -> None:
 
     trace(program, values="real")
     trace(program, values="real")
+
+
+def test_values_of_what_is_gone_take_no_memory() -> None:
+    alive: list[int] = []
+
+    def program() -> None:
+        for _ in range(8):
+            torch.rand(500, 500).sum()
+        tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+        alive.append(sum(one.nbytes == 1_000_000 for one in tensors))
+
+    torchmem.trace(program, values="real")
+    assert alive[0] <= 2

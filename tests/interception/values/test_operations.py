@@ -35,9 +35,7 @@ def step(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[],
     ],
     ids=["mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "no batch", "transposed", "conv3d"],
 )
-def test_multiplications_are_those_of_torch(
-    program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_multiplications_are_those_of_torch(program, monkeypatch):
     counted: list[int] = []
     original = contents.operations_of
 

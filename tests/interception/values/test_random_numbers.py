@@ -79,9 +79,7 @@ def draws_then_tells(told: dict[str, list[float]]) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_numbers_after_draws_that_are_not_computed(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_after_draws_that_are_not_computed(device, monkeypatch):
     monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
     for_real: dict[str, list[float]] = {}
     draws_then_tells(for_real)

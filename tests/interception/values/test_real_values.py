@@ -219,9 +219,7 @@ def until_it_is_small() -> None:
 
 @pytest.mark.parametrize("values", ["auto", "real"])
 @pytest.mark.parametrize("program", [detection, routing, beams, until_it_is_small])
-def test_data_dependent_programs_need_what_they_need(
-    program: Callable[[], None], values: str
-) -> None:
+def test_data_dependent_programs_need_what_they_need(program, values):
     traced, measured = trace(program, host="here", values=values), measure(program)
     assert traced.figures() == measured.figures()
     assert traced.values == "real"
@@ -299,9 +297,7 @@ def test_decisions_are_those_of_the_real_run(question: str, device: str) -> None
         assert profile.warnings or found[-1] == program("cpu")
 
 
-def test_a_number_that_is_only_told_does_not_run_the_program_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_number_that_is_only_told_does_not_run_the_program_again(monkeypatch):
     small_budgets(monkeypatch, 10**9, 1000)
     runs: list[str] = []
 
@@ -321,9 +317,7 @@ def test_a_number_that_is_only_told_does_not_run_the_program_again(
     assert len(profile.warnings) == 5  # every line that was told such a number
 
 
-def test_a_pass_that_ends_leaves_nothing_behind_and_cannot_be_caught(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pass_that_ends_leaves_nothing_behind_and_cannot_be_caught(monkeypatch, capsys):
     def first_is_small(self: Values) -> ValuesBudget:
         return ValuesBudget(10**9, 1000 if self is Values.ASKED_FOR else 10**9)
 
@@ -382,9 +376,7 @@ def test_over_the_budget_an_error_says_what_to_do(monkeypatch: pytest.MonkeyPatc
     assert trace(program, values="none").warnings
 
 
-def test_over_the_budget_a_program_that_decides_nothing_is_traced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_over_the_budget_a_program_that_decides_nothing_is_traced(monkeypatch):
     small_budgets(monkeypatch, 10**9, 1000)
     profile = trace(lambda: unknown().numpy().shape)
     assert profile.values == "in part"
