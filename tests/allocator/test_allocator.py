@@ -157,8 +157,7 @@ def test_out_of_memory_gives_the_cache_back_first() -> None:
     here.free(a)
     # Larger than what is cached: that goes back to the device, and the request is served.
     assert here.allocate(total // 2 + 2 * MIB) is not None
-    assert here.statistics.num_alloc_retries == 2
-    assert here.statistics.num_ooms == 1
+    assert (here.statistics.num_alloc_retries, here.statistics.num_ooms) == (2, 1)
     assert here.reserved == total // 2 + 2 * MIB
 
 

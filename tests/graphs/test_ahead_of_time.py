@@ -194,8 +194,7 @@ def test_what_is_read_of_graphs_is_what_runs_of_them(name: str, device: Any) -> 
     forward, backward = profile.graphs
     found = graph_profile(forward, backward)
     live = live_tensors(trace(run, forward, backward, device, device=device))
-    assert found.peak == max(live)
-    assert found.end == live[-1]
+    assert (found.peak, found.end) == (max(live), live[-1])
     assert found.baseline <= found.retained <= found.forward_peak
     # The backward has a copy of the constant, which was made with its graph.
     constant = 4 if (name, device) == ("several", "cpu") else 0

@@ -40,8 +40,7 @@ def test_the_figures_of_two_multiplications_counted_by_hand() -> None:
     # Parameter, input, gradient of the parameter.
     assert profile.end == 3 * vector
     assert profile.optimizer_peak is None
-    assert profile.device == "cpu"
-    assert profile.host == "here"
+    assert (profile.device, profile.host) == ("cpu", "here")
 
 
 def test_the_gradient_that_is_left_and_the_optimizer_state_have_names() -> None:
@@ -52,8 +51,7 @@ def test_the_gradient_that_is_left_and_the_optimizer_state_have_names() -> None:
     for allocation in left:
         by_kind[allocation.kind] = by_kind.get(allocation.kind, 0) + allocation.nbytes
     parameters = (64 * 32 + 32) * FLOAT
-    assert by_kind[Kind.PARAMETER] == parameters
-    assert by_kind[Kind.GRADIENT] == parameters
+    assert (by_kind[Kind.PARAMETER], by_kind[Kind.GRADIENT]) == (parameters, parameters)
     assert by_kind[Kind.OPTIMIZER_STATE] == 2 * parameters + 2 * FLOAT
     assert by_kind[Kind.INPUT] == 8 * 64 * FLOAT
     assert {a.label for a in left if a.kind is Kind.PARAMETER} == {"weight", "bias"}
@@ -83,8 +81,7 @@ def test_gradients_from_earlier_steps_are_there_and_are_added_to() -> None:
     model = nn.Linear(100, 1, bias=False)
     model.weight.grad = torch.ones(1, 100)
     profile = torchmem.measure(model, torch.randn(1, 100))
-    assert profile.baseline == 3 * 100 * FLOAT
-    assert profile.end == profile.baseline
+    assert (profile.baseline, profile.end) == (3 * 100 * FLOAT, profile.baseline)
     assert torch.equal(model.weight.grad, torch.ones(1, 100))
 
 
@@ -129,8 +126,7 @@ def test_a_parameter_that_is_released_during_the_step_is_struck_off() -> None:
             return x * self.other
 
     profile = torchmem.measure(Frees(), torch.randn(10), backward=False)
-    assert profile.baseline == 5020 * FLOAT
-    assert profile.end == 30 * FLOAT
+    assert (profile.baseline, profile.end) == (5020 * FLOAT, 30 * FLOAT)
 
 
 def test_a_storage_that_is_resized_during_the_step_has_its_new_size() -> None:
@@ -155,8 +151,7 @@ def test_memory_from_before_the_recording_does_not_disturb_it() -> None:
         held.append(torch.randn(10))
 
     profile = torchmem.measure(step)
-    assert profile.baseline == 0
-    assert profile.peak == 10 * FLOAT
+    assert (profile.baseline, profile.peak) == (0, 10 * FLOAT)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -62,8 +62,7 @@ def test_the_figures_are_those_of_the_cpu_allocator(gpu, optimizer, steps):
     assert cuda.keys() == cpu.keys()
     assert all(abs(cuda[name] - cpu[name]) <= 64 * FLOAT for name in cpu)
     assert cuda["baseline"] == 2 * VECTOR
-    assert on_gpu.gpu == "a100-80gb"
-    assert on_gpu.warnings == ()
+    assert (on_gpu.gpu, on_gpu.warnings) == ("a100-80gb", ())
 
 
 def test_blocks_and_segments_have_peaks_of_their_own(gpu: StandIn) -> None:
@@ -137,8 +136,7 @@ def test_a_callable_runs_once_and_a_module_is_warmed_up(gpu: StandIn) -> None:
 
     profile = measured(program)
     assert runs == [1]
-    assert profile.baseline == 0
-    assert profile.forward_peak == 2 * 1000 * FLOAT + FLOAT
+    assert (profile.baseline, profile.forward_peak) == (0, 2 * 1000 * FLOAT + FLOAT)
 
     class Counting(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -72,7 +72,6 @@ def test_its_size_can_be_measured(tmp_path: Path) -> None:
     measured = trace(model, x, device="cuda", gpu="a100", calibration=read_calibration(file))
     (state,) = dropout_states(measured)
     assert (state.nbytes, state.confidence) == (2_500_000, Confidence.CALIBRATED)
-    assert measured.unknown_workspaces == ()
-    assert measured.questions == asked
+    assert (measured.unknown_workspaces, measured.questions) == ((), asked)
     made = torch.empty(2_500_000, dtype=torch.uint8)
     assert _reserve_of(spec_of(MAKER), made) == 2_500_000

@@ -142,7 +142,6 @@ def test_what_was_counted_as_nothing_is_as_measured(body: Any, nbytes: int) -> N
         return body(torch.ones(1000))
 
     profile = trace(program, host="here")
-    assert profile.unknown_workspaces == ()
-    assert profile.peak == measure(program).peak
+    assert (profile.unknown_workspaces, profile.peak) == ((), measure(program).peak)
     taken = [one.nbytes for one in profile.timeline.allocations if one.kind.value == "workspace"]
     assert not nbytes or nbytes in taken

@@ -102,8 +102,7 @@ def test_one_by_one(pytester, name, where):
 )
 def test_update_modes(pytester, options, modes):
     settings = _settings(pytester, *options)
-    assert settings.update == modes
-    assert settings.writes == ("--torchmem-dry-run" not in options)
+    assert (settings.update, settings.writes) == (modes, "--torchmem-dry-run" not in options)
 
 
 def test_update_does_not_swallow_the_path_after_it(pytester):

@@ -117,8 +117,7 @@ def test_what_another_thread_makes_is_counted_until_it_dies() -> None:
 
     traced = trace(program, host="here")
     parameters, activations = 4 * 101 * 100, 2 * 4 * 100
-    assert traced.peak == parameters + activations
-    assert traced.end == 0
+    assert (traced.peak, traced.end) == (parameters + activations, 0)
 
 
 def test_reference_host_does_not_depend_on_this_machine() -> None:

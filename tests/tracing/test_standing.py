@@ -210,8 +210,7 @@ def test_what_dies_in_a_trace_is_freed_in_both(gpu: StandingGpu) -> None:
 
     with gpu.presenting(gpu.live()):
         profile = trace(body, device="cuda")
-    assert profile.peak == 4 << 20
-    assert profile.end == 0
+    assert (profile.peak, profile.end) == (4 << 20, 0)
     with gpu.on():
         assert torch.cuda.memory_allocated() == 0
 

@@ -65,8 +65,7 @@ def test_every_data_set_that_the_manifest_names_can_be_written() -> None:
 
 def test_arguments_are_split_as_a_shell_does(tmp_path: Path) -> None:
     (entry,) = read_manifest(manifest(tmp_path, program()))
-    assert entry.script == "main.py"
-    assert entry.arguments == ("--epochs", "1", "--name=a b")
+    assert (entry.script, entry.arguments) == ("main.py", ("--epochs", "1", "--name=a b"))
 
 
 @pytest.mark.parametrize(

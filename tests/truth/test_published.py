@@ -379,9 +379,7 @@ def test_a_step_of_a_profiler_trace(tmp_path: Path) -> None:
     assert step.events == (4096, 4608, -4608, -4096)
     assert step.operators[:3] == ("aten::empty", "aten::add > aten::empty", "")
     found = compare_step(step, program, "v100")
-    assert found.requests == (2, 2)
-    assert found.same == 1
-    assert found.peak == (8192, 8704)
+    assert (found.requests, found.same, found.peak) == ((2, 2), 1, (8192, 8704))
     assert found.only_recorded == {"aten::add > aten::empty": 1}
     with pytest.raises(SnapshotError, match="has 2 steps"):
         read_step(path, 2)
