@@ -36,15 +36,12 @@ def test_a_misspelt_argument_of_a_measurement_is_refused() -> None:
         measure(nn.Linear(2, 2), torch.randn(1, 2), optimiser=torch.optim.SGD)
 
 
-def test_an_argument_that_the_program_has_is_its_own() -> None:
+def test_arguments_and_errors_of_the_program_are_its_own() -> None:
     class Model(nn.Linear):
         def forward(self, input: torch.Tensor, optimiser: int = 0) -> torch.Tensor:
             return super().forward(input) * optimiser
 
     assert trace(Model(2, 2), torch.randn(1, 2), optimiser=2).peak
-
-
-def test_what_the_model_raises_comes_through() -> None:
     with pytest.raises(RuntimeError, match=r"1x3 and 2x2"):
         trace(nn.Linear(2, 2), torch.randn(1, 3))
 

@@ -100,14 +100,11 @@ def test_a_function_is_traced(here, place, columns, capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= int(columns)
 
 
-def test_a_module_that_a_function_returns_is_run(here, capsys):
+def test_a_module_that_a_function_returns_is_run_with_options(here, capsys):
     assert main(["trace", "steps_of_commands:build", "--gpu", "h100"]) == 0
     out = capsys.readouterr().out
     assert "backward peak" in out
     assert re.search(r"baseline +10\.12 KiB", out)
-
-
-def test_a_step_has_options(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "steps_of_commands:build", "--optimizer", "AdamW", "--steps", "2"]) == 0
     assert "optimizer peak" in capsys.readouterr().out
     assert main(["trace", "steps_of_commands:spread", "--world-size", "2"]) == 0

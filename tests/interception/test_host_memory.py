@@ -93,7 +93,7 @@ def test_memory_that_numpy_was_shown_is_the_allocators() -> None:
     assert profile.figures() == torchmem.measure(step, model, x).figures()
 
 
-def test_one_array_counts_once() -> None:
+def test_an_array_counts_once() -> None:
     def program() -> None:
         shared = array()
         several = [torch.from_numpy(shared) for _ in range(3)]
@@ -101,8 +101,6 @@ def test_one_array_counts_once() -> None:
 
     assert torchmem.trace(program).host_peak == BYTES
 
-
-def test_arrays_that_nobody_else_holds_count_each() -> None:
     def program() -> None:
         kept = [torch.from_numpy(np.zeros(1000, np.float32)) for _ in range(50)]
         del kept

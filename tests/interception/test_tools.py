@@ -170,13 +170,10 @@ def test_torchscript_is_loaded_onto_the_gpu() -> None:
     torchmem.trace(program, device="cuda")
 
 
-def test_a_compiled_function_is_told_of() -> None:
+def test_a_compiled_function_is_told_of_and_no_other() -> None:
     compiled = torch.compile(lambda x: x * 2, backend="eager")
     profile = torchmem.trace(lambda: compiled(torch.randn(4)), mode="eager")
     assert any("what torch.compile wraps" in warning for warning in profile.warnings)
-
-
-def test_what_is_not_compiled_is_not_told_of() -> None:
     plain = torch.compiler.disable(lambda x: x * 2)
     assert not torchmem.trace(lambda: plain(torch.randn(4))).warnings
 

@@ -171,10 +171,6 @@ def test_a_mask_takes_more_than_its_positions_do() -> None:
         compare(lambda x, index: x[index], x, index)
 
 
-def test_an_empty_tensor_is_known() -> None:
-    compare(torch.argwhere, torch.empty(5, 0, dtype=torch.bfloat16))
-
-
 def per_tensor(x: Tensor, *_: Tensor) -> Tensor:
     return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127)
 
@@ -228,13 +224,11 @@ def test_work_of_lapack(program: Callable[..., Tensor], dtype: torch.dtype) -> N
         compare(lambda x: (program(x), None)[1], matrices)
 
 
-def test_eigenvalues_of_complex_matrices() -> None:
+def test_matrices_of_special_kinds() -> None:
     compare(torch.linalg.eig, torch.eye(5, dtype=torch.complex64))
-
-
-def test_an_inverse_of_no_matrix() -> None:
     for shape in ((0, 0), (2, 0, 0)):
         compare(torch.cholesky_inverse, torch.empty(shape))
+    compare(torch.argwhere, torch.empty(5, 0, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])

@@ -184,11 +184,6 @@ def test_what_lies_otherwise_is_copied() -> None:
     assert asked(function, GPU, (last, last), image(), indices) == (0, 0, 480, 480)
 
 
-def test_an_argument_that_the_operator_lacks_is_refused() -> None:
-    with pytest.raises(Unbindable, match="has no argument 'weight'"):
-        Binding(copied(weight=CONTIGUOUS), POOL)
-
-
 def test_only_the_cpu_goes_through_a_block_of_a_transposed_matrix() -> None:
     transposed = torch.empty(100, 80, device="meta").t()
     search = torch.ops.aten.searchsorted.Tensor
@@ -198,6 +193,8 @@ def test_only_the_cpu_goes_through_a_block_of_a_transposed_matrix() -> None:
         assert found == expected
 
 
-def test_a_number_is_not_copied() -> None:
+def test_numbers_are_not_copied_and_unknown_arguments_refused() -> None:
     sequence = torch.empty(4, device="meta")
     assert not workspace_of("searchsorted", REFERENCE, sequence, sequence, 2.0).requests
+    with pytest.raises(Unbindable, match="has no argument 'weight'"):
+        Binding(copied(weight=CONTIGUOUS), POOL)

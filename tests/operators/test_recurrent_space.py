@@ -70,18 +70,14 @@ def sizes(row: str) -> tuple[list[int], list[int]]:
     return [*computed, reserve(input, settings)][: len(known)], known
 
 
-def test_sizes_that_were_recorded() -> None:
+def test_sizes_that_were_recorded_by_old_and_new_versions() -> None:
     rows = [*PADDED.read_text(encoding="utf-8").splitlines(), *OTHERS.split("\n")[1:-1]]
     assert len(rows) > 2300
     for row in rows:
         computed, recorded = sizes(row)
         assert computed == recorded, row
-
-
-def test_older_versions_kept_as_much() -> None:
-    """pytorch#2895, cuDNN 6 or 7: four layers of 320, by the numbers of parameters; 100 sequences
-    of 250 steps, by the reserves. Their workspaces were smaller.
-    """
+    # pytorch#2895, cuDNN 6 or 7: four layers of 320, by the numbers of parameters; 100 sequences of
+    # 250 steps, by the reserves. Their workspaces were smaller.
     for cell, published in (("GRU", 864_000_000), ("LSTM", 736_000_000)):
         computed, _ = sizes(f"{cell} 4 1 320 0 123 250 100 - float32 0 0 0 0")
         assert computed[2] == published + 256

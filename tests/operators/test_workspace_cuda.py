@@ -53,12 +53,9 @@ def test_cublas_takes_its_workspace_once_for_the_program_and_once_for_the_engine
     assert first.end == second.end == 2 * nbytes
 
 
-def test_without_backward_the_engine_has_no_workspace() -> None:
+def test_the_engine_has_a_workspace_of_its_own_for_its_threads_alone() -> None:
     assert kept(trace(lambda: cuda(8, 8) @ cuda(8, 8), device="cuda", gpu="a100")) == [CUBLAS]
-
-
-def test_an_engine_without_threads_uses_the_workspace_of_the_program() -> None:
-    """torch/csrc/autograd/engine.cpp, ``Engine::ready_queue``."""
+    # torch/csrc/autograd/engine.cpp, ``Engine::ready_queue``.
     with torch.autograd.set_multithreading_enabled(False):
         assert kept(trace(step, device="cuda", gpu="a100")) == [CUBLAS]
 
@@ -99,11 +96,20 @@ def test_nothing_of_it_on_the_cpu() -> None:
 # -- where they are booked -------------------------------------------------------------------------
 
 
-def test_a_convolution_says_that_it_does_not_know() -> None:
+def test_what_is_known_of_convolutions() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     profile = trace(model, torch.ones(2, 3, 16, 16), device="cuda", gpu="a100")
     assert profile.unknown_workspaces == ("aten::convolution", "aten::convolution_backward")
     assert "aten::convolution" in profile.warnings[-1]
+    model = nn.Conv1d(8, 8, 3, groups=8)
+    assert not trace(model, torch.ones(2, 8, 16), device="cuda").unknown_workspaces
+
+    def body() -> None:
+        x = cuda(2, 4, 10, 10).to(memory_format=torch.channels_last)
+        functional.conv2d(x, cuda(8, 4, 3, 3))
+
+    profile = trace(body, device="cuda", gpu="a100")
+    assert profile.by_confidence() == {"unknown": 8 * 4 * 3 * 3 * 4}
 
 
 @pytest.mark.parametrize(
@@ -120,20 +126,6 @@ def test_depthwise_convolutions_through_aten_are_known(dtype, memory_format, kno
     model = nn.Conv2d(32, 32, 3, groups=32, dtype=dtype)
     x = torch.ones(2, 32, 16, 16, dtype=dtype).to(memory_format=memory_format)
     assert bool(trace(model, x, device="cuda", gpu="a100").unknown_workspaces) != known
-
-
-def test_a_depthwise_convolution_of_one_dimension_is_known() -> None:
-    model = nn.Conv1d(8, 8, 3, groups=8)
-    assert not trace(model, torch.ones(2, 8, 16), device="cuda").unknown_workspaces
-
-
-def test_of_convolutions_the_copies_into_one_format_are_known() -> None:
-    def body() -> None:
-        x = cuda(2, 4, 10, 10).to(memory_format=torch.channels_last)
-        functional.conv2d(x, cuda(8, 4, 3, 3))
-
-    profile = trace(body, device="cuda", gpu="a100")
-    assert profile.by_confidence() == {"unknown": 8 * 4 * 3 * 3 * 4}
 
 
 def test_of_batch_norm_the_reserve_has_a_bound() -> None:

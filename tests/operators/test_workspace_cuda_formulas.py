@@ -65,15 +65,12 @@ def test_volta_sums_the_rows_of_large_heads_before() -> None:
 # -- products --------------------------------------------------------------------------------------
 
 
-def test_products_of_groups_are_cutlass_on_hopper() -> None:
+def test_products_of_groups_and_scaled_ones() -> None:
     """GroupedBlas.cpp, ``_grouped_mm_cuda``."""
     x, weights = meta(64, 32, dtype=BFLOAT), meta(4, 32, 16, dtype=BFLOAT)
     assert found("_grouped_mm", None, x, weights, gpu=H100).confidence is UNKNOWN
     assert found("_grouped_mm", None, x, weights).kept == (blas_buffer(A100),)
-
-
-def test_scaled_products() -> None:
-    """ScaledBlas.cpp: cuBLASLt with a scale for each matrix, CUTLASS with one for each row."""
+    # ScaledBlas.cpp: cuBLASLt with a scale for each matrix, CUTLASS with one for each row.
     x = meta(64, 32, dtype=torch.float8_e4m3fn)
     tensor = found("_scaled_mm", None, x, x.t(), meta(1), meta(1), gpu=H100)
     rows = found("_scaled_mm", None, x, x.t(), meta(64, 1), meta(1, 64), gpu=H100)

@@ -81,16 +81,13 @@ def test_the_message_names_the_source_line_that_grew(project):
     )
 
 
-def test_shrinking_passes_and_is_offered(stored):
+def test_shrinking_passes_and_so_does_what_is_within_the_tolerance(stored):
     stored.width(32)
     stored.run(passed=2).tells(
         "improved: test_net.py::test_first, cpu, cuda (a100-80gb). To lock it in: "
         "pytest --torchmem-update test_net.py::test_first"
     )
     stored.run("--torchmem-strict", failed=2)
-
-
-def test_within_the_tolerance(stored):
     stored.width(66)
     stored.run(failed=2)
     stored.run("--torchmem-tolerance=20%", passed=2)

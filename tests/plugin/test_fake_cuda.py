@@ -115,12 +115,9 @@ def test_a_suite(project: Project) -> None:
     assert not torch.cuda.is_available()
 
 
-def test_without_the_option_they_are_skipped(project: Project) -> None:
+def test_it_is_an_option_or_stands_in_the_ini_file(project: Project) -> None:
     project.write(conftest=CONFTEST, test_net=SUITE)
     project.run(skipped=11)
-
-
-def test_in_the_ini_file(project: Project) -> None:
     project.write(test_net="import torch\ndef test_net():\n    assert torch.cuda.is_available()\n")
     (project.path / "pytest.ini").write_text("[pytest]\ntorchmem_fake_cuda = t4\n")
     project.run(passed=1)

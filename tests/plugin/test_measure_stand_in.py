@@ -34,20 +34,14 @@ def run(project: Project, line: str, *options: str, **outcomes: int) -> Result:
     return project.run("--torchmem-measure=stand-in", *options, **outcomes)
 
 
-def test_a_cpu_build_is_refused_before_anything_runs(project: Project) -> None:
+def test_without_a_cuda_build_it_is_refused(project: Project) -> None:
     result = run(project, "pass")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: the stand-in needs a CUDA build of torch*"])
     result.stdout.no_fnmatch_line("*test_net.py*")
-
-
-def test_a_fake_gpu_for_the_suite_goes_with_no_measurement(project: Project) -> None:
     result = run(project, "pass", "--torchmem-fake-cuda=t4")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: torchmem: torchmem_measure: stand-in needs torch*"])
-
-
-def test_one_check_does_not_name_it(project: Project) -> None:
     project.write(test_net=SUITE.format("").replace("torch.ones(4, 8)", "{0}, measure={1}"))
     path = project.path / "test_net.py"
     path.write_text(path.read_text().format("torch.ones(4, 8)", "'stand-in'"))

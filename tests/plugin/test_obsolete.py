@@ -103,19 +103,16 @@ def test_a_module_that_did_not_pass_proves_nothing(changed, breakage):
     assert changed.file().read_bytes() == before
 
 
-def test_skips_and_expected_failures_are_no_hindrance(changed):
+def test_skipped_tests_keep_their_entries_and_are_no_hindrance(changed):
+    changed.write(test_net=ONE.replace("def test_kept", "@pytest.mark.skip\ndef test_kept"))
+    changed.run("--torchmem-update")
+    assert set(changed.entries()) == {"test_kept cpu", "test_kept second cpu"}
     changed.write(
         test_net=ONE
         + "\n@pytest.mark.skip\ndef test_s(): pass\n\n@pytest.mark.xfail\ndef test_x(): assert 0\n"
     )
     changed.run("--torchmem-update")
     assert set(changed.entries()) == {"test_kept cpu"}
-
-
-def test_a_skipped_test_keeps_its_entries(changed):
-    changed.write(test_net=ONE.replace("def test_kept", "@pytest.mark.skip\ndef test_kept"))
-    changed.run("--torchmem-update")
-    assert set(changed.entries()) == {"test_kept cpu", "test_kept second cpu"}
 
 
 def test_interrupted_runs_and_last_failed_prove_nothing(changed):
@@ -135,19 +132,16 @@ def test_no_test_left_in_the_module(changed):
     assert not changed.file().parent.exists()
 
 
-def test_with_workers_as_without(changed):
+def test_with_workers_as_without_unless_one_died(changed):
+    changed.write(test_else="import os\ndef test_else():\n    os.kill(os.getpid(), 9)\n")
+    before = changed.file().read_bytes()
+    changed.run_apart("-n", "1", "--torchmem-update")
+    assert changed.file().read_bytes() == before
     before = changed.file().read_bytes()
     changed.run_apart("-n", "1", "--torchmem-update", "-k", "kept")
     assert changed.file().read_bytes() == before
     changed.run_apart("-n", "1", "--torchmem-update")
     assert set(changed.entries()) == {"test_kept cpu"}
-
-
-def test_a_worker_that_died_proves_nothing(changed):
-    changed.write(test_else="import os\ndef test_else():\n    os.kill(os.getpid(), 9)\n")
-    before = changed.file().read_bytes()
-    changed.run_apart("-n", "1", "--torchmem-update")
-    assert changed.file().read_bytes() == before
 
 
 def test_a_rename_is_offered_and_keeps_what_people_wrote(light):

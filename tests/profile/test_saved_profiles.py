@@ -183,17 +183,12 @@ def memory_snapshot(timeline: Timeline) -> dict[str, Any]:
 
 @settings(max_examples=30)
 @given(timelines())
-def test_a_snapshot_has_what_is_alive_in_its_segments(timeline: Timeline) -> None:
+def test_a_snapshot_has_what_is_alive_piece_by_piece(timeline: Timeline) -> None:
     snapshot = memory_snapshot(timeline)
     requested = sum(segment["requested_size"] for segment in snapshot["segments"])
     assert requested == (timeline.live_bytes() or [0])[-1]
     for segment in snapshot["segments"]:
         assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
-
-
-@settings(max_examples=30)
-@given(timelines())
-def test_a_snapshot_is_written_piece_by_piece(timeline: Timeline) -> None:
     file = io.BytesIO()
     write_memory_snapshot(timeline, file)
     assert pickle.loads(file.getvalue()) == memory_snapshot(timeline)

@@ -29,18 +29,10 @@ def _phases(count: int) -> st.SearchStrategy[list[Phase]]:
 
 
 @given(timelines())
-def test_peak_of_all_phases_is_the_highest_ever(timeline: Timeline) -> None:
+def test_peaks_are_what_a_replay_gives(timeline: Timeline) -> None:
     assert max(peak for peak, _ in timeline.peaks().values()) == max(0, *timeline.live_bytes())
-
-
-@given(timelines())
-def test_what_is_live_at_a_peak_adds_up_to_it(timeline: Timeline) -> None:
     for peak, position in timeline.peaks().values():
         assert sum(allocation.nbytes for allocation in timeline.live_at(position)) == peak
-
-
-@given(timelines())
-def test_every_phase_has_a_peak_not_under_what_it_began_with(timeline: Timeline) -> None:
     live = [0, *timeline.live_bytes()]
     peaks = timeline.peaks()
     for (start, _, _), (phase, (peak, _), _) in zip(

@@ -72,13 +72,6 @@ def test_a_figure_replaces_what_is_unknown() -> None:
     assert told not in trace(nn.ReLU(), torch.ones(2, requires_grad=True)).table()
 
 
-def test_a_figure_of_nothing_is_a_figure() -> None:
-    profile = trace(convolve, device="cuda", gpu="a100", calibration=of_convolution(0))
-    assert not profile.unknown_workspaces
-    assert profile.calibrated_workspaces == ("aten::convolution",)
-    assert profile.by_confidence() == {}
-
-
 def test_a_limit_is_replaced_too() -> None:
     def mode() -> None:
         cuda(5000, grad=False).mode()
@@ -87,18 +80,19 @@ def test_a_limit_is_replaced_too() -> None:
     assert answering_all(mode, WorkspaceSize(999)).by_confidence() == {"calibrated": 999}
 
 
-def test_calibrations_in_one_process_do_not_mix() -> None:
+def test_figures_are_of_their_gpu_and_calibration() -> None:
     one, other = of_convolution(1000), of_convolution(2000)
     found = [
         trace(convolve, device="cuda", gpu="a100", calibration=calibration).by_confidence()
         for calibration in (one, other, None, one)
     ]
     assert found == [{"calibrated": 1000}, {"calibrated": 2000}, {}, {"calibrated": 1000}]
-
-
-def test_another_gpus_figures_are_not_taken() -> None:
     profile = trace(convolve, device="cuda", gpu="h100", calibration=of_convolution(12_345))
     assert profile.unknown_workspaces == ("aten::convolution",)
+    profile = trace(convolve, device="cuda", gpu="a100", calibration=of_convolution(0))
+    assert not profile.unknown_workspaces
+    assert profile.calibrated_workspaces == ("aten::convolution",)
+    assert profile.by_confidence() == {}
 
 
 def test_the_series_own_figures_come_first_and_then_the_latest() -> None:

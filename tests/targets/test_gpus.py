@@ -20,14 +20,10 @@ MIB = 1024**2
 
 
 @pytest.mark.parametrize("name", gpu_names())
-def test_a_gpu_that_is_found_is_the_one_of_that_name(name: str) -> None:
+def test_gpus_are_found_by_name_and_have_figures_that_fit(name: str) -> None:
     gpu = find_gpu(name)
     assert known_gpu(replace(gpu, name=name_of(gpu.product), context=1)) == gpu
     assert known_gpu(replace(gpu, memory=gpu.memory - 100 * MIB)) == gpu
-
-
-@pytest.mark.parametrize("name", gpu_names())
-def test_figures_fit_the_compute_capability(name: str) -> None:
     gpu = find_gpu(name)
     assert gpu.threads_per_multiprocessor == THREADS.get(gpu.capability, 2048)
     properties = DeviceProperties(gpu)

@@ -46,9 +46,6 @@ def test_forwards_allocate_what_was_measured(program: str, since: int) -> None:
 def test_training_reserves_what_was_measured() -> None:
     profile = traced(gpt.training(gpt.Variant(), steps=2, every=1, words=2), "a100-40gb")
     assert figure("gpt/baseline").error(peak(profile, "reserved")) == 0
-
-
-def test_fine_tuning_in_bfloat16_reserves_what_was_measured() -> None:
     profile = traced(FORMER["vit/03"](), "a100-40gb")
     assert figure("vit/03").error(peak(profile, "reserved")) == 0
 

@@ -184,12 +184,8 @@ PROGRAMS: tuple[Callable[..., Any], ...] = (
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_as_measured(program: Callable[..., Any]) -> None:
+def test_as_measured_and_on_fake_cuda(program: Callable[..., Any]) -> None:
     assert torchmem.trace(program, host="here").peak == torchmem.measure(program).peak
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_on_fake_cuda(program):
     torchmem.trace(lambda: program("cuda"), device="cuda")
 
 

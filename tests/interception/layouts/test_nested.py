@@ -135,11 +135,8 @@ class Ragged(nn.Module):
         return padded
 
 
-def test_training_with_nested_tensors() -> None:
+def test_training_with_nested_tensors_names_a_kernel_that_reads_data() -> None:
     assert_as_measured(Ragged(), torch.randn(5, 16), torch.randn(3, 16), backward=True)
-
-
-def test_a_kernel_that_reads_data_is_named() -> None:
     with pytest.raises(UnsupportedOperatorError, match="native_layer_norm_backward"):
         torchmem.trace(Ragged(norm=True), torch.randn(5, 16), torch.randn(3, 16))
 
@@ -180,16 +177,13 @@ def test_on_cuda_attention_of_nested_tensors_is_fused(dtype: torch.dtype, operat
     assert "aten::_masked_softmax" in with_one_token
 
 
-def test_on_cuda_what_a_layer_takes_for_its_tokens() -> None:
+def test_on_cuda_layers_take_tokens_and_no_fused_attention_a_mask_of_padding() -> None:
     """21 tokens of 3 samples are 21 rows of every linear layer."""
     x, mask = torch.randn(3, 10, 64), padding(10, 7, 4, 10)
     profile = torchmem.trace(Encoder(layers=1), x, mask, backward=False, device="cuda")
     hidden = [one for one in profile.timeline.allocations if one.shape == (21, 128)]
     assert [one.nbytes for one in hidden] == [21 * 128 * 4]
-
-
-def test_on_cuda_a_mask_of_padding_is_not_given_to_fused_attention() -> None:
-    """The layer's mask has a row for each sample, which no fused kernel takes."""
+    # The layer's mask has a row for each sample, which no fused kernel takes.
     found = operators(Attention(), torch.randn(3, 10, 64), padding(10, 7, 4, 10))
     assert "aten::_masked_softmax" in found
 
