@@ -46,7 +46,6 @@ def run_program(
     server = _server()
     sent, answers = server.stdin, server.stdout
     assert sent is not None
-    assert answers is not None
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
         for file in (output, errors):

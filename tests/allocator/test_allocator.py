@@ -247,11 +247,9 @@ def test_blocks_above_the_limit_are_not_split() -> None:
     here.allocate(50 * MIB)  # may not have a block that is not to be split
     assert here.reserved == 250 * MIB
     fits = here.allocate(185 * MIB)  # within max_non_split_rounding_mb of the block
-    assert fits is not None
     assert fits.size == 200 * MIB
     here.free(fits)
     too_small = here.allocate(180 * MIB)
-    assert too_small is not None
     assert too_small.size == 180 * MIB
 
 
@@ -292,12 +290,10 @@ def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
     """It can grow, so that it counts as larger than any other block (``get_free_block``)."""
     here = allocator("expandable_segments:True", total=16 * GIB)
     first, second = here.allocate(30 * MIB), here.allocate(25 * MIB)
-    assert first is not None
     assert second is not None
     start = first.address
     here.free(first)
     taken = here.allocate(5 * MIB)  # 5 MiB are free at the end as well
-    assert taken is not None
     assert taken.address == start
 
 
@@ -312,7 +308,6 @@ def test_an_expandable_segment_gives_whole_pages_back() -> None:
     # Of 30 to 60 MiB only the page from 40 to 60 was free as a whole.
     assert here.reserved == 80 * MIB
     again = here.allocate(30 * MIB)
-    assert again is not None
     assert again.address == middle.address
     assert here.reserved == 100 * MIB
 

@@ -111,7 +111,6 @@ def allocated_or_out_of_memory(here: CachingAllocator, nbytes: int, stream: int)
         assert free < here.segment_size(here.rounded(nbytes)) + here.options.large_segment_size
         assert here.options.expandable_segments or here.reserved <= reserved
         return None
-    assert block is not None
     assert nbytes <= block.size
     return block
 

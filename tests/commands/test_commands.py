@@ -149,8 +149,7 @@ def test_a_terminal_shows_for_how_long_a_trace_takes(monkeypatch: pytest.MonkeyP
 def page_data(page: Path) -> dict[str, Any]:
     found = re.search(r'<script [^>]*type="application/json"[^>]*>(.*?)</script>', page.read_text())
     assert found
-    data: dict[str, Any] = json.loads(found[1])
-    return data
+    return json.loads(found[1])
 
 
 def test_every_format_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

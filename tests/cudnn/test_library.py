@@ -282,7 +282,6 @@ def test_devices_that_are_not_listed() -> None:
 def test_a_process_without_torch(cudnn: Library) -> None:
     assert cudnn.ask(*A100, layer()).workspace is not None
     process = cudnn._process
-    assert process is not None
     maps = Path(f"/proc/{process._popen.pid}/maps").read_text()
     assert "libcudnn_graph.so.9" in maps
     assert "libtorch" not in maps
@@ -343,10 +342,8 @@ def test_attention_of_cudnn(cudnn: Library) -> None:
     forward = cudnn.ask((9, 0), 132, attention("forward"))
     backward = cudnn.ask((9, 0), 132, attention("backward", causal=True))
     assert (forward.why, backward.why) == ("", "")
-    assert forward.workspace is not None
     assert forward.workspace <= 4096
     rows = 2 * 16 * 1024
-    assert backward.workspace is not None
     assert 0 <= backward.workspace - (rows * 64 * 4 + rows * 4) <= 4096
 
 
@@ -382,7 +379,6 @@ def test_processes_that_ask_at_once(tmp_path: Path, cache: Path) -> None:
     for name in "ab":
         for at in range(500):
             answer = found.get(("8.0x108", name, f"float16[{at}], " * 20))
-            assert answer is not None
             assert answer.workspace == at
 
 

@@ -49,7 +49,6 @@ def test_what_operators_make_is_on_the_gpu(function: Callable[[Tensor], Tensor])
         x = torch.randn(3, 4, device="cuda", requires_grad=True)
         with PassesOn():
             function(x).sum().backward()
-        assert x.grad is not None
         assert x.grad.is_cuda
 
     torchmem.trace(body, device="cuda")

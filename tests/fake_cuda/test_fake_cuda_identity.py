@@ -132,9 +132,6 @@ def test_gradients_cross_devices() -> None:
         on_gpu.to("cpu", torch.float64).sum().backward()
         copied = torch.ones(4, requires_grad=True)
         torch.zeros(4, device="cuda").copy_(copied).sum().backward()
-        assert leaf.grad is not None
-        assert on_gpu.grad is not None
-        assert copied.grad is not None
         assert copied.grad.is_cpu
         return [leaf.grad.is_cpu, on_gpu.grad.is_cuda, on_gpu.grad.dtype == torch.float32]
 

@@ -247,8 +247,6 @@ def test_the_partitioner_saves_less_than_autograd() -> None:
 
     x = torch.randn(32, 64)
     eager, ahead = trace(Pointwise(), x), trace(Pointwise(), x, mode="aot")
-    assert ahead.retained is not None
-    assert eager.retained is not None
     assert ahead.retained < eager.retained
     assert eager.level == "eager"
 
@@ -284,7 +282,6 @@ def test_copies_to_the_host_are_on_the_host() -> None:
         copied = torch.ops.aten._to_copy.default(x * 2, device="cpu")
         assert (made.device, copied.device) == (torch.device("cpu"),) * 2
         (copied * made).sum().backward()
-        assert x.grad is not None
         assert x.grad.device == torch.device("cuda", 0)
 
     trace(program, device="cuda")

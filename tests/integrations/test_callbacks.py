@@ -76,8 +76,7 @@ class Loss(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.broken:
             raise ValueError("no loss today")
-        loss: torch.Tensor = self.model(x).sum()
-        return loss
+        return self.model(x).sum()
 
 
 def test_a_step_that_cannot_be_traced_is_a_warning() -> None:

@@ -102,8 +102,6 @@ def test_hooks_and_optimizers_on_top() -> None:
     plain, half = (trace(one, world_size=8) for one in (PROGRAMS["ddp"], hooked))
     assert half.peak > 0
     shared = trace(redundancy_free, world_size=8)
-    assert shared.optimizer_peak is not None
-    assert plain.optimizer_peak is not None
     states = 2 * sum(one.numel() * one.element_size() for one in Decoder().parameters())
     assert plain.optimizer_peak - shared.optimizer_peak > states / 2
 

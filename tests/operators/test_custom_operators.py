@@ -113,7 +113,6 @@ def test_a_custom_operator_is_cast_by_autocast() -> None:
         on_host = product(torch.ones(8, 8), torch.ones(8, 8))
         dtypes.extend([output.dtype, plain.dtype, on_host.dtype])
         output.float().sum().backward()
-        assert x.grad is not None
         dtypes.append(x.grad.dtype)
 
     trace(program, device="cuda")
@@ -328,7 +327,6 @@ def test_a_body_in_python_is_differentiated_through_each_time() -> None:
         for _ in range(3):
             weight = torch.ones(4, requires_grad=True)
             torch.ops.torchmem_tests_bodies.scale(weight, 2.0).sum().backward()
-            assert weight.grad is not None
             gradients.append(weight.grad.sum().item())
 
     trace(program)

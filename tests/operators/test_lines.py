@@ -15,8 +15,7 @@ class Lines(nn.Module):
         self.convolution = nn.Conv1d(64, 64, kernel, padding=kernel // 2, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = nn.functional.gelu(self.convolution(x.transpose(1, 2))).transpose(1, 2)
-        return y
+        return nn.functional.gelu(self.convolution(x.transpose(1, 2))).transpose(1, 2)
 
 
 @pytest.mark.parametrize("groups", [1, 4, 64])

@@ -159,7 +159,6 @@ def _loaded(code: Any) -> set[str]:
 def test_functions_say_where_they_come_from() -> None:
     for function in {function for *_, function in every_function()}:
         module = inspect.getmodule(function)
-        assert module is not None
         assert function.__doc__, f"{function.__qualname__} says nothing"
         text = (module.__doc__ or "") + function.__doc__ + inspect.getsource(module)
         assert any(ending in text for ending in (".cu", ".cpp", ".h")), function

@@ -50,8 +50,7 @@ def profile() -> MemoryProfile:
 def data_of(text: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert found
-    data: dict[str, Any] = json.loads(found[1])
-    return data
+    return json.loads(found[1])
 
 
 @given(timelines(), st.integers(1, 40))

@@ -105,8 +105,7 @@ class Attended(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.projection(x)
-        y: torch.Tensor = self.projection(nn.functional.scaled_dot_product_attention(x, x, x))
-        return y
+        return self.projection(nn.functional.scaled_dot_product_attention(x, x, x))
 
 
 def half(module: nn.Module) -> nn.Module:
@@ -226,8 +225,7 @@ class Slow(nn.Module):
         self.inner, self.shape = kind(8, 12, 3, **options), shape
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.inner(x.view(-1, 8, *self.shape))
-        return y
+        return self.inner(x.view(-1, 8, *self.shape))
 
 
 ORDERED: dict[str, Callable[[], nn.Module]] = {

@@ -18,8 +18,7 @@ class Loss(nn.Sequential):
     """The loss of a small model."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = super().forward(x).sum()
-        return loss
+        return super().forward(x).sum()
 
 
 def test_the_largest_batch_has_the_peak_of_the_run() -> None:

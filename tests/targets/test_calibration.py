@@ -102,7 +102,6 @@ def test_the_series_own_figures_come_first_and_then_the_latest() -> None:
             for number, setup in enumerate(setups, start=1)
         }
         answer = Calibration(figures).find(CONVOLUTION, "a100-80gb", "2.13")
-        assert answer is not None
         assert answer[1] == setups[answer[0].workspace - 1]
         return answer[0].workspace
 
@@ -155,8 +154,6 @@ def test_what_a_recurrent_layer_keeps_for_the_backward() -> None:
     assert (reserve.kind, reserve.confidence) == (Kind.ACTIVATION, Confidence.CALIBRATED)
     assert reserve.shape == (1_000_000,)
     assert measured.by_confidence("forward")["calibrated"] == 1_000_000 + 4096
-    assert measured.retained is not None
-    assert unknown.retained is not None
     estimate = max(
         one.nbytes for one in unknown.live_at_peak("forward") if one.kind is reserve.kind
     )
@@ -170,8 +167,6 @@ def test_what_cudnns_batch_norm_keeps_for_the_backward() -> None:
     unknown = trace(model, x, device="cuda", gpu="a100")
     measured = answering_all(model, WorkspaceSize(workspace=0, reserve=4096), x)
     assert measured.questions == unknown.questions
-    assert measured.retained is not None
-    assert unknown.retained is not None
     assert measured.retained - unknown.retained == 4096
     assert measured.by_confidence("forward") == {"calibrated": 4096}
 

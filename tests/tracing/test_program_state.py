@@ -310,7 +310,6 @@ def test_caches_that_others_use_hold_nothing_of_a_trace(of: str, values: str) ->
     try:
         assert model(x).isfinite().all()
         for one in (table, Cached.rows, CACHE["table"], KEPT[0][0]):
-            assert one is not None
             assert one.isfinite().all()
         torchmem.trace(target, x, values=values)
         assert CACHE["table"].isfinite().all()  # real ones stay

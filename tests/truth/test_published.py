@@ -64,7 +64,6 @@ class Recorder(CachingAllocator):
         """Make a request, and write it down with the segment made for it."""
         before = self.segments()
         block = self.allocate(nbytes)
-        assert block is not None
         for address, size in self.segments().items():
             if address not in before:
                 self.note("segment_alloc", address, size)

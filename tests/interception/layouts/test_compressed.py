@@ -40,8 +40,7 @@ class Neighbours(nn.Module):
         self.register_buffer("adjacency", csr())
 
     def forward(self, x: Tensor) -> Tensor:
-        product: Tensor = self.adjacency @ self.linear(x)
-        return product
+        return self.adjacency @ self.linear(x)
 
 
 class Product(nn.Module):

@@ -56,8 +56,7 @@ class OfOffsets(nn.Module):
 
     def forward(self, values: Tensor, offsets: Tensor) -> Tensor:
         nested = torch.nested.nested_tensor_from_jagged(values, offsets)
-        padded: Tensor = self.linear(nested).softmax(-1).to_padded_tensor(0.0)
-        return padded
+        return self.linear(nested).softmax(-1).to_padded_tensor(0.0)
 
 
 class OfNested(nn.Module):

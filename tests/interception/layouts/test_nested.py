@@ -131,8 +131,7 @@ class Ragged(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         nested = torch.nested.as_nested_tensor([x, y])
         hidden = self.norm(self.linear(nested)).relu()
-        padded: Tensor = torch.nested.to_padded_tensor(hidden, 0.0)
-        return padded
+        return torch.nested.to_padded_tensor(hidden, 0.0)
 
 
 def test_training_with_nested_tensors_names_a_kernel_that_reads_data() -> None:

@@ -52,7 +52,6 @@ def test_the_gradient_of_a_sparse_product_is_known() -> None:
     def ask() -> list[float]:
         x = torch.ones(6, 2, requires_grad=True)
         (dense().to_sparse() @ x).sum().backward()
-        assert x.grad is not None
         return [float(one) for one in x.grad.flatten()]
 
     trace(lambda: found.append(ask()), values="real")
@@ -110,7 +109,6 @@ def test_a_sparse_gradient_of_bags_has_its_indices(mode: str) -> None:
         bags = torch.nn.EmbeddingBag(10, 4, mode=mode, sparse=True).to(device)
         indices, offsets = torch.tensor([1, 2, 4, 4], device=device), torch.tensor([0, 3])
         bags(indices, offsets.to(device)).sum().backward()
-        assert bags.weight.grad is not None
         found = bags.weight.grad.coalesce()
         return found.indices().tolist(), found.values().sum().item()
 
@@ -191,7 +189,6 @@ def test_sparse_gradients_are_added_on_a_gpu_entry_by_entry(dtype: torch.dtype) 
         table = torch.nn.Embedding(10, 3, sparse=True, device="cuda", dtype=dtype)
         for _ in range(2):
             table(torch.tensor([7, 1, 3], device="cuda")).sum().backward()
-        assert table.weight.grad is not None
         found.append(table.weight.grad._indices().tolist())
         found.append(table.weight.grad.to_dense().sum().item())
 
