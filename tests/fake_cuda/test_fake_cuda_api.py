@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from on_fake_cuda import on_fake_cuda
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.targets.gpus import find_gpu
+from tests.results import on_fake_cuda
 
 
 def test_the_device_that_is_there() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.results import on_fake_cuda
 
 
 def test_every_way_of_placing_a_tensor() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from on_fake_cuda import on_fake_cuda
 from torch import nn
 
 from pytest_torchmem import trace
+from tests.results import on_fake_cuda
 
 
 def test_the_default_device_is_not_for_what_a_trace_makes_itself() -> None:

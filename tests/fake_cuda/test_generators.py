@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
+from tests.results import result_of
 
 cuda = torch.cuda
 
@@ -111,9 +112,9 @@ def seeded_together(device: str) -> list[float]:
 
 
 def test_a_program_that_seeds_all_alike_draws_as_on_the_cpu() -> None:
-    found: list[list[float]] = []
-    trace(lambda: found.append(seeded_together("cuda")), device="cuda", values="real")
-    assert found[0] == pytest.approx(seeded_together("cpu"), abs=1e-5)
+    assert result_of(
+        lambda: seeded_together("cuda"), device="cuda", values="real"
+    ) == pytest.approx(seeded_together("cpu"), abs=1e-5)
 
 
 def test_a_gpus_own_numbers_after_draws_that_are_not_computed(monkeypatch):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_torchmem import trace
 from pytest_torchmem.profile.timeline import Timeline
+from tests.results import result_of
 
 ROWS, COLUMNS = 64, 128
 N = ROWS * COLUMNS
@@ -91,9 +92,11 @@ def test_values_survive_a_copy_through_temporaries() -> None:
         return [there.tolist(), back.tolist(), into.cpu().tolist()]
 
     x = torch.arange(12).view(3, 4)
-    found: list[Any] = []
-    trace(lambda: found.append(body()), device="cuda")
-    assert found == [[x.t()[::2].tolist(), x.t()[::2].t().tolist(), x.tolist()]]
+    assert result_of(body, device="cuda") == [
+        x.t()[::2].tolist(),
+        x.t()[::2].t().tolist(),
+        x.tolist(),
+    ]
 
 
 def test_gradients_cross_as_well() -> None:
@@ -118,9 +121,7 @@ def test_pinned_memory_is_the_hosts() -> None:
         assert torch.cuda.memory_allocated() == moved.nbytes
         return [*[tensor.is_pinned() for tensor in made], moved.is_pinned(), host().is_pinned()]
 
-    found: list[list[bool]] = []
-    trace(lambda: found.append(body()), device="cuda")
-    assert found == [[True, True, True, False, False]]
+    assert result_of(body, device="cuda") == [True, True, True, False, False]
 
 
 def test_saved_tensors_on_the_host() -> None:
@@ -136,9 +137,7 @@ def test_saved_tensors_on_the_host() -> None:
         z.backward()
         return [live, torch.cuda.memory_allocated()]
 
-    found: list[list[int]] = []
-    trace(lambda: found.append(body()), device="cuda")
-    assert found == [[4 * N + 512, 8 * N + 512]]
+    assert result_of(body, device="cuda") == [4 * N + 512, 8 * N + 512]
 
 
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])

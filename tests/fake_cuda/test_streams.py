@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
+from tests.results import result_of
 
 MIB = 1024**2
 CUBLAS = 8_519_680
@@ -22,9 +23,7 @@ def cuda(nbytes: int) -> torch.Tensor:
 
 def answers(body: Callable[[], Any], **options: Any) -> Any:
     """Run ``body`` on fake cuda; return what it returns."""
-    found: list[Any] = []
-    trace(lambda: found.append(body()), device="cuda", **options)
-    return found[0]
+    return result_of(body, device="cuda", **options)
 
 
 def buffers(profile: MemoryProfile) -> int:

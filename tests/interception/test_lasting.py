@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import trace
+from tests.results import result_of
 
 
 def ask(found: list[int], device: str) -> None:
@@ -39,10 +40,8 @@ def test_another_function_that_was_put_there_between_traces_is_called(device, mo
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_function_that_a_program_keeps_belongs_to_no_trace_afterwards(device: str) -> None:
-    kept = []
 
-    trace(lambda: kept.append((torch.empty, torch.Tensor.item)), device=device)
-    make, item = kept[0]
+    make, item = result_of(lambda: (torch.empty, torch.Tensor.item), device=device)
     assert item(make(2).fill_(3.0).sum()) == 6.0
 
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pytest_torchmem as torchmem
+from tests.results import result_of
 
 
 def exported(device: str = "cpu") -> Any:
@@ -133,10 +134,10 @@ def test_numbers_of_a_graph_that_autograd_saves_are_what_they_are() -> None:
             return super().forward(x) * 2.0
 
     model, x = Doubled(4, 4), torch.randn(2, 4)
-    found: list[float] = []
     traced = partial(torch.jit.trace, model, x)  # which compares outputs and numbers of graphs
-    torchmem.trace(lambda: found.append(traced()(x).sum().item()), values="real")
-    assert found == [pytest.approx(model(x).sum().item())]
+    assert result_of(lambda: traced()(x).sum().item(), values="real") == pytest.approx(
+        model(x).sum().item()
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

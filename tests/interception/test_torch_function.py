@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import pytest_torchmem as torchmem
+from tests.results import result_of
 
 
 class Noted(torch.Tensor):
@@ -54,10 +55,8 @@ def program(device: str) -> list[str]:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_same_functions_are_asked_for(device: str) -> None:
-    traced: list[str] = []
     really = program("cpu")
-    torchmem.trace(lambda: traced.extend(program(device)), device=device)
-    assert traced == really
+    assert result_of(lambda: program(device), device=device) == really
 
 
 def test_a_subclass_finds_what_it_knows() -> None:
@@ -83,10 +82,8 @@ def test_a_backward_asks_no_subclass(device: str) -> None:
         loss.backward()
         return list(Unwrapped.asked)
 
-    traced: list[str] = []
     really = body("cpu")
-    torchmem.trace(lambda: traced.extend(body(device)), device=device)
-    assert traced == really
+    assert result_of(lambda: body(device), device=device) == really
 
 
 class Asked(TorchFunctionMode):
@@ -111,10 +108,8 @@ def test_a_mode_sees_what_the_program_calls(device: str) -> None:
             x.to(x.device, torch.float64).cpu()
         return mode.names
 
-    traced: list[str] = []
     really = body("cpu")
-    torchmem.trace(lambda: traced.extend(body(device)), device=device)
-    assert traced == really
+    assert result_of(lambda: body(device), device=device) == really
 
 
 class Wrapped:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.fake_cuda import decompositions as lists
+from tests.results import result_of
 
 HALF, BFLOAT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -269,9 +270,7 @@ def test_autocast_on_the_host() -> None:
         with torch.autocast("cpu"):
             return [(x @ x).dtype, (x @ x).softmax(-1).dtype]
 
-    results: list[Any] = []
-    trace(lambda: results.append(body()), device="cpu")
-    assert results[0] == [BFLOAT, BFLOAT]
+    assert result_of(body, device="cpu") == [BFLOAT, BFLOAT]
     assert on_fake_cuda(body) == [BFLOAT, BFLOAT]
 
 

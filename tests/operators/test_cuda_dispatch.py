@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_torchmem import trace
 from pytest_torchmem.operators.normalization import _group_norm_copies
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.results import result_of
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 FLASH = "aten::_scaled_dot_product_flash_attention"
@@ -262,9 +263,7 @@ def test_weights_of_recurrent_layers_share_a_buffer() -> None:
         weights = {parameter.untyped_storage()._cdata for parameter in layer.parameters()}
         return len(grads) * 10 + len(weights)
 
-    results: list[int] = []
-    trace(lambda: results.append(body()), device="cuda")
-    assert results == [11]
+    assert result_of(body, device="cuda") == 11
 
 
 def test_projections_of_an_lstm() -> None:

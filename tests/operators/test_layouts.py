@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import trace
+from tests.results import result_of
 
 aten = torch.ops.aten
 
@@ -85,9 +86,7 @@ def test_layouts(operator: str) -> None:
         tensors = [made] if isinstance(made, Tensor) else [t for t in made if t is not None]
         return [tensor.stride() for tensor in tensors]
 
-    traced: list[list[tuple[int, ...]]] = []
-    trace(lambda: traced.append(strides()))
-    assert traced == [strides()]
+    assert result_of(strides) == strides()
 
 
 def test_on_the_host_the_order_is_that_of_what_is_returned():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
+from tests.results import result_of
 
 safetensors = pytest.importorskip("safetensors.torch")
 LARGE = 1 << 28
@@ -197,9 +198,7 @@ def test_a_file_that_was_written_anew_is_known(tmp_path: Path) -> None:
 
     trace(lambda: safetensors.save_file({"a": torch.randn(2, 2).argmax(1) + 7}, path))
     safetensors.save_file({"a": torch.tensor([5, 6])}, path)
-    found: list[int] = []
-    trace(lambda: found.extend(safetensors.load_file(path)["a"].tolist()))
-    assert found == [5, 6]
+    assert result_of(lambda: safetensors.load_file(path)["a"].tolist()) == [5, 6]
 
 
 def test_nothing_stays_replaced() -> None:

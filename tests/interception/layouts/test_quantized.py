@@ -10,6 +10,7 @@ from torch.ao import quantization
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
+from tests.results import result_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -67,9 +68,7 @@ def trained(device: str) -> Any:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("program", [tensors, dynamic, trained])
 def test_numbers_are_those_of_the_real_run(program: Callable[[str], Any], device: str) -> None:
-    found: list[Any] = []
-    trace(lambda: found.append(program(device)), device=device, values="real")
-    assert found[-1] == program("cpu")
+    assert result_of(lambda: program(device), device=device, values="real") == program("cpu")
 
 
 def test_what_is_made_is_counted() -> None:

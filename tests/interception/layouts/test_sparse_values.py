@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
+from tests.results import result_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -47,15 +48,13 @@ def test_values_are_those_of_the_real_run(question: str, layout: torch.layout, d
 
 
 def test_the_gradient_of_a_sparse_product_is_known() -> None:
-    found: list[list[float]] = []
 
     def ask() -> list[float]:
         x = torch.ones(6, 2, requires_grad=True)
         (dense().to_sparse() @ x).sum().backward()
         return [float(one) for one in x.grad.flatten()]
 
-    trace(lambda: found.append(ask()), values="real")
-    assert found[0] == pytest.approx(ask())
+    assert result_of(ask, values="real") == pytest.approx(ask())
 
 
 def powers_of_a_graph(device: str) -> float:
@@ -75,9 +74,9 @@ def powers_of_a_graph(device: str) -> float:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_products_and_sums_of_sparse_matrices(device: str) -> None:
-    found: list[float] = []
-    trace(lambda: found.append(powers_of_a_graph(device)), device=device)
-    assert found == [pytest.approx(powers_of_a_graph("cpu"), rel=1e-5)]
+    assert result_of(lambda: powers_of_a_graph(device), device=device) == pytest.approx(
+        powers_of_a_graph("cpu"), rel=1e-5
+    )
 
 
 def test_numbers_that_a_sparse_kernel_wrote_are_not_known_as_zero() -> None:
@@ -135,9 +134,7 @@ def test_compressed_tensors_by_operators_on_their_values(layout: torch.layout) -
             made += [torch.sin(matrix, out=matrix.clone()), matrix[1], matrix.to_sparse_coo()]
         return [one.to_dense().tolist() for one in made]
 
-    found: list[object] = []
-    trace(lambda: found.append(program("cuda")), device="cuda")
-    assert found == [program("cpu")]
+    assert result_of(lambda: program("cuda"), device="cuda") == program("cpu")
     traced = trace(lambda: program("cpu"), host="here").peak
     assert traced == measure(lambda: program("cpu")).peak
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from tests.processes import run_program
+from tests.results import result_of
 
 READS: dict[str, Callable[[Tensor], Any]] = {
     "torch.tensor": lambda t: torch.tensor([t, t]),
@@ -287,9 +288,7 @@ def shared_with_numpy(device: str) -> list[Any]:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_memory_is_shared_with_numpy(device: str) -> None:
-    traced: list[Any] = []
-    trace(lambda: traced.append(shared_with_numpy(device)), device=device)
-    assert traced[-1] == shared_with_numpy("cpu")
+    assert result_of(lambda: shared_with_numpy(device), device=device) == shared_with_numpy("cpu")
 
 
 def test_arrays_take_what_they_take() -> None:

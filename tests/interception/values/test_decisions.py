@@ -19,6 +19,7 @@ from torch import Tensor
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
+from tests.results import result_of
 
 
 def every_third(mask: Tensor) -> Tensor:
@@ -231,13 +232,12 @@ def test_positions_of_a_batch_are_known_where_a_model_is_too_large(monkeypatch):
 @settings(max_examples=40)
 @given(steps, st.integers(0, 1000), st.sampled_from(["cpu", "cuda"]))
 def test_with_values(drawn: Steps, seed: int, device: str) -> None:
-    found: list[str] = []
     elements = random.Random(seed).choice([1, 5, 200])
     real = decided(drawn, seed, "cpu", elements)
-    trace(
-        lambda: found.append(decided(drawn, seed, device, elements)), device=device, values="real"
+    assert (
+        result_of(lambda: decided(drawn, seed, device, elements), device=device, values="real")
+        == real
     )
-    assert found == [real]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

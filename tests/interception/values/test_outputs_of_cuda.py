@@ -13,6 +13,7 @@ from torch import Tensor
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.operators.custom_operators import OperatorModel, register_operator
+from tests.results import result_of
 
 _OFFSETS = {
     "bags": ([0, 3], [0, 3, 7]),
@@ -63,9 +64,11 @@ def _bags(device: str) -> list[Tensor]:
 
 
 def test_bags_of_embeddings() -> None:
-    found: list[list[Tensor]] = []
-    trace(lambda: found.append([one.cpu() for one in _bags("cuda")]), device="cuda", values="real")
-    for traced, real in zip(found[0], _bags("cpu"), strict=True):
+    for traced, real in zip(
+        result_of(lambda: [one.cpu() for one in _bags("cuda")], device="cuda", values="real"),
+        _bags("cpu"),
+        strict=True,
+    ):
         torch.testing.assert_close(traced, real)
 
 
@@ -87,9 +90,9 @@ def test_norms_of_half_with_statistics_in_float(kind: Callable[[int], torch.nn.M
         (output * output.detach().exp()).sum().backward()
         return [output.detach().cpu(), x.grad.cpu(), norm.weight.grad.cpu()]
 
-    found: list[list[Tensor]] = []
-    trace(lambda: found.append(gradients("cuda")), device="cuda", values="real")
-    torch.testing.assert_close(found[0], gradients("cpu"))
+    torch.testing.assert_close(
+        result_of(lambda: gradients("cuda"), device="cuda", values="real"), gradients("cpu")
+    )
 
 
 @pytest.mark.parametrize("length", [32, 40])
@@ -151,9 +154,9 @@ def test_products_in_a_wider_type() -> None:
     def on_cpu(function: Callable[..., Tensor], *given: Tensor, **factors: float) -> list[Tensor]:
         return [function(*(one.float() for one in given), **factors)] * 2
 
-    traced: list[list[Tensor]] = []
-    trace(lambda: traced.append(_products(on_cuda)), device="cuda", values="real")
-    torch.testing.assert_close(traced[0], _products(on_cpu))
+    torch.testing.assert_close(
+        result_of(lambda: _products(on_cuda), device="cuda", values="real"), _products(on_cpu)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

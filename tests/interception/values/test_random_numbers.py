@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchmem import trace
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 from pytest_torchmem.interception.values.random_numbers import draw, moved_on, words_drawn
+from tests.results import result_of
 
 ROWS, COLUMNS = 2048, 65
 """More than ``ValuesBudget.CHEAP`` elements, and no multiple of a vector's 16."""
@@ -171,9 +172,7 @@ def test_a_generator_of_the_program_draws(draw_in: str, device: str) -> None:
         )
         return drawn.tolist()
 
-    found: list[list[float]] = []
-    trace(lambda: found.append(program(device)), device=device)
-    assert found == [program("cpu")]
+    assert result_of(lambda: program(device), device=device) == program("cpu")
 
 
 def test_a_split_is_permuted_on_the_host() -> None:
@@ -183,9 +182,7 @@ def test_a_split_is_permuted_on_the_host() -> None:
         first, _ = torch.utils.data.random_split(range(10), [7, 3], generator=generator)  # type: ignore[arg-type]
         return list(first.indices)
 
-    found: list[list[int]] = []
-    trace(lambda: found.append(program("cuda")), device="cuda")
-    assert found == [program("cpu")]
+    assert result_of(lambda: program("cuda"), device="cuda") == program("cpu")
 
 
 UNREAD: Mapping[str, Callable[[Tensor], Tensor]] = {

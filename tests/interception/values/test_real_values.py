@@ -14,6 +14,7 @@ from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError, UsageError
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 from pytest_torchmem.step.generators import ForwardDraws, forward_draws
+from tests.results import result_of
 
 DEVICES = ("cpu", "cuda")
 
@@ -413,9 +414,10 @@ def test_values_of_the_program_itself_are_never_written_to() -> None:
 
 
 def test_what_outlives_a_trace_keeps_its_values() -> None:
-    kept: list[Tensor] = []
-    trace(lambda: kept.append(torch.arange(20_000.0) * 2), values="real")
-    assert kept[0].sum().item() == torch.arange(20_000.0).sum().item() * 2
+    assert (
+        result_of(lambda: torch.arange(20_000.0) * 2, values="real").sum().item()
+        == torch.arange(20_000.0).sum().item() * 2
+    )
 
 
 def test_the_program_s_error_is_its_own() -> None:
@@ -440,9 +442,7 @@ def test_numbers_are_as_exact_as_in_kernels(dtype: torch.dtype) -> None:
         results += [torch.div(x, 0.3712, rounding_mode="floor"), x.sum() / 0.3]
         return str([result.tolist() for result in results])
 
-    found = []
-    trace(lambda: found.append(program()), host="here")
-    assert found == [program()]
+    assert result_of(program, host="here") == program()
 
 
 def test_another_word_is_refused() -> None:
@@ -472,9 +472,9 @@ def test_what_is_made_like_a_tensor_on_meta_has_values(device: str) -> None:
         ]
         return [model(skipped(one)).square().sum().item() for one in made]
 
-    traced: list[float] = []
-    trace(lambda: traced.extend(program(device)), device=device)
-    assert traced == pytest.approx(program("cpu"), rel=1e-5)
+    assert result_of(lambda: program(device), device=device) == pytest.approx(
+        program("cpu"), rel=1e-5
+    )
 
 
 def test_gradients_of_what_complex_numbers_are_multiplied_with() -> None:
@@ -486,9 +486,7 @@ def test_gradients_of_what_complex_numbers_are_multiplied_with() -> None:
             found.append(x.grad.tolist())
         return found
 
-    traced: list[list[list[float]]] = []
-    trace(lambda: traced.append(gradients()), values="real")
-    for got, real in zip(traced[-1], gradients(), strict=True):
+    for got, real in zip(result_of(gradients, values="real"), gradients(), strict=True):
         assert got == pytest.approx(real)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
+from tests.results import result_of
 
 Program = Callable[[str, torch.dtype], list[Tensor]]
 _TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 4e-2)}
@@ -123,10 +124,8 @@ def test_outputs_and_gradients(program: str, device: str, dtype: torch.dtype) ->
     def step() -> list[list[Any]]:
         return [one.tolist() for one in run(device)]
 
-    made: list[Any] = []
     real, relative, absolute = run("cpu"), *_TOLERANCES[dtype]
-    trace(lambda: made.extend(step()), device=device, values="real")
-    found = [torch.tensor(one) for one in made]
+    found = [torch.tensor(one) for one in result_of(step, device=device, values="real")]
     torch.testing.assert_close(found, real, rtol=relative, atol=absolute, equal_nan=True)
 
 
