@@ -408,6 +408,11 @@ def versions(monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[str, str]:
 
 
 def test_an_upgrade_of_cudnn(pytester, monkeypatch, versions):
+    """ResNet's first layer in float32 on an A100: 9.10.2 (torch 2.8 to 2.10) convolves it as it is,
+    and 9.20.0 (torch 2.12 and 2.13) copies the output. ``TORCHMEM_CUDNN_EARLIER`` and
+    ``TORCHMEM_CUDNN_LATER`` are folders that pip installed ``nvidia-cudnn-cu12==9.10.2.21`` and
+    ``nvidia-cudnn-cu13==9.20.0.48`` into.
+    """
     pytester.makepyfile(test_net=TEST)
     monkeypatch.setenv(VARIABLE, versions["EARLIER"])
     pytester.runpytest_subprocess("--torchmem-update").assert_outcomes(passed=1)

@@ -169,7 +169,8 @@ class Keeper:
     ],
 )
 def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: str) -> None:
-    kept = [keep(Keeper())]
+    keeper = Keeper()
+    kept = [keep(keeper)]
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 

@@ -192,6 +192,7 @@ def test_the_driver_answers_for_the_gpu_of_the_trace_and_is_put_back() -> None:
 
 
 def test_operators_of_triton_kernels_are_counted_with_what_their_bodies_make():
+    @torch.library.triton_op("torchmem_tests::add_twice", mutates_args={})
     def add_twice(x: Tensor, y: Tensor) -> Tensor:
         between, out = torch.empty_like(x), torch.empty_like(x)
         kernel = torch.library.wrap_triton(add)
