@@ -1,4 +1,4 @@
-"""What is published and tested says the same in every place that has to repeat it."""
+"""What is published says the same in every place, and the oldest Python reads the package."""
 
 import ast
 import re

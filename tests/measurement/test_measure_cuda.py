@@ -1,4 +1,4 @@
-"""Steps on a GPU, which a stand-in with an allocator of its own takes the place of."""
+"""Steps on a GPU, a stand-in with an allocator of its own, and how workers share several."""
 
 import gc
 import random

@@ -1,4 +1,4 @@
-"""What the README shows is what its examples print, and what pages by task say is true."""
+"""What README and CONTRIBUTING show is what their examples print; pages by task are true."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""GPUs and operators that conftest files add for one run."""
+"""GPUs and operators that conftest files add for one run, and whose modules pytest rewrites."""
 
 import sys
 

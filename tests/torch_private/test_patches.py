@@ -1,4 +1,4 @@
-"""Functions and methods of torch are replaced together, and put back exactly as they were."""
+"""Functions of torch are replaced together, also where other modules hold them, and put back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++, and addresses for other packages: an output, or one sentence."""
+"""Kernels in CUDA C++, addresses for other packages, and what kernels of Triton write to."""
 
 from typing import Any
 
