@@ -9,7 +9,6 @@ from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import Workspace, as_workspace
 from pytest_torchmem.operators.workspace_of import takes_nothing
 from pytest_torchmem.targets.gpus import Gpu
-from pytest_torchmem.targets.host import Host
 
 
 def overload_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpOverload:
@@ -42,9 +41,7 @@ def _fits(argument: Any, given: Any) -> bool:
     return "Tensor" not in wanted or given is None or wanted == "Optional[Tensor]"
 
 
-def workspace_of(
-    name: str, machine: Host | Gpu, outputs: Any, *args: Any, **kwargs: Any
-) -> Workspace:
+def workspace_of(name, machine, outputs, *args, **kwargs) -> Workspace:
     """Return what the kernel of an operator takes."""
     device = "cuda" if isinstance(machine, Gpu) else "cpu"
     spec = spec_of(overload_of(name, args, kwargs))

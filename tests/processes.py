@@ -39,9 +39,7 @@ def _server() -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
 
 
-def run_program(
-    program: str, *arguments: str, seconds: float = 300
-) -> subprocess.CompletedProcess[str]:
+def run_program(program, *arguments, seconds=300) -> subprocess.CompletedProcess[str]:
     """Run a program that has to succeed, as ``python -W ignore -c`` does."""
     server = _server()
     sent, answers = server.stdin, server.stdout

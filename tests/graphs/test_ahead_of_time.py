@@ -158,9 +158,7 @@ def given(graph: fx.GraphModule) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
-def run(
-    forward: fx.GraphModule, backward: fx.GraphModule, device: Any, *integers: Integers
-) -> object:
+def run(forward, backward, device, *integers) -> object:
     """Run both graphs, as the program holds what they are given and return."""
     with torch.no_grad(), torch.device(device):
         known: dict[int, Tensor] = {}

@@ -42,9 +42,7 @@ class Breaks(Net):
         return self.second(x * 2).tanh()
 
 
-def program(
-    build: Callable[[], nn.Module], device: str = "cpu", **options: Any
-) -> Callable[[], Any]:
+def program(build, device="cpu", **options) -> Callable[[], Any]:
     def step() -> object:
         torch.manual_seed(0)
         model = build().to(device)

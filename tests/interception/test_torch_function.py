@@ -144,9 +144,7 @@ def test_tables_that_a_trace_makes_find_torch_functions() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_mode_is_asked_for_what_stands_in_torch(device: str) -> None:
     class Named(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
             seen.append(next((name for name in names if getattr(torch, name) is func), func))
             return func(*args, **(kwargs or {}))
 

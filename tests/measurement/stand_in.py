@@ -215,9 +215,7 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self._device = device
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None) -> Any:
         if function in _OF_STORAGES:
             return function(*args, **(kwargs or {}))
         if _is_intercepted():  # whoever intercepts runs the operator

@@ -52,9 +52,7 @@ def last(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cuda", memory_format=formats[len(shape)])
 
 
-def flash(
-    batch: int, heads: int, rows: int, size: int, groups: int = 1, by_head: bool = False
-) -> None:
+def flash(batch, heads, rows, size, groups=1, by_head=False):
     query = empty(batch, heads, rows, size, dtype=BFLOAT)
     key = empty(batch, heads // groups, rows, size, dtype=BFLOAT)
     out, *kept = _aten._scaled_dot_product_flash_attention(query, key, key)
@@ -65,9 +63,7 @@ def flash(
     )
 
 
-def efficient(
-    dtype: torch.dtype, batch: int, heads: int, rows: int, size: int, keys: int = 0
-) -> None:
+def efficient(dtype, batch, heads, rows, size, keys=0):
     query, key = empty(batch, heads, rows, size, dtype=dtype), None
     key = empty(batch, heads, keys or rows, size, dtype=dtype)
     out, *kept = _aten._scaled_dot_product_efficient_attention(query, key, key, None, True)
@@ -89,9 +85,7 @@ def group_norm(*shape: int, groups: int, wanted: tuple[bool, ...] = EVERY) -> No
     _aten.native_group_norm_backward(x, x, mean, scale, weight, *sizes, wanted)
 
 
-def batch_norm(
-    x: torch.Tensor, gradient: torch.Tensor, train: bool, wanted: tuple[bool, ...] = EVERY
-) -> None:
+def batch_norm(x, gradient, train, wanted=EVERY):
     kept = (empty(8),) * 5
     _aten.native_batch_norm_backward(gradient, x, *kept, train, 0.0, wanted)
 

@@ -2,14 +2,12 @@
 
 import random
 import re
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from pytest_torchmem import trace
-from pytest_torchmem.cudnn.questions import Version
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import (
     CudaBackend,
@@ -28,16 +26,7 @@ IMAGE, VOLUME = ((2, 64, 14, 14), (64, 64, 3, 3)), ((2, 8, 8, 8, 8), (16, 8, 3, 
 DEEP = ((2, 64, 14, 14), (64, 1, 3, 3))
 
 
-def backend(
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    dtype: torch.dtype,
-    *,
-    gpu: str = "a100",
-    version: Version = (9, 20, 0),
-    last: bool = False,
-    stride: int = 1,
-    **settings: Any,
-) -> CudaBackend:
+def backend(shapes, dtype, *, gpu="a100", version=(9, 20, 0), last=False, stride=1, **settings):
     """Return whose kernels convolve tensors of two shapes."""
     input, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     if last:

@@ -35,15 +35,7 @@ def cuda(*shape: int, dtype: torch.dtype = FLOAT, requires_grad: bool = True) ->
     return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=requires_grad)
 
 
-def attention(
-    gpu: str,
-    dtype: torch.dtype = HALF,
-    size: int = 64,
-    mask: torch.dtype | None = None,
-    key_heads: int = 4,
-    keys: int = 16,
-    **options: Any,
-) -> str:
+def attention(gpu, dtype=HALF, size=64, mask=None, key_heads=4, keys=16, **options) -> str:
     """Return the implementation that an attention of 4 heads and 16 queries takes, with backward.
 
     Its backward has to be that of the same implementation.
@@ -301,9 +293,7 @@ def test_fused_optimizers(name: str) -> None:
         pytest.skip("this torch has a fused Adagrad for the CPU alone")
 
     class Seen(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None) -> Any:
             seen.append(operator.name())
             return operator(*args, **(kwargs or {}))
 

@@ -55,13 +55,7 @@ def test_where_is_laid_out_as_for_real(tensors: tuple[Tensor, ...]) -> None:
     for empty in ((0,), tuple(torch.broadcast_shapes(*(one.shape for one in tensors)))):
         dtype = torch.result_type(input, other)
 
-        def into(
-            condition: Tensor,
-            input: Tensor,
-            other: Tensor,
-            shape: Any = empty,
-            dtype: torch.dtype = dtype,
-        ) -> Tensor:
+        def into(condition, input, other, shape=empty, dtype=dtype) -> Tensor:
             out = torch.empty(shape, dtype=dtype)
             return torch.where(condition, input, other, out=out)
 

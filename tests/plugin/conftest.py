@@ -110,9 +110,7 @@ class Result(pytest.RunResult):
 class Project:
     """A directory with tests, run by pytest in this process or in another."""
 
-    def __init__(
-        self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, keeper: _ModuleKeeper
-    ) -> None:
+    def __init__(self, pytester, monkeypatch, keeper):
         self.pytester = pytester
         self._keeper = keeper
         self.path = pytester.path
@@ -194,9 +192,7 @@ def _no_cublas_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def project(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, keeper: _ModuleKeeper
-) -> Project:
+def project(pytester, monkeypatch, keeper) -> Project:
     """An empty project with the module ``model``."""
     return Project(pytester, monkeypatch, keeper)
 

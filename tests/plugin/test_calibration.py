@@ -214,12 +214,18 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
 # -- when nothing is measured ----------------------------------------------------------------------
 
 
-def test_nothing_is_measured_unless_asked(project: Project, gpu: StandIn) -> None:
+def test_without_an_update_nothing_is_measured(project: Project, gpu: StandIn) -> None:
     run(project)
     assert not calibration_file(project).exists()
+
+
+def test_with_measure_never_the_gpu_is_not_asked(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update", "--torchmem-measure=never", passed=1)
     assert gpu.calls == []
     assert not calibration_file(project).exists()
+
+
+def test_a_dry_run_writes_nothing(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update", "--torchmem-measure=never")
     result, _ = run(project, "--torchmem-dry-run")
     result.tells("would write __torchmem__/gpu-calibration.json: 2 new")
@@ -227,17 +233,12 @@ def test_nothing_is_measured_unless_asked(project: Project, gpu: StandIn) -> Non
     assert not calibration_file(project).exists()
 
 
-def test_tests_that_fail_or_have_their_own_leave_no_figures(project: Project, gpu: StandIn) -> None:
+def test_a_failed_test_leaves_no_figures(project: Project, gpu: StandIn) -> None:
     project.write(test_net=TWO + "    assert False\n")
     run(project, "--torchmem-update", passed=1, failed=1)
     geometries = [question.geometry for question in figures(project)[SETUP]]
     assert len(geometries) == 2
     assert all("float32[4,3,3,3]" in geometry for geometry in geometries)  # of the other test
-    own = CALLED + ", calibration=pytest_torchmem.Calibration({})"
-    project.write(test_net=f"import pytest_torchmem\n{TWO.replace(CALLED, own)}")
-    _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=2)
-    assert checks["test_small"]["unknown_workspaces"]
-    assert len(figures(project)[SETUP]) == 2  # of the other test
 
 
 def test_what_does_not_fit_is_not_calibrated(project: Project, gpu: StandIn) -> None:
@@ -252,6 +253,14 @@ def test_what_did_not_run_as_in_the_trace_is_named(project: Project, gpu: StandI
     result, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
     result.tells("not calibrated: *::test_it: on the GPU, aten::cudnn_batch_norm*did not run with*")
     assert checks["test_it"]["unknown_workspaces"] == []  # of a batch norm there is a bound
+
+
+def test_a_calibration_of_the_tests_own_is_taken_as_it_is(project: Project, gpu: StandIn) -> None:
+    own = CALLED + ", calibration=pytest_torchmem.Calibration({})"
+    project.write(test_net=f"import pytest_torchmem\n{TWO.replace(CALLED, own)}")
+    _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=2)
+    assert checks["test_small"]["unknown_workspaces"]
+    assert len(figures(project)[SETUP]) == 2  # of the other test
 
 
 # -- modes, other setups, files that cannot be used ------------------------------------------------

@@ -1,9 +1,7 @@
 """What was measured on a GPU takes the place of what cannot be computed."""
 
 import pickle
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -39,9 +37,7 @@ def of_convolution(workspace: int, setup: Setup = A100) -> Calibration:
     return Calibration({setup: {CONVOLUTION: WorkspaceSize(workspace)}})
 
 
-def answering_all(
-    target: Callable[..., Any], figure: WorkspaceSize, *args: Any, **options: Any
-) -> MemoryProfile:
+def answering_all(target, figure, *args, **options) -> MemoryProfile:
     """Trace with ``figure`` for everything that is asked."""
     asked = trace(target, *args, device="cuda", gpu="a100", **options).questions
     calibration = Calibration({A100: dict.fromkeys(asked, figure)})

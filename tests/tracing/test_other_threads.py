@@ -113,11 +113,7 @@ def traced_program(number: int) -> Callable[[], None]:
     return program
 
 
-def train_beside(
-    traces: int,
-    seconds: float = math.inf,
-    told: Callable[[int, int, list[str]], None] = lambda taken, made, wrong: None,
-) -> tuple[int, int, list[str]]:
+def train_beside(traces, seconds=math.inf, told=lambda taken, made, wrong: None):
     """Train in four threads while ``traces`` run, or as many as ``seconds`` allow.
 
     Return the steps and the traces that were made, and what went wrong. ``told`` is called with the

@@ -3,7 +3,7 @@
 torch/_inductor/kernel/flex/flex_attention.py and flex_decoding.py say what the kernels request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,9 +30,7 @@ def blocks(nbytes: int) -> int:
     return -(-nbytes // BLOCK) * BLOCK
 
 
-def inputs(
-    length: int, keys: int = 0, heads: Sequence[int] = (4, 4), batch: int = 2
-) -> list[Tensor]:
+def inputs(length, keys=0, heads=(4, 4), batch=2) -> list[Tensor]:
     shapes = [(heads[0], length), *[(heads[1], keys or length)] * 2]
     return [
         torch.randn(batch, number, size, 16, device="cuda", requires_grad=True)
@@ -40,9 +38,7 @@ def inputs(
     ]
 
 
-def results(
-    flex: Callable[..., Any], masks: Callable[..., Any] = create_block_mask, **sizes: Any
-) -> list[Tensor]:
+def results(flex, masks=create_block_mask, **sizes) -> list[Tensor]:
     torch.manual_seed(0)
     query, key, value = inputs(**sizes)
     slope = torch.randn(query.shape[1], device="cuda", requires_grad=True)

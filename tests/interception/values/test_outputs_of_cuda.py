@@ -1,6 +1,6 @@
 """Real values of outputs that CUDA's kernels make in other shapes than the CPU's."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -201,9 +201,7 @@ def test_batch_norm_of_two_processes(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.float(), real.detach(), **tolerance)
 
 
-def _reference(
-    tensors: Sequence[Tensor], lengths: Sequence[Sequence[int]], left: int, right: int
-) -> list[Tensor]:
+def _reference(tensors, lengths, left, right) -> list[Tensor]:
     """Attention of each sequence alone, and gradients; queries end where keys end."""
     leaves = [one.detach().float().requires_grad_() for one in tensors]
     parts = [one.split([*of_one]) for one, of_one in zip(leaves, lengths, strict=True)]
