@@ -49,6 +49,7 @@ def test_shown_memory_lives_as_long_as_its_storage() -> None:
 
 @pytest.mark.parametrize("maxsize", [None, 4])
 def test_a_cached_function_is_asked_anew_in_each_trace(maxsize):
+    @functools.lru_cache(maxsize=maxsize)
     def positions(size: int, device: torch.device) -> dict[str, tuple[torch.Tensor]]:
         return {"sin": (torch.arange(size, device=device).float().sin(),)}
 
@@ -71,6 +72,7 @@ def test_a_view_whose_base_was_written_to_since_is_looked_at_as_it_is() -> None:
 
 
 def test_caches_without_tensors_are_left_alone():
+    @functools.lru_cache
     def half(number: int) -> float:
         return number / 2
 
