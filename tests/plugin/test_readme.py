@@ -137,7 +137,7 @@ def test_links_lead_to_files() -> None:
     assert sorted(missing) == []
 
 
-DOCUMENT = Path(__file__).parents[1] / "CONTRIBUTING.md"
+DOCUMENT = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def test_the_example_passes(pytester: pytest.Pytester) -> None:
