@@ -63,10 +63,11 @@ class DiskMemory:
         if found is None:
             if self._lines is None:
                 self._lines = self._read()
-            line = self._lines.pop(_beginning(place), None)
-            found = None if line is None else _answer_of(line)
-            if found is not None:
-                self._found[place] = found
+            line = self._lines.pop(json.dumps(place, separators=(",", ":"))[:-2], None)
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                if line is not None:
+                    *_, plans, why = json.loads(line)
+                    found = self._found[place] = read_answer(plans, why)
         return found
 
     def add(self, place: Place, answer: questions.Answer, on_disk: bool = True) -> None:
@@ -93,18 +94,6 @@ class DiskMemory:
 
 _PLANS = '",['
 """What stands between a geometry and its plans alone: quotation marks in a text are escaped."""
-
-
-def _beginning(place: Place) -> str:
-    return json.dumps(place, separators=(",", ":"))[:-2]
-
-
-def _answer_of(line: str) -> questions.Answer | None:
-    try:
-        *_, plans, why = json.loads(line)
-        return read_answer(plans, why)
-    except (ValueError, TypeError, RecursionError):
-        return None
 
 
 def read_answer(plans: object, why: object) -> questions.Answer:

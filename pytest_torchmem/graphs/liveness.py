@@ -95,7 +95,11 @@ class GraphStorages:
         results = _values(node)
         if is_view(operator):
             for base in _values(node.args[0])[:1] if node.args else ():
-                self._lie_on(base, results)
+                address = self._address(base)
+                for view in results:
+                    if self._address(view) != address:
+                        self._same[storage_address(view)] = address
+                        self._nbytes.setdefault(address, base.untyped_storage().nbytes())
             return
         plan = self._plan(node, operator)
         outputs = [] if plan is None else argument_leaves(plan.outputs, (Output, Same))
@@ -106,13 +110,6 @@ class GraphStorages:
             if isinstance(output, Output) and plan.slots[output.slot] >= 0:
                 nbytes = 0 if place in on_host else plan.slots[output.slot]
                 self._nbytes.setdefault(self._address(result), nbytes)
-
-    def _lie_on(self, base: Tensor, views: list[Tensor]) -> None:
-        address = self._address(base)
-        for view in views:
-            if self._address(view) != address:
-                self._same[storage_address(view)] = address
-                self._nbytes.setdefault(address, base.untyped_storage().nbytes())
 
     def _plan(self, node: fx.Node, operator: OpOverload) -> Plan | None:
         """Return the plan of a node's call; ``None`` where it has none before it is run."""

@@ -113,13 +113,10 @@ class Scaling:
         found = figures_of(self._timeline_of(sizes, answers.nbytes))
         figures = {name: found[name] for name in FIGURES if found.get(name) is not None}
         chance = [self._chance] if self._chance else []
-        return Prediction(figures, (*chance, *answers.missing, *self._doubts(answers.nbytes)))
-
-    def _doubts(self, asked: Mapping[int, int]) -> list[str]:
-        """Return what of no polynomial is known, and was not asked of its operator."""
-        allocations = self._timeline.allocations
-        found = (allocations[place].origin for place in sorted(self._missed - set(asked)))
-        return list(dict.fromkeys(f"{_who(one)} is no polynomial of the sizes" for one in found))
+        unknown = sorted(self._missed - set(answers.nbytes))  # and not asked of its operator
+        origins = (self._timeline.allocations[place].origin for place in unknown)
+        doubts = dict.fromkeys(f"{_who(one)} is no polynomial of the sizes" for one in origins)
+        return Prediction(figures, (*chance, *answers.missing, *doubts))
 
     def polynomial(self, figure: str = "peak") -> fitting.Polynomial:
         """Return a peak in bytes as a polynomial: what is alive at its moment when sizes are large.

@@ -99,14 +99,11 @@ def differentiated_by(
     def path(call: CompositeCall, self: Tensor) -> Any:
         """The kernel, with its gradient; torch/csrc/autograd/FunctionsManual.cpp."""
         differentiated = torch.is_grad_enabled() and self.requires_grad
-        if not differentiated or unwrapped(self) is not None or _has_tangent(self):
+        if not differentiated or unwrapped(self) is not None:
+            return NotImplemented
+        if torch.autograd.forward_ad.unpack_dual(self).tangent is not None:
             return NotImplemented
         return function.apply(call, self, *call.args[1:])
-
-
-def _has_tangent(tensor: Tensor) -> bool:
-    """Return whether a tensor has a forward derivative."""
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def evenly_distributed(grad: Tensor, input: Tensor, value: Tensor) -> Tensor:

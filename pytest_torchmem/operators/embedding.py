@@ -349,7 +349,9 @@ def sorted_sums(
     number_of_parts = cub.scratch(LONG)
     parts = number // _ROWS_PER_THREAD + segments
     beginnings_of_parts, segments_of_parts, summed = cub.scratch(parts * size), None, parts
-    if not bags and _adds_atomically(gpu, segments, parts, width):
+    warped = round_up(width, 32)  # few parts of embeddings are added in place: use_fused_kernel
+    grid = ceil_div(segments * warped, min(warped, _BLOCK) or 1)
+    if not bags and grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid:
         segments_of_parts = cub.scratch(parts * size)
         summed = segments if gradients.dtype in HALVES else 0
     sums = gradients.new_empty((summed, width), dtype=accumulation_type(gradients.dtype))
@@ -357,10 +359,3 @@ def sorted_sums(
     del parts_of_segments
     del number_of_segments, beginnings, counts, positions, in_order
     return result
-
-
-def _adds_atomically(gpu: Gpu, segments: int, parts: int, width: int) -> bool:
-    """Whether the parts of few embeddings are added up in place; ``use_fused_kernel``."""
-    warped = round_up(width, 32)
-    grid = ceil_div(segments * warped, min(warped, _BLOCK))
-    return grid < gpu.multiprocessors * _ATOMIC_BLOCKS and parts > 4 * grid

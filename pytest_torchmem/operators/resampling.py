@@ -159,19 +159,14 @@ def _tables(output: Tensor, points: int) -> int:
     return points * (LONG + output.element_size()) * sum(output.shape[2:])
 
 
-def _through_channels_last(output: Tensor, input: Tensor) -> bool:
-    """``_use_vectorized_kernel_cond_2d`` and ``_3d``: channels last, or small images."""
-    if is_channels_last(input) and input.shape[1] > 3:
-        return True
-    return input.dim() == 4 and output.shape[-1] + output.shape[-2] <= 128
-
-
 def _upsample(points: int) -> Callable[..., int]:
     def upsample(outputs: Tensor, input: Tensor) -> int:
         """Tables of indices and weights, or channels-last copies of both sides."""
         if input.numel() == 0:
             return 0
-        if input.dim() >= 4 and _through_channels_last(outputs, input):
+        by_format = input.dim() >= 4 and is_channels_last(input) and input.shape[1] > 3
+        if by_format or (input.dim() == 4 and outputs.shape[-1] + outputs.shape[-2] <= 128):
+            # _use_vectorized_kernel_cond_2d and _3d: channels last, or small images
             layout = torch.channels_last if input.dim() == 4 else torch.channels_last_3d
             return contiguous_copy(input, layout) + contiguous_copy(outputs, layout)
         return _tables(outputs, points)

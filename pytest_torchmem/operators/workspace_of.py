@@ -102,19 +102,13 @@ def _computed(
     kwargs: Mapping[str, Any],
 ) -> Workspace:
     function = spec.on(device).workspace
-    if function is None:
-        return as_workspace(0 if _is_nothing(device, spec, args) else unknown(), spec.name)
+    if function is None:  # the kernel is known to take nothing, or not
+        nothing = takes_nothing(spec.overload, device)
+        if nothing and device == "cpu" and is_iterated(spec.overload):
+            nothing = len({tensor.dtype for tensor in argument_tensors(args)}) <= 1
+        return as_workspace(0 if nothing else unknown(), spec.name)
     made = function(args, kwargs, machine=target.machine(device), outputs=outputs, cudnn=cudnn)
     return as_workspace(made, spec.name)
-
-
-def _is_nothing(device: str, spec: OperatorSpec, args: Sequence[Any]) -> bool:
-    """Return whether a kernel that has no function is known to take nothing for a call."""
-    if not takes_nothing(spec.overload, device):
-        return False
-    if device != "cpu" or not is_iterated(spec.overload):
-        return True
-    return len({tensor.dtype for tensor in argument_tensors(args)}) <= 1
 
 
 def library_output(

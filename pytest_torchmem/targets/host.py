@@ -103,21 +103,17 @@ def this_machine() -> Host:
     """Return the machine that runs this, with its present settings."""
     enabled = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     l1, l2 = _caches()
+    built = re.search(r"MKL-DNN v(\d+)\.(\d+)", torch.__config__.show())
+    version = (int(built[1]), int(built[2])) if built else (0, 0)
     return Host(
         name=_HERE,
         threads=torch.get_num_threads(),
         capability=torch.backends.cpu.get_cpu_capability(),
-        onednn=_onednn() if enabled else (),
+        onednn=version if enabled else (),
         instructions=_instructions(),
         l1=l1,
         l2=l2,
     )
-
-
-def _onednn() -> tuple[int, int]:
-    """The version that torch was built with, as it says itself."""
-    found = re.search(r"MKL-DNN v(\d+)\.(\d+)", torch.__config__.show())
-    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _capabilities() -> dict[str, int]:

@@ -224,6 +224,7 @@ _LARGEST_HEAD = 256
 def why_not_fused(call: AttentionArguments, device: str) -> str:
     """Return the first constraint of a fused kernel that a call does not keep, "" for none."""
     query, key, value, mask = call[:4]
+    named = zip(("query", "key", "value", "attn_mask"), call[:4], strict=True)
     shape = [] if mask is None else list(mask.shape)
     dtype = str(query.dtype).removeprefix("torch.")
     for holds, reason in (
@@ -234,15 +235,18 @@ def why_not_fused(call: AttentionArguments, device: str) -> str:
             f"query has {query.dim()} dimensions, and 4 are needed",
         ),
         (query.dtype is torch.float64 and device == "cuda", "the dtype is float64"),
-        (_heads_differ(call), "query and key have different heads without enable_gqa"),
+        (
+            not call.enable_gqa and query.dim() == key.dim() == 4 and query.size(1) != key.size(1),
+            "query and key have different heads without enable_gqa",
+        ),
         (0 in (*query.shape, *key.shape), "a sequence is empty"),
         (
             not query.size(-1) == key.size(-1) == value.size(-1),
             f"heads of query and value have sizes {query.size(-1)} and {value.size(-1)}",
         ),
         (device == "cuda" and query.size(-1) > _LARGEST_HEAD, f"heads have size {query.size(-1)}"),
-        *((tensor.stride(-1) != 1, f"{name} is not contiguous in its last dimension, of stride "
-           f"{tensor.stride(-1)}") for name, tensor in _named(call)),
+        *((one.stride(-1) != 1, f"{name} is not contiguous in its last dimension, of stride "
+           f"{one.stride(-1)}") for name, one in named if one is not None),
         (mask is not None and mask.requires_grad, "attn_mask requires grad"),
         (device == "cpu" and not mask_fits(call), f"attn_mask has shape {shape}"),
         (device == "cuda" and mask is not None, "attn_mask is given"),
@@ -251,17 +255,6 @@ def why_not_fused(call: AttentionArguments, device: str) -> str:
         if holds:
             return reason
     return ""
-
-
-def _named(call: AttentionArguments) -> list[tuple[str, Tensor]]:
-    named = [("query", call.query), ("key", call.key), ("value", call.value)]
-    return named + ([("attn_mask", call.attn_mask)] if call.attn_mask is not None else [])
-
-
-def _heads_differ(call: AttentionArguments) -> bool:
-    if call.enable_gqa or call.query.dim() != 4 or call.key.dim() != 4:
-        return False
-    return call.query.size(1) != call.key.size(1)
 
 
 def _disabled(device: str) -> bool:

@@ -80,17 +80,6 @@ def forward(call: Convolution, output: Tensor) -> int:
     return copies + columns
 
 
-def _summed_bias(call: Convolution, grad_output: Tensor) -> int:
-    """Bytes of the sum of one group's gradient, in float where it goes over several images, before
-    the gradient of its weight is made.
-    """
-    apart = call.settings.transposed and call.dims < 3 and grad_output.shape[0] > 1
-    if not apart or grad_output.element_size() >= FLOAT:
-        return 0
-    elements = grad_output.numel() + grad_output.shape[1]
-    return (elements * FLOAT - dense_bytes(call.weight)) // call.settings.groups
-
-
 def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequence[bool]) -> int:
     """Bytes beyond the gradients: the input's by its columns, then the weight's by the input's."""
     columns, batch, layout = _columns(call, grad_output), call.input.shape[0], call.memory_format
@@ -116,8 +105,12 @@ def backward(call: Convolution, grad_output: Tensor, returned: int, mask: Sequen
             apart += operands
         elif batch > 1:
             apart = operands
-        taken = max(columns, _summed_bias(call, grad_output) if mask[2] else 0)
-        return input + weight + max(returned, apart + taken)
+        in_float = call.settings.transposed and call.dims < 3 and batch > 1 and mask[2]
+        if in_float and grad_output.element_size() < FLOAT:
+            # One group's sum, before the gradient of its weight is made.
+            added = (grad_output.numel() + grad_output.shape[1]) * FLOAT - dense_bytes(call.weight)
+            columns = max(columns, added // call.settings.groups)
+        return input + weight + max(returned, apart + columns)
     if together:
         if dilated or mask[1]:
             return gradient + columns + bias + weight + input

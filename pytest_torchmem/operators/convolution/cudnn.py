@@ -80,16 +80,6 @@ def input_gradient(
     return Made(0), *passing(*held, workspace)
 
 
-def weight_gradient(
-    cudnn: Cudnn, result: Tensor, input: Tensor, gradient: Tensor, settings: ConvolutionSettings
-) -> tuple[Request, ...]:
-    """``cudnn_convolution_backward_weight``."""
-    wanted = cuda_format(input, gradient)
-    operands = input, laid_out(result, wanted), gradient
-    held, workspace = _run(cudnn, "backward_weight", operands, "yx", wanted, settings)
-    return passing(*held, Made(1), workspace)
-
-
 def backward(
     cudnn: Cudnn,
     operands: tuple[Tensor, Tensor, Tensor],
@@ -122,7 +112,10 @@ def backward(
         steps += input_gradient(cudnn, input, weight, gradient, settings)
     if output_mask[1]:
         pair = (gradient, input) if settings.transposed else (input, gradient)
-        steps += weight_gradient(cudnn, weight, *pair, settings)
+        wanted = cuda_format(*pair)
+        given = pair[0], laid_out(weight, wanted), pair[1]
+        held, workspace = _run(cudnn, "backward_weight", given, "yx", wanted, settings)
+        steps += passing(*held, Made(1), workspace)
     return *passing(copied, dense, *steps), Made(2), *passing(*bias)
 
 

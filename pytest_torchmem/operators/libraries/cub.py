@@ -75,7 +75,9 @@ def radix_sort(
         return 1  # InvokeSingleTile sorts in shared memory, and must not ask for nothing
     buffers = (0, 0) if in_place else (number * key_size, number * value_size)
     if key_size < 4 and gpu.capability < (9, 0):
-        resident = gpu.multiprocessors * _resident_sorting_blocks(gpu, key_size, value_size)
+        # Blocks that a multiprocessor holds, as registers of DeviceRadixSortDownsweepKernel allow.
+        most = 3 if (gpu.capability >= (8, 0)) == (value_size > 0) else 2
+        resident = gpu.multiprocessors * (1 if key_size > 1 else most)
         spine = resident * _SUBSCRIPTION * (128 if key_size > 1 else 32) + _SPINE
         return temporaries(spine * _OFFSET, *buffers)
     tile = _sorting_tile(gpu, key_size, value_size, single)
@@ -86,15 +88,6 @@ def radix_sort(
     if digits == 1:
         buffers = (0, 0)
     return temporaries(passes * _DIGITS * _OFFSET, look_back, *buffers, passes * _WORD)
-
-
-def _resident_sorting_blocks(gpu: Gpu, key_size: int, value_size: int) -> int:
-    """Return how many blocks of the kernels for short keys a multiprocessor holds.
-    ``DeviceRadixSortDownsweepKernel`` of torch 2.13 for CUDA 13.0: what their registers allow.
-    """
-    if key_size > 1:
-        return 1
-    return 3 if (gpu.capability >= (8, 0)) == (value_size > 0) else 2
 
 
 def _sorting_tile(gpu: Gpu, key_size: int, value_size: int, single: bool) -> int:
