@@ -120,21 +120,18 @@ class _Pointers:
         """Return the arguments that the value of an expression may point into."""
         if isinstance(node, ast.Name):
             return self._origins.get(node.id, set())
-        if isinstance(node, ast.Call):
-            return self._origins_of_call(node)
-        return set().union(*map(self._origins_of, ast.iter_child_nodes(node)))
-
-    def _origins_of_call(self, call: ast.Call) -> set[str]:
-        given = [self._origins_of(argument) for argument in call.args]
-        named = {keyword.arg: self._origins_of(keyword.value) for keyword in call.keywords}
+        if not isinstance(node, ast.Call):
+            return set().union(*map(self._origins_of, ast.iter_child_nodes(node)))
+        given = [self._origins_of(argument) for argument in node.args]
+        named = {keyword.arg: self._origins_of(keyword.value) for keyword in node.keywords}
         every = set().union(*given, *named.values())
-        called, known = self._resolve(call.func)
-        method = isinstance(call.func, ast.Attribute) and not known
+        called, known = self._resolve(node.func)
+        method = isinstance(node.func, ast.Attribute) and not known
         if method:
-            every |= self._origins_of(call.func)
-        name = _node_name(call.func)
+            every |= self._origins_of(node.func)
+        name = _node_name(node.func)
         if hasattr(called, "fn") and hasattr(called, "run"):
-            self._written |= self._written_by(called, call, given, named)
+            self._written |= self._written_by(called, node, given, named)
         elif any(part in name for part in _WRITES) or (
             not method and not str(getattr(called, "__module__", None)).startswith(_OF_TRITON)
         ):

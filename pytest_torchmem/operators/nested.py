@@ -106,25 +106,6 @@ def _fill(buffer: Tensor, padded: Tensor, rows: list[list[int]]) -> None:
         piece.view(row).copy_(part[tuple(map(slice, row))])
 
 
-def _padding_masks(padded: Tensor, rows: list[list[int]]) -> list[Tensor]:
-    """A mask for each part, of the shape of the largest."""
-    target = [
-        max(padded.size(column + 1), *(row[column] for row in rows))
-        for column in range(padded.dim() - 1)
-    ]
-    masks = []
-    for row in rows:
-        mask = padded.new_full(row, True, dtype=torch.bool)
-        missing = [
-            side
-            for size, goal in zip(reversed(row), reversed(target), strict=True)
-            for side in (0, goal - size)
-        ]
-        masks.append(functional.pad(mask, missing))
-        del mask
-    return masks
-
-
 @_from_padded.nested("cpu")
 def selected_by_mask(
     nested: NestedTensors,
@@ -141,7 +122,15 @@ def selected_by_mask(
         batch, heads, steps, size = padded.shape
         padded = padded.permute(0, 2, 1, 3).contiguous().view(batch, steps, heads * size)
     rows: list[list[int]] = cpu_nested_shape_example.tolist()
-    masks = _padding_masks(padded, rows)
+    axes = range(padded.dim() - 1)
+    target = [max(padded.size(one + 1), *(row[one] for row in rows)) for one in axes]
+    masks = []
+    for row in rows:  # a mask for each part, of the shape of the largest
+        mask = padded.new_full(row, True, dtype=torch.bool)
+        sizes = zip(reversed(row), reversed(target), strict=True)
+        missing = [side for size, goal in sizes for side in (0, goal - size)]
+        masks.append(functional.pad(mask, missing))
+        del mask
     mask = torch.stack(masks)
     count = mask.sum()
     del count

@@ -295,7 +295,7 @@ def backward_workspace_on_cuda(
 ) -> Workspace | tuple[Request, ...]:
     """Copies and cuDNN's workspace, then the sum of the bias's gradient;
     ``cudnn_convolution_backward``, ``conv_depthwise2d_backward_cuda_out``,
-    ``slow_conv2d_backward``.
+    ``conv_depthwise3d_backward_cuda``, ``slow_conv2d_backward``.
     """
     grad_output, input, weight, output_mask, _ = asked
     if not input.numel() or not grad_output.numel():
@@ -310,25 +310,17 @@ def backward_workspace_on_cuda(
     if output_mask[2]:
         dims = (0, *range(2, gradient.dim()))
         bias = sum_buffers(machine, gradient.shape, dims, gradient.dtype, gradient.stride())
-    if backend is choice.CudaBackend.DEPTHWISE:
-        return passing(line, *_depthwise_backward(gradient, input, weight, output_mask, bias))
+    if backend is choice.CudaBackend.DEPTHWISE:  # with a dense copy of what each reads
+        copies = [contiguous_copy(operand) for operand in (gradient, input, weight)]
+        if input.dim() > 4:  # of volumes all at once
+            made = Made(0), Made(1), *passing(*copies, Made(2), *passing(*bias))
+            return passing(line, *made)
+        of_weight = passing(copies[1], Made(1)) if output_mask[1] else ()
+        of_input = passing(copies[2], Made(0)) if output_mask[0] else ()
+        read = passing(copies[0], *of_weight, *of_input)
+        return passing(line, *read, Made(2), *passing(*bias))
     steps = on_cudnn.backward(cudnn, (gradient, input, weight), settings, output_mask, bias)
     return on_cudnn.as_told(cudnn, *passing(line, *steps))
-
-
-def _depthwise_backward(
-    gradient: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool], bias: Sequence[int]
-) -> tuple[Request, ...]:
-    """Of images the weight's gradient and then the input's, each with a dense copy of what it
-    reads; of volumes both, and then all copies. The bias's comes last;
-    ``conv_depthwise2d_backward_cuda_out``, ``conv_depthwise3d_backward_cuda``.
-    """
-    copies = [contiguous_copy(operand) for operand in (gradient, input, weight)]
-    if input.dim() > 4:
-        return Made(0), Made(1), *passing(*copies, Made(2), *passing(*bias))
-    of_weight = passing(copies[1], Made(1)) if mask[1] else ()
-    of_input = passing(copies[2], Made(0)) if mask[0] else ()
-    return *passing(copies[0], *of_weight, *of_input), Made(2), *passing(*bias)
 
 
 operator(*aten("cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu")).meta("cuda")(

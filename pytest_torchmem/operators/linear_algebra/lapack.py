@@ -95,16 +95,6 @@ def _permutation(pivots: Tensor, rows: int) -> None:
     torch.arange(rows).expand(*batch, rows).contiguous()
 
 
-def _unpack(LU: Tensor, L: Tensor, U: Tensor) -> None:
-    rows, columns = LU.shape[-2:]
-    if rows > columns:
-        torch.triu(LU.narrow(-2, 0, columns), out=U)
-        torch.tril(LU, -1, out=L)
-    else:
-        torch.tril(LU if rows == columns else LU.narrow(-1, 0, rows), -1, out=L)
-        torch.triu(LU, out=U)
-
-
 @operator("aten::lu_unpack").decomposition()
 def lu_unpack(
     call: GivenCall, LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool, unpack_pivots: bool
@@ -112,7 +102,13 @@ def lu_unpack(
     """TORCH_IMPL_FUNC(lu_unpack_out)."""
     P, L, U = outputs(call)
     if unpack_data:
-        _unpack(LU_data, L, U)
+        rows, columns = LU_data.shape[-2:]
+        if rows > columns:
+            torch.triu(LU_data.narrow(-2, 0, columns), out=U)
+            torch.tril(LU_data, -1, out=L)
+        else:
+            torch.tril(LU_data if rows == columns else LU_data.narrow(-1, 0, rows), -1, out=L)
+            torch.triu(LU_data, out=U)
     if unpack_pivots:
         _permutation(LU_pivots, LU_data.shape[-2])
     return P, L, U
