@@ -58,7 +58,6 @@ class DiskMemory:
         self._lines: dict[str, str] | None = None
 
     def get(self, place: Place) -> questions.Answer | None:
-        """Return a remembered answer."""
         found = self._found.get(place)
         if found is None:
             if self._lines is None:

@@ -134,7 +134,6 @@ Question = ConvolutionQuestion | AttentionQuestion
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
     return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
 
 

@@ -100,7 +100,6 @@ def compiled_extensions(trace: TraceContext, module: Any) -> Iterator[None]:
     load, load_inline = module.load, module.load_inline
 
     def load_files(name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compile the files of an extension."""
         files = [sources] if isinstance(sources, str) else sources
         for_cuda = kwargs.get("with_cuda") or any(str(file).endswith(".cu") for file in files)
         if trace.off() or not for_cuda:
@@ -110,7 +109,6 @@ def compiled_extensions(trace: TraceContext, module: Any) -> Iterator[None]:
     def load_text(
         name: str, cpp_sources: Any, cuda_sources: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Compile the sources that are given."""
         if trace.off() or not (kwargs.get("with_cuda") or cuda_sources):
             return load_inline(name, cpp_sources, cuda_sources, *args, **kwargs)
         return _Extension(trace, name)

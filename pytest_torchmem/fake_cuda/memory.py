@@ -93,12 +93,10 @@ class DeviceMemory:
         return MappingProxyType(result)
 
     def forget_peaks(self) -> None:
-        """Let peaks begin with what there is now."""
         self.follow()
         self._peaks.clear()
 
     def empty_cache(self, pool: PoolId | None = None) -> None:
-        """Give back empty segments, all or those of one pool."""
         self.follow().empty_cache(pool)
         self._settle()
 
@@ -107,7 +105,6 @@ class DeviceMemory:
         self.follow().private.retain(pool)
 
     def release_pool(self, pool: PoolId) -> None:
-        """Count one user of a private pool less."""
         self.follow().private.release(pool)
 
     def release_workspaces(self, stream: int) -> None:
@@ -142,7 +139,6 @@ class DeviceMemory:
             self.allocator.record_stream(block, stream)
 
     def set_options(self, options: AllocatorOptions) -> None:
-        """Let the allocator have other options from now on."""
         self.follow().options = options
         self._settle()
 
@@ -152,7 +148,6 @@ class DeviceMemory:
         self._settle()
 
     def statistics(self) -> dict[str, Any]:
-        """Return what ``torch.cuda.memory_stats`` does."""
         return self.follow().statistics.as_dict(self.allocator.options.max_split_size)
 
     def _replay(self, stop: int, peaks: caching.RunningPeaks) -> None:

@@ -476,31 +476,25 @@ class Driver:
         self.utils = SimpleNamespace(get_device_properties=partial(_properties, trace))
 
     def get_current_target(self) -> Any:
-        """Return what kernels are compiled for."""
         major, minor = self._trace.gpu.capability
         return import_module("triton.backends.compiler").GPUTarget("cuda", major * 10 + minor, 32)
 
     def get_current_device(self) -> int:
-        """Return the index of the GPU."""
         return 0
 
     def set_current_device(self, device: int) -> None:
         """There is one."""
 
     def get_current_stream(self, device: int = 0) -> int:
-        """Return the default stream."""
         return 0
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        """Return the compute capability."""
         return self._trace.gpu.capability
 
     def get_active_torch_device(self) -> torch.device:
-        """Return the GPU as torch names it."""
         return torch.device("cuda", 0)
 
     def get_device_interface(self) -> Any:
-        """Return torch's module for it."""
         return torch.cuda
 
     def get_benchmarker(self) -> Callable[..., Any]:
@@ -517,7 +511,6 @@ class Driver:
         return torch.empty(256 * 1024 * 1024 // 4, dtype=torch.int, device="cuda")
 
     def clear_cache(self, cache: torch.Tensor) -> None:
-        """Clear it."""
         cache.zero_()
 
     def __getattr__(self, name: str) -> Any:

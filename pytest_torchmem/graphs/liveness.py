@@ -185,7 +185,6 @@ class GraphProfile:
 
     @property
     def forward_peak(self) -> int:
-        """Return the peak of the forward."""
         return max((n.peak for n in self.nodes if n.phase == "forward"), default=self.baseline)
 
     @property
@@ -196,7 +195,6 @@ class GraphProfile:
 
     @property
     def peak(self) -> int:
-        """Return the highest peak."""
         return max(self.forward_peak, self.backward_peak or 0)
 
 
@@ -253,7 +251,6 @@ class _Walk:
         self.live = 0
 
     def addresses(self, nodes: Iterable[fx.Node]) -> list[int]:
-        """Return the addresses of the storages of nodes' results."""
         return [address for node in nodes for address, _ in self._storages.of(node)]
 
     def begin(self, graphs: list[fx.GraphModule]) -> frozenset[int]:

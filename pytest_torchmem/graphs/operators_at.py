@@ -290,7 +290,6 @@ class OperatorsAt:
                 one.agrees = one.agrees and now[-1] - before[-1] == grown
 
     def at(self, sizes: Sizes) -> OperatorsAtSizes:
-        """Return what operators take at these sizes."""
         doubts = [why for one in self._calls if (why := one.not_at(sizes)) is not None]
         missing = dict.fromkeys(doubts[:1])  # what follows has sizes that were rounded there
         nbytes: dict[int, int] = {}
@@ -367,7 +366,6 @@ class _Growing:
 
     @property
     def name(self) -> str:
-        """Return the operator and its module."""
         inside = f" in {self._origin.module}" if self._origin.module else ""
         return f"{self._origin.operator}{inside}"
 
@@ -387,7 +385,6 @@ class _Growing:
         return None
 
     def arguments(self, sizes: Sizes) -> Any:
-        """Return the arguments at some sizes."""
         return _replaced(self._arguments, Polynomial, lambda one: int(one(sizes)))
 
 

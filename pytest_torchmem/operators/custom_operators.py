@@ -89,7 +89,6 @@ class OperatorModel:
     """Names of the arguments that it writes to without changing known values."""
 
     def taught(self) -> Taught:
-        """Return the aspects that are given."""
         given = {
             one.name: getattr(self, one.name)
             for one in fields(self)

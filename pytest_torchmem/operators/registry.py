@@ -148,7 +148,6 @@ def forget(overloads: Iterable[OpOverload], devices: Iterable[str]) -> None:
 
 
 def taught_of(overload: OpOverload, device: str) -> Taught | None:
-    """Return what users taught of an overload on a device."""
     return _TAUGHT.get((overload, device))
 
 

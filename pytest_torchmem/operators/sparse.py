@@ -49,7 +49,6 @@ def compressed_like(tensor: Tensor, compressed: Tensor, plain: Tensor, values: T
 def sparse_of(
     shape: Sequence[int], indices: Tensor, values: Tensor, coalesced: bool | None
 ) -> Tensor:
-    """Return the COO tensor of these parts."""
     made: Tensor = _aten._sparse_coo_tensor_unsafe.default(
         indices, values, list(shape), is_coalesced=coalesced
     )

@@ -344,7 +344,6 @@ class OperatorSpec:
         return family in _ONLY_WRITES and "reduce" not in overload and not accumulates
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the arguments that this call writes to."""
         return [args[position] for position in self.mutated if position < len(args)] + [
             kwargs[name] for name in self.mutated_names if name in kwargs
         ]

@@ -165,7 +165,6 @@ def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def geometry_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return arguments as text."""
     parts = [_text(value) for value in args if not _is_left_out(value)]
     parts += [
         f"{name}={_text(value)}"

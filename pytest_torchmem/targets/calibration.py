@@ -95,7 +95,6 @@ class Calibration:
     """
 
     def __init__(self, figures: Figures) -> None:
-        """Take ``figures`` as they are now."""
         self.figures: Figures = MappingProxyType(
             {setup: MappingProxyType(dict(found)) for setup, found in figures.items()}
         )
@@ -109,7 +108,6 @@ class Calibration:
         return f"<Calibration: {len(self)} figures ({setups or 'none'})>"
 
     def covers(self, gpu: str) -> bool:
-        """Return whether there is a figure of ``gpu``."""
         return any(setup.gpu == gpu and found for setup, found in self.figures.items())
 
     def told_by(self, source: str, gpu: str) -> str:

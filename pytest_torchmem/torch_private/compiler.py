@@ -223,7 +223,6 @@ def numbers_kept_for(graph: fx.GraphModule) -> list[Tensor]:
 
 
 def is_on_gpu(graph: fx.GraphModule) -> bool:
-    """Return whether a graph of Dynamo has a tensor on a GPU."""
     return any(one.device.type == "cuda" for one in examples_of(graph))
 
 

@@ -346,7 +346,6 @@ class Groups:
 
 
 def groups_known() -> Groups:
-    """Return what there is now."""
     c10d, state = sys.modules[_C10D], _state()
     tables = {name: _copy(getattr(c10d, name)) for name in _TABLES}
     numbers = {name: getattr(c10d, name) for name in _NUMBERS}

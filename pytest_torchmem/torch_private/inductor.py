@@ -300,7 +300,6 @@ class _Kernels:
         self._written = written
 
     def cpp_pybinding(self, argtypes: Sequence[str], source: str) -> Callable[..., None]:
-        """Return a kernel of C++."""
         writes = [not kind.startswith("const ") and "*" in kind for kind in argtypes]
         return self._kernel("a kernel of C++", writes)
 

@@ -248,7 +248,6 @@ class _OnlyGeometry(TorchDispatchMode):
 
 @cache
 def _outputs_of(operator: keys.OpOverload) -> tuple[str, ...]:
-    """Return the names of an ``out=`` overload's outputs."""
     return tuple(argument.name for argument in keys.schema(operator).arguments if argument.is_out)
 
 

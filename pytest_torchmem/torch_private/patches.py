@@ -153,7 +153,6 @@ class _Bound:
             self._found.append(found)
 
     def holds(self) -> bool:
-        """Return whether they are."""
         if any(name in own for own, name in self._absent):
             return False
         try:
@@ -176,7 +175,6 @@ class _Place:
         """Whether all can be set by an update of the module's own names."""
 
     def replace(self) -> None:
-        """Have the replacements there."""
         if self._at_once:
             self.own.update(self.replacements)
             return
@@ -310,7 +308,6 @@ class Patch:
             raise
 
     def put_back(self) -> None:
-        """Have in place what was there before."""
         del self.standing[id(self)]
         held, self._held = self._held, []
         if self._noted:

@@ -187,7 +187,6 @@ def answers(settings: Sequence[Setting]) -> list[Any]:
 
 
 def answer(setting: Setting) -> Any:
-    """Return one of ``answers``."""
     try:
         return setting.ask()
     except RuntimeError:

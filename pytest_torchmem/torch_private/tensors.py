@@ -390,5 +390,4 @@ def tensor_on(
 
 
 def bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    """Return the whole of a storage as a tensor of bytes."""
     return _set_storage(_LEGACY_TYPES[torch.uint8](), storage)

@@ -221,7 +221,6 @@ class LegacyType(type):
             return cls.on_host(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Return whether a tensor is on the device, and of the dtype."""
         if SESSION.off() or not isinstance(instance, Tensor):
             return isinstance(instance, cls.original)
         return instance.dtype is cls.dtype and instance.device == cls.device
@@ -263,7 +262,6 @@ class DefaultType:
         self._kind = None
 
     def make(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``torch.Tensor(...)`` does."""
         if SESSION.off() or kwargs or (args and isinstance(args[0], Tensor)):
             return modes.make(Tensor, *args, **kwargs)
         if self._kind is not None:

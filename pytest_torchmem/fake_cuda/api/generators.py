@@ -60,11 +60,9 @@ class Generator(torch.Generator, metaclass=_Kind):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where the generator is."""
         return self._gpu or _CPU
 
     def manual_seed(self, seed: int) -> Generator:
-        """Begin anew."""
         _OnHost.manual_seed(self, seed)
         set_apart(self)
         return self
@@ -80,12 +78,10 @@ class Generator(torch.Generator, metaclass=_Kind):
         return STATES.offset_of(self.initial_seed(), state_of(drawn_from(self)))
 
     def set_offset(self, offset: int) -> Generator:
-        """Go to a place in the sequence of this seed."""
         self._begin_at(self.initial_seed(), offset)
         return self
 
     def get_state(self) -> Tensor:
-        """Return the seed and the offset, on the CPU."""
         numbers = (self.initial_seed(), self.get_offset())
         content = b"".join(number.to_bytes(_NUMBER, "little") for number in numbers)
         if SESSION.off():
@@ -119,11 +115,9 @@ class Generator(torch.Generator, metaclass=_Kind):
         return torch.Generator, (self.device,), state
 
     def __setstate__(self, state: tuple[int, int | None, Tensor]) -> None:
-        """Take over what was pickled."""
         self.set_state(state[2])
 
     def clone_state(self) -> Generator:
-        """Return a generator that draws the same."""
         made = self.on_gpu(self.device.index)
         made.graphsafe_set_state(self)
         return made

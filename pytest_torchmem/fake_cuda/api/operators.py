@@ -124,7 +124,6 @@ class DispatchModes:
             vars(self._entered.pop()).pop(_DISPATCH, None)
 
     def replacements(self) -> Replacements:
-        """Return what enters and leaves a mode."""
         enter, leave = modes.TorchDispatchMode.__enter__, modes.TorchDispatchMode.__exit__
 
         def entering(mode: Any) -> Any:

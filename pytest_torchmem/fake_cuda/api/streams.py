@@ -63,11 +63,9 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        """All work is done at once."""
         return True
 
     def is_capturing(self) -> bool:
-        """Return whether a graph is captured on this stream."""
         return capture_of(self.device_index, self.stream_id) is not None
 
     def __enter__(self) -> "Stream":
@@ -116,16 +114,13 @@ class Event:
     synchronize = _at_once
 
     def record(self, stream: Any = None) -> None:
-        """Happen at once."""
         stream = _current(_current_device()) if stream is None else stream
         self.capture = capture_of(stream.device_index, stream.stream_id)
 
     def wait(self, stream: Any = None) -> None:
-        """Let a stream, or the current one, wait."""
         (_current(_current_device()) if stream is None else stream).wait_event(self)
 
     def query(self) -> bool:
-        """Return that the event has happened."""
         return True
 
     def elapsed_time(self, end: Any) -> float:
@@ -176,7 +171,6 @@ def _index(device: Any) -> int:
 
 
 def _current(index: int) -> Stream:
-    """Return the current stream of a GPU."""
     number = 0 if SESSION.trace is None else SESSION.trace.streams[index].current
     return Stream(index, stream_id=number)
 
@@ -237,7 +231,6 @@ class MemPool:
         return self._index
 
     def use_count(self) -> int:
-        """Return how many use the pool."""
         return self._memory.follow().private.uses(self.id)
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
@@ -252,7 +245,6 @@ def _release(memory: DeviceMemory, pool: PoolId) -> None:
 
 
 def pool_functions(memories: Sequence[DeviceMemory]) -> dict[str, Callable[..., Any]]:
-    """Return the functions of ``torch.cuda`` about pools."""
 
     @contextmanager
     def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
@@ -298,7 +290,6 @@ class CUDAGraph:
             self._capture = GraphCapture(trace, current, stream, pool)
 
     def capture_end(self) -> None:
-        """End the capture."""
         capture, self._capture = self._capture, None
         if capture is None:
             raise RuntimeError("capture_end() called before capture_begin().")
@@ -309,19 +300,16 @@ class CUDAGraph:
         self._ended.atexit = False
 
     def replay(self) -> None:
-        """Run what was captured."""
         captured = self._after_capture("replay")
         with captured.trace.working():
             captured.trace.values.replay(captured.recording)
 
     def reset(self) -> None:
-        """Delete the graph; its pool may be given back."""
         if self._ended is not None:
             self._ended()
         self._ended = self._captured = None
 
     def pool(self) -> PoolId:
-        """Return the pool on whose memory it was captured."""
         return self._after_capture("pool()").pool
 
     def instantiate(self) -> None:
@@ -339,7 +327,6 @@ class CUDAGraph:
         """Write nothing: there is no graph of the driver's."""
 
     def raw_cuda_graph(self) -> NoReturn:
-        """Raise ``UsageError``."""
         raise UsageError(
             "torch.cuda.CUDAGraph: a trace has no cudaGraph_t to hand out. Skip this line while "
             "tracing"
@@ -370,7 +357,6 @@ class Graph(CUDAGraph):
     def capture_begin(
         self, pool: PoolId | None = None, capture_error_mode: str = "default", **_: Any
     ) -> None:
-        """Capture what runs on the current stream from now on."""
         super().capture_begin(self.graph_pool)
 
     def __enter__(self) -> None:
@@ -396,7 +382,6 @@ class GraphCapture:
         SESSION.captures.append(self)
 
     def end(self) -> None:
-        """End the capture."""
         SESSION.captures.remove(self)
         self.trace.values.end_capture(self.recording)
         self._end_serving()

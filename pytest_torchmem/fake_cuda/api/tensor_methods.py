@@ -47,7 +47,6 @@ class Storages(Functions):
     """``torch.UntypedStorage`` on fake cuda; ``TypedStorage`` asks the one it wraps."""
 
     def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
         storage: dict[str, Any] = {
             "device": property(self.device),
             "is_cuda": property(lambda storage: self.device(storage).type == "cuda"),
@@ -69,7 +68,6 @@ class Storages(Functions):
         return storage
 
     def device(self, storage: torch.UntypedStorage) -> torch.device:
-        """Return where a storage is."""
         record = self._trace.record_of(storage)
         return cast(
             torch.device, _Base.device.__get__(storage) if record is None else record.ledger.device
@@ -77,7 +75,6 @@ class Storages(Functions):
 
     @instead_of(torch.UntypedStorage)
     def clone(self, original: Any, storage: torch.UntypedStorage) -> Any:
-        """Copy a storage on its device."""
         if self._trace.record_of(storage) is None:
             return original(storage)
         return self._as_bytes(storage).clone().untyped_storage()
@@ -99,7 +96,6 @@ class Storages(Functions):
 
     @instead_of(torch.UntypedStorage, "cuda", "cpu", "to")
     def copied(self, original: Any, storage: torch.UntypedStorage, *args: Any, **named: Any) -> Any:
-        """Copy a storage as the tensor's method of that name does."""
         if self._trace.off() or storage.device.type == "meta":
             return original(storage, *args, **named)
         tensor = self._as_bytes(storage)
@@ -191,7 +187,6 @@ class DeviceMethods:
         self._wrappers = wrappers
 
     def replacements(self) -> Replacements:
-        """Return what takes the place of torch's own."""
         methods: dict[str, Any] = {
             "device": property(self.device_of),
             "is_cuda": property(lambda tensor: self.device_of(tensor).type == "cuda"),
@@ -208,7 +203,6 @@ class DeviceMethods:
         return [(Tensor, methods)]
 
     def device_of(self, tensor: Tensor) -> torch.device:
-        """Return where a tensor is."""
         if self._trace.in_fake_tensor_mode():
             if isinstance(tensor, FakeTensor):
                 return tensor.device  # type: ignore[no-any-return]
@@ -223,12 +217,10 @@ class DeviceMethods:
         return record.ledger.device
 
     def get_device(self, tensor: Tensor) -> int:
-        """Return the index of a tensor's GPU, -1 for the CPU."""
         device = self.device_of(tensor)
         return -1 if device.type == "cpu" else device.index or 0
 
     def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Convert a tensor, or copy it to another device."""
         target = parse_target(*args, **kwargs)
         device = None if target.device is None else self._trace.device(target.device)
         if device is None or device == self.device_of(tensor):
@@ -248,14 +240,12 @@ class DeviceMethods:
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
-        """Copy a tensor to the GPU."""
         target = torch.device("cuda") if device is None else as_device(device)
         return self.to(tensor, target, non_blocking=non_blocking, memory_format=memory_format)
 
     def cpu(
         self, tensor: Tensor, memory_format: torch.memory_format = torch.preserve_format
     ) -> Tensor:
-        """Copy a tensor to the host."""
         return self.to(tensor, _CPU, memory_format=memory_format)
 
     def type(self, tensor: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
@@ -271,7 +261,6 @@ class DeviceMethods:
         return TensorBase.type(tensor, dtype)
 
     def type_as(self, tensor: Tensor, other: Tensor) -> Tensor:
-        """Convert a tensor to the dtype and device of another."""
         return self.to(tensor, other)
 
     def copy_(self, tensor: Tensor, source: Any, non_blocking: bool = False) -> Tensor:
@@ -304,7 +293,6 @@ class DeviceMethods:
         return cast(Tensor, TensorBase.set_(tensor, *args, **kwargs))
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
-        """Copy a tensor of the host to pinned memory."""
         if self.device_of(tensor).type == "cuda":
             raise RuntimeError(
                 f"cannot pin 'torch.cuda.{TensorBase.type(tensor).removeprefix('torch.')}' only "
@@ -317,7 +305,6 @@ class DeviceMethods:
         return made
 
     def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
-        """Return whether a tensor is in pinned memory."""
         return self._trace.is_pinned(tensor)
 
     def record_stream(self, tensor: Tensor, stream: Any) -> None:

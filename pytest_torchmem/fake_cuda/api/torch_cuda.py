@@ -437,7 +437,6 @@ class DataLoaders(Functions):
 
     @instead_of(patches.begin_loading)
     def begin_loading(self, original: Any, iterator: Any, loader: Any) -> None:
-        """Begin to load."""
         if self._trace.off() or not loader.pin_memory:
             original(iterator, loader)
             return
@@ -450,7 +449,6 @@ class DataLoaders(Functions):
 
     @instead_of(patches.next_batch)
     def next_data(self, original: Any, iterator: Any) -> Any:
-        """Return the next batch."""
         data = original(iterator)
         pins = iterator in self._pinning and not self._trace.off()
         return patches.pin_memory(data) if pins else data

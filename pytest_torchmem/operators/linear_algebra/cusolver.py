@@ -37,12 +37,10 @@ def is_column_major(matrices: Tensor) -> bool:
 
 
 def work_array(like: Tensor, elements: int) -> Tensor:
-    """A work array of the type of the matrices."""
     return like.new_empty((elements,))
 
 
 def batch_count(matrices: Tensor) -> int:
-    """How many matrices there are."""
     return matrices.shape[:-2].numel()
 
 

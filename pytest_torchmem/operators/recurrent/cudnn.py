@@ -303,7 +303,6 @@ class Layer(NamedTuple):
     cx: Tensor | None
 
     def weight_elements(self, settings: RecurrentSettings) -> int:
-        """Return the elements of the weight buffer."""
         given = self.weight, self.weight_stride0, settings.mode, settings.hidden_size
         return weight_elements(*given)
 

@@ -173,7 +173,6 @@ class _Search:
         self.found = _Block(1, 1, self.channels)
 
     def best(self) -> _Block:
-        """Return the block that is chosen."""
         threads = self.problem.threads
         for on_filters in range(1, threads + 1):
             filters = ceil_div(self.filters, on_filters)

@@ -138,7 +138,6 @@ class Problem:
 
     @property
     def dilated(self) -> bool:
-        """Whether the kernel has gaps."""
         return self.dilation != (1, 1, 1)
 
     def moves_gaps(self, axes: int = 3) -> bool:
@@ -161,7 +160,6 @@ class Problem:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weight."""
         return self.filters * self.group_channels * self.taps * self.element_size
 
 
