@@ -116,9 +116,7 @@ class DeviceMemory:
     def serve(
         self, pool: PoolId, streams: Callable[[int], bool], *, graph: bool
     ) -> Callable[[], None]:
-        """Let a private pool serve requests on some streams, for a ``graph`` that is captured.
-        Returns what ends that.
-        """
+        """Let a private pool serve requests on streams, for a ``graph``. Returns what ends that."""
         private, route = self.follow().private, (pool, streams)
         private.retain(pool)
         private.capturing += graph

@@ -305,9 +305,7 @@ def masked_on_cuda(
 def masked_backward_on_cuda(
     grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None
 ) -> tuple[int, ...]:
-    """Dense copies and a product; where no kernel of its own fits, two of them;
-    ``masked_softmax_backward_cuda``.
-    """
+    """Dense copies, a product; without its own kernel two; ``masked_softmax_backward_cuda``."""
     copies = tuple(map(contiguous_copy, (grad_output, output, mask)))
     product = dense_bytes(output)
     return (*copies, product, 0 if _fits_in_registers(output, dim) else product)

@@ -38,17 +38,14 @@ class OperatorModel:
     devices: tuple[str, ...] = DEVICES
     """The devices that the description applies to, such as ``("cuda",)``."""
     decomposition: Callable[..., Any] | None = None
-    """``decomposition(machine, *args, **kwargs)``: runs the operators that the kernel calls, and
-    returns its outputs."""
+    """``decomposition(machine, *args, **kwargs)``: runs what the kernel calls, for its outputs."""
     path: Callable[..., Any] | None = None
     """``path(call, *args, **kwargs)``: for a composite operator, runs the operators that it
     consists of on cuda. ``call()`` runs those of the CPU."""
     nested: Callable[..., Any] | None = None
-    """``nested(nested, *args, **kwargs)``: replaces the kernel for nested tensors of the strided
-    layout."""
+    """``nested(nested, *args, **kwargs)``: replaces the kernel for strided nested tensors."""
     sparse: Callable[..., Any] | None = None
-    """``sparse(*args, **kwargs)``: replaces the kernel for sparse COO tensors by operators on their
-    indices and values."""
+    """``sparse(*args, **kwargs)``: replaces the kernel for COO tensors, by their parts."""
     compressed: Callable[..., Any] | None = None
     """``compressed(machine, *args, **kwargs)``: the same for CSR, CSC, BSR and BSC tensors."""
     storages: Callable[..., Any] | None = None

@@ -206,9 +206,7 @@ def masks_as_positions(outputs: Tensor, input: Tensor, indices: Sequence[Tensor 
 
 @put.workspace("cpu")
 def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
-    """Masks as positions, where there is a value for each; native/TensorAdvancedIndexing.cpp,
-    _index_put_impl_.
-    """
+    """Masks as positions, where there is a value for each; _index_put_impl_."""
     return _positions_on_cpu(input, indices, values.numel()) if values.numel() > 1 else 0
 
 

@@ -257,8 +257,7 @@ class OperatorRecord:
     """The tensors whose values a call does not read, so that they need not be known; for every
     overload."""
     flops: Functions = field(default_factory=dict)
-    """The floating-point operations of one call, where ``torch.utils.flop_counter`` has no formula;
-    for every overload."""
+    """Floating-point operations of a call, where ``torch.utils.flop_counter`` has no formula."""
     entry_flops: Functions = field(default_factory=dict)
     """The same of one call with sparse tensors, which goes by how many entries they have."""
     order: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -295,9 +294,7 @@ class OperatorRecord:
     keeps_values: tuple[str, ...] = ()
     """Arguments that it writes to and whose known values stay."""
     resizes_by_count: bool = False
-    """Whether an ``out=`` of as many elements keeps its shape, of every overload;
-    native/RangeFactories.cpp.
-    """
+    """Whether an ``out=`` of as many elements keeps its shape; native/RangeFactories.cpp."""
     unknown_outputs: UnknownOutputs | None = None
     """What its outputs count as where what it reads is not known."""
     refuses_values: bool = False
@@ -413,9 +410,7 @@ def record_of(name: str) -> OperatorRecord:
 
 
 def find_record(name: str) -> OperatorRecord | None:
-    """Return the record of an operator or overload, if there is one. The families that speak of it
-    are imported.
-    """
+    """Return the record of an operator or overload, if any. Its families are imported."""
     waiting = _waiting()
     for module in waiting.get(name, ()):
         import_module(f"{PACKAGE}.{module}")

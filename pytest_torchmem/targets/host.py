@@ -69,9 +69,7 @@ class Host:
 
     @property
     def computes_in_bfloat16(self) -> bool:
-        """Whether oneDNN takes bfloat16 there; ``mkldnn_bf16_device_check``, which asks ideep's
-        ``has_bf16_type_support``.
-        """
+        """Whether oneDNN takes bfloat16 there; ``mkldnn_bf16_device_check``."""
         return self.instructions.startswith("avx512_core")
 
     @property

@@ -184,8 +184,7 @@ _IN_C = (
 )
 _WITH_PLACES = (types.FunctionType, types.MethodType)
 _DEPTH = 5
-"""How far a function's own function is looked for: a spy of ``unittest.mock`` has it in the fourth
-place."""
+"""How far a function's own one is looked for: a spy of ``unittest.mock`` has it fourth."""
 
 
 def is_of_program(owner: Any, name: str, found: Any) -> bool:

@@ -316,8 +316,7 @@ def _legacy_type(module: Any, name: str, device: torch.device) -> LegacyType:
 
 
 _DEVICE = 2
-"""The position of ``device`` among the arguments after the class; torch/_subclasses/fake_tensor.py.
-"""
+"""The place of ``device`` among arguments after the class; torch/_subclasses/fake_tensor.py."""
 _SAID = "_torchmem_device"
 """The attribute of a fake tensor that has the device on which Python sees it."""
 STANDS_FOR_GPU = "_torchmem_stands_for_gpu"
