@@ -473,6 +473,8 @@ class Conversion:
             if record.hollow or not self._values.worth_knowing(tensor.dtype, elements):
                 return
         self._contents.remember(record, tensor)
+        if not record.hollow:
+            self._contents.as_met.add(record.address)
 
     def lift(self, tensor: Tensor, device: torch.device, frame: FrameType) -> Tensor:
         """Return a hollow tensor, on ``device``, for what C++ made of Python numbers. Or of an

@@ -218,6 +218,8 @@ class OperatorSpec:
         self.reads_in_place = not (unlike or self.mutated_names)
         """Whether the CPU's kernel may be given a trace's own tensors, where their storages show
         what they hold: it computes with them as they are, and resizes none."""
+        self.reads_real = self.reads_in_place and not self.writes and overload.namespace == "aten"
+        """Whether it may be given the program's real tensors: it writes to no argument."""
 
     def of_kind(self, kind: OperatorKind, *, opaque: bool = False) -> "OperatorSpec":
         """Return the same treated as another kind; of an ``opaque`` one no body is run."""

@@ -336,6 +336,8 @@ class Contents:
         self.unwritten: dict[int, tuple[tuple[int, int], ...]] = {}
         """The storages that nobody has written to since they were made empty, by address: where
         their memory begins and ends, in pointers and bytes."""
+        self.as_met: set[int] = set()
+        """Real tensors by address, while nobody was given the copy of what they hold."""
         self.live = 0
         """The bytes of all contents that are known."""
         self._noted = ledger.noted
@@ -389,11 +391,17 @@ class Contents:
             self.settle(records)
         return all(record.address in known for record in records)
 
-    def are_shown(self, records: Sequence[Storage]) -> bool:
-        """Return whether whoever reads the storages reads what is known of them."""
+    def are_shown(self, records: Sequence[Storage], or_real: bool) -> bool:
+        """Return whether whoever reads the storages reads what is known of them.
+
+        ``or_real``: those of real tensors do, to which nothing is written.
+        """
         known = self.by_address
         for record in records:
-            if (memory := record.memory) is None or known.get(record.address) is not memory:
+            memory, address = record.memory, record.address
+            if (memory is None or known.get(address) is not memory) and not (
+                or_real and address in self.as_met
+            ):
                 return False
         return True
 
@@ -406,6 +414,7 @@ class Contents:
         copy of that ``content``.
         """
         whole = self.by_address[record.address] if content is None else content
+        self.as_met.discard(record.address)  # whoever has it may write to it
         storage = whole.untyped_storage()
         offset = int(tensor.storage_offset())
         real = tensor_on(storage, tensor.dtype, tensor.shape, tensor.stride(), offset)
@@ -455,6 +464,7 @@ class Contents:
         if address not in self._noted:
             return
         self._noted.discard(address)
+        self.as_met.discard(address)
         if self.by_address.pop(address, None) is not None:
             self.live -= self._sizes.pop(address)
         if self._assumed:

@@ -189,7 +189,7 @@ class KnownValues(Answers):
         if budget is not None and (plan.cost is None or not budget.is_cheap(plan.cost)):
             return None
         given = tensors
-        if not contents.are_shown(records):
+        if not contents.are_shown(records, operator.reads_real):
             if not contents.are_known(records):
                 return None
             given = [*map(contents.value, records, tensors)]
@@ -699,7 +699,7 @@ class KnownValues(Answers):
         if plan.constant is not None and not any(map(_may_be_another, _given(call))):
             return {0: plan.constant.clone()}
         shown = call.operator.reads_in_place and not call.stands_in
-        if shown and contents.are_shown(call.records):
+        if shown and contents.are_shown(call.records, call.operator.reads_real):
             given = call.tensors
         else:
             given = [
