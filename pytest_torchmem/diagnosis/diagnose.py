@@ -25,7 +25,7 @@ from pytest_torchmem.diagnosis.difference import (
 )
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
-from pytest_torchmem.figures import PEAK
+from pytest_torchmem.figures import PEAK, RESERVED
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.snapshots.alive import Alive, alive_at
@@ -95,6 +95,8 @@ def diagnose(
     before = _with_peak(before) if moment == PEAK else before
     before = with_names_of(before, now.facts)
     found = difference(before, whole, moment)
+    if moment == RESERVED:  # of which no rows tell
+        found = replace(found, now=now.figures[moment])
     ran = NOTHING_RAN
     if profile is not None:
         ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from pytest_torchmem.figures import END, RETAINED, label
+from pytest_torchmem.figures import END, RESERVED, RETAINED, label
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import joined, width, wrapped
@@ -82,6 +82,11 @@ def leading_change(changes: Sequence[Change], diagnosis: Diagnosis | None) -> Ch
     )
 
 
+_OF_NO_TENSOR = (
+    "more free blocks, not more tensors: other sizes, another order or stream, or no empty_cache()"
+)
+
+
 def why(diagnosis: Diagnosis) -> str:
     """Return in one part of a sentence why memory grew, or else what is new."""
     if diagnosis.told is not None:
@@ -95,6 +100,8 @@ def why(diagnosis: Diagnosis) -> str:
     if row is not None:
         return describe(row)
     found = diagnosis.difference  # of nothing now, too, where neither run knows
+    if found.moment == RESERVED:
+        return _OF_NO_TENSOR
     unknown = "what was alive is not recorded in the snapshot"
     return "" if found.recorded or not found.now else unknown
 

@@ -20,6 +20,7 @@ from pytest_torchmem.figures import (
     PEAK,
     PEAKS,
     PHASE_PEAKS,
+    RESERVED,
     phase_of,
 )
 from pytest_torchmem.profile.facts import outline_of
@@ -119,15 +120,15 @@ class Comparison:
     @property
     def grown_moment(self) -> str:
         """The moment whose growth is worth explaining: the largest peak, of a phase if it is one,
-        and another moment where no peak grew; "" where nothing did.
+        another moment where no peak grew, what is reserved where no tensors did; "" for nothing.
 
         The overall peak is one of the phases' peaks, so it is left out where that phase is there.
         """
         grown = sorted(self.having(Verdict.GREW), key=lambda c: (c.before or 0) - (c.now or 0))
         phases = {change.now for change in grown if change.figure != PEAK}
-        moments = [change for change in grown if change.figure in MOMENTS]
+        moments = [change for change in grown if change.figure in (*MOMENTS, RESERVED)]
         own = [c.figure for c in moments if c.figure != PEAK or c.now not in phases]
-        return next((name for name in own if name in PEAKS), next(iter(own), ""))
+        return min(own, key=lambda name: (name == RESERVED, name not in PEAKS), default="")
 
     @property
     def unjudged(self) -> tuple[Change, ...]:
