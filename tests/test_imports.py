@@ -26,14 +26,6 @@ def read_layers(text: str) -> list[str]:
     return _LISTED.findall(block.partition("```")[0])
 
 
-def read_diagram(text: str) -> dict[str, set[str]]:
-    """Return the arrows of the diagram, by the names of folders and files without their ends."""
-    arrows: dict[str, set[str]] = {}
-    for above, below in re.findall(r"^    (\w+) --> (\w+)$", text, re.MULTILINE):
-        arrows.setdefault(above, set()).add(below)
-    return arrows
-
-
 def layer_of(path: str) -> str:
     """Return the layer that a file belongs to: its outermost folder, or the file itself."""
     first, separator, _ = path.partition("/")
@@ -96,12 +88,15 @@ def test_imports_point_downwards() -> None:
 
 
 def test_the_diagram_shows_the_imports() -> None:
-    arrows = read_diagram(DOCUMENT.read_text(encoding="utf-8"))
+    arrows: dict[str, set[str]] = {}  # by the names of folders and files without their ends
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for above, below in re.findall(r"^    (\w+) --> (\w+)$", text, re.MULTILINE):
+        arrows.setdefault(above, set()).add(below)
     imports: dict[str, set[str]] = {}
     for path, others in imports_of_the_package().items():
-        above = layer_of(path).removesuffix("/").removesuffix(".py")
-        below = {layer_of(other).removesuffix("/").removesuffix(".py") for other in others}
-        imports.setdefault(above, set()).update(below - {above, "__init__"})
+        own = layer_of(path).removesuffix("/").removesuffix(".py")
+        layers = {layer_of(other).removesuffix("/").removesuffix(".py") for other in others}
+        imports.setdefault(own, set()).update(layers - {own, "__init__"})
     del imports["__init__"]  # has everything, when it is first used
     reached: dict[str, set[str]] = {}
     for name in TopologicalSorter(arrows).static_order():

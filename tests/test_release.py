@@ -18,17 +18,13 @@ PROJECT: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encodi
 ]
 
 
-def constants_of_nox() -> dict[str, Any]:
+def test_the_workflow_and_nox_test_the_same_versions() -> None:
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    return {
+    nox = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-
-
-def test_the_workflow_and_nox_test_the_same_versions() -> None:
-    nox = constants_of_nox()
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
     matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]
     assert (tuple(matrix["python"]), tuple(matrix["torch"])) == (nox["PYTHONS"], nox["TORCHES"])

@@ -60,21 +60,6 @@ def _dispatched(packet: Any, name: str) -> Any:
     return overload
 
 
-def functions_of(record: OperatorRecord) -> Iterator[tuple[str, str, Callable[..., Any]]]:
-    """Yield every function of a record with its aspect and device."""
-    for aspect in FUNCTIONS:
-        for device, function in getattr(record, aspect).items():
-            yield aspect, device, function
-
-
-def speaks_of(record: OperatorRecord, aspect: str) -> list[Any]:
-    """Return the overloads that an aspect of a record holds for."""
-    found = overloads(record.name)
-    if aspect in OF_EVERY_OVERLOAD or "." in record.name:
-        return found
-    return [one for one in found if one._overloadname == "default"]
-
-
 def is_asked(spec: OperatorSpec, aspect: str, device: str) -> bool:
     """Return whether a trace can come to ask for an aspect of an overload on a device."""
     if aspect in ("check", "path", "nested", "sparse", "compressed", "flops"):
@@ -99,8 +84,9 @@ def every_function() -> Iterator[tuple[OperatorRecord, str, str, Callable[..., A
     """Yield the functions of all records."""
     for name in sorted(records()):
         record = record_of(name)
-        for aspect, device, function in functions_of(record):
-            yield record, aspect, device, function
+        for aspect in FUNCTIONS:
+            for device, function in getattr(record, aspect).items():
+                yield record, aspect, device, function
 
 
 def test_every_aspect_can_be_asked_for() -> None:
@@ -119,11 +105,13 @@ def test_functions_name_arguments_of_the_schema() -> None:
 
 
 def asked_overloads(record: OperatorRecord, aspect: str, device: str) -> list[Any]:
-    """Return the overloads that a trace can ask an aspect of."""
+    """Return the overloads that an aspect holds for, and that a trace can ask it of."""
     on = [device] if device != EVERY else list(DEVICES)
+    every = aspect in OF_EVERY_OVERLOAD or "." in record.name
     return [
         one
-        for one in speaks_of(record, aspect)
+        for one in overloads(record.name)
+        if every or one._overloadname == "default"
         if any(is_asked(spec_of(one), aspect, where) for where in on)
     ]
 

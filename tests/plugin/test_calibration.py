@@ -305,7 +305,9 @@ def test_two_directories_have_their_own(project: Project, gpu: StandIn, there_is
     path.write_text(_resized(path.read_text(), 9, 19))
     there_is(NONE)
     _, checks = run(project)
-    peaks = [check["figures"]["backward_peak"] for _, check in sorted(_by_nodeid(project).items())]
+    report = json.loads((project.path / "report.json").read_text())
+    of_tests = {one["nodeid"]: one for one in report["checks"] if one["device"] == "cuda"}
+    peaks = [of_tests[test]["figures"]["backward_peak"] for test in sorted(of_tests)]
     assert peaks[1] - peaks[0] == 10 * MIB
     assert checks
 
@@ -315,11 +317,6 @@ def _resized(text: str, before: int, now: int) -> str:
     for size in (lambda mib: str(mib * MIB), lambda mib: format_size(mib * MIB)):
         text = text.replace(size(before), size(now))
     return text
-
-
-def _by_nodeid(project: Project) -> dict[str, Any]:
-    report = json.loads((project.path / "report.json").read_text())
-    return {c["nodeid"]: c for c in report["checks"] if c["device"] == "cuda"}
 
 
 def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn) -> None:

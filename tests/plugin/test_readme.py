@@ -137,12 +137,9 @@ def test_links_lead_to_files() -> None:
     assert sorted(missing) == []
 
 
-DOCUMENT = Path(__file__).parents[2] / "CONTRIBUTING.md"
-
-
 def test_the_example_passes(pytester: pytest.Pytester) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    (example,) = blocks
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     pytester.makepyfile(test_norms=example)
     # In a process of its own: torch and the registry keep the operator.
     pytester.runpytest_subprocess().assert_outcomes(passed=1)

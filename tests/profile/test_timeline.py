@@ -19,13 +19,10 @@ def timelines(draw: st.DrawFn) -> Timeline:
         while live and draw(st.booleans()):
             events.append(-live.pop(draw(st.integers(0, len(live) - 1))))
     cuts = sorted(draw(st.sets(st.integers(1, len(events)), max_size=4)))
-    phases = [(0, Phase.FORWARD), *zip(cuts, draw(_phases(len(cuts))), strict=True)]
+    drawn = st.lists(st.sampled_from(list(Phase)), min_size=len(cuts), max_size=len(cuts))
+    phases = [(0, Phase.FORWARD), *zip(cuts, draw(drawn), strict=True)]
     allocations = tuple(Allocation(size, Kind.OTHER, ORIGIN) for size in sizes)
     return Timeline(allocations, tuple(events), tuple(phases))
-
-
-def _phases(count: int) -> st.SearchStrategy[list[Phase]]:
-    return st.lists(st.sampled_from(list(Phase)), min_size=count, max_size=count)
 
 
 @given(timelines())

@@ -203,11 +203,6 @@ def _other_block(snapshot: dict[str, Any]) -> None:
     free["size"] -= 512
 
 
-def _not_released(snapshot: dict[str, Any]) -> None:
-    trace = snapshot["device_traces"][0]
-    trace.remove(next(entry for entry in trace if entry["action"] == "segment_free"))
-
-
 @pytest.mark.parametrize("change", [_other_address, _other_segment, _other_block])
 def test_what_is_not_the_same_is_found(change: Callable[[dict[str, Any]], None]) -> None:
     snapshot = recorded(random.Random(2))[0].snapshot()
@@ -220,7 +215,8 @@ def test_what_is_not_the_same_is_found(change: Callable[[dict[str, Any]], None])
 
 def test_a_segment_that_is_not_released_is_an_error() -> None:
     snapshot = recorded(random.Random(1))[0].snapshot()
-    _not_released(snapshot)
+    trace = snapshot["device_traces"][0]
+    trace.remove(next(entry for entry in trace if entry["action"] == "segment_free"))
     with pytest.raises(SnapshotError, match=r"the segment at .* is never seen again"):
         replay(histories_of(snapshot)[0])
 
