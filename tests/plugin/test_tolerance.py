@@ -1,4 +1,4 @@
-"""Tolerances: what can be written, and whose rule holds."""
+"""Tolerances, budgets of all memory tests, and both of the host's memory."""
 
 import pytest
 
@@ -11,6 +11,7 @@ from pytest_torchmem.snapshots.tolerance import (
     parse_rules,
     parse_tolerance,
 )
+from tests.plugin.conftest import Project
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,110 @@ def test_ini_lines_that_cannot_be_read(line):
 def test_a_path_has_no_place_in_a_marker():
     with pytest.raises(UsageError, match="neither a device"):
         parse_rules({"tests/*": "2%"}, "the marker")
+
+
+TESTS = """
+import pytest, torch
+
+def test_checked(torchmem):
+    torchmem.check(torch.nn.Linear(512, 512), torch.randn(8, 512))
+
+@pytest.mark.memory_budget("8 GiB", device="cpu")
+def test_own_limit():
+    torch.randn(1 << 20)
+
+@pytest.mark.memory_budget(forward="8 GiB", device="cpu")
+def test_limit_of_another_figure():
+    torch.randn(1 << 20)
+"""
+INI = """
+torchmem_devices = cpu
+torchmem_budget =
+    3 MiB
+    cpu backward: 2 MiB
+    test_large.py: 1 GiB
+    tests/*: 1 KiB
+"""
+
+
+def test_it_limits_every_memory_test(project: Project) -> None:
+    project.write(test_small=TESTS, test_large=TESTS)
+    project.ini(INI)
+    project.run("--torchmem-update")
+    result = project.run()
+    result.assert_outcomes(passed=3, failed=3)  # test_large has no limit but that of the backward
+    result.tells(
+        "*MiB backward peak exceeds the budget of 2 MiB, torchmem_budget (cpu backward) by*",
+        "*4.00 MiB peak exceeds the budget of 3 MiB, torchmem_budget by 1.00 MiB*",
+    )
+    assert "FAILED test_small.py::test_own_limit" not in result.stdout.str()
+
+
+def test_it_is_an_option(project: Project) -> None:
+    project.write(test_net=TESTS)
+    project.run("--torchmem-update")
+    project.run(passed=3)
+    project.run("--torchmem-budget=1MiB", passed=1, failed=2)
+
+
+@pytest.mark.parametrize("written", ["5%", "many", "gpu: 1 GiB"])
+def test_what_is_no_size_is_refused(project: Project, written: str) -> None:
+    project.write(test_net=TESTS)
+    result = project.run(f"--torchmem-budget={written}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*torchmem: torchmem_budget*"])
+
+
+ON_THE_HOST = """
+import numpy as np, os, pytest, torch
+
+TIMES = int(os.environ.get("TIMES", "1"))
+
+@pytest.mark.memory_budget(tolerance="1%", device="cuda")
+def test_offloads():
+    kept = [torch.randn(1000, 100, device="cuda") for _ in range(2)]
+    kept = [one.cpu() for one in kept * TIMES]
+
+@pytest.mark.memory_budget(tolerance="1%", device="cpu")
+def test_loads():
+    batch = torch.from_numpy(np.zeros((1000, 100 * TIMES)))
+
+@pytest.mark.memory_budget(host="1 MiB", device="cuda")
+def test_host_budget():
+    kept = [torch.randn(1000, 100, device="cuda") for _ in range(2)]
+    kept = [one.cpu() for one in kept * TIMES]
+
+@pytest.mark.memory_budget("1 MiB", device="cpu")
+def test_budget():
+    batch = torch.from_numpy(np.zeros((1000, 100 * TIMES)))
+
+@pytest.mark.memory_budget(growth="0", device="cuda")
+def test_steps():
+    weight, kept = torch.ones(100, 100, device="cuda", requires_grad=True), []
+    for _ in range(4):
+        (weight * 2).sum().backward()
+        if TIMES > 1:
+            kept.append(weight.grad.cpu())
+"""
+
+
+def test_what_grows_on_the_host_fails(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.write(test_net=ON_THE_HOST)
+    project.run("--torchmem-update", passed=5)
+    project.run(passed=5)
+    monkeypatch.setenv("TIMES", "3")
+    project.run(failed=5).tells(
+        "*+1.53 MiB (+200.0 %) host peak, cuda*",
+        "*host peak*781.2 KiB*2.29 MiB*",
+        "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*",
+        "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*cpu*",
+        "*+39.06 KiB alive after a step*",
+    )
+
+
+def test_a_snapshot_without_it_had_nothing_there(project, monkeypatch):
+    project.write(test_net=ON_THE_HOST)
+    monkeypatch.setenv("TIMES", "0")
+    project.run("--torchmem-update", "-k", "offloads", passed=1)
+    monkeypatch.setenv("TIMES", "1")
+    project.run("-k", "offloads", failed=1).tells("*+781.2 KiB*float32[[]1000, 100[]]*")

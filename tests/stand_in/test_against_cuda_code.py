@@ -338,3 +338,36 @@ def test_a_recording_has_the_peaks_of_a_trace(tmp_path: Path) -> None:
         found = torchmem.MemoryProfile.load(recorded)
         for figure in ("forward_peak", "backward_peak", "optimizer_peak", "retained"):
             assert getattr(found, figure) == getattr(traced, figure), (stacks, figure)
+
+
+def offloads() -> None:
+    layers = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).cuda()
+    with torch.autograd.graph.save_on_cpu():
+        y = layers(torch.randn(64, 256, device="cuda")).relu().sum()
+    y.backward()
+
+
+def converts() -> None:
+    torch.randn(1000, 100).to("cuda", torch.float16).to("cpu", torch.float32)
+
+
+def trains() -> None:
+    model = nn.Linear(100, 100).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(5, 100).cuda()).sum().backward()
+        optimizer.step()
+    {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+
+
+def loads() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(64, 100), torch.randint(0, 5, (64,)))
+    for x, _ in torch.utils.data.DataLoader(data, batch_size=16, shuffle=True):
+        x.cuda().sum()
+
+
+@pytest.mark.parametrize("program", [offloads, converts, trains, loads])
+def test_the_hosts_peak_is_that_of_the_real_host(program: Callable[[], None]) -> None:
+    program()
+    measured = torchmem.measure(program, device="cpu")
+    assert torchmem.trace(program, device="cuda", gpu="a100-80gb").host_peak == measured.peak
