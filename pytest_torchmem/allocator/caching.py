@@ -378,10 +378,9 @@ class ExpandableSegments:
         self._memory = memory
 
     def choose(self, blocks: list[tuple[int, int, Block]], position: int) -> int:
-        """Return the position of the free block to take, from the first that is large enough.
-
-        -1 where there is none. A block's size is here the one it can grow to, so that a full
-        segment is taken before one that has room to grow (``get_free_block``).
+        """Return the position of the free block to take, from the first that is large enough. -1
+        where there is none. A block's size is here the one it can grow to, so that a full segment
+        is taken before one that has room to grow (``get_free_block``).
         """
         if not self._memory.options.expandable_segments:
             # Switched off in the meantime: only blocks of ordinary segments are taken.

@@ -317,7 +317,7 @@ def gpu_seen(device: str | None, gpu: str | None) -> AbstractContextManager[None
     """
     if device != "cuda":
         return nullcontext()
-    from pytest_torchmem.tracing.standing import StandingGpu
+    from pytest_torchmem.tracing.layers import StandingGpu
 
     return StandingGpu(find_gpu(gpu or DEFAULT_GPU).name).on()
 

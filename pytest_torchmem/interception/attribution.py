@@ -252,10 +252,9 @@ class Attribution:
             self.on_optimizer_step(optimizer)
 
     def note_backward(self) -> None:
-        """Take note of a backward that has begun, and of what the program asked the engine for.
-
-        One that runs in another is a part of it: a checkpoint with ``use_reentrant=True`` has one
-        for each module (torch/utils/checkpoint.py, ``CheckpointFunction.backward``).
+        """Take note of a backward that has begun, and of what the program asked the engine for. One
+        that runs in another is a part of it: a checkpoint with ``use_reentrant=True`` has one for
+        each module (torch/utils/checkpoint.py, ``CheckpointFunction.backward``).
         """
         frame = _engine_frame(sys._getframe(1))
         if frame is None or "args" not in frame.f_locals:  # C++ has called the engine

@@ -128,10 +128,9 @@ def let_go_of_tensors(ledger: Ledger, shared: SharedState) -> None:
 
 
 def forget_cached() -> None:
-    """Take tensors of a trace that is over out of dictionaries that modules and classes keep.
-
-    For a program that is run again as if for the first time: that of a library's own cache is out
-    of the reach of what restores a program's state.
+    """Take tensors of a trace that is over out of dictionaries that modules and classes keep. For a
+    program that is run again as if for the first time: that of a library's own cache is out of the
+    reach of what restores a program's state.
     """
     if not _SURVIVORS:
         return

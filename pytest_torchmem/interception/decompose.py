@@ -330,7 +330,6 @@ def fills_mask(call: plans.Call) -> bool:
 
 def _rows_written(call: plans.Call, mask: Tensor) -> int:
     """Return how many rows a mask has, all that it can have but where what is written says less.
-
     That is broadcast to the shape of what is indexed, where a mask has one dimension
     (native/TensorAdvancedIndexing.cpp, ``index_put_``).
     """

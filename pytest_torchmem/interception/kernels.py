@@ -639,7 +639,6 @@ class Kernels:
 
     def zero_tensor(self, spec: OperatorSpec, args: Args, kwargs: Any) -> Tensor:
         """Make a tensor that the dispatcher knows to be all zero; it has no memory anywhere.
-
         (ATen/ZeroTensorFallback.cpp; ``ZeroTensorAllocator`` gives a null pointer.) Forward
         derivatives use them, and operators that meet one take other paths, in C++.
         """

@@ -190,9 +190,8 @@ class DeviceLedger:
 
     def finish(self) -> tuple[Timeline, Callable[[], tuple[OperatorCall, ...]]]:
         """Return the timeline of a trace that is over, and what returns the operators that ran,
-        with their places among its events.
-
-        From then on the ledger knows the bytes of each request, which a replay asks for.
+        with their places among its events. From then on the ledger knows the bytes of each request,
+        which a replay asks for.
         """
         calls, self.calls = partial(_operator_calls, self.calls or [], len(self.earlier)), None
         timeline = self.timeline()
@@ -346,9 +345,8 @@ class Ledger:
                 entries[index] = entries[index]._replace(kind=kind)
 
     def resize(self, record: StorageRecord, nbytes: int, origin: Origin) -> None:
-        """Write down that a storage gets memory of another size, or gives all of it back.
-
-        As ``resize_bytes_cpu`` and ``resize_bytes_cuda`` do (aten/src/ATen/native/Resize.cpp, cuda/
+        """Write down that a storage gets memory of another size, or gives all of it back. As
+        ``resize_bytes_cpu`` and ``resize_bytes_cuda`` do (aten/src/ATen/native/Resize.cpp, cuda/
         Resize.cpp): the old memory is given back when the new is there.
         """
         address, ledger = record.address, record.ledger

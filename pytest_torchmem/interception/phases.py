@@ -104,7 +104,6 @@ class TraceThreads:
 
     def adopt(self, thread: int) -> Any:
         """Take a thread of C++ in that torch handed its own state on to; return its lock, or None.
-
         The autograd engine runs deeply nested backwards on one (torch/csrc/autograd/engine.cpp,
         ``ReadyQueue``, ``MAX_DEPTH``).
         """
@@ -454,10 +453,9 @@ class Streams:
 
 
 class Phases:
-    """The phase that an operator belongs to.
-
-    A backward begins where Python asks the autograd engine for one, or, where a C++ extension does,
-    with its first operator; it ends when the engine is seen at another task.
+    """The phase that an operator belongs to. A backward begins where Python asks the autograd
+    engine for one, or, where a C++ extension does, with its first operator; it ends when the engine
+    is seen at another task.
     """
 
     def __init__(

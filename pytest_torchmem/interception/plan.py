@@ -347,7 +347,6 @@ def plan_pointwise(tensors: list[Tensor]) -> Plan | None:
 
 def broadcast_of(operator: OpOverload, tensors: list[Tensor], plan: Plan) -> str:
     """Return which shapes were broadcast to more elements than any of them has, and to which.
-
     Losses get their arguments expanded (``broadcast_tensors`` in torch.nn.functional), and count
     with the elements that they have in memory.
     """
@@ -376,7 +375,6 @@ def plan_on_meta(
     operator: OpOverload, function: Callable[..., Any], args: Args, kwargs: Kwargs
 ) -> Plan:
     """Return the plan of ``operator`` by running ``function`` on ``meta`` clones of its arguments.
-
     Raises ``UnsupportedOperatorError`` where nothing is known for ``meta``, and whatever the
     operator raises for arguments it does not accept.
     """
@@ -427,7 +425,6 @@ def _without_generators(given: Any) -> Any:
 
 def _lay_out(operator: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """Give an ``out`` that was made for the operator the layout that a new tensor would have.
-
     TensorIterator does so with a tensor it resizes (aten/src/ATen/TensorIterator.cpp,
     set_output_raw_strided); on ``meta`` it stays contiguous.
     """
@@ -522,10 +519,8 @@ class Plans:
         captured: bool = False,
     ) -> Plan:
         """Return the outputs of a call that is seen for the first time, asked with what is
-        ``given``.
-
-        While a graph is ``captured``, every output is on the device: attention.cu, «Seed and Offset
-        Device».
+        ``given``. While a graph is ``captured``, every output is on the device: attention.cu, «Seed
+        and Offset Device».
         """
         spec = call.operator
         plan = find_plan(spec, *given, call.tensors, self.own_meta(spec, device.type))
@@ -564,10 +559,9 @@ def find_plan(
     tensors: list[Tensor],
     own: Callable[..., Any] | None,
 ) -> Plan:
-    """Return which storages a call makes and how its outputs lie on them.
-
-    ``tensors`` are those among the arguments, ``own`` is the function that gives the geometry of
-    this operator's outputs, where ``meta`` does not.
+    """Return which storages a call makes and how its outputs lie on them. ``tensors`` are those
+    among the arguments, ``own`` is the function that gives the geometry of this operator's outputs,
+    where ``meta`` does not.
     """
     if tensors and not kwargs and operator.keeps_geometry and complex not in map(type, args):
         plan = plan_pointwise(tensors)

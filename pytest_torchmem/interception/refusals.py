@@ -119,10 +119,9 @@ class Refusals:
     def check(
         self, operator: OperatorSpec, args: trees.Args, kwargs: trees.Kwargs, *, on_gpu: bool
     ) -> None:
-        """Raise what the kernel raises for numbers and types of a call that is new.
-
-        ``meta`` does not convert a number (``masked_fill(mask, 1e300)``), and takes all types
-        (``softmax`` of integers, a weight in half precision).
+        """Raise what the kernel raises for numbers and types of a call that is new. ``meta`` does
+        not convert a number (``masked_fill(mask, 1e300)``), and takes all types (``softmax`` of
+        integers, a weight in half precision).
         """
         if operator.overload.namespace != "aten":
             return

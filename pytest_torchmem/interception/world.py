@@ -438,10 +438,8 @@ class StandingWorld:
 @contextmanager
 def variables(values: Mapping[str, str], *, all_of_them: bool = True) -> Iterator[None]:
     """Set variables of the environment, and put back these and all that the program sets, or leave
-    that alone.
-
-    Launchers tell their processes by variables what to do, and libraries tell themselves
-    (``ACCELERATE_USE_FSDP``); the next trace may be of another program.
+    that alone. Launchers tell their processes by variables what to do, and libraries tell
+    themselves (``ACCELERATE_USE_FSDP``); the next trace may be of another program.
     """
     before = dict(os.environ)
     os.environ.update(values)

@@ -1,44 +1,400 @@
-"""What the objects of a program hold, so that it can be run again as if for the first time.
+"""What a program can reach and change, and what it held, so that it can be run again as if for the
+first time.
 
-A program may be traced several times: on each device, and once more with real values. What it
-writes down in objects that it did not make itself (an optimizer's state, ``self.calls += 1``, a
-list of losses, a table in a cache) would be there in the next run, with tensors of a trace that is
-over.
+That are variables, containers, attributes of objects and classes, and names that are bound
+elsewhere: in a cell, a class, slots or globals. A program may be traced several times: on each
+device, and once more with real values. What it writes down in objects that it did not make itself
+(an optimizer's state, ``self.calls += 1``, a list of losses, a table in a cache) would be there in
+the next run, with tensors of a trace that is over.
 """
 
+from __future__ import annotations
+
 import operator
+import sys
+import types
 from abc import ABCMeta
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
-from enum import EnumMeta
+from dis import get_instructions, opmap
+from enum import EnumMeta, IntEnum
+from functools import partial
 from itertools import chain, compress
 from operator import itemgetter
 from types import NoneType
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
+import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from pytest_torchmem.journal.reached import (
-    CHANGEABLE,
-    CODE,
-    CONTAINERS,
-    FUNCTIONS,
-    MAPPINGS,
-    PLAIN,
-    Names,
-    Reached,
-    Scope,
-    container_of,
-    is_of_program,
-    items_of,
+from pytest_torchmem.torch_private.tensors import BUFFERS, CHILDREN, PARAMETERS, UNSAVED_BUFFERS
+
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+_DESCRIPTORS = (
+    *FUNCTIONS,
+    staticmethod,
+    classmethod,
+    property,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
 )
+"""What classes hold that is no state of a program."""
+_NO_STATE = frozenset(_DESCRIPTORS)
+
+
+class Names:
+    """What is bound in one place: names and values, read anew each time."""
+
+    def __init__(
+        self,
+        read: Callable[[], dict[str, Any]],
+        bind: Callable[[str, Any], None],
+        unbind: Callable[[str], None],
+    ) -> None:
+        self.read, self._bind, self._unbind = read, bind, unbind
+
+    def write(self, contents: dict[str, Any]) -> None:
+        """Bind these and no others; a class may not let itself be changed."""
+        now = self.read()
+        for name, value in contents.items():
+            if name not in now or now[name] is not value:
+                with suppress(AttributeError, TypeError):
+                    self._bind(name, value)
+        for name in now.keys() - contents.keys():
+            with suppress(AttributeError, TypeError, KeyError):
+                self._unbind(name)
+
+
+def names_of_cell(cell: types.CellType) -> Names:
+    """Return the variable of a closure."""
+
+    def read() -> dict[str, Any]:
+        try:
+            return {"cell_contents": cell.cell_contents}
+        except ValueError:  # not assigned yet
+            return {}
+
+    return Names(read, partial(setattr, cell), partial(delattr, cell))
+
+
+def names_of_globals(variables: dict[str, Any], names: Collection[str]) -> Names:
+    """Return some of a module's global variables."""
+
+    def read() -> dict[str, Any]:
+        return {name: variables[name] for name in names if name in variables}
+
+    return Names(read, variables.__setitem__, variables.__delitem__)
+
+
+def names_of_class(kind: type) -> Names:
+    """Return the attributes of a class that are no methods."""
+
+    def read() -> dict[str, Any]:
+        own = dict(vars(kind))
+        states = map(_NO_STATE.isdisjoint, zip(map(type, own.values())))  # most are methods
+        return {
+            name: own[name]
+            for name in compress(own, states)
+            if not name.startswith(("__", "_abc_")) and not isinstance(own[name], _DESCRIPTORS)
+        }
+
+    return Names(read, partial(setattr, kind), partial(delattr, kind))
+
+
+_SLOTS: WeakKeyDictionary[type, list[str]] = WeakKeyDictionary()
+"""By class: to look at all that a class has takes as long as a small operator."""
+
+
+def names_of_slots(one: Any) -> Names | None:
+    """Return the slots of an object, ``None`` if its class has none."""
+    names = _SLOTS.get(type(one))
+    if names is None:
+        names = _SLOTS[type(one)] = [
+            name
+            for kind in type(one).__mro__
+            for name, value in vars(kind).items()
+            if isinstance(value, types.MemberDescriptorType) and not name.startswith("__")
+        ]
+    if not names:
+        return None
+
+    def read() -> dict[str, Any]:
+        return {name: getattr(one, name) for name in names if hasattr(one, name)}
+
+    return Names(read, partial(object.__setattr__, one), partial(object.__delattr__, one))
+
+
+#: The most objects that are looked at: behind that, a program has data rather than state.
+_MOST = 50_000
+_LEVELS = 3
+"""Levels of containers and objects that are looked into where there is no end to them."""
+MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
+SEQUENCES = frozenset({list, deque})
+CHANGEABLE = MAPPINGS | SEQUENCES | {set}
+CONTAINERS = CHANGEABLE | {tuple, frozenset}
+#: Where state belongs to the interpreter, the test run, torch or a trace, not to the program.
+_OTHERS = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "torch", "pytest_torchmem"})
+_OTHERS |= sys.stdlib_module_names - {"argparse", "collections", "types"}
+_WITHOUT_STATE = (
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.FrameType,
+    types.GeneratorType,
+    Tensor,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+#: What takes no memory of a device, and holds nothing that does.
+PLAIN = (type, *(kind for kind in _WITHOUT_STATE if kind is not Tensor), type(None))
+_QUICK = frozenset({bool, *PLAIN}) - {type}
+"""The same for most objects, told by their own type."""
+CODE = (type, types.ModuleType, *FUNCTIONS)
+_QUICK_CODE = frozenset({ABCMeta, *CODE})
+"""Types of most of what a file defines."""
+_CALLED = frozenset({types.FunctionType, types.MethodType, partial})
+_FOLLOWED = _CALLED | CONTAINERS
+_STAYS = frozenset(vars(nn.Module())) - {BUFFERS, CHILDREN, UNSAVED_BUFFERS}
+"""Attributes of every module that do not change with a step; of parameters there is a list."""
+_STORES = frozenset({opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
+
+
+class Scope(IntEnum):
+    """Whose something is; what is no program's own, others use, too."""
+
+    OWN = 0
+    MODULE = 1
+    """An attribute of a module, or in one."""
+    GLOBAL = 2
+    """A global variable, an attribute of a class, or in one."""
+
+
+Holder = tuple[Any, Scope]
+"""A container or ``Names``, whose contents a program can change, and whose that is."""
+
+
+class Reached:
+    """What can be changed of all that a function, or a module's forward, can reach.
+
+    Functions are followed through closures, defaults and the globals that they name. Of the classes
+    of modules and other objects, and of the files that define modules, only what stands there is
+    looked at: there is no end to what a library's functions name.
+    """
+
+    def __init__(self, target: Callable[..., Any] | None, *arguments: Any) -> None:
+        self.holders: list[Holder] = []
+        self.parameters: list[dict[str, Tensor | None]] = []
+        """Tables of modules' parameters."""
+        self.tensors: list[ref[Tensor]] = []
+        """Other tensors."""
+        self.settings: list[dict[str, Any]] = []
+        """Attributes of optimizers and what goes with them, and groups of parameters."""
+        self._seen: dict[int, Any] = {}
+        """What was looked at, by its id: it lives on, so that no other object gets its address."""
+        self._kinds: set[type] = set()
+        self._called: list[tuple[Any, Scope]] | None = []
+        """Functions, which are followed when all is found that the arguments hold."""
+        self._at_classes = False
+        """Whether no more is looked at than what stands there."""
+        self._waiting: dict[Scope, list[Any]] = {scope: [] for scope in Scope}
+        roots = [target, *arguments]
+        held = (one for one in roots if isinstance(one, nn.Module) or not callable(one))
+        self._waiting[Scope.OWN] += held
+        self._walk_scopes(Scope.OWN, Scope.MODULE)
+        self._held = len(self.parameters), len(self.tensors)
+        self._waiting[Scope.OWN] += roots
+        called, self._called = self._called, None
+        for function, scope in called:
+            self._waiting[scope] += self._of_callable(function, scope)
+        self._walk_scopes(*Scope)
+        self._look_at_classes()
+        self._seen.clear()
+
+    def every_tensor(self, *, held: bool = False) -> Iterator[Tensor]:
+        """Yield the tensors that were found, or those ``held`` by more than functions."""
+        parameters, tensors = self._held if held else (None, None)
+        for table in self.parameters[:parameters]:
+            yield from (one for one in table.values() if one is not None)
+        found = (one() for one in self.tensors[:tensors])
+        yield from (one for one in found if one is not None)
+
+    def _walk_scopes(self, *scopes: Scope) -> None:
+        for scope in scopes:
+            while (waiting := self._waiting[scope]) and len(self._seen) < _MOST:
+                self._waiting[scope] = []
+                self._walk(waiting, scope)
+
+    def _walk(self, waiting: list[Any], scope: Scope, levels: int = _MOST) -> None:
+        seen, holders = self._seen, self.holders
+        while waiting and levels and len(seen) < _MOST:
+            found: list[Any] = []
+            for one in waiting:
+                kind, number = type(one), id(one)
+                if kind in _QUICK or number in seen:
+                    continue
+                if kind in CHANGEABLE and not one:
+                    seen[number] = one
+                    holders.append((one, scope))
+                elif kind in _FOLLOWED or not isinstance(one, _WITHOUT_STATE):
+                    seen[number] = one
+                    found += self._inside(one, scope)
+                elif isinstance(one, Tensor):
+                    self.tensors.append(ref(one))
+            waiting, levels = found, levels - 1
+
+    def _inside(self, one: Any, scope: Scope) -> Iterable[Any]:
+        """Note what can be changed of an object, and return where to look next."""
+        kind = type(one)
+        if kind in CONTAINERS:
+            if kind in CHANGEABLE:
+                self.holders.append((one, scope))
+            return [*(one.values() if kind in MAPPINGS else one)] if one else ()
+        if kind in _CALLED:
+            if self._called is None:
+                return self._of_callable(one, scope)
+            self._called.append((one, scope))
+        elif isinstance(one, type):
+            self._kinds.add(one)
+        elif (container := container_of(kind)) is not None:
+            if container in CHANGEABLE:
+                self.holders.append((one, scope))
+            values = container.values if container in MAPPINGS else container.__iter__
+            return [*values(one), *self._of_object(one, scope)]
+        elif is_of_program(kind):
+            return self._of_object(one, scope)
+        return ()
+
+    def _of_callable(self, one: Any, scope: Scope) -> Iterable[Any]:
+        if type(one) is types.FunctionType:
+            return self._of_function(one, scope)
+        if type(one) is types.MethodType:
+            return one.__self__, one.__func__
+        return one.func, one.args, one.keywords
+
+    def _of_function(self, function: types.FunctionType, scope: Scope) -> Iterator[Any]:
+        """Yield what a function has at hand, and note the globals that it names."""
+        for cell in function.__closure__ or ():
+            names = names_of_cell(cell)
+            self.holders.append((names, scope))
+            yield from names.read().values()
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            yield wrapped
+        # of the interpreter, pytest or torch
+        if ((function.__module__ or "").partition(".")[0] in _OTHERS) or self._at_classes:
+            return
+        variables = function.__globals__
+        for code in codes_of(function.__code__):
+            if written := written_by(code):
+                self.holders.append((names_of_globals(variables, written), Scope.GLOBAL))
+            named = (name for name in code.co_names if name in variables)
+            self._waiting[Scope.GLOBAL] += map(variables.__getitem__, named)
+
+    def _of_object(self, one: Any, scope: Scope) -> list[Any]:
+        """Note the attributes of an object, and return them; those of a module wait."""
+        self._kinds.add(type(one))
+        own, module = getattr(one, "__dict__", None), isinstance(one, nn.Module)
+        inside: list[Any] = []
+        scope = max(scope, Scope.MODULE) if module else scope
+        if type(own) is dict:
+            if isinstance(one, (Optimizer, LRScheduler, GradScaler)):
+                self.settings += (own, *own.get("param_groups", ()))
+            self.holders.append((own, Scope.MODULE if module else scope))
+            if not module:
+                inside += own.values()
+            else:
+                self._waiting[scope] += [own[name] for name in own if name not in _STAYS]
+                self.parameters += [own[name] for name in (PARAMETERS,) if name in own]
+        slots = names_of_slots(one)
+        if slots is not None:
+            self.holders.append((slots, scope))
+            inside += slots.read().values()
+        return inside
+
+    def _look_at_classes(self) -> None:
+        """Note what can be changed of classes, and of the files that define those of modules."""
+        self._at_classes = True
+        kinds = {base for kind in self._kinds for base in kind.__mro__}
+        kinds = {kind for kind in kinds if str(kind.__module__).partition(".")[0] not in _OTHERS}
+        places = [names_of_class(kind) for kind in kinds]
+        files = {kind.__module__ for kind in kinds if issubclass(kind, nn.Module)}
+        for file in files & sys.modules.keys():
+            variables = vars(sys.modules[file])
+            states = [
+                name
+                for name, kind in zip(variables, map(type, variables.values()), strict=True)
+                if kind not in _QUICK_CODE and name[:2] != "__" and not issubclass(kind, CODE)
+            ]
+            places.append(names_of_globals(variables, states))
+        self.holders += [(names, Scope.GLOBAL) for names in places]
+        values = chain.from_iterable(names.read().values() for names in places)
+        self._walk([one for one in values if not isinstance(one, nn.Module)], Scope.GLOBAL, _LEVELS)
+
+
+def container_of(kind: type) -> Any:
+    """Return which kind of container the objects of a class are, ``None`` if they are none.
+
+    Those of a class that the program derived from one count, too: a cache that is a ``dict``. What
+    changes them calls the kind's own methods, not theirs.
+    """
+    if kind in CONTAINERS:
+        return kind
+    if CONTAINERS.isdisjoint(kind.__mro__) or not is_of_program(kind):
+        return None
+    return next(base for base in kind.__mro__ if base in CONTAINERS)
+
+
+def items_of(one: Any) -> list[Any]:
+    """Return what is in a list, a deque, a set or a tuple."""
+    return list(container_of(type(one)).__iter__(one))
+
+
+_WITH_STATE = ("torch.optim", "torch.nn", "torch.distributions", "torch.amp")
+"""Modules of torch whose objects have state of the program."""
+
+
+def is_of_program(kind: type) -> bool:
+    """Return whether objects of a class have state of the program: optimizers and modules do."""
+    if str(kind.__module__).startswith(_WITH_STATE):
+        return True
+    return str(kind.__module__).partition(".")[0] not in _OTHERS
+
+
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function, and that of the functions which it defines."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_of(constant)
+
+
+def written_by(code: types.CodeType) -> list[str]:
+    """Return the global variables that a function binds."""
+    if _STORES.isdisjoint(code.co_code[::2]):
+        return []
+    return [str(one.argval) for one in get_instructions(code) if one.opcode in _STORES]
+
 
 _HOLD_NOTHING = (*PLAIN, *FUNCTIONS)
 _NOTHING_OF_INTEREST = (*_HOLD_NOTHING, nn.Module)
-_QUICK = frozenset({*_HOLD_NOTHING, bool, ABCMeta, EnumMeta})
+_EMPTY_KINDS = frozenset({*_HOLD_NOTHING, bool, ABCMeta, EnumMeta})
 """The same for most objects, told by their own type."""
-_AS_THEY_ARE = _QUICK | CHANGEABLE
+_AS_THEY_ARE = _EMPTY_KINDS | CHANGEABLE
 """What is noted of objects of these types keeps none of the program's alive."""
 _DEEPEST = 3
 """Levels of containers and objects that are looked into."""
@@ -103,7 +459,7 @@ def weakly(one: Any) -> Any:
     can be changed have their own contents noted, and are themselves.
     """
     kind = type(one)
-    if kind in _QUICK or isinstance(one, _HOLD_NOTHING):
+    if kind in _EMPTY_KINDS or isinstance(one, _HOLD_NOTHING):
         return one
     container = container_of(kind)
     if container in CHANGEABLE:
@@ -233,7 +589,7 @@ class SharedState:
         """
 
         def is_over(one: Any, before: Any) -> bool:
-            known = type(one) in _QUICK or not holds_tensor(one, is_made_here)
+            known = type(one) in _EMPTY_KINDS or not holds_tensor(one, is_made_here)
             return not known and not _is_the_same(one, before)
 
         for place, noted in self._noted:
@@ -299,7 +655,7 @@ def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _DEE
         return False
     inside += _parts(contents)
     return any(
-        holds_tensor(part, is_meant, depth - 1) for part in inside if type(part) not in _QUICK
+        holds_tensor(part, is_meant, depth - 1) for part in inside if type(part) not in _EMPTY_KINDS
     )
 
 
@@ -307,8 +663,8 @@ def _hold_nothing(contents: Any) -> bool:
     """Return whether what a container holds, keys and values alike, holds nothing itself."""
     if isinstance(contents, dict):
         return _hold_nothing([*contents]) and _hold_nothing([*contents.values()])
-    return _QUICK.issuperset(map(type, contents)) or all(
-        type(part) in _QUICK or isinstance(part, _HOLD_NOTHING) for part in contents
+    return _EMPTY_KINDS.issuperset(map(type, contents)) or all(
+        type(part) in _EMPTY_KINDS or isinstance(part, _HOLD_NOTHING) for part in contents
     )
 
 

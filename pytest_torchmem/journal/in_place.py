@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.journal.contents import (
     GONE,
+    Reached,
     Reference,
     Weak,
     all_resolved,
@@ -31,7 +32,6 @@ from pytest_torchmem.journal.contents import (
     mapped,
     weakly,
 )
-from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path, tensors_in
 from pytest_torchmem.torch_private import tensors as private
@@ -127,9 +127,8 @@ class _Tensor(Reference):
 
 class _Module(Reference):
     """A module as it was, which is not kept alive: one that a step lets go of is made anew of what
-    it had.
-
-    ``beside``: the contents of tables that it had beside those of hooks, and no other attributes.
+    it had. ``beside``: the contents of tables that it had beside those of hooks, and no other
+    attributes.
     """
 
     def __init__(self, module: nn.Module, beside: Mapping[str, Any] | None = None) -> None:
@@ -180,10 +179,9 @@ def _clear(tables: Iterable[Any], _: object) -> None:
 
 
 def _lying(tensor: Tensor | None) -> Callable[[], None] | None:
-    """Return what lets a strided tensor lie as it does, if it is on the same storage by then.
-
-    An operator in place that changes no more than that (``resize_``, ``t_``) runs on the program's
-    own tensor.
+    """Return what lets a strided tensor lie as it does, if it is on the same storage by then. An
+    operator in place that changes no more than that (``resize_``, ``t_``) runs on the program's own
+    tensor.
     """
     if type(tensor) not in _OF_TORCH or tensor is None or tensor.layout is not torch.strided:
         return None

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pytest_torchmem.journal.contents import ProgramState
+from pytest_torchmem.journal.contents import ProgramState, Reached
 from pytest_torchmem.journal.in_place import Given, InPlace
 from pytest_torchmem.journal.journal import undisturbed
-from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.measurement.device import cuda_device
 from pytest_torchmem.operators.sparse import COMPRESSED, compressed_indices
 from pytest_torchmem.step.step import Step

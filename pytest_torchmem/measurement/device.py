@@ -72,10 +72,9 @@ class Device:
         return "STAND_IN_NAME" in os.environ
 
     def take_untold(self) -> tuple[str, ...]:
-        """Return what the stand-in could not tell since this was last asked.
-
-        That is "values" where the program read some of the GPU's, and the names of functions by
-        which libraries tell sizes (notes.c).
+        """Return what the stand-in could not tell since this was last asked. That is "values" where
+        the program read some of the GPU's, and the names of functions by which libraries tell sizes
+        (notes.c).
         """
         if not self.is_stand_in:
             return ()

@@ -178,7 +178,6 @@ class _OtherThreads:
 
     def released(self, event: MemoryEvent) -> MemoryEvent:
         """Return a release of what another thread took, at the address that it has in the record.
-
         It may have taken as much as it released between two events: then the block that it released
         seems to live on.
         """

@@ -343,8 +343,7 @@ def _target_of_sizes(
 def _state_of(*reached: Any) -> ProgramState | None:
     """Return what a function finds before its first trace, ``None`` where torch is missing."""
     try:
-        from pytest_torchmem.journal.contents import ProgramState
-        from pytest_torchmem.journal.reached import Reached
+        from pytest_torchmem.journal.contents import ProgramState, Reached
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

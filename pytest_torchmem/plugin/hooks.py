@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.hookspec import PluginRegistrations
     from pytest_torchmem.plugin.run import Run
     from pytest_torchmem.plugin.standing import StandingGpus
-    from pytest_torchmem.tracing.standing import StandingGpu
+    from pytest_torchmem.tracing.layers import StandingGpu
 
 _NAME = "torchmem-run"
 _CHECKER: pytest.StashKey[Checker] = pytest.StashKey()

@@ -39,7 +39,7 @@ from pytest_torchmem.targets.world import World
 if TYPE_CHECKING:
     from pytest_torchmem.checks.settings import Settings
     from pytest_torchmem.interception.ledger import StorageRecord
-    from pytest_torchmem.tracing.standing import StandingGpu
+    from pytest_torchmem.tracing.layers import StandingGpu
 
 _Fixture = pytest.FixtureDef[Any]
 _SEEN: pytest.StashKey[str | None] = pytest.StashKey()
@@ -158,7 +158,7 @@ class StandingGpus:
         if self._suite is not None:
             return self._suite
         if seen not in self._gpus:
-            from pytest_torchmem.tracing.standing import StandingGpu
+            from pytest_torchmem.tracing.layers import StandingGpu
 
             limited = self._settings.gpu_named or seen.gpu != self._settings.gpu
             self._gpus[seen] = StandingGpu(

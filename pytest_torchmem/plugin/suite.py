@@ -15,7 +15,7 @@ from pytest_torchmem.targets.gpus import find_gpu, gpu_names
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.tracing.standing import StandingGpu
+    from pytest_torchmem.tracing.layers import StandingGpu
 
 _PEAK = "torchmem.allocated_peak"
 _OUT_OF_MEMORY = "torchmem.out_of_memory"
@@ -34,7 +34,7 @@ def gpu_of(config: pytest.Config, name: str) -> StandingGpu:
     if _GPU not in config.stash:
         found = find_gpu(name).name
         try:
-            from pytest_torchmem.tracing.standing import StandingGpu
+            from pytest_torchmem.tracing.layers import StandingGpu
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

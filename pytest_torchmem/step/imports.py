@@ -177,7 +177,6 @@ def _on_another_thread(import_: Callable[..., Any], name: str) -> None:
 
 def _of_this_thread(modules: Iterable[str]) -> Iterator[tuple[threading.local, dict[str, Any]]]:
     """Yield what modules have made, as they were imported, for the thread that imports them alone.
-
     It stands in the module (``local``, torch/_inductor/cudagraph_trees.py), or in a class or an
     object of it (``DeviceTypeTestBase._tls``, torch/testing/_internal/common_device_type.py).
     """

@@ -145,10 +145,9 @@ _NO_GRADIENTS = (
 
 
 def reduce_to_scalar(output: Any) -> torch.Tensor:
-    """Return ``output.loss``, or else the sum of the output's floating tensors that require grad.
-
-    A tensor that the output holds twice (a last hidden state, also in a tuple of all of them)
-    counts once.
+    """Return ``output.loss``, or else the sum of the output's floating tensors that require grad. A
+    tensor that the output holds twice (a last hidden state, also in a tuple of all of them) counts
+    once.
     """
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):

@@ -109,10 +109,9 @@ def shape_text(tensor: Tensor) -> str:
 
 
 def modules_by_path(root: nn.Module, *, each_once: bool = True) -> list[tuple[str, nn.Module]]:
-    """Return a module and those in it with their paths, in the order of ``named_modules``.
-
-    A module in several places has the path of the first, or if not ``each_once`` all of them, but
-    for places within itself: a child may have its parent.
+    """Return a module and those in it with their paths, in the order of ``named_modules``. A module
+    in several places has the path of the first, or if not ``each_once`` all of them, but for places
+    within itself: a child may have its parent.
     """
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()

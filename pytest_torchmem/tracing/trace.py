@@ -28,10 +28,9 @@ from pytest_torchmem.interception.values.contents import Values, ValuesMode, Val
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.world import world_entered
-from pytest_torchmem.journal.contents import ProgramState, SharedState
+from pytest_torchmem.journal.contents import ProgramState, Reached, SharedState
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import process_kept, run_alone, settings_kept, undisturbed
-from pytest_torchmem.journal.reached import Reached
 from pytest_torchmem.profile.later import Later, without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
 from pytest_torchmem.profile.timeline import Phase, Timeline
@@ -61,9 +60,10 @@ from pytest_torchmem.tracing.layers import (
     asked_for_cuda,
     gradient_held_by_engine_alone,
     layers,
+    lender_of_standing_gpus,
+    present_on_standing_gpus,
 )
 from pytest_torchmem.tracing.passes import Lowering, run_passes
-from pytest_torchmem.tracing.standing import lender_of_standing_gpus, present_on_standing_gpus
 from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:

@@ -234,9 +234,8 @@ class HeldNames:
         return f" in {outermost}" if is_told else ""
 
     def _called(self, owner: object) -> tuple[str, object]:
-        """Return the name of an object, and the outermost one that it is named by.
-
-        Of a module that no variable leads to, that is the holder of its outermost parent, as in
+        """Return the name of an object, and the outermost one that it is named by. Of a module that
+        no variable leads to, that is the holder of its outermost parent, as in
         ``Average.copy.layers.0``.
         """
         if isinstance(owner, ModuleType | type):
@@ -367,9 +366,8 @@ def _key_of(names: Mapping[Any, Any], value: object) -> str:
 def holding_graphs(
     tensors: Iterable[Tensor], wanted: Mapping[int, int], names: HeldNames
 ) -> dict[int, str]:
-    """Return which tensor's graph has the nodes of the numbers ``wanted``, by their keys.
-
-    Of several tensors the oldest is told that has a name: a loss of today leads to what a state of
+    """Return which tensor's graph has the nodes of the numbers ``wanted``, by their keys. Of
+    several tensors the oldest is told that has a name: a loss of today leads to what a state of
     yesterday leads to, and it is the state that should have been detached.
     """
     roots = []

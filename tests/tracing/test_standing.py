@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import NoCudaError, UnknownValueError, UsageError
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
-from pytest_torchmem.tracing.standing import StandingGpu
+from pytest_torchmem.tracing.layers import StandingGpu
 
 KEPT = 2 * 32 * 2**20 + (0 if torch.__version__ >= "2.12" else 2**20)  # cuBLAS, cuBLASLt before
 """cuBLAS keeps this on an H100, for the program and for the autograd engine."""

@@ -160,7 +160,6 @@ class RealStorages(Functions):
     @instead_of(torch.UntypedStorage, "__getitem__")
     def get(self, original: Any, storage: torch.UntypedStorage, index: Any) -> Any:
         """Return a part of a storage, or one byte; that of a mapped file stands in the file.
-
         ``torch.asarray(storage)`` takes the first, to see that it is no sequence of sequences
         (torch/csrc/utils/tensor_new.cpp, ``compute_sizes``).
         """
@@ -493,10 +492,9 @@ class ValueMethods(Functions):
 
     @instead_of(Tensor, "__float__", "__int__", "__index__", "__bool__", "__complex__")
     def number_in_cpp(self, original: Any, tensor: Tensor) -> Any:
-        """Convert to a number, as C++ asks elements of a list to, too.
-
-        It excludes the key of the interception meanwhile (torch/csrc/utils/tensor_new.cpp,
-        ``internal_new_from_data``), and reads memory that holds nothing if a value is not known.
+        """Convert to a number, as C++ asks elements of a list to, too. It excludes the key of the
+        interception meanwhile (torch/csrc/utils/tensor_new.cpp, ``internal_new_from_data``), and
+        reads memory that holds nothing if a value is not known.
         """
         record = self._trace.without_memory(tensor) if is_excluded(FAKE) else None
         if record is None:

@@ -192,9 +192,8 @@ class Changes(Functions):
         return register
 
     def _is_brought(self, module: nn.Module) -> bool:
-        """Whether a module was there before the trace, on whose thread the caller is.
-
-        Dynamo follows the hooks of a module that is made in compiled code, such as a slice of a
+        """Whether a module was there before the trace, on whose thread the caller is. Dynamo
+        follows the hooks of a module that is made in compiled code, such as a slice of a
         ``ModuleList``; its graph would break at what they ask for.
         """
         if self._trace.own is None or is_dynamo_compiling() or self._trace.off():

@@ -580,10 +580,9 @@ class Answers:
         self.keeps_all = True
 
     def tell(self, what: str, assumed: str) -> None:
-        """Warn of numbers that were made up and go on into the program.
-
-        Raises ``UnknownValueError`` where nobody would read the warning: tests that are run on a
-        GPU that stands between traces have no profile.
+        """Warn of numbers that were made up and go on into the program. Raises
+        ``UnknownValueError`` where nobody would read the warning: tests that are run on a GPU that
+        stands between traces have no profile.
         """
         if not self.mode.may_warn or self._has_another_pass():
             raise self.unknown(what)
@@ -614,10 +613,9 @@ class Answers:
             )
 
     def unknown(self, what: str) -> BaseException:
-        """Return the error for a value that the trace does not have, naming the user's line.
-
-        In a pass that does not compute values but may be followed by one that does, it is what ends
-        the pass.
+        """Return the error for a value that the trace does not have, naming the user's line. In a
+        pass that does not compute values but may be followed by one that does, it is what ends the
+        pass.
         """
         missing = None if self.mailbox is None else self.mailbox.needed()
         if missing is not None:

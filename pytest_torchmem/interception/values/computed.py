@@ -140,10 +140,9 @@ def _with_generator(overload: OpOverload) -> OpOverload | None:
 
 
 def _dropout(own: torch.Generator | None, input: Tensor, p: float, train: bool | None) -> Any:
-    """``native_dropout_cpu`` (native/Dropout.cpp) with a generator, which the operator lacks.
-
-    The mask lies as the input does, as that of ``_dropout_impl``, which the CPU runs: the numbers
-    are drawn in the order of memory, so that both drop the same elements.
+    """``native_dropout_cpu`` (native/Dropout.cpp) with a generator, which the operator lacks. The
+    mask lies as the input does, as that of ``_dropout_impl``, which the CPU runs: the numbers are
+    drawn in the order of memory, so that both drop the same elements.
     """
     if not input.numel() or train is False or p in (0, 1):
         return torch.ops.aten.native_dropout.default(input, p, train)

@@ -118,7 +118,6 @@ class KnownValues(Answers):
 
     def compute(self, call: Call, plan: Plan) -> Mapping[int, Tensor] | None:
         """Run an operator for real, on what is known of its arguments; it writes to that too.
-
         Returns the memory of the plan's new storages, by slot, with the values of its outputs, or
         ``None`` where what it reads is not known.
         """
@@ -179,9 +178,8 @@ class KnownValues(Answers):
         device: DeviceLedger,
     ) -> Mapping[int, Tensor] | None:
         """Return what ``compute`` does, of an operator that ``reads_in_place``: computed with the
-        trace's own tensors, where they show what is known of them.
-
-        None where that has to be looked at by ``compute``: nothing was computed then.
+        trace's own tensors, where they show what is known of them. None where that has to be looked
+        at by ``compute``: nothing was computed then.
         """
         if operator.values_on(device.device.type) is not None:
             return None
@@ -557,10 +555,9 @@ class KnownValues(Answers):
         return computed.run_for_real(call, values, alone=not self.mode.wants_all)
 
     def threads(self) -> OneThread | nullcontext[None]:
-        """Return a context for what copies values: as many threads as help.
-
-        Within the small budget others do not, and they spin when they have nothing to do (libgomp's
-        GOMP_SPINCOUNT): more processor time than all that is computed takes.
+        """Return a context for what copies values: as many threads as help. Within the small budget
+        others do not, and they spin when they have nothing to do (libgomp's GOMP_SPINCOUNT): more
+        processor time than all that is computed takes.
         """
         return nullcontext() if self.mode.wants_all else OneThread()
 
@@ -599,7 +596,6 @@ class KnownValues(Answers):
 
     def _copy(self, call: Call, copies: list[messages.Copy], of_others: bool) -> None:
         """Let a collective's outputs have values, where those that they are made of are known.
-
         ``of_others``: they are those of other processes too, which are taken to have what this one
         has: sizes and counts, and what else is computed as far as the budget goes.
         """

@@ -62,7 +62,6 @@ class Place(NamedTuple):
 
     def gathered(self, value: Tensor) -> Tensor:
         """Return what all processes have of a tensor whose parts they are, one after the other.
-
         Those of a parameter are alike, and not the same: a router whose experts' weights are split
         would else choose the same of each process's.
         """
@@ -433,7 +432,6 @@ class Mailbox:
 
     def look_for(self, path: str) -> None:
         """Ask the first process about a file that the program looks for and that is not there.
-
         Without a collective before, nothing says that the program expects another to have written
         it.
         """

@@ -266,10 +266,9 @@ class RandomNumbers:
         """Whether something was not drawn that another pass would draw."""
 
     def ready(self, call: Call, plan: Plan) -> bool:
-        """Return whether an operator may draw: its generator is where the program's would be.
-
-        In a pass that may be followed by another, large tensors that nobody decides by are not
-        worth the time that this takes.
+        """Return whether an operator may draw: its generator is where the program's would be. In a
+        pass that may be followed by another, large tensors that nobody decides by are not worth the
+        time that this takes.
         """
         if not self._places:
             return True
