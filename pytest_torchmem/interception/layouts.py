@@ -12,7 +12,7 @@ intercepted. Those that reach into the buffer's memory have a kernel in their re
     def layer_norm(nested, input, normalized_shape, weight, bias, eps):
         '''native/nested/NestedTensorMath.cpp, nested_layer_norm.'''
 
-``nested`` is the ``NestedTensors`` of the trace. Sizes have to be known: they decide every shape.
+``nested`` is the ``Layouts`` of the trace. Sizes have to be known: they decide every shape.
 
 Quantized tensors, integers with a scale, are real in a trace. C++ gives no way to lay one on a
 storage without memory, and what operators make of one depends on packed weights that only their
@@ -23,7 +23,7 @@ is counted; what they take meanwhile is not known.
 import math
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,11 +31,10 @@ from torch import Tensor
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.interception import sparse
 from pytest_torchmem.interception.decompose import Intercepts, Parts
-from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
+from pytest_torchmem.interception.ledger import DeviceLedger, StorageRecord
 from pytest_torchmem.interception.placement import grow
 from pytest_torchmem.interception.plan import Call, Output
 from pytest_torchmem.interception.values.contents import LIMIT_NESTED
-from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec
@@ -43,27 +42,24 @@ from pytest_torchmem.operators.workspace import Workspace
 from pytest_torchmem.step.trees import Args, Kwargs, argument_tensors, replace_tensors
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
-from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.kernels import run_nested_kernel
 from pytest_torchmem.torch_private.keys import outside_interception
 from pytest_torchmem.torch_private.tensors import nowhere, storage_address
 
+_NO_MEMORY = "its data is not allocated"
+"""What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h) where storages lie at address 0."""
+
 
 class Layouts:
-    """Runs the operators that take or make such tensors."""
+    """Runs the operators that take or make such tensors, and makes nested tensors of hollow ones
+    for them, while operators are intercepted.
+    """
 
     def __init__(self, interceptor: Intercepts, parts: Parts) -> None:
         self._interceptor = interceptor
-        self._target = parts.target
-        self._values = parts.values
-        self._sparse_values = sparse.SparseValues(parts.ledger, parts.values)
+        self._target, self._ledger, self._values = parts.target, parts.ledger, parts.values
         self._placement = parts.placement
-        self._known = sparse.KnownTensors(parts.ledger, parts.values)
-        self._nested = NestedTensors(parts.target, parts.ledger, parts.values)
-
-    def device_of(self, args: Args, kwargs: Kwargs) -> DeviceLedger:
-        """Return where an operator runs with these arguments."""
-        return self._nested.device_of(args, kwargs)
+        self._sparse_values = sparse.SparseValues(parts.ledger, parts.values)
 
     def find(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Callable[..., Any] | None:
         """Return what runs an operator with these arguments, ``None`` where all are strided."""
@@ -77,11 +73,11 @@ class Layouts:
 
     def run_nested(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         placement, values = self._placement, self._values
-        where, placement.nested = placement.nested, self._nested.device_of(args, kwargs)
+        where, placement.nested = placement.nested, self.device_of(args, kwargs)
         limit, values.limit = values.limit, LIMIT_NESTED
         try:
             with self._interceptor.intercepting():
-                return self._nested.run(operator, args, kwargs)
+                return self._run_nested(operator, args, kwargs)
         finally:
             placement.nested, values.limit = where, limit
 
@@ -99,33 +95,17 @@ class Layouts:
         kwargs: Kwargs,
     ) -> Any:
         """Run an operator on the strided tensors that its sparse ones are made of."""
-        device = self._nested.device_of(args, kwargs)
+        device = self.device_of(args, kwargs)
         on_gpu = device.device.type == "cuda"
         real = self._sparse_values.compute(operator, args, kwargs, on_gpu=on_gpu)
         self._placement.begin_on(device)
         with self._interceptor.intercepting():
             machine = self._target.machine(device.device.type)
-            result, is_whole = run(machine, self._known, operator, args, kwargs)
+            result, is_whole = run(machine, self._sparse_values, operator, args, kwargs)
         self._sparse_values.keep(operator, args, kwargs, result, real)
         if not is_whole or (on_gpu and operator.record.asks_cusparse):
             device.note(Workspace(unknown=(operator.name,)))
         return result
-
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-_NO_MEMORY = "its data is not allocated"
-"""What ``TensorImpl::data_impl`` says (c10/core/TensorImpl.h) where storages lie at address 0."""
-
-
-class NestedTensors:
-    """Makes nested tensors of hollow ones and runs operators on them, for one trace. Its methods
-    run while operators are intercepted.
-    """
-
-    def __init__(self, target: Target, ledger: Ledger, values: KnownValues) -> None:
-        self._values = values
-        self._target = target
-        self._ledger = ledger
 
     @property
     def host(self) -> Host:
@@ -138,8 +118,7 @@ class NestedTensors:
         assert self._target.gpu is not None
         return self._target.gpu
 
-    def run(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
-        """Run an operator that takes or makes nested tensors."""
+    def _run_nested(self, operator: OperatorSpec, args: Args, kwargs: Kwargs) -> Any:
         device = self.device_of(args, kwargs).device.type
         kernel = operator.on(device).nested
         if kernel is not None:

@@ -43,34 +43,8 @@ def has_sparse(args: Args, kwargs: Kwargs) -> bool:
     return any(tensor.layout is torch.sparse_coo for tensor in argument_tensors((args, kwargs)))
 
 
-class KnownTensors:
-    """What is known of tensors' values, for kernels of sparse tensors."""
-
-    def __init__(self, ledger: Ledger, values: KnownValues) -> None:
-        self._ledger = ledger
-        self._values = values
-
-    def of(self, tensor: Tensor) -> Tensor | None:
-        """Return the values of a tensor in real memory, or None where they are not known."""
-        record = self._ledger.records.get(storage_address(tensor))
-        if record is None:
-            return tensor
-        contents = self._values.contents
-        if contents.known(record) is None:
-            return None
-        with keys.outside_interception():
-            return contents.value(record, tensor)
-
-    def learn(self, tensor: Tensor, values: Tensor) -> None:
-        record = self._ledger.records[storage_address(tensor)]
-        with keys.outside_interception():
-            # What was made empty is known as what happened to be there.
-            self._values.contents.assume(record, None)
-            self._values.take(tensor, values)
-
-
 def run_sparse(
-    machine: Host | Gpu, known: KnownTensors, operator: OperatorSpec, args: Args, kwargs: Kwargs
+    machine: Host | Gpu, known: "SparseValues", operator: OperatorSpec, args: Args, kwargs: Kwargs
 ) -> tuple[Any, bool]:
     """Run an operator with a sparse tensor among its arguments; inner operators are intercepted.
 
@@ -92,7 +66,7 @@ def run_sparse(
     return _by_structure(known, operator, *result), False
 
 
-def _twins(known: KnownTensors, args: Args, kwargs: Kwargs) -> tuple[Any, Any, Tensor] | None:
+def _twins(known: "SparseValues", args: Args, kwargs: Kwargs) -> tuple[Any, Any, Tensor] | None:
     """Return the arguments with real tensors: indices as they are, all other values ones. None
     where indices are not known. The third is a tensor on the device of the results.
     """
@@ -133,7 +107,7 @@ def _twins(known: KnownTensors, args: Args, kwargs: Kwargs) -> tuple[Any, Any, T
 
 
 def _by_structure(
-    known: KnownTensors, operator: OperatorSpec, args: Any, kwargs: Any, place: Tensor
+    known: "SparseValues", operator: OperatorSpec, args: Any, kwargs: Any, place: Tensor
 ) -> Any:
     """Run the kernel on twins, and make what it returns of tensors without memory."""
     with keys.outside_interception():
@@ -164,7 +138,7 @@ def _by_structure(
     return replace_tensors(real, hollow)
 
 
-def _with_values(known: KnownTensors, place: Tensor, real: Tensor) -> Tensor:
+def _with_values(known: "SparseValues", place: Tensor, real: Tensor) -> Tensor:
     """Return a tensor without memory, where ``place`` is, of the known values of a real one."""
     made = place.new_empty(real.shape, dtype=real.dtype)
     known.learn(made, real)
@@ -209,7 +183,7 @@ def without_entries(tensor: Tensor) -> Tensor:
 
 
 def run_compressed(
-    machine: Host | Gpu, known: KnownTensors, operator: OperatorSpec, args: Args, kwargs: Kwargs
+    machine: Host | Gpu, known: "SparseValues", operator: OperatorSpec, args: Args, kwargs: Kwargs
 ) -> tuple[Any, bool]:
     """Run an operator that takes or makes compressed tensors; inner operators are intercepted.
 
@@ -264,6 +238,24 @@ class SparseValues:
     def __init__(self, ledger: Ledger, values: KnownValues) -> None:
         self._ledger = ledger
         self._values = values
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """Return the values of a tensor in real memory, or None where they are not known."""
+        record = self._record(tensor)
+        if record is None:
+            return tensor
+        contents = self._values.contents
+        if contents.known(record) is None:
+            return None
+        with keys.outside_interception():
+            return contents.value(record, tensor)
+
+    def learn(self, tensor: Tensor, values: Tensor) -> None:
+        record = self._ledger.records[storage_address(tensor)]
+        with keys.outside_interception():
+            # What was made empty is known as what happened to be there.
+            self._values.contents.assume(record, None)
+            self._values.take(tensor, values)
 
     def compute(self, operator: OperatorSpec, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
         """Return the operator's real outputs and its real arguments, ``None`` if they are unknown.
