@@ -172,7 +172,17 @@ class Decompositions:
             return result, None
         plan = plans.plan_of_result(result, call.tensors)
         plan.repeatable = not by_values
-        outputs = self._made(plan, result, device)
+        # The first outputs on each new storage, by the storage's index on the device.
+        outputs: dict[int, plans.Output] = {}
+        for tensor, output in zip(
+            argument_tensors(result),
+            argument_leaves(plan.outputs, (plans.Output, plans.Same)),
+            strict=True,
+        ):
+            if type(output) is plans.Output and plan.slots[output.slot] >= 0:
+                record = self._ledger.records.get(storage_address(tensor))
+                if record is not None and record.ledger is device:
+                    outputs.setdefault(record.index, output)
         plan.steps = steps_of(device, position, asked[earlier:], outputs)
         for index, output in outputs.items():
             sure = device.entries[index - 1].confidence
@@ -182,20 +192,6 @@ class Decompositions:
             plan.workspace = inner
             self._asked.append(inner)
         return result, plan
-
-    def _made(self, plan: plans.Plan, result: Any, device: DeviceLedger) -> dict[int, plans.Output]:
-        """Return the first outputs on each new storage by the storage's index on ``device``."""
-        found: dict[int, plans.Output] = {}
-        for tensor, output in zip(
-            argument_tensors(result),
-            argument_leaves(plan.outputs, (plans.Output, plans.Same)),
-            strict=True,
-        ):
-            if type(output) is plans.Output and plan.slots[output.slot] >= 0:
-                record = self._ledger.records.get(storage_address(tensor))
-                if record is not None and record.ledger is device:
-                    found.setdefault(record.index, output)
-        return found
 
 
 def steps_of(

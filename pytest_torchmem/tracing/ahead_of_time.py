@@ -98,7 +98,16 @@ class AheadOfTime:
             for name, value in vars(one).items()
             if isinstance(value, Tensor) and value.is_leaf
         }
-        key = _kind_of(self._module, others, args, kwargs)
+        # Graphs are made for the geometry of inputs, other arguments, and the modes.
+        tensors = tuple(
+            (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+            for tensor in tensors_in((args, kwargs, others))
+        )
+        values = repr(
+            [value for value in (*args, *kwargs.values()) if not isinstance(value, (Tensor, dict))]
+        )
+        modes = torch.is_grad_enabled(), self._module.training, torch.is_autocast_enabled("cpu")
+        key = (tensors, values, modes)
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = self._compile(len(others))
@@ -189,19 +198,6 @@ def _with_tensors(module: nn.Module, others: _Others) -> Iterator[None]:
     finally:
         for (path, name), value in before.items():
             owners[path][name] = value
-
-
-def _kind_of(module: nn.Module, others: _Others, args: Any, kwargs: Any) -> Any:
-    """Return what graphs are made for: the geometry of inputs, other arguments, and the modes."""
-    tensors = tuple(
-        (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
-        for tensor in tensors_in((args, kwargs, others))
-    )
-    values = repr(
-        [value for value in (*args, *kwargs.values()) if not isinstance(value, (Tensor, dict))]
-    )
-    modes = torch.is_grad_enabled(), module.training, torch.is_autocast_enabled("cpu")
-    return tensors, values, modes
 
 
 def run_ahead_of_time(module: nn.Module, interceptor: Interceptor | None = None) -> AheadOfTime:

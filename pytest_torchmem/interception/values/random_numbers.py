@@ -150,17 +150,11 @@ def _power_of_t(exponent: int) -> int:
     for bit in bin(exponent)[2:]:
         # To square is to put a 0 before every bit, which is what a number in base 4 has.
         result = int(format(result, "b"), 4) << int(bit)
-        result = _reduced(result)
+        while high := result >> _DEGREE:
+            result &= (1 << _DEGREE) - 1
+            for power in _lower_terms():
+                result ^= high << power
     return result
-
-
-def _reduced(polynomial: int) -> int:
-    lower = _lower_terms()
-    while high := polynomial >> _DEGREE:
-        polynomial &= (1 << _DEGREE) - 1
-        for power in lower:
-            polynomial ^= high << power
-    return polynomial
 
 
 @cache
@@ -285,9 +279,12 @@ class RandomNumbers:
             )
             generators.set_state_of(generator, place.state)
             return True
-        if place.words > _SOME and not self._mode.wants_all and not _may_decide(call, plan):
-            self.left_out = True
-            return False
+        if place.words > _SOME and not self._mode.wants_all:
+            dtype, elements, _ = _filled_by(call, plan)
+            # What a program is likely to ask for is a number, or integers.
+            if elements > 1 and (dtype.is_floating_point or dtype.is_complex):
+                self.left_out = True
+                return False
         with at_kernels():
             generators.set_state_of(generator, moved_on(place.state, place.words))
         return True
@@ -373,12 +370,6 @@ def _draws(call: Call) -> bool:
 
 def _named(call: Call) -> dict[str, Any]:
     return {**dict(zip(call.operator.argument_names, call.args, strict=False)), **call.kwargs}
-
-
-def _may_decide(call: Call, plan: Plan) -> bool:
-    """Return whether a program is likely to ask for what is drawn: a number, or integers."""
-    dtype, elements, _ = _filled_by(call, plan)
-    return elements <= 1 or not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _filled_by(call: Call, plan: Plan) -> tuple[torch.dtype, int, bool]:
