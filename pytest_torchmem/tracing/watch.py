@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
+from queue import SimpleQueue
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, cast
 
@@ -46,7 +47,7 @@ _OF_CHECKS = ("pytest_torchmem.", "_pytest.", "pluggy.")
 _NOT_OF_PROGRAMS = (*_OF_CHECKS, "torch.")
 _OF_MODULES = ("._parameters", "._buffers")
 """Where modules keep what their attributes seem to be."""
-_CONTAINERS = (list, tuple, dict, set, deque, partial, MethodType)
+_CONTAINERS = (list, tuple, dict, set, deque, SimpleQueue, partial, MethodType)
 _IN_CONTAINERS = tuple(f"the {one.__name__} " for one in (list, tuple, dict, set, deque))
 _CACHES = (type(lru_cache(str)),)
 """What ``functools.lru_cache`` makes of a function: of C, and with an ordinary dictionary."""

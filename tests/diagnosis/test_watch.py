@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -101,6 +102,7 @@ class Keeper:
     """Keeps tensors as programs do."""
 
     def __init__(self) -> None:
+        self.queue: SimpleQueue[Tensor] = SimpleQueue()
         self.future: Future[Tensor] = Future()
         self.models: deque[nn.Module] = deque()
         self.samples: dict[Box, int] = {}
@@ -111,6 +113,11 @@ class Keeper:
     def remember(self) -> Tensor:
         self.memory.append((torch.zeros(1),))
         return self.memory[0][0]
+
+    def put(self) -> Tensor:
+        tensor = torch.zeros(1)
+        self.queue.put(tensor)
+        return tensor
 
     def listen(self) -> Tensor:
         tensor = torch.zeros(1)
@@ -158,6 +165,7 @@ class Keeper:
     ("keep", "name"),
     [
         (Keeper.remember, "the deque Keeper.memory"),
+        (Keeper.put, "the SimpleQueue Keeper.queue"),
         (Keeper.listen, "the closure of Keeper.listen.<locals>.<lambda> in the list Keeper."),
         (Keeper.default, "the defaults of Keeper.default.<locals>.<lambda> in the list Keeper."),
         (Keeper.compute, "Future._result in Keeper.future"),
