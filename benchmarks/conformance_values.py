@@ -93,7 +93,10 @@ def _optimizers() -> list[Any]:
 def samples(unit: Unit, limit: int) -> Iterator[Sample]:
     """Yield the samples of an operator, a module or an optimizer."""
     if isinstance(unit, WholeUnit):
-        return _of_optimizer(unit) if unit.suite == "optimizer" else _of_programs(int(unit.name))
+        if unit.suite == "optimizer":
+            return _of_optimizer(unit)
+        runs = ((functools.partial(_on_default_device, p), p) for p in drawn(int(unit.name), CHUNK))
+        return (Sample(index, run, detail=str(p)) for index, (run, p) in enumerate(runs))
     assert isinstance(unit, conformance.Unit)
     return conformance.samples(unit, limit)
 
@@ -112,11 +115,6 @@ def _of_optimizer(unit: WholeUnit) -> Iterator[Sample]:
             make = functools.partial(_trained, info, options)
             yield Sample(index, make, detail=f"{given.desc} {implementation}")
             index += 1
-
-
-def _of_programs(seed: int) -> Iterator[Sample]:
-    for index, program in enumerate(drawn(seed, CHUNK)):
-        yield Sample(index, functools.partial(_on_default_device, program), detail=str(program))
 
 
 def _on_default_device(program: Program, device: str) -> list[Any]:

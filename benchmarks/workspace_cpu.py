@@ -154,20 +154,15 @@ class Recorder:
             event = pending.pop()
             if event.name.startswith(_MARK):
                 call = self._marked[int(event.name.removeprefix(_MARK))]
-                call.requests = [size for _, size in sorted(_allocations(event))]
+                inner, requests = [event], []
+                while inner:
+                    child = inner.pop()
+                    if child.tag == _EventType.Allocation:
+                        requests.append((child.start_time_ns, child.extra_fields.alloc_size))
+                    inner.extend(child.children)
+                call.requests = [size for _, size in sorted(requests)]
             else:
                 pending.extend(event.children)
-
-
-def _allocations(event: Any) -> Iterator[tuple[int, int]]:
-    pending = [event]
-    order = 0
-    while pending:
-        child = pending.pop()
-        if child.tag == _EventType.Allocation:
-            yield child.start_time_ns, child.extra_fields.alloc_size
-        pending.extend(child.children)
-        order += 1
 
 
 def _geometry(value: Any) -> str:

@@ -3,7 +3,7 @@
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.comparison import Comparison, Status, compare, describe
-from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Source, Unit
+from benchmarks.isolation.sample import NothingToDifferentiate, Sample, Source
 
 Run = Callable[[str, Sample, Callable[[], None]], Comparison]
 """What is done with a sample: a function that another process can import.
@@ -34,27 +34,23 @@ def work(
     while (request := connection.recv()) is not None:
         unit, first = request
         try:
-            _run_unit(connection, source(unit, limit), unit, first, run or run_sample)
+            made = source(unit, limit)
+            # What the samples' modules hold need not be looked through before each measurement.
+            gc.collect()
+            gc.freeze()
+            for sample in made:
+                if sample.index < first:
+                    continue
+                case = f"{unit.case}/{sample.index}"
+                connection.send(("begin", case, sample.detail[:400]))
+                announce = partial(connection.send, ("measured", case, ""))
+                found = (run or run_sample)(case, sample, announce)
+                connection.send(("result", found.as_json(), ""))
         except Exception as error:
             case = f"{unit.case}/samples"
             record = Comparison(case, Status.SKIPPED, error=describe(error))
             connection.send(("result", record.as_json(), ""))
         connection.send(("done", unit.case, ""))
-
-
-def _run_unit(
-    connection: Connection, made: Iterator[Sample], unit: Unit, first: int, run: Run
-) -> None:
-    # What the samples' modules hold need not be looked through before each measurement.
-    gc.collect()
-    gc.freeze()
-    for sample in made:
-        if sample.index < first:
-            continue
-        case = f"{unit.case}/{sample.index}"
-        connection.send(("begin", case, sample.detail[:400]))
-        announce = partial(connection.send, ("measured", case, ""))
-        connection.send(("result", run(case, sample, announce).as_json(), ""))
 
 
 def run_sample(case: str, sample: Sample, announce: Callable[[], None] | None = None) -> Comparison:

@@ -40,7 +40,15 @@ def main() -> int:
         fresh=options.fresh,
     )
     verdicts = run_all(entries, settings, options.jobs, _tell)
-    print_table(verdicts)
+    for mode in dict.fromkeys(verdict.mode for verdict in verdicts):
+        of_mode = [verdict for verdict in verdicts if verdict.mode == mode]
+        print(f"\n{mode}: {len(of_mode)} programs")
+        groups: dict[str, Counter[str]] = {}
+        for verdict in of_mode:
+            groups.setdefault(verdict.group, Counter())[verdict.outcome.value] += 1
+        groups["all"] = Counter(verdict.outcome.value for verdict in of_mode)
+        for group, counts in groups.items():
+            print(f"  {group:16}", ", ".join(f"{n} {name}" for name, n in counts.most_common()))
     if options.json:
         day = {"date": date.today().isoformat()}
         document: dict[str, Any] = {**day, "versions": versions(entries)}
@@ -74,20 +82,6 @@ def _tell(verdict: Verdict) -> None:
         f"{verdict.real_seconds:5.1f} {verdict.seconds:5.1f} s  {first}",
         flush=True,
     )
-
-
-def print_table(verdicts: list[Verdict]) -> None:
-    """Print how many programs of each group ended how."""
-    for mode in dict.fromkeys(verdict.mode for verdict in verdicts):
-        of_mode = [verdict for verdict in verdicts if verdict.mode == mode]
-        print(f"\n{mode}: {len(of_mode)} programs")
-        groups: dict[str, Counter[str]] = {}
-        for verdict in of_mode:
-            groups.setdefault(verdict.group, Counter())[verdict.outcome.value] += 1
-        for group, counts in groups.items():
-            print(f"  {group:16}", ", ".join(f"{n} {name}" for name, n in counts.most_common()))
-        whole = Counter(verdict.outcome.value for verdict in of_mode)
-        print(f"  {'all':16}", ", ".join(f"{n} {name}" for name, n in whole.most_common()))
 
 
 def versions(entries: Sequence[object]) -> dict[str, str]:
