@@ -437,7 +437,7 @@ class InPlace:
     def _undo_changes(self) -> None:
         for changed in [*self._changed.values()]:
             changed.restore()
-        for tensor, moved in [*self._moved.items()]:
+        for tensor, moved in reversed([*self._moved.items()]):  # gradients before what they are of
             if not moved.own.is_meta and _place(tensor) != _place(moved.own):
                 _let_lie(tensor, moved.own, moved.own.grad)
         for module, named in [*self._buffers.items()]:

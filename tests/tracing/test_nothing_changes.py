@@ -169,6 +169,25 @@ def test_data_that_a_function_gives_to_parameters_is_its_own(device: str) -> Non
         assert profile.peak == measured.peak - unused
 
 
+@pytest.mark.parametrize("target", [torch.float64, "meta"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_with_gradients_that_a_function_converts_is_as_it_was(
+    target: Any, device: str
+) -> None:
+    model = nn.Linear(4, 4)
+    model(torch.ones(1, 4)).sum().backward()
+    before = [(one.tolist(), one.grad) for one in model.parameters()]
+
+    def body() -> None:
+        model.to(target)
+
+    trace(body, device=device)
+    for parameter, (values, gradient) in zip(model.parameters(), before, strict=True):
+        assert parameter.tolist() == values
+        assert parameter.grad is gradient
+        assert parameter.grad.dtype is torch.float32
+
+
 def test_threads_from_before_run_for_real() -> None:
     results: list[float] = []
     go = threading.Event()

@@ -257,7 +257,7 @@ class Changes(Functions):
             if parameter is None or not self._is_real(parameter):
                 continue
             self._own.note_data(parameter)
-            if parameter.device.type == "meta" and self._is_brought(module):  # is replaced
+            if self._is_brought(module):  # from meta and to meta another takes its place
                 self._note(module)
                 self._own.keep(module, name, self._trace.strike_unless_used)
         named = own_buffers(module).items()
