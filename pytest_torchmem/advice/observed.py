@@ -163,19 +163,16 @@ class _Modules:
         def call(original: Function, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
             if module not in self._seen:
                 self._seen.add(module)
-                self._note(path, module)
+                if path:
+                    self._found.layers.setdefault(layers_of(path, module), []).append(path)
+                for name, buffer in module.named_buffers(recurse=False):
+                    if buffer.dtype in (torch.float32, torch.float64):
+                        pattern = fold(f"{path}.{name}" if path else name)[0]
+                        nbytes = self._found.buffers.get(pattern, 0) + buffer.nbytes
+                        self._found.buffers[pattern] = nbytes
             return original(module, *args, **kwargs)
 
         return call
-
-    def _note(self, path: str, module: nn.Module) -> None:
-        if path:
-            self._found.layers.setdefault(layers_of(path, module), []).append(path)
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype in (torch.float32, torch.float64):
-                pattern = fold(f"{path}.{name}" if path else name)[0]
-                nbytes = self._found.buffers.get(pattern, 0) + buffer.nbytes
-                self._found.buffers[pattern] = nbytes
 
 
 class _Observer(FunctionMode):
@@ -205,12 +202,21 @@ class _Observer(FunctionMode):
                 self._linears += 1
                 self._logits[result] = self._linears
             elif func is CROSS_ENTROPY:
-                self._note_loss(first)
+                if isinstance(first, Tensor) and first in self._logits and first.dim() == 2:
+                    self._found.losses.setdefault(self._line(), set()).add(self._logits[first])
             elif func in PASSING and isinstance(first, Tensor):
-                self._note_passing(first, result)
+                number = self._logits.get(first)
+                if number is not None and result.dim() and result.shape[-1] == first.shape[-1]:
+                    self._logits[result] = number
             self._made[result] = None
             wide = func in WIDENING or kwargs.get("dtype") is not None
-            if wide and isinstance(first, Tensor) and _widens(first, result):
+            if (
+                wide
+                and isinstance(first, Tensor)
+                and first.is_floating_point()
+                and result.is_floating_point()
+                and result.dtype.itemsize > first.dtype.itemsize
+            ):
                 _, nbytes = self._found.widened.get(self._line(), ("", 0))
                 about = str(first.dtype).removeprefix("torch."), nbytes + result.nbytes
                 self._found.widened[self._line()] = about
@@ -218,15 +224,6 @@ class _Observer(FunctionMode):
 
     def _line(self) -> str:
         return self._attribution.user_line()
-
-    def _note_loss(self, logits: Any) -> None:
-        if isinstance(logits, Tensor) and logits in self._logits and logits.dim() == 2:
-            self._found.losses.setdefault(self._line(), set()).add(self._logits[logits])
-
-    def _note_passing(self, first: Tensor, result: Tensor) -> None:
-        number = self._logits.get(first)
-        if number is not None and result.dim() and result.shape[-1] == first.shape[-1]:
-            self._logits[result] = number
 
     def _note_in_place(self, func: Any, first: Any, kwargs: dict[str, Any]) -> None:
         if not isinstance(first, Tensor) or kwargs.get("inplace"):
@@ -258,11 +255,3 @@ class _Observer(FunctionMode):
             found[name].pop(line, None)
         for name in [name for name, lines in found.items() if not lines]:
             del found[name]
-
-
-def _widens(before: Tensor, now: Tensor) -> bool:
-    return (
-        before.is_floating_point()
-        and now.is_floating_point()
-        and now.dtype.itemsize > before.dtype.itemsize
-    )

@@ -149,15 +149,6 @@ class Checkpoints:
         return best
 
     def _traced(self, chosen: Chosen) -> Suggestion | None:
-        return self._trials.of(joined([*self._others, self._change(chosen)]))
-
-    def _kind(self, layers: Layers) -> str:
-        """Return the class of modules whose paths look like those of others of another class."""
-        alike = [one for one in self._layers if one[0] == layers[0]]
-        return f"{layers[1]} " if len(alike) > 1 else ""
-
-    def _change(self, chosen: Chosen) -> StepChange:
-        """Return the change of modules that are chosen."""
         paths = [path for layers, count in chosen.items() for path in self._layers[layers][:count]]
         parts = []
         for layers, count in chosen.items():
@@ -169,11 +160,17 @@ class Checkpoints:
                 which = f"each {of}" if count == number else f"{count} {of}"
                 parts.append(f"{which} ({number})" if count == number else which)
         how = checkpointed if self._trials.follows_python else checkpointed_in_graphs
-        return StepChange(
+        change = StepChange(
             f"checkpoint {' and '.join(parts)}: "
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
             (partial(how, paths),),
         )
+        return self._trials.of(joined([*self._others, change]))
+
+    def _kind(self, layers: Layers) -> str:
+        """Return the class of modules whose paths look like those of others of another class."""
+        alike = [one for one in self._layers if one[0] == layers[0]]
+        return f"{layers[1]} " if len(alike) > 1 else ""
 
 
 _EXPANDABLE = "expandable_segments:True"
@@ -238,7 +235,8 @@ def changes_of(trials: Trials, allocator: str) -> Iterator[StepChange]:
     """Yield everything that is tried of a step but checkpoints."""
     yield from _optimizers(trials)
     if trials.before.device == "cuda" and not allocator:
-        yield _expandable()
+        text = f"PYTORCH_ALLOC_CONF={_EXPANDABLE}"
+        yield StepChange(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
     if trials.follows_python:
         yield from _in_place(trials)
         yield from _losses(trials)
@@ -272,11 +270,6 @@ def _optimizers(trials: Trials) -> Iterator[StepChange]:
             yield StepChange(text, (partial(stepping, option, value),), is_free=option == "fused")
     if trials.observed.zeroing:
         yield StepChange("zero_grad(set_to_none=True)", (set_to_none,), is_free=True)
-
-
-def _expandable() -> StepChange:
-    text = f"PYTORCH_ALLOC_CONF={_EXPANDABLE}"
-    return StepChange(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
 
 
 def _in_place(trials: Trials) -> Iterator[StepChange]:

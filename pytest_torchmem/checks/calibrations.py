@@ -36,9 +36,7 @@ from pytest_torchmem.targets.calibration import (
 )
 
 if TYPE_CHECKING:
-    from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.targets.gpus import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +123,11 @@ class Calibrations:
         profile = fitting_trace(target, device, gpu)
         if isinstance(profile, str):
             return CalibrationResult(not_calibrated=profile)
-        return self._answered(directory, device, gpu, target, profile.questions)
-
-    def _answered(
-        self,
-        directory: _Directory,
-        device: Device,
-        gpu: Gpu,
-        target: CheckTarget,
-        questions: Collection[WorkspaceKey],
-    ) -> CalibrationResult:
-        """Return the figures that an update writes of ``questions``, measured now where need be."""
         from pytest_torchmem.measurement.calibrate import setup_of
 
-        setup, asked = setup_of(device, gpu), {gpu.name: tuple(questions)}
+        setup, asked = setup_of(device, gpu), {gpu.name: tuple(profile.questions)}
         known = self._measured.setdefault(setup, {})
-        wanted = [q for q in questions if self._is_wanted(directory.stored, setup, q)]
+        wanted = [q for q in profile.questions if self._is_wanted(directory.stored, setup, q)]
         open_ones = [question for question in wanted if question not in known]
         try:
             if open_ones and target.calibrate is not None:

@@ -177,7 +177,31 @@ def run_for_real(
         estimate = fitting_trace(target, device, gpu, traced if gpu.name == traced_for else None)
         if isinstance(estimate, str):
             return not_measured(gpu.name, estimate)
-        return _measured(target, device, gpu, estimate, required)
+        device.take_untold()
+        try:
+            profile = target.measure()
+        except (DeviceMemoryError, UsageError) as error:
+            if required and isinstance(error, UsageError):
+                raise
+            return not_measured(gpu.name, str(error))
+        except Exception as error:
+            if not device.is_stand_in:
+                raise
+            first = str(error).partition("\n")[0]
+            why = f"without a kernel's values, the step ended in {type(error).__name__}: {first}"
+            return not_measured(gpu.name, why, on_stand_in=True)
+        torch = profile.torch_version.partition("+")[0]
+        measurement = Measurement(
+            gpu.name,
+            torch,
+            dict(profile.figures()),
+            dict(estimate.figures()),
+            on_stand_in=device.is_stand_in,
+            untold=device.take_untold(),
+        )
+        if not measurement.confirmed:
+            measurement = replace(measurement, parting=find_parting(estimate, profile))
+        return RealRun(measurement, *_apart(profile, estimate), estimate.unknown_workspaces)
 
 
 def fitting_trace(
@@ -220,36 +244,6 @@ def _no_room(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
         f"needs {format_size(needed)} of {gpu.product}, where {format_size(free + own)} of "
         f"{format_size(total)} are free (other processes use {format_size(others)})"
     )
-
-
-def _measured(
-    target: CheckTarget, device: Device, gpu: Gpu, estimate: MemoryProfile, required: bool
-) -> RealRun:
-    device.take_untold()
-    try:
-        profile = target.measure()
-    except (DeviceMemoryError, UsageError) as error:
-        if required and isinstance(error, UsageError):
-            raise
-        return not_measured(gpu.name, str(error))
-    except Exception as error:
-        if not device.is_stand_in:
-            raise
-        first = str(error).partition("\n")[0]
-        why = f"without a kernel's values, the step ended in {type(error).__name__}: {first}"
-        return not_measured(gpu.name, why, on_stand_in=True)
-    torch = profile.torch_version.partition("+")[0]
-    measurement = Measurement(
-        gpu.name,
-        torch,
-        dict(profile.figures()),
-        dict(estimate.figures()),
-        on_stand_in=device.is_stand_in,
-        untold=device.take_untold(),
-    )
-    if not measurement.confirmed:
-        measurement = replace(measurement, parting=find_parting(estimate, profile))
-    return RealRun(measurement, *_apart(profile, estimate), estimate.unknown_workspaces)
 
 
 def not_measured(gpu: str, reason: str, on_stand_in: bool = False) -> RealRun:

@@ -143,7 +143,16 @@ class Judge:
     def _snapshot(self, trace: TraceResult) -> SnapshotResult | None:
         if self.stored is None:
             return None
-        now = self._entry(trace)
+        profile, key = self.profile, self.key
+        if profile.host not in (None, "reference"):
+            raise UsageError(
+                f"host={profile.host!r} models this machine, and a snapshot must pass on others. "
+                "Leave host= out, or set a limit with the marker memory_budget"
+            )
+        if self.context.settings.split_by_torch:
+            key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
+        measured = self.run.entry if self.run is not None else {}
+        now = entry_of(key, profile, lambda: self.alive, measured)
         before = self.stored.entries.get(now.key)
         file = self.request.test.relative(self.stored.path)
         if before is None:
@@ -165,19 +174,6 @@ class Judge:
         if seen is None:
             return found
         return diagnose(before, now, moment, self.alive, self.profile, seen)
-
-    def _entry(self, trace: TraceResult) -> Entry:
-        """Return what the snapshot would hold now."""
-        profile, key = self.profile, self.key
-        if profile.host not in (None, "reference"):
-            raise UsageError(
-                f"host={profile.host!r} models this machine, and a snapshot must pass on others. "
-                "Leave host= out, or set a limit with the marker memory_budget"
-            )
-        if self.context.settings.split_by_torch:
-            key = replace(key, torch_series=".".join(trace.torch.split(".")[:2]))
-        measured = self.run.entry if self.run is not None else {}
-        return entry_of(key, profile, lambda: self.alive, measured)
 
     def _against_snapshot(self, snapshot: SnapshotResult) -> list[Finding]:
         before, now, comparison = snapshot.before, snapshot.entry, snapshot.comparison

@@ -177,7 +177,9 @@ def _orphans_below(directory: Path) -> Iterator[Path]:
 
 def _why_kept(orphan: Path, directory: Path) -> str:
     """Return why a snapshot file without a module stays; nothing where none may claim it."""
-    heir = _heir(orphan)
+    modules = sorted(orphan.parent.parent.glob("*.py"))
+    named = (one for one in modules if one.stem.startswith("test_") or one.stem.endswith("_test"))
+    heir = next((one for one in named if not (orphan.parent / f"{one.stem}.json").exists()), None)
     if heir is not None:
         return (
             f"{heir.name} beside it has no snapshots, and may be its module, renamed. Run pytest "
@@ -200,13 +202,6 @@ def _proposed_for(orphan: Path, directory: Path) -> Path | None:
         if module.exists():
             return module
     return None
-
-
-def _heir(orphan: Path) -> Path | None:
-    """Return a test module beside a snapshot file's that may be its module under another name."""
-    modules = sorted(orphan.parent.parent.glob("*.py"))
-    named = (one for one in modules if one.stem.startswith("test_") or one.stem.endswith("_test"))
-    return next((one for one in named if not (orphan.parent / f"{one.stem}.json").exists()), None)
 
 
 def _keys(file: Path) -> set[Key]:

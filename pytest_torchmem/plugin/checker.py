@@ -216,7 +216,11 @@ class Checker:
         idle_may_pass = not request.devices_named and any(p.peak for p in profiles.values())
         self._devices.update(request.devices)
         if self._may_be_idle(request) and all(map(_is_idle, results)):
-            self._leave_out(results)
+            notice = "allocated nothing, so nothing was checked"
+            for one in results:
+                found, text = one.unchecked(), plain_message(one)
+                self._keep(Check(self.item.nodeid, self._location(), found, text, notice=notice))
+                notice = ""  # one for all devices
             return profiles
         known = self._known_to_snapshot(request)
         checks = [
@@ -380,21 +384,14 @@ class Checker:
         known = stored.entries if stored is not None else ()
         return {replace(key, torch_series="") for key in known if key.test == request.test.id}
 
-    def _leave_out(self, results: list[CheckResult]) -> None:
-        """Record that a test allocates nothing, so that there is nothing to be checked."""
-        notice = "allocated nothing, so nothing was checked"
-        for result in results:
-            found, text = result.unchecked(), plain_message(result)
-            self._keep(Check(self.item.nodeid, self._location(), found, text, notice=notice))
-            notice = ""  # one for all devices
-
     def _reported(self, result: CheckResult, *, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
         text, notice = plain_message(result), ""
         if idle_may_pass and result.figures.get("peak") == 0:
             result, notice = result.unchecked(), f"allocated nothing on {result.key.where}"
             text = f"not checked: {notice}"
-        what_to_do = advice(result, self._command())
+        path = relative(self.item.path, self.item.config.invocation_params.dir)
+        what_to_do = advice(result, update_command(path, test_id(self.item)))
         return Check(node_id(self.item), self._location(), result, text, what_to_do, notice)
 
     def _keep(self, check: Check) -> None:
@@ -467,11 +464,6 @@ class Checker:
                     "parameter an id: pytest.param(..., id=...)"
                 )
             )
-
-    def _command(self) -> str:
-        """Return the command, for where pytest was started, that accepts what the test does now."""
-        path = relative(self.item.path, self.item.config.invocation_params.dir)
-        return update_command(path, test_id(self.item))
 
     def _location(self) -> tuple[str, int]:
         """Return the innermost line of the test's own file that is running, else its first."""

@@ -137,7 +137,15 @@ class Collection:
         self._hidden = bool(config.getoption("lf", False))
         for report in reports:
             self._take_report(report)
-        self._take_items(collected)
+        for item in collected:
+            parent = test_file(item)
+            if parent is None:
+                continue
+            module = self._modules.setdefault(parent.nodeid, Module(parent.nodeid, item.path))
+            module.path = item.path
+            module.tests.append(test_id(item))
+            if checks_memory(item):
+                module.memory_tests.add(test_id(item))
         for module in self._modules.values():
             if module.nodeid in seen:
                 file = seen[module.nodeid]
@@ -159,26 +167,11 @@ class Collection:
             self._modules.setdefault(report.nodeid, Module(report.nodeid, path))
         elif "::" not in report.nodeid:
             path = self._config.rootpath / report.nodeid
-            if report.nodeid and os.path.isdir(path) and not self._is_proposal(path):
+            real = Path(os.path.realpath(path))
+            proposed = self._proposal is not None and self._proposal in (real, *real.parents)
+            proposed = proposed or is_proposal(Path(self._relative(path)))
+            if report.nodeid and os.path.isdir(path) and not proposed:
                 self._directories[report.nodeid] = path
-
-    def _is_proposal(self, directory: Path) -> bool:
-        """Tell whether what is in a directory has only been proposed."""
-        real = Path(os.path.realpath(directory))
-        inside = self._proposal is not None and self._proposal in (real, *real.parents)
-        return inside or is_proposal(Path(self._relative(directory)))
-
-    def _take_items(self, items: Iterable[pytest.Item]) -> None:
-        """Take note of every test, before any is deselected."""
-        for item in items:
-            parent = test_file(item)
-            if parent is None:
-                continue
-            module = self._modules.setdefault(parent.nodeid, Module(parent.nodeid, item.path))
-            module.path = item.path
-            module.tests.append(test_id(item))
-            if checks_memory(item):
-                module.memory_tests.add(test_id(item))
 
     def _find_whole(self, items: Sequence[pytest.Item]) -> None:
         """Take note of what is left to run, and tell which modules are whole."""

@@ -82,7 +82,17 @@ class shown_at_the_call:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         MARGIN.reset(self._token)
         if isinstance(error, UsageError):
-            raise error.with_traceback(_without_own_end(error.__traceback__))
+            traceback = error.__traceback__
+            frames = []
+            while traceback is not None:
+                frames.append(traceback)
+                traceback = traceback.tb_next
+            while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_OWN):
+                frames.pop()
+            shown: TracebackType | None = None
+            for one in reversed(frames):
+                shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+            raise error.with_traceback(shown)
 
 
 def _margin(frame: FrameType) -> int:
@@ -99,20 +109,6 @@ def _margin(frame: FrameType) -> int:
 
 def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
-
-
-def _without_own_end(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this package that stand last in it."""
-    frames = []
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
-    while frames and frames[-1].tb_frame.f_code.co_filename.startswith(_OWN):
-        frames.pop()
-    shown: TracebackType | None = None
-    for one in reversed(frames):
-        shown = TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return shown
 
 
 _UPDATE = "pytest --torchmem-update"
@@ -229,7 +225,9 @@ def _around(frame: FrameType, line: int) -> list[_Catching]:
     except (SyntaxError, ValueError, RecursionError):
         return []
     statements = _statements(_function(tree, frame.f_code))
-    return [one for one in statements if one.body[0].lineno <= line <= (_last(one) or line)]
+    return [
+        one for one in statements if one.body[0].lineno <= line <= (one.body[-1].end_lineno or line)
+    ]
 
 
 def _statements(node: ast.AST) -> Iterator[_Catching]:
@@ -238,10 +236,6 @@ def _statements(node: ast.AST) -> Iterator[_Catching]:
             yield from _statements(child)
             if isinstance(child, _CATCHING):
                 yield child
-
-
-def _last(statement: _Catching) -> int | None:
-    return statement.body[-1].end_lineno
 
 
 def _function(tree: ast.AST, code: CodeType) -> ast.AST:

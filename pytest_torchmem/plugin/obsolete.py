@@ -119,14 +119,6 @@ class _File:
         return [key for key in keys if is_gone(key.test, tests, self.members, whole=self.whole)]
 
 
-def _files(root: Path, modules: Iterable[Mapping[str, Any]], tests: Tests) -> list[_File]:
-    by_path: dict[str, list[Mapping[str, Any]]] = {}
-    for module in modules:
-        by_path.setdefault(os.path.realpath(root / module["file"]), []).append(module)
-    links = Links()
-    return [_File(root, sharing, tests, links) for sharing in by_path.values()]
-
-
 def find_gone(
     root: Path,
     settings: Settings,
@@ -145,20 +137,32 @@ def find_gone(
     heirs = [test for test in unwritten if tests.outcome(test) != "passed"]
     annotated: dict[str, set[Key]] = {}
     series = {key.torch_series for keys in seen.values() for key in keys}
-    for file in _files(root, modules, tests):
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
+    for module in modules:
+        by_path.setdefault(os.path.realpath(root / module["file"]), []).append(module)
+    links = Links()
+    for sharing in by_path.values():
+        file = _File(root, sharing, tests, links)
         try:
             stored = read(root / file.path)
             asked = {key for path in file.paths for key in seen.get(path, ())}
-            keys = sorted(_unasked(stored.keys - asked, series, settings))
+            keys = sorted(
+                key
+                for key in stored.keys - asked
+                # Another version's entries are for runs with that version.
+                if not settings.split_by_torch or not key.torch_series or key.torch_series in series
+            )
         except SnapshotError as error:
             if file.whole:
                 gone.problems.append(str(error))
             continue
         heirs += _find_obsolete(gone, file, keys, stored, settings)
-        annotated |= {
-            file.path: {
-                key for key in gone.entries.get(file.path, ()) if _is_annotated(stored, key)
-            }
+        annotated[file.path] = {
+            key
+            for key in gone.entries.get(file.path, ())
+            # On either side of a merge conflict.
+            for entry in stored.contested.get(key) or (stored.entries[key],)
+            if entry.is_annotated
         }
     _hold_moved(gone, heirs, annotated)
     for orphan in orphans:
@@ -175,24 +179,24 @@ def find_gone(
     return gone
 
 
-def _unasked(keys: set[Key], series: Collection[str], settings: Settings) -> set[Key]:
-    if settings.split_by_torch:
-        # Another version's entries are for runs with that version.
-        return {key for key in keys if not key.torch_series or key.torch_series in series}
-    return keys
-
-
 def _find_obsolete(
     gone: Gone, file: _File, keys: Sequence[Key], stored: StoredSnapshot, settings: Settings
 ) -> list[str]:
     """Take note of the ``keys`` of a file that are gone; return tests that may be their heirs."""
     path, outcomes = file.path, file.outcomes
-    missing = [key for key in keys if file.proven and _is_obsolete(key, outcomes, settings)]
     for kept, tests in ((gone.unchecked, file.unchecked), (gone.hidden, file.hidden)):
         some = [key for key in keys if key.test in tests]
         if some and file.proven and not settings.narrowed:
             kept[path] = some
-    found = [key for key in missing if key.test not in file.unchecked | file.hidden]
+    # Devices that this run was told to leave out are not gone.
+    gone_with = {"passed", ""} if not settings.narrowed else {""}
+    found = [
+        key
+        for key in keys
+        if file.proven
+        and outcomes.get(key.test, "") in gone_with
+        and key.test not in file.unchecked | file.hidden
+    ]
     known = {key.test for key in stored.keys}
     undecided = [
         node
@@ -227,16 +231,3 @@ def _hold_moved(gone: Gone, heirs: Iterable[str], annotated: Mapping[str, Collec
             gone.entries[file] = [key for key in keys if not waits[key]]
             gone.tests[file] = kept
             gone.held[file] = list(dict.fromkeys(test for key in kept for test in waits[key]))
-
-
-def _is_annotated(stored: StoredSnapshot, key: Key) -> bool:
-    """Tell whether people wrote into an entry, on either side of a merge conflict."""
-    sides = stored.contested.get(key) or (stored.entries[key],)
-    return any(entry.is_annotated for entry in sides)
-
-
-def _is_obsolete(key: Key, outcomes: Mapping[str, str], settings: Settings) -> bool:
-    if key.test not in outcomes:
-        return True
-    # Devices that this run was told to leave out are not gone.
-    return outcomes[key.test] == "passed" and not settings.narrowed

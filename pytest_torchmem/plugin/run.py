@@ -4,7 +4,7 @@ Workers only read snapshots and send their records on the tests' reports; whatev
 written here, once, when the run ends.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pickle import loads
 from typing import Any
@@ -130,7 +130,7 @@ class Run:
             attempt = self._attempts.setdefault(test, {}).setdefault(worker, Attempt())
             for report in reports:
                 attempt.take(report)
-        checks = tuple(self._checks())
+        checks = list(self._checks())
         gone = self._find_gone(checks)
         clean = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         # The exit status alone does not tell: pytest.exit(returncode=0) ends a run anywhere.
@@ -151,9 +151,15 @@ class Run:
         plans: list[FilePlan[Any, Any]] = [*updated.plans, *calibrations]
         problems = [plan.problem for plan in plans if plan.problem]
         proposal, more = self._propose(checks)
-        self.summary = replace(
+        checks = [
+            replace(check, unwritten=check.result.accepted and snapshot.file in unwritten)
+            if (snapshot := check.result.snapshot) is not None
+            else check
+            for check in checks
+        ]
+        summary = replace(
             self.summary,
-            checks=tuple(_told_of_files(checks, unwritten)),
+            checks=tuple(checks),
             plans=tuple(updated.plans),
             obsolete=tuple(p for p in gone.listed() if p not in removed or self.settings.dry_run),
             problems=tuple(dict.fromkeys((*self._lost, *gone.problems, *problems, *more))),
@@ -162,8 +168,17 @@ class Run:
             hints=(*gone.hints(), *updated.hints),
             calibrations=tuple(calibrations),
         )
-        self._report()
-        self._set_exit_status(session)
+        plain = build(summary)
+        self.config.hook.pytest_torchmem_report(config=self.config, report=plain)
+        failed = (f"a report cannot be written: {e}" for e in write_reports(summary, plain))
+        self.summary = summary = replace(summary, problems=(*summary.problems, *failed))
+        if (
+            (self.settings.fails_on_obsolete and summary.obsolete)
+            or (self.settings.strict and any(c.broke_off and c.passed for c in checks))
+            or summary.problems
+            or (self.settings.dry_run and any(plan.changes_file for plan in summary.every_plan))
+        ):
+            let_fail(session)
 
     def _checks(self) -> Iterable[Check]:
         """Return every check; where several workers ran one test, it passed if it passed in all."""
@@ -283,32 +298,6 @@ class Run:
             except OSError as error:
                 problems.append(f"{directory / file} cannot be written: {error}")
         return files, problems
-
-    def _set_exit_status(self, session: pytest.Session) -> None:
-        summary, settings = self.summary, self.settings
-        fails = (
-            (settings.fails_on_obsolete and bool(summary.obsolete))
-            or (settings.strict and any(c.broke_off and c.passed for c in summary.checks))
-            or bool(summary.problems)
-            or (settings.dry_run and any(plan.changes_file for plan in summary.every_plan))
-        )
-        if fails:
-            let_fail(session)
-
-    def _report(self) -> None:
-        report = build(self.summary)
-        self.config.hook.pytest_torchmem_report(config=self.config, report=report)
-        failed = write_reports(self.summary, report)
-        problems = (f"a report cannot be written: {error}" for error in failed)
-        self.summary = replace(self.summary, problems=(*self.summary.problems, *problems))
-
-
-def _told_of_files(checks: Iterable[Check], unwritten: Collection[str]) -> Iterator[Check]:
-    """Yield checks, those told apart whose accepted entries are in files that were not written."""
-    for check in checks:
-        snapshot = check.result.snapshot
-        lost = check.result.accepted and snapshot is not None and snapshot.file in unwritten
-        yield replace(check, unwritten=lost)
 
 
 def _entry_of(snapshot: SnapshotResult) -> Entry:

@@ -75,6 +75,8 @@ def _read(config: pytest.Config) -> Settings:
     # Everything in the suite sees a GPU, and so names it: on the CPU it would not run.
     devices = "cuda" if fake_cuda else DEFAULT_DEVICES
     world_size = _world_size(value("world_size"))
+    when = parse_choice(value("github", GITHUB_MODES[0]), GITHUB_MODES, "torchmem_github")
+    is_on_github = when == "auto" and os.environ.get("GITHUB_ACTIONS") == "true"
     return Settings(
         devices=parse_devices(value("devices", devices), "torchmem_devices"),
         gpu=find_gpu(value("gpu", DEFAULT_GPU)).name,
@@ -94,7 +96,7 @@ def _read(config: pytest.Config) -> Settings:
         disabled=bool(option("torchmem_disable")),
         split_by_torch=flag("split_by_torch"),
         in_ci=in_ci,
-        on_github=_on_github(value("github", GITHUB_MODES[0])),
+        on_github=is_on_github or when == "always",
         json_path=path("json"),
         markdown_path=path("markdown"),
         html_path=path("html"),
@@ -148,8 +150,3 @@ def _allocator(options: str) -> str:
 
         parse_options(options)
     return options
-
-
-def _on_github(when: str) -> bool:
-    when = parse_choice(when, GITHUB_MODES, "torchmem_github")
-    return when == "always" or (when == "auto" and os.environ.get("GITHUB_ACTIONS") == "true")

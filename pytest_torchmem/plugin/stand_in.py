@@ -102,11 +102,17 @@ def _measure_for(config: pytest.Config, confirmations: Confirmations, gpu: str) 
         _DIRECTORY: str(confirmations.directory),
         _GPU: gpu,
     }
+    # The command of this run, without what it would write.
+    command = [sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        command += ["-o", f"cache_dir={confirmations.directory / 'cache'}"]
+    if getattr(config.option, "xmlpath", None):
+        command += [f"--junitxml={confirmations.directory / 'junit.xml'}"]
     begun, why = 0, "not begun"
     while why:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
-                _command(config, confirmations.directory),
+                command,
                 cwd=config.invocation_params.dir,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -117,7 +123,9 @@ def _measure_for(config: pytest.Config, confirmations: Confirmations, gpu: str) 
             try:
                 why = _ending(process, confirmations)
             finally:
-                _end(process)
+                with suppress(ProcessLookupError):  # with what it started
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             before, begun = begun, confirmations.lost(gpu, why or _GONE)
             if begun == before and begun:
                 return
@@ -125,16 +133,6 @@ def _measure_for(config: pytest.Config, confirmations: Confirmations, gpu: str) 
                 output.seek(0)
                 last = ([line.strip() for line in output if line.strip()] or [""])[-1]
                 raise UsageError(f"--torchmem-measure=stand-in, for {gpu}: {why}: {last}")
-
-
-def _command(config: pytest.Config, directory: Path) -> list[str]:
-    """Return the command of this run, without what it would write."""
-    command = [sys.executable, "-m", "pytest", *map(str, config.invocation_params.args)]
-    if config.pluginmanager.hasplugin("cacheprovider"):
-        command += ["-o", f"cache_dir={directory / 'cache'}"]
-    if getattr(config.option, "xmlpath", None):
-        command += [f"--junitxml={directory / 'junit.xml'}"]
-    return command
 
 
 def _ending(process: subprocess.Popen[bytes], confirmations: Confirmations) -> str:
@@ -153,10 +151,3 @@ def _ending(process: subprocess.Popen[bytes], confirmations: Confirmations) -> s
         if status < 0:
             return f"the process with the stand-in was ended by {signal.Signals(-status).name}"
         return "" if status in _FINE else f"pytest ended with exit status {status} there"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it started, if they still run."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

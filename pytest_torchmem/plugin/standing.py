@@ -234,7 +234,11 @@ class StandingGpus:
                 continue
             standing = self.standing(seen)
             standing.cut()
-            if self._suite is None and standing.hollow() and not self._holds_fixture(seen):
+            if (
+                self._suite is None
+                and standing.hollow()
+                and not any(found.gpu == seen and found.depends for found in self._set_up.values())
+            ):
                 del self._gpus[seen]
                 standing.close()
 
@@ -286,7 +290,8 @@ class StandingGpus:
     @contextmanager
     def running(self, item: pytest.Item) -> Iterator[None]:
         """Let a test see the GPU that its fixtures put anything on; traces have their own."""
-        with self.seen(item) if self.in_call(item) else nullcontext(), self.in_world(item):
+        sees = self._suite is not None or is_of_unittest(item) or self.on_cuda(item)
+        with self.seen(item) if sees else nullcontext(), self.in_world(item):
             yield
 
     def renew(self, item: pytest.Item) -> bool:
@@ -329,10 +334,6 @@ class StandingGpus:
         if names:
             return ", ".join(sorted(names))
         return "setUp" if is_of_unittest(item) and self.present(item) else ""
-
-    def in_call(self, item: pytest.Item) -> bool:
-        """Whether the test itself sees the GPU, outside of traces as well."""
-        return self._suite is not None or is_of_unittest(item) or bool(self.on_cuda(item))
 
     def in_world(self, item: pytest.Item) -> AbstractContextManager[object]:
         """Let a test be in the world in which its fixtures have made a process group."""
@@ -378,9 +379,6 @@ class StandingGpus:
             if found.fixture.argname in names or found.request.node is item
         ]
 
-    def _holds_fixture(self, gpu: Seen) -> bool:
-        return any(found.gpu == gpu and found.depends for found in self._set_up.values())
-
     # -- one fixture -------------------------------------------------------------------------------
 
     @contextmanager
@@ -421,25 +419,24 @@ class StandingGpus:
             result = (fixture.cached_result or (None,))[0]
             found.on_cuda = gpu is not None and (bool(found.records) or names_cuda(result))
             found.depends = failed or bool(asked) or found.on_cuda
-            found.depends = found.depends or self._uses_one_that_depends(found)
+            found.depends = found.depends or any(
+                one.depends and one.fixture.argname in fixture.argnames
+                for one in self._set_up.values()
+                if one.gpu == gpu
+            )
             made = self._worlds.group(world)
             made = None if made is group else made
             asked_for_group = self._worlds.asked(world) > times
             found.in_world = made is not None or bool(read.names) or asked_for_group
-            found.holds_reducer = found.in_world and _holds_reducer(result)
             found.asked_in_vain = read.in_vain
             if found.in_world:
+                from pytest_torchmem.interception.split_modules import holds_reducer
+
+                found.holds_reducer = holds_reducer(result)
                 teardown.callback(self._worlds.end_group, world, made)
                 fixture.addfinalizer(lambda: teardown.enter_context(self._worlds.on(world)))
             if standing is not None and found.depends:
                 fixture.addfinalizer(lambda: teardown.enter_context(standing.on()))
-
-    def _uses_one_that_depends(self, set_up: SetUp) -> bool:
-        return any(
-            found.depends and found.fixture.argname in set_up.fixture.argnames
-            for found in self._set_up.values()
-            if found.gpu == set_up.gpu
-        )
 
     def torn_down(self, fixture: _Fixture) -> None:
         """Forget a fixture."""
@@ -457,12 +454,6 @@ def _fill(item: pytest.Function) -> None:
     """Set up what a test uses and is not set up, and let it have that."""
     item._initrequest()  # pytest-rerunfailures does so, too
     item.setup()
-
-
-def _holds_reducer(value: object) -> bool:
-    from pytest_torchmem.interception.split_modules import holds_reducer
-
-    return holds_reducer(value)
 
 
 class StandingHooks:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,15 @@ class Update:
         """Do it; what cannot be read or written is a plan with a problem."""
         removes = "obsolete" in self.settings.update
         removable = self.gone.entries if removes else {}
-        orphans, left = self._read_orphans(), self._read_left()
+        files = set(self.gone.orphans)
+        for file in self.accepted:
+            directory = (self.root / file).parent.parent
+            files.update(relative(path, self.root) for path in orphans_in(directory))
+        files -= {*self.accepted, *self.memory_tests}  # modules that went while their tests ran
+        orphans, left = (
+            self._read_all(files),
+            self._read_all({*self.gone.entries, *self.gone.tests}),
+        )
         moved = self._moves(orphans, left)
         inherited: dict[str, dict[Key, Entry]] = {}
         for (old_file, old_key), (file, key) in moved.items():
@@ -134,15 +142,6 @@ class Update:
                 return True
         return False
 
-    def _read_orphans(self) -> dict[str, StoredSnapshot]:
-        """Return the files whose module is gone: those found, and those beside what is written."""
-        files = set(self.gone.orphans)
-        for file in self.accepted:
-            directory = (self.root / file).parent.parent
-            files.update(relative(path, self.root) for path in orphans_in(directory))
-        files -= {*self.accepted, *self.memory_tests}  # modules that went while their tests ran
-        return {file: stored for file in files if (stored := self._read(file)) is not None}
-
     def _read(self, file: str) -> StoredSnapshot | None:
         """Return a file, ``None`` where it cannot be read: that is said where it is written."""
         try:
@@ -150,9 +149,7 @@ class Update:
         except SnapshotError:
             return None
 
-    def _read_left(self) -> dict[str, StoredSnapshot]:
-        """Return the files of modules that are there, where an entry has lost its test."""
-        files = {*self.gone.entries, *self.gone.tests}
+    def _read_all(self, files: Iterable[str]) -> dict[str, StoredSnapshot]:
         return {file: stored for file in files if (stored := self._read(file)) is not None}
 
     def _moves(

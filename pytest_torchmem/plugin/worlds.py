@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from os.path import sep
 from traceback import walk_stack, walk_tb
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 from unittest import TestCase
 
@@ -78,7 +77,13 @@ class StandingWorlds:
 
     def on(self, world: World | None) -> AbstractContextManager[object]:
         """Be that process."""
-        return self._standing(world).on() if world is not None else nullcontext()
+        if world is None:
+            return nullcontext()
+        if world not in self._worlds:
+            from pytest_torchmem.interception.world import StandingWorld
+
+            self._worlds[world] = StandingWorld(world)
+        return self._worlds[world].on()
 
     def begin(self, item: pytest.Item) -> None:
         """Note the variables that are set before a test, which begins as its first process."""
@@ -118,13 +123,6 @@ class StandingWorlds:
         for world in self._worlds.values():
             world.close()
         self._worlds.clear()
-
-    def _standing(self, world: World) -> StandingWorld:
-        if world not in self._worlds:
-            from pytest_torchmem.interception.world import StandingWorld
-
-            self._worlds[world] = StandingWorld(world)
-        return self._worlds[world]
 
 
 @dataclass(slots=True)
@@ -220,17 +218,12 @@ def no_world(
     fixture: pytest.FixtureDef[Any], item: pytest.Item, error: Exception
 ) -> MemoryCheckFailed:
     """Say so of a fixture that ended there, and in which line."""
-    files = str(item.config.rootpath)
-    lines = [one for one in walk_tb(error.__traceback__) if is_in(one[0], files)]
-    frame, line = lines[-1] if lines else (None, 0)
-    where = "" if frame is None else f"{shown(frame.f_code.co_filename)}:{line}: "
+    start, where = f"{item.config.rootpath}{sep}", ""
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file.startswith(start) and "site-packages" not in file:
+            where = f"{shown(file)}:{line}: "
     return MemoryCheckFailed(not_told(fixture.argname), f"{where}{type(error).__name__}")
-
-
-def is_in(frame: FrameType, folder: str) -> bool:
-    """Return whether a frame runs code of a folder that is not that of installed packages."""
-    path = frame.f_code.co_filename
-    return path.startswith(folder + sep) and "site-packages" not in path
 
 
 def asks_for_world(error: Exception) -> bool:

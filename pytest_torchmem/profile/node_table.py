@@ -178,21 +178,18 @@ class NodeTable(Tabular):
 
     def _regrouped(self, key: Callable[[NodeRow], tuple[str, ...]]) -> NodeTable:
         with without_collections():
-            return self._grouped_by(key)
-
-    def _grouped_by(self, key: Callable[[NodeRow], tuple[str, ...]]) -> NodeTable:
-        groups: dict[tuple[str, ...], list[int]] = {}
-        for index, row in enumerate(self.rows):
-            groups.setdefault(key(row), []).append(index)
-        storages = [self._union(members) for members in groups.values()]
-        rows = [
-            self._merged([self.rows[index] for index in members], union)
-            for members, union in zip(groups.values(), storages, strict=True)
-        ]
-        for row, name in zip(rows, groups, strict=True):
-            if len(name) == 4:
-                row.module = name[1]
-        return NodeTable(rows, storages, self._sizes)
+            groups: dict[tuple[str, ...], list[int]] = {}
+            for index, row in enumerate(self.rows):
+                groups.setdefault(key(row), []).append(index)
+            storages = [self._union(members) for members in groups.values()]
+            rows = [
+                self._merged([self.rows[index] for index in members], union)
+                for members, union in zip(groups.values(), storages, strict=True)
+            ]
+            for row, name in zip(rows, groups, strict=True):
+                if len(name) == 4:
+                    row.module = name[1]
+            return NodeTable(rows, storages, self._sizes)
 
     def _union(self, members: Sequence[int]) -> _Storages:
         if len(members) == 1:
@@ -210,11 +207,10 @@ class NodeTable(Tabular):
         }
         merged |= {name: sum(columns[name]) for name in _SUMS}
         merged |= {name: max(columns[name]) for name in _MOST}
-        merged |= {name: self._bytes(getattr(storages, name)) for name in _BYTES}
+        merged |= {
+            name: sum(map(self._sizes.__getitem__, getattr(storages, name))) for name in _BYTES
+        }
         return NodeRow(**merged)
-
-    def _bytes(self, storages: Iterable[int]) -> int:
-        return sum(map(self._sizes.__getitem__, storages))
 
 
 _PHASES_SHOWN = frozenset(phase.value for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
@@ -358,7 +354,9 @@ class _Builder:
             if not self._activation[reads[0]]:
                 reads = ()
         elif reads:
-            reads = self._activations(reads)
+            is_activation = self._activation
+            found = [index for index in reads if is_activation[index]]
+            reads = tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
         phase, module, operator, line, _ = origin
         row, work = NodeRow(phase.value, module, operator, line, 1), call.work
         row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
@@ -400,12 +398,6 @@ class _Builder:
             _add_made(opened, made)
             if made[-1] > self._births:
                 self._births = made[-1]
-
-    def _activations(self, reads: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the activations among what an operator reads, each once."""
-        is_activation = self._activation
-        found = [index for index in reads if is_activation[index]]
-        return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
 
 
 def _bytes_of(indices: Collection[int], sizes: Sequence[int]) -> int:

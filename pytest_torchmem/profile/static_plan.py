@@ -230,26 +230,20 @@ def plan_of(
     if alignment < 1 or alignment & (alignment - 1):
         raise UsageError(f"alignment={alignment!r}: expected a power of two")
     with without_collections():
-        return _plan_of(timeline, alignment, reserved_peak, outputs)
-
-
-def _plan_of(
-    timeline: Timeline, alignment: int, reserved_peak: int | None, outputs: bool
-) -> StaticPlan:
-    lives, events = _lives(timeline, alignment, outputs), timeline.events
-    changes, sizes = lives.changes(), lives.sizes
-    live_peak = max(accumulate(map(changes.__getitem__, events)), default=0)
-    offsets = {
-        "by size": _by_size(lives, events),
-        "over time": _over_time(events, changes),
-        "no reuse": array("q", islice(accumulate(sizes, initial=0), len(sizes))),
-    }
-    arenas = {name: max(map(add, found, sizes), default=0) for name, found in offsets.items()}
-    strategy = min(arenas, key=arenas.__getitem__)
-    storages = _Storages(lives, offsets[strategy], timeline)
-    return StaticPlan(
-        storages, alignment, strategy, arenas, live_peak, lives.outside, reserved_peak
-    )
+        lives, events = _lives(timeline, alignment, outputs), timeline.events
+        changes, sizes = lives.changes(), lives.sizes
+        live_peak = max(accumulate(map(changes.__getitem__, events)), default=0)
+        offsets = {
+            "by size": _by_size(lives, events),
+            "over time": _over_time(events, changes),
+            "no reuse": array("q", islice(accumulate(sizes, initial=0), len(sizes))),
+        }
+        arenas = {name: max(map(add, found, sizes), default=0) for name, found in offsets.items()}
+        strategy = min(arenas, key=arenas.__getitem__)
+        storages = _Storages(lives, offsets[strategy], timeline)
+        return StaticPlan(
+            storages, alignment, strategy, arenas, live_peak, lives.outside, reserved_peak
+        )
 
 
 def _numbers(count: int) -> array[int]:
@@ -349,7 +343,9 @@ def _by_size(lives: _Lives, events: Iterable[int]) -> array[int]:
     """
     large = lives.largest(_SEARCHED)
     found = _searched(large)
-    top, bound = _top(large, found), _most_alive(large)
+    top = _top(large, found)
+    both = [(one.start, one.nbytes) for one in large] + [(one.stop, -one.nbytes) for one in large]
+    bound = max(accumulate(nbytes for _, nbytes in sorted(both)), default=0)  # alive together
     for order in (_longest, _largest_area):
         if top == bound:
             break
@@ -366,13 +362,6 @@ def _by_size(lives: _Lives, events: Iterable[int]) -> array[int]:
     for number, offset in found.items():
         offsets[number] = offset
     return offsets
-
-
-def _most_alive(lifetimes: Iterable[Lifetime]) -> int:
-    """Return the most bytes that are alive together."""
-    changes = [(one.start, one.nbytes) for one in lifetimes]
-    changes += [(one.stop, -one.nbytes) for one in lifetimes]
-    return max(accumulate(nbytes for _, nbytes in sorted(changes)), default=0)
 
 
 def _top(placed: Iterable[Lifetime], offsets: Mapping[int, int]) -> int:

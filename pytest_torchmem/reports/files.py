@@ -87,7 +87,8 @@ def _checkout(root: Path) -> Path:
 def apply_command(root: Path, proposal: Path) -> str:
     """Return the one command that puts the proposed snapshot files into a checkout at ``root``."""
     environment = os.environ
-    below = _below_checkout(root)
+    checkout = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
+    below = relative(root, Path(checkout)) if checkout else "."
     if environment.get("GITHUB_ACTIONS") == "true":
         run = environment.get("GITHUB_RUN_ID", "RUN_ID")
         repository = environment.get("GITHUB_REPOSITORY")
@@ -103,11 +104,6 @@ def apply_command(root: Path, proposal: Path) -> str:
             f"&& cp -R {inside}/. {shlex.quote(below)}"
         )
     return f"cp -R {shlex.quote(str(proposal))}/. {shlex.quote(str(root))}"
-
-
-def _below_checkout(root: Path) -> str:
-    checkout = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
-    return relative(root, Path(checkout)) if checkout else "."
 
 
 def _data(text: str) -> str:

@@ -55,6 +55,9 @@ def plain_changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
 
 def _check(check: Check) -> dict[str, Any]:
     result, trace = check.result, check.result.trace
+    entry = result.snapshot.entry if result.snapshot is not None else None
+    alive = entry.alive if entry is not None else None
+    facts = entry.facts if entry is not None else {}
     return {
         "nodeid": check.nodeid,
         **asdict(result.key),
@@ -70,7 +73,8 @@ def _check(check: Check) -> dict[str, Any]:
         "snapshot": _snapshot(result),
         "measurement": _measurement(result.measurement),
         "growth": _growth(result),
-        **_recorded(result),
+        "alive": alive_to_plain(alive) if alive is not None else None,
+        "facts": {topic: dict(known) for topic, known in facts.items()},
         "workspaces": dict(trace.workspaces),
         "calibrated_workspaces": list(trace.calibrated_workspaces),
         "library_workspaces": list(trace.library_workspaces),
@@ -97,17 +101,6 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
         "rows": [plain_row(row) for row in found.rows],
         "rest": found.rest,
         "recorded": found.recorded,
-    }
-
-
-def _recorded(result: CheckResult) -> dict[str, Any]:
-    """Return what a snapshot would keep of what was alive, and of what the step was run with."""
-    entry = result.snapshot.entry if result.snapshot is not None else None
-    alive = entry.alive if entry is not None else None
-    facts = entry.facts if entry is not None else {}
-    return {
-        "alive": alive_to_plain(alive) if alive is not None else None,
-        "facts": {topic: dict(known) for topic, known in facts.items()},
     }
 
 

@@ -119,7 +119,18 @@ def load_source(text: str | None, directory: Path) -> Source:
         raise UsageError(
             f"{text!r} is not a file, a directory or a git revision of this repository"
         ) from None
-    return Source(text, _revision(text, directory), revision=True)
+    listed = git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", text)
+    entries: dict[tuple[str, Key], Entry] = {}
+    for name in listed.split("\0"):
+        file = PurePosixPath(name)
+        if not is_snapshot(file) or is_proposal(file):
+            continue
+        try:
+            snapshot = load(git(directory, "show", f"{text}:{name}"))
+        except SnapshotError as error:
+            raise SnapshotError(f"{name} in {text} {error}") from None
+        entries.update(_keyed(module_of(file), snapshot.entries))
+    return Source(text, entries, revision=True)
 
 
 def module_of(file: PurePosixPath) -> str:
@@ -181,18 +192,16 @@ def _report(name: str, data: dict[str, Any]) -> Source:
                     grew=read_told(check.get("growth"), "growth"),
                 )
                 source.entries[where] = entry
-            elif check["failed"] or (key.device and not _left_out(check)):
+            # Older reports do not say whether it is left out, only whether the test passed.
+            elif check["failed"] or (
+                key.device and not check.get("left_out", check["test_passed"])
+            ):
                 source.unchecked[where] = texts["message"].partition("\n")[0] or texts["outcome"]
     except SnapshotError as error:
         raise UsageError(f"{name} is not a complete report: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{name} is not a complete report: {error!r} in its checks") from None
     return source
-
-
-def _left_out(check: dict[str, Any]) -> bool:
-    """Tell whether nothing was to be checked; older reports say only whether the test passed."""
-    return bool(check.get("left_out", check["test_passed"]))
 
 
 def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
@@ -206,21 +215,6 @@ def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
         file = PurePosixPath(path.relative_to(root).as_posix())
         if not is_proposal(file):
             entries.update(_keyed(module_of(file), _entries(path)))
-    return entries
-
-
-def _revision(revision: str, directory: Path) -> dict[tuple[str, Key], Entry]:
-    listed = git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", revision)
-    entries: dict[tuple[str, Key], Entry] = {}
-    for name in listed.split("\0"):
-        file = PurePosixPath(name)
-        if not is_snapshot(file) or is_proposal(file):
-            continue
-        try:
-            snapshot = load(git(directory, "show", f"{revision}:{name}"))
-        except SnapshotError as error:
-            raise SnapshotError(f"{name} in {revision} {error}") from None
-        entries.update(_keyed(module_of(file), snapshot.entries))
     return entries
 
 

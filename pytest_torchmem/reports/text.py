@@ -117,7 +117,10 @@ def together(
     ``said`` has the tests that told a cause in full: others with the same only refer to them.
     """
     told = [one for check in _worst_first(failures) for one in _told(check.result)]
-    elsewhere = _told_by(told, failures[0].nodeid, {} if said is None else said)
+    nodeid, causes = failures[0].nodeid, [one.cause for one in told]
+    said = {} if said is None else said
+    tests = [said.setdefault(cause, nodeid) if cause and any(cause) else "" for cause in causes]
+    elsewhere = tests[0] if all(test not in ("", nodeid) for test in tests) else ""
     what_to_do = dict.fromkeys(check.advice for check in failures if check.advice)
     if elsewhere and not verbose:
         heads = dict.fromkeys(one.first for one in told)
@@ -193,13 +196,6 @@ def _placed(told: Sequence[Told]) -> dict[str, str]:
     for one in told:
         where.setdefault(one.first, {})[one.where] = None
     return {one.first: one.placed(", ".join(where[one.first])) for one in told if not one.cause}
-
-
-def _told_by(told: Sequence[Told], nodeid: str, said: dict[tuple[str, str], str]) -> str:
-    """Return the test that told the causes of ``told`` in full, "" where one of them is new."""
-    causes = [one.cause for one in told]
-    tests = [said.setdefault(cause, nodeid) if cause and any(cause) else "" for cause in causes]
-    return tests[0] if all(test not in ("", nodeid) for test in tests) else ""
 
 
 def _worst_first(failures: Sequence[Check]) -> list[Check]:
@@ -279,6 +275,8 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     also = growth.others(diagnosis.causes[:3])
     others = _not_run(comparison.having(Verdict.NOT_RUN), "")
     others += _circumstances(comparison, result.trace, diagnosis)
+    line = growth.line_of(diagnosis)
+    grown = growth.signed((change.now or 0) - (change.before or 0))
     return Told(
         "\n".join(filter(None, (headline, wrapped(place), *also))),
         [*map(wrapped, others)],
@@ -287,14 +285,8 @@ def _grew(found: Changed, result: CheckResult) -> Told:
         comparison.told,
         (why, place),
         size,
-        _short(change, why, growth.line_of(diagnosis)),
+        joined(f"{grown} {label(change.figure)}", joined(why, line), separator=": "),
     )
-
-
-def _short(change: Change, why: str, line: str) -> str:
-    """Return the number, the phase, the cause and the line of a growth in one line."""
-    grown = growth.signed((change.now or 0) - (change.before or 0))
-    return joined(f"{grown} {label(change.figure)}", joined(why, line), separator=": ")
 
 
 def _not_run(missing: Sequence[Change], measured: str) -> Parts:
@@ -505,7 +497,11 @@ def _circumstances(
     changed = "; ".join(_input(*one) for one in inputs if one[0] not in said)
     if comparison.workload_changed and changed:
         yield f"The workload differs from the snapshot's: {changed}"
-    elif comparison.workload_changed and not inputs and not _is_told(diagnosis):
+    elif (
+        comparison.workload_changed
+        and not inputs
+        and not any(cause.is_specific for cause in (diagnosis.causes[:1] if diagnosis else ()))
+    ):
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "
             "sizes of the parameters, have changed"
@@ -525,11 +521,6 @@ def _circumstances(
             f"The stored workspaces were told by cuDNN {trace.cudnn_before}, and those of this run "
             f"by cuDNN {trace.cudnn}, which may be the cause"
         )
-
-
-def _is_told(diagnosis: Diagnosis | None) -> bool:
-    """Tell whether a cause says what of the workload is another."""
-    return any(cause.is_specific for cause in (diagnosis.causes[:1] if diagnosis else ()))
 
 
 def _input(name: str, before: str, now: str) -> str:

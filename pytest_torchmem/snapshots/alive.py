@@ -187,7 +187,9 @@ def positions_of(profile: MemoryProfile) -> dict[str, int]:
     if highest > max(phases, default=-1):
         found["peak"] = at
     if RETAINED in figures:
-        found[RETAINED] = _end_of_forward(timeline)
+        live = timeline.live()
+        ends = [stop for _, stop, phase in timeline.spans() if phase is Phase.FORWARD]
+        found[RETAINED] = max(ends, key=lambda stop: live[stop], default=0)
     found[END] = len(timeline.events)
     return {moment: found[moment] for moment in MOMENTS if moment in found}
 
@@ -196,13 +198,6 @@ def contents_of(profile: MemoryProfile) -> dict[str, list[Allocation]]:
     """Return what was alive at each peak, largest first, by the figure's name."""
     positions = {name: at for name, at in positions_of(profile).items() if name in PEAKS}
     return {name: profile.timeline.live_at(at) for name, at in positions.items()}
-
-
-def _end_of_forward(timeline: Timeline) -> int:
-    """Return where the forward ends at whose end most is alive, as ``figures_of`` counts it."""
-    live = timeline.live()
-    ends = [stop for _, stop, phase in timeline.spans() if phase is Phase.FORWARD]
-    return max(ends, key=lambda stop: live[stop], default=0)
 
 
 def what_of(allocation: Allocation, role: Role) -> tuple[What, Numbers]:

@@ -31,7 +31,7 @@ from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.units import MOST, format_size, parse_size
 
 if TYPE_CHECKING:
-    from filelock import FileLock
+    pass
 
 
 PATIENCE = 120.0
@@ -100,7 +100,12 @@ def write(path: Path, text: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-    _sync_directory(target.parent)
+    with contextlib.suppress(OSError):  # where the platform lets a directory be synchronised
+        descriptor = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _temporary_prefix(target: Path) -> str:
@@ -159,8 +164,12 @@ def locked(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _directory_locked(directory: Path) -> Iterator[None]:
     if not _locks_directories():
+        from filelock import FileLock
+
         directory.mkdir(parents=True, exist_ok=True)
-        with _lock_file(directory):
+        name = os.path.normcase(os.path.realpath(directory))
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        with FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock"):
             yield
         return
     until, descriptor = time.monotonic() + PATIENCE, None
@@ -213,16 +222,12 @@ def _lock(directory: Path) -> int | None:
             # anew, a lock on the old one keeps nobody away.
             if not os.path.samestat(os.fstat(descriptor), os.stat(directory)):
                 return None
-            _sweep(directory)
+            # The leftovers of killed runs: the lock of a writer keeps others away.
+            for name in filter(_TEMPORARY.fullmatch, os.listdir(directory)):
+                with contextlib.suppress(OSError):
+                    os.unlink(directory / name)
         on_failure.pop_all()
         return descriptor
-
-
-def _sweep(directory: Path) -> None:
-    """Remove the leftovers of killed runs; the lock of a writer keeps others away."""
-    for name in filter(_TEMPORARY.fullmatch, os.listdir(directory)):
-        with contextlib.suppress(OSError):
-            os.unlink(directory / name)
 
 
 @contextlib.contextmanager
@@ -258,25 +263,6 @@ def _is_stream(path: Path) -> bool:
         return not stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
         return False
-
-
-def _lock_file(directory: Path) -> FileLock:
-    """Return the lock that stands for ``directory`` where it cannot be locked itself."""
-    from filelock import FileLock
-
-    name = os.path.normcase(os.path.realpath(directory))
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return FileLock(Path(tempfile.gettempdir()) / f"torchmem-{digest}.lock")
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the replacement itself durable, where the platform lets a directory be synchronised."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 _ROUNDED = 0.05

@@ -233,10 +233,7 @@ def read_recording(content: bytes) -> Timeline:
     entries = traces[device]
     if not entries:
         raise ValueError("it has no history: call torch.cuda.memory._record_memory_history() first")
-    return _timeline(entries, [one for one in segments if one.get("device", 0) == device])
-
-
-def _timeline(entries: Iterable[_Entry], segments: Iterable[_Entry]) -> Timeline:
+    segments = [one for one in segments if one.get("device", 0) == device]
     live: dict[int, int] = {}
     made: list[Allocation] = []
     events: list[int] = []
@@ -253,11 +250,6 @@ def _timeline(entries: Iterable[_Entry], segments: Iterable[_Entry]) -> Timeline
     for block in (block for segment in segments for block in segment["blocks"]):
         if block["state"] == "active_allocated" and block.get("address") not in live:
             made.append(_allocation({}, block.get("requested_size", block["size"])))
-    return _in_order(made, events)
-
-
-def _in_order(made: list[Allocation], events: list[int]) -> Timeline:
-    """Return the timeline that begins with what nothing has made."""
     new = [event for event in events if event > 0]
     known = set(new)
     before = [number for number in range(1, len(made) + 1) if number not in known]
