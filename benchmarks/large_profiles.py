@@ -26,9 +26,8 @@ from torch import nn
 import pytest_torchmem as torchmem
 from benchmarks import command as parser_of
 from benchmarks.conformance.report import machine
-from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.profile import MemoryProfile, figures_of
-from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, OperatorCall, Phase, Timeline
 
 
 def repeated(step: MemoryProfile, events: int) -> MemoryProfile:

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from pytest_torchmem.advice.changes import CHUNKS
-from pytest_torchmem.advice.observed import CROSS_ENTROPY, LINEAR, PASSING, Layers, Observed
+from pytest_torchmem.advice.changes import CHUNKS, CROSS_ENTROPY, LINEAR, PASSING, Layers, Observed
 from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.step.trees import tensors_in

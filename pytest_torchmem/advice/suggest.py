@@ -11,13 +11,17 @@ import torch
 from pytest_torchmem.advice.changes import (
     CHUNKS,
     HAS_FUSED,
+    OVERWRITING,
+    Layers,
     LossMode,
     NarrowMode,
+    Observed,
     OverwritingMode,
     StepChange,
     buffers_narrowed,
     checkpointed,
     joined,
+    observing,
     set_to_none,
     stepping,
     under_autocast,
@@ -27,7 +31,6 @@ from pytest_torchmem.advice.graph_changes import (
     chunked_loss_in_graphs,
     observing_graphs,
 )
-from pytest_torchmem.advice.observed import OVERWRITING, Layers, Observed, observing
 from pytest_torchmem.profile.profile import MemoryProfile, Suggestion
 from pytest_torchmem.units import parse_size
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.checks.gpu import fitting_trace
-from pytest_torchmem.checks.request import CheckTarget
-from pytest_torchmem.checks.settings import Settings
+from pytest_torchmem.checks.request import CheckTarget, Settings
 from pytest_torchmem.errors import DeviceMemoryError, UsageError
 from pytest_torchmem.snapshots.calibration import (
     CalibrationPlan,
@@ -23,8 +22,8 @@ from pytest_torchmem.snapshots.calibration import (
     plan_calibration,
     read_calibration_file,
 )
-from pytest_torchmem.snapshots.changes import change_file
 from pytest_torchmem.snapshots.location import calibration_path
+from pytest_torchmem.snapshots.store import change_file
 from pytest_torchmem.targets.calibration import (
     CUDNN,
     Calibration,

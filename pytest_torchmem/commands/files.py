@@ -12,12 +12,17 @@ from pytest_torchmem.commands.explained import explanation
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable
-from pytest_torchmem.snapshots.changes import SnapshotPlan, change_file, plan_file
 from pytest_torchmem.snapshots.compare import compare, main_change
 from pytest_torchmem.snapshots.files import locked, remove
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import DIRECTORY, is_proposal, is_snapshot, orphans_in
-from pytest_torchmem.snapshots.store import StoredSnapshot, read
+from pytest_torchmem.snapshots.store import (
+    SnapshotPlan,
+    StoredSnapshot,
+    change_file,
+    plan_file,
+    read,
+)
 from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.units import format_change, format_size
 

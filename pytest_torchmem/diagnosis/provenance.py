@@ -7,8 +7,7 @@ from itertools import islice
 from math import prod
 
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.operator_calls import OperatorCall
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Kind, OperatorCall, Origin, Phase, Timeline
 
 _ZERO = ("aten::zero_", "aten::_foreach_zero_")
 _MOST_ANCESTORS, _MOST_CALLS = 200, 20

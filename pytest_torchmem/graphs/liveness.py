@@ -30,7 +30,7 @@ from pytest_torchmem.graphs.operators_at import run_alone
 from pytest_torchmem.interception.plan import Output, Plan, Same, find_plan, geometry_of_arguments
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.profile.node_table import NodeRow, NodeTable
-from pytest_torchmem.profile.operator_calls import GRAPH_NODE
+from pytest_torchmem.profile.timeline import GRAPH_NODE
 from pytest_torchmem.step.trees import argument_leaves, argument_tensors, tensors_in
 from pytest_torchmem.targets.target import DeviceName
 from pytest_torchmem.torch_private.keys import OpOverload, is_view

@@ -31,9 +31,16 @@ from pytest_torchmem.graphs.fitting import Grid, Polynomial, Sizes
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace_of import CallWork, Geometry
-from pytest_torchmem.profile.operator_calls import GRAPH_NODE, OperatorCall
 from pytest_torchmem.profile.profile import MemoryProfile
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import (
+    GRAPH_NODE,
+    Allocation,
+    Kind,
+    OperatorCall,
+    Origin,
+    Phase,
+    Timeline,
+)
 from pytest_torchmem.step.trees import replace_tensors, tensors_in
 from pytest_torchmem.targets.target import DeviceName
 from pytest_torchmem.torch_private.keys import HigherOrderOperator, OpOverload, is_view

@@ -18,8 +18,15 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.operators.workspace import Buffer, Workspace
-from pytest_torchmem.profile.operator_calls import OperatorCall, Work
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import (
+    Allocation,
+    Kind,
+    OperatorCall,
+    Origin,
+    Phase,
+    Timeline,
+    Work,
+)
 from pytest_torchmem.torch_private.tensors import storage_address
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger, StorageRecord
 from pytest_torchmem.operators.workspace_of import CallWork
-from pytest_torchmem.profile.operator_calls import GRAPH_NODE
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
+from pytest_torchmem.profile.timeline import GRAPH_NODE, Allocation, Kind, Origin
 from pytest_torchmem.step.trees import Args, Kwargs, shape_text, tensors_in
 from pytest_torchmem.torch_private.tensors import (
     current_node,

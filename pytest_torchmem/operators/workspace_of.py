@@ -51,8 +51,7 @@ from torch import Tensor
 from pytest_torchmem.operators.registry import DEVICES, aten, find_record, operator
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import Buffer, Workspace, as_workspace, unknown
-from pytest_torchmem.profile.operator_calls import KnownWork
-from pytest_torchmem.profile.timeline import Confidence
+from pytest_torchmem.profile.timeline import Confidence, KnownWork
 from pytest_torchmem.step.trees import argument_tensors, replace_leaves, replace_tensors
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.keys import OpOverload, schema

@@ -5,6 +5,7 @@ A test of several ranks is run as each, if its fixtures go by the process of a d
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -17,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.checks.check import DeviceCheck
+from pytest_torchmem.checks.check import Context, DeviceCheck, stored_for
 from pytest_torchmem.checks.defaults import MARKER
-from pytest_torchmem.checks.judge import Context, stored_for
 from pytest_torchmem.checks.request import (
     Budget,
     CheckedTest,
@@ -31,7 +31,6 @@ from pytest_torchmem.checks.request import (
 )
 from pytest_torchmem.checks.result import CheckResult, Outcome
 from pytest_torchmem.errors import NoCudaError, UsageError, add_note
-from pytest_torchmem.plugin.attachments import attach
 from pytest_torchmem.plugin.collection import Collection, test_id
 from pytest_torchmem.plugin.failure import (
     NOT_HERE,
@@ -41,8 +40,9 @@ from pytest_torchmem.plugin.failure import (
     failure_is_expected,
     update_command,
 )
-from pytest_torchmem.plugin.markers import budget_of
-from pytest_torchmem.plugin.seen import node_id
+from pytest_torchmem.plugin.reported import UNUSED, add_attached, attach, why_skipped
+from pytest_torchmem.plugin.settings import budget_of
+from pytest_torchmem.plugin.start import node_id
 from pytest_torchmem.reports.summary import Check, properties
 from pytest_torchmem.reports.text import MOST_LINES, advice, headlines, plain_message, together
 from pytest_torchmem.snapshots.format import Key
@@ -119,11 +119,6 @@ class Checker:
                     f"{node_id(self.item)}: torchmem.check ended when the test was over, so its "
                     "result is not in any report. Wait in the test for the thread that calls it"
                 )
-
-    def was_seen(self, excinfo: pytest.ExceptionInfo[BaseException] | None) -> None:
-        """Take note of the failure that a report shows."""
-        if excinfo is not None:
-            self._failures = [error for error in self._failures if error is not excinfo.value]
 
     def settle(self, error: BaseException | None, *, over: bool) -> None:
         """Raise for what nobody else does, at the end of a phase that ``error`` ended, if anything.
@@ -257,20 +252,43 @@ class Checker:
         found = MemoryCheckFailed(text, first.last_line, headlines(checks), checks)
         return found.with_traceback(first.__traceback__)
 
-    def take_checks(
-        self, excinfo: pytest.ExceptionInfo[BaseException] | None, *, explained: bool
-    ) -> Any:
-        """Return what a report carries of this phase, and forget it.
+    def note_skip(self, call: pytest.CallInfo[None]) -> None:
+        """Record a test as never checked that was skipped, before its first check or whole."""
+        settled = self.checked or self.context.settings.disabled
+        if not settled and (skip := why_skipped(self.item, call)) is not None:
+            self.not_checked(f"never checked: {skip[0]}", notice=skip[1])
 
-        It is of builtin types: pytest-xdist sends nothing else to the controller. Unless
+    def send_along(
+        self, report: pytest.TestReport, call: pytest.CallInfo[None], *, explained: bool
+    ) -> None:
+        """Let a report carry the checks of its phase, and forget them.
+
+        They are of builtin types: pytest-xdist sends nothing else to the controller. Unless
         ``explained``, what would explain the figures of checks that pass is left out.
         """
+        error = call.excinfo.value if call.excinfo is not None else None
+        settled = self.checked or self.traced or self.context.settings.disabled
+        if call.when == "call" and report.passed and not settled:
+            # The test asks for the fixture itself, and used it for nothing.
+            function = getattr(self.item, "function", None)
+            if function is not None and "torchmem" in inspect.signature(function).parameters:
+                self.not_checked("never checked: nothing called torchmem.check", notice=UNUSED)
+        self._failures = [one for one in self._failures if one is not error]
         checks, self._unsent = self._unsent, []
         if not checks:
-            return None
-        by_check = excinfo is not None and isinstance(excinfo.value, MemoryCheckFailed)
+            return
+        by_check = isinstance(error, MemoryCheckFailed)
         sent = [replace(check, result=check.result.light(explained=explained)) for check in checks]
-        return {"checks": dumps(sent), "failed_by_check": by_check}
+        carried = {"checks": dumps(sent), "failed_by_check": by_check}
+        report.torchmem = carried  # type: ignore[attr-defined]
+        add_attached(self.item, report)
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if isinstance(error, MemoryCheckFailed) and crash is not None:
+            # pytest's short summary and JUnit show the headline, which begins with the number: the
+            # summary cuts lines at the terminal's width. pytest prints all of this message there in
+            # CI and with ``-vv`` (``_get_line_with_reprcrash_message`` in ``_pytest/terminal.py``).
+            # The section of the failure is made of ``reprtraceback``, which keeps the whole.
+            crash.message = error.headline
 
     def not_checked(
         self, why: str, key: Key | None = None, notice: str = "", *, broke_off: bool = False

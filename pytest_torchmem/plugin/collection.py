@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.plugin.seen import SeenFile, checks_memory, node_id
+from pytest_torchmem.plugin.start import SeenFile, checks_memory, node_id
 from pytest_torchmem.snapshots.location import (
     CALIBRATION,
     DIRECTORY,

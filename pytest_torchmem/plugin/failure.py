@@ -52,20 +52,6 @@ class MemoryCheckFailed(AssertionError, pytest.fail.Exception):  # type: ignore[
         self.args = (self.msg,)
 
 
-def shorten(report: pytest.TestReport, error: BaseException) -> None:
-    """Let pytest's short summary and JUnit's message be the headline of a failed check.
-
-    It begins with the number: the summary cuts lines at the terminal's width.
-
-    pytest prints all of ``reprcrash.message`` there in CI and with ``-vv``
-    (``_get_line_with_reprcrash_message`` in ``_pytest/terminal.py``), and all of the message once
-    more is pages. The section of the failure is made of ``reprtraceback``, which keeps the whole.
-    """
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if isinstance(error, MemoryCheckFailed) and crash is not None:
-        crash.message = error.headline
-
-
 class shown_at_the_call:
     """Lets a failure stand at the user's line, as wide as there is room behind its indentation.
 

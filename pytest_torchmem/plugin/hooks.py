@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
-from pytest_torchmem.plugin.broken import hide_own_frames, let_fail, not_concluded, not_reported
 from pytest_torchmem.plugin.options import (
     add_options,
     fake_gpu_of_suite,
@@ -25,13 +24,22 @@ from pytest_torchmem.plugin.options import (
     something_is_set,
     stop_leaving_alone,
 )
-from pytest_torchmem.plugin.seen import SeenFile, checks_memory, note_id
+from pytest_torchmem.plugin.start import (
+    SeenFile,
+    checks_memory,
+    hide_own_frames,
+    import_before,
+    let_fail,
+    not_concluded,
+    not_reported,
+    note_id,
+)
 from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
+    from pytest_torchmem.checks.check import Context
     from pytest_torchmem.checks.gpu import Confirmations
-    from pytest_torchmem.checks.judge import Context
-    from pytest_torchmem.checks.settings import Settings
+    from pytest_torchmem.checks.request import Settings
     from pytest_torchmem.plugin.checker import Checker
     from pytest_torchmem.plugin.collection import Collection
     from pytest_torchmem.plugin.failure import OtherProcesses
@@ -67,7 +75,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     if not name:
         return (yield)
     from pytest_torchmem.errors import UsageError
-    from pytest_torchmem.plugin.suite import gpu_of
+    from pytest_torchmem.plugin.standing import gpu_of
 
     try:
         gpu = gpu_of(early_config, name)
@@ -159,7 +167,7 @@ class _RunHooks:
     def _stand_for_suite(self) -> None:
         """Let every test see the GPU of ``--torchmem-fake-cuda``."""
         from pytest_torchmem.errors import UsageError
-        from pytest_torchmem.plugin.suite import SuiteHooks, gpu_of
+        from pytest_torchmem.plugin.standing import SuiteHooks, gpu_of
 
         try:
             gpu = gpu_of(self.config, self.settings().fake_cuda)
@@ -223,7 +231,7 @@ class _RunHooks:
         """Return what runs the checks of the present attempt at ``item``."""
         if _CHECKER not in item.stash:
             from pytest_torchmem.checks.calibrations import Calibrations
-            from pytest_torchmem.checks.judge import Context
+            from pytest_torchmem.checks.check import Context
             from pytest_torchmem.plugin.checker import Checker
             from pytest_torchmem.plugin.failure import OtherProcesses
 
@@ -255,7 +263,7 @@ class _RunHooks:
         if any(
             MARKER in one.keywords for one in report.result or () if isinstance(one, pytest.Item)
         ):
-            from pytest_torchmem.plugin.markers import refuse_unreadable
+            from pytest_torchmem.plugin.settings import refuse_unreadable
 
             if self.config.hook.pytest_torchmem_register_gpus.get_hookimpls():
                 self.registrations().gpus()
@@ -303,8 +311,6 @@ class _RunHooks:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Forget an earlier attempt at this test: a rerun starts anew."""
         if "pyfakefs" in sys.modules:
-            from pytest_torchmem.plugin.fake_files import import_before
-
             import_before(item)
         if any(mark.args or mark.kwargs for mark in item.iter_markers(SELECTED_BY)):
             # It would look like a limit, and nothing would be checked.
@@ -360,35 +366,14 @@ class _RunHooks:
             hide_own_frames()
         report = yield
         try:
-            self._send_along(report, item, call)
+            if report.skipped and checks_memory(item):
+                self.checker(item).note_skip(call)
+            if _CHECKER in item.stash:
+                explained = self._reports_everything()
+                item.stash[_CHECKER].send_along(report, call, explained=explained)
         except Exception as error:  # raised here, it would end the run
             report.outcome, report.longrepr = "failed", not_reported(error)
         return report
-
-    def _send_along(
-        self, report: pytest.TestReport, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> None:
-        if report.skipped:
-            from pytest_torchmem.plugin.skipped import note_skip
-
-            note_skip(item, call, self.checker)
-        if _CHECKER in item.stash:
-            if call.when == "call" and report.passed:
-                from pytest_torchmem.plugin.skipped import note_unused
-
-                note_unused(item, item.stash[_CHECKER])
-            item.stash[_CHECKER].was_seen(call.excinfo)
-            explained = self._reports_everything()
-            packed = item.stash[_CHECKER].take_checks(call.excinfo, explained=explained)
-            if packed is not None:
-                from pytest_torchmem.plugin.attachments import add_attached
-
-                add_attached(item, report)
-                report.torchmem = packed  # type: ignore[attr-defined]
-                if call.excinfo is not None:
-                    from pytest_torchmem.plugin.failure import shorten
-
-                    shorten(report, call.excinfo.value)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep every report until the run ends: what is written depends on all of them."""

@@ -31,7 +31,7 @@ from pytest_torchmem.checks.defaults import DEFAULT_DEVICES, DEFAULT_GPU, SELECT
 from pytest_torchmem.figures import DEFAULT_TOLERANCE
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.settings import Settings
+    from pytest_torchmem.checks.request import Settings
 
 
 _VERSION = re.compile(r"^__version__ = ['\"]([^'\"]+)['\"]", re.MULTILINE)

@@ -11,24 +11,22 @@ from typing import Any
 
 import pytest
 
+from pytest_torchmem import __version__
 from pytest_torchmem.checks.calibrations import update_calibrations
+from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.checks.result import Outcome, SnapshotResult
-from pytest_torchmem.checks.settings import Settings
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.plugin.broken import let_fail
-from pytest_torchmem.plugin.obsolete import Gone, Tests, find_gone
-from pytest_torchmem.plugin.skipped import UNUSED
-from pytest_torchmem.plugin.update import Update, Updated
+from pytest_torchmem.plugin.reported import UNUSED
+from pytest_torchmem.plugin.start import let_fail
+from pytest_torchmem.plugin.update import Gone, Tests, Update, Updated, find_gone
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.files import write_reports
-from pytest_torchmem.reports.json_report import build
-from pytest_torchmem.reports.summary import Check, Summary
+from pytest_torchmem.reports.summary import Check, Summary, build
 from pytest_torchmem.snapshots.calibration import CalibrationPlan
-from pytest_torchmem.snapshots.changes import FilePlan, plan_file
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import has_module
-from pytest_torchmem.snapshots.store import read
+from pytest_torchmem.snapshots.store import FilePlan, plan_file, read
 
 _ACCEPTABLE = (Outcome.GREW, Outcome.MISSING, Outcome.SHRANK, Outcome.MEASURED_GREW)
 """Failures that an update would accept."""
@@ -168,7 +166,7 @@ class Run:
             hints=(*gone.hints(), *updated.hints),
             calibrations=tuple(calibrations),
         )
-        plain = build(summary)
+        plain = build(summary, __version__)
         self.config.hook.pytest_torchmem_report(config=self.config, report=plain)
         failed = (f"a report cannot be written: {e}" for e in write_reports(summary, plain))
         self.summary = summary = replace(summary, problems=(*summary.problems, *failed))

@@ -20,7 +20,7 @@ import pytest
 from pytest_torchmem.checks.gpu import Confirmations
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.collection import test_id
-from pytest_torchmem.plugin.seen import checks_memory
+from pytest_torchmem.plugin.start import checks_memory
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.stand_in.environment import stand_in_environment
 from pytest_torchmem.targets.gpus import find_gpu

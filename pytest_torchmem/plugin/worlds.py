@@ -22,13 +22,13 @@ from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import worlds_of
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
-from pytest_torchmem.plugin.markers import budget_of
-from pytest_torchmem.plugin.seen import checks_memory
+from pytest_torchmem.plugin.settings import budget_of
+from pytest_torchmem.plugin.start import checks_memory
 from pytest_torchmem.printable import shown
 from pytest_torchmem.targets.world import GPUS_OF_A_NODE, World
 
 if TYPE_CHECKING:
-    from pytest_torchmem.checks.settings import Settings
+    from pytest_torchmem.checks.request import Settings
     from pytest_torchmem.interception.world import StandingWorld
 
 _BEFORE: pytest.StashKey[dict[str, str | None]] = pytest.StashKey()

@@ -18,8 +18,14 @@ from tabulate import tabulate
 
 from pytest_torchmem.printable import Tabular, printable
 from pytest_torchmem.profile.later import without_collections
-from pytest_torchmem.profile.operator_calls import OperatorCall, OperatorStep, operator_steps
-from pytest_torchmem.profile.timeline import Kind, Phase, Timeline
+from pytest_torchmem.profile.timeline import (
+    Kind,
+    OperatorCall,
+    OperatorStep,
+    Phase,
+    Timeline,
+    operator_steps,
+)
 from pytest_torchmem.units import format_count, format_size
 
 _NO_ACTIVATIONS = frozenset({Kind.PARAMETER, Kind.BUFFER})

@@ -17,11 +17,11 @@ from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES, HOST
 from pytest_torchmem.printable import Tabular
 from pytest_torchmem.profile.facts import Facts, read_facts
 from pytest_torchmem.profile.later import ComputedLater, Later
-from pytest_torchmem.profile.operator_calls import OperatorCall
 from pytest_torchmem.profile.timeline import (
     Allocation,
     Confidence,
     Kind,
+    OperatorCall,
     Origin,
     Phase,
     Timeline,
@@ -457,7 +457,7 @@ class MemoryProfile(ComputedLater, Tabular):
         The requests are replayed on one stream, with the options ``allocator``, as in
         ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
         """
-        from pytest_torchmem.profile.formats.memory_snapshot import write_memory_snapshot
+        from pytest_torchmem.profile.formats.exports import write_memory_snapshot
         from pytest_torchmem.profile.later import without_collections
 
         with without_collections(), Path(path).open("wb") as file:
@@ -508,7 +508,7 @@ def drawn(profile: MemoryProfile) -> dict[str, Any]:
     """Return what a page shows beside the timeline, unless that would take long."""
     if len(profile.timeline.allocations) > MOST_DRAWN:
         return {}
-    from pytest_torchmem.profile.formats.memory_snapshot import layout
+    from pytest_torchmem.profile.formats.exports import layout
 
     table = profile.node_table() if profile.calls is not None else None
     laid = layout(profile.timeline) if profile.device.startswith("cuda") else None

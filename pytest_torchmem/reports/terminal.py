@@ -14,9 +14,9 @@ from pytest_torchmem.reports.files import apply_command, left_out_lines, marked_
 from pytest_torchmem.reports.layout import columns, joined, lines_of, tabulated, wrapped
 from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration import place_name
-from pytest_torchmem.snapshots.changes import FilePlan
 from pytest_torchmem.snapshots.compare import Verdict, main_change
 from pytest_torchmem.snapshots.format import Entry, Key, notes_of
+from pytest_torchmem.snapshots.store import FilePlan
 from pytest_torchmem.units import format_change, format_size
 
 Line = tuple[str, dict[str, bool]]

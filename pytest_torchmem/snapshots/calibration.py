@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.snapshots.changes import FilePlan, refused
 from pytest_torchmem.snapshots.files import (
     FileContents,
     dump_file,
@@ -23,7 +22,7 @@ from pytest_torchmem.snapshots.files import (
     texts_of,
     write,
 )
-from pytest_torchmem.snapshots.store import Stored, read_stored
+from pytest_torchmem.snapshots.store import FilePlan, Stored, read_stored, refused
 from pytest_torchmem.targets.calibration import (
     CUDNN,
     Calibration,

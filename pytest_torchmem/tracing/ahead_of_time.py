@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.attribution import place_among
 from pytest_torchmem.interception.interceptor import Interceptor
-from pytest_torchmem.profile.operator_calls import GRAPH_NODE
+from pytest_torchmem.profile.timeline import GRAPH_NODE
 from pytest_torchmem.step.trees import tensors_in
 from pytest_torchmem.torch_private import compiler
 from pytest_torchmem.torch_private.patches import having

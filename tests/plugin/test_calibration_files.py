@@ -25,13 +25,13 @@ from pytest_torchmem.snapshots.calibration import (
     read_calibration_file,
     write_calibration,
 )
-from pytest_torchmem.snapshots.changes import change_file
 from pytest_torchmem.snapshots.location import (
     CALIBRATION,
     calibration_path,
     orphans_in,
     snapshot_path,
 )
+from pytest_torchmem.snapshots.store import change_file
 from pytest_torchmem.targets.calibration import (
     Calibration,
     Figures,

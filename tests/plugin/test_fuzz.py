@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.profile.facts import Geometry
 from pytest_torchmem.snapshots.alive import Alive, Group, What
-from pytest_torchmem.snapshots.changes import plan_file
 from pytest_torchmem.snapshots.format import Entry, Key, Measured, Snapshot, dump, load
-from pytest_torchmem.snapshots.store import read
+from pytest_torchmem.snapshots.store import plan_file, read
 
 EXAMPLES = int(os.environ.get("TORCHMEM_FUZZ", "200"))
 NOW = Entry(

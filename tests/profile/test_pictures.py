@@ -21,7 +21,6 @@ from pytest_torchmem.cli import main
 from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.profile.facts import FULL, bytes_along, outline_of
 from pytest_torchmem.profile.node_table import node_table_of
-from pytest_torchmem.profile.operator_calls import KnownWork, OperatorCall
 from pytest_torchmem.profile.pictures.page import Content, flame, page, page_data
 from pytest_torchmem.profile.pictures.svg import svg
 from pytest_torchmem.profile.sampled import (
@@ -34,7 +33,15 @@ from pytest_torchmem.profile.sampled import (
     stacked,
 )
 from pytest_torchmem.profile.static_plan import plan_of
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
+from pytest_torchmem.profile.timeline import (
+    Allocation,
+    Kind,
+    KnownWork,
+    OperatorCall,
+    Origin,
+    Phase,
+    Timeline,
+)
 from tests.profile.test_timeline import timelines
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

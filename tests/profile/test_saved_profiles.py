@@ -18,11 +18,12 @@ from torch.cuda import _memory_viz
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profile.formats.exports import allocations_csv, trace_events
-from pytest_torchmem.profile.formats.memory_snapshot import (
+from pytest_torchmem.profile.formats.exports import (
     PickleWriter,
     Rows,
+    allocations_csv,
     parts_of,
+    trace_events,
     write_memory_snapshot,
 )
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline

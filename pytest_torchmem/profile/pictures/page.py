@@ -18,7 +18,7 @@ from typing import Any
 from pytest_torchmem.figures import PEAK
 from pytest_torchmem.printable import printable, printable_lines
 from pytest_torchmem.profile.facts import Outline, bytes_along
-from pytest_torchmem.profile.formats.memory_snapshot import Layout
+from pytest_torchmem.profile.formats.exports import Layout
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.sampled import (
