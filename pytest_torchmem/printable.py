@@ -40,7 +40,6 @@ class Tabular:
     __slots__ = ()
 
     def table(self) -> str:
-        """Return the table as text."""
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -85,7 +85,6 @@ def every_call(how: Callable[[str, int], Call | None]) -> Iterator[None]:
 
 
 def layers_of(path: str, module: nn.Module) -> Layers:
-    """Return which layers a module is one of."""
     return fold(path)[0], type(module).__name__
 
 
@@ -281,7 +280,6 @@ class StepChange:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """Have the change made."""
         with ExitStack() as stack:
             for enter in self.entered:
                 stack.enter_context(enter())
@@ -289,7 +287,6 @@ class StepChange:
 
 
 def joined(changes: Sequence[StepChange]) -> StepChange:
-    """Return several changes as one."""
     return StepChange(
         ", and ".join(change.text for change in changes),
         tuple(enter for change in changes for enter in change.entered),

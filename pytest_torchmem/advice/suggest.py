@@ -64,7 +64,6 @@ class Trials:
 
 
 def operations(profile: MemoryProfile) -> int:
-    """Return the floating-point operations of a step."""
     return sum(call.work.flops for call in profile.calls or ())
 
 

@@ -114,7 +114,6 @@ class Judge:
         return alive_of(self.profile)
 
     def judge(self) -> CheckResult:
-        """Return the result."""
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration
         fits = gpu and self.check.request.gpu_named
         stored_by = (

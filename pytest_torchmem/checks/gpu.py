@@ -352,11 +352,9 @@ class Confirmations:
         return [gpu for gpu in found if not self._path("done", gpu).exists()]
 
     def finish(self, gpu: str) -> None:
-        """Take note that everything is measured for a GPU."""
         self._path("done", gpu).touch()
 
     def begin(self, test: str) -> None:
-        """Take note that a test begins."""
         _write(self._path("test", test, self.gpu), test.encode())
 
     def has_begun(self, test: str) -> bool:
@@ -364,7 +362,6 @@ class Confirmations:
         return self._path("test", test, self.gpu).exists()
 
     def ended(self, test: str) -> bool:
-        """Tell whether it is known how a test ended."""
         return self._path("why", test, self.gpu).exists()
 
     def end(self, test: str, why: str) -> None:

@@ -133,17 +133,14 @@ def parse_devices(value: object, source: str) -> tuple[str, ...]:
 
 
 def parse_measure(value: object, source: str) -> str:
-    """Return when to measure on a real GPU, one of ``MEASURE_MODES``."""
     return parse_choice(value, MEASURE_MODES, source)
 
 
 def parse_values(value: object, source: str) -> str:
-    """Return which values of tensors traces compute, one of ``VALUES_MODES``."""
     return parse_choice(value, VALUES_MODES, source)
 
 
 def parse_gpus(value: object, source: str) -> int:
-    """Return how many GPUs a program sees."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_GPUS:
         raise UsageError(f"{source}: {value!r}: write how many GPUs, from 1 to {MOST_GPUS}")
     return value
@@ -173,7 +170,6 @@ class Bound:
 
     @property
     def word(self) -> str:
-        """Return the power in a word."""
         return word_of(self.power)
 
 

@@ -152,7 +152,6 @@ def headroom(gpu: str, figures: Mapping[str, int]) -> int:
 
 
 def _room(gpu: str) -> int:
-    """Return the bytes that ``gpu`` has for tensors."""
     found = find_gpu(gpu)
     return found.memory - found.context
 
@@ -309,7 +308,6 @@ class TraceResult:
     def of(
         cls, profile: MemoryProfile, headroom: int | None, cudnn_before: str = ""
     ) -> TraceResult:
-        """Return what a check takes of ``profile``."""
         return cls(
             figures=profile.figures(),
             torch=profile.torch_version.partition("+")[0],
@@ -358,7 +356,6 @@ class CheckResult:
 
     @property
     def failed(self) -> bool:
-        """Whether the check fails."""
         return any(finding.fails for finding in self.findings)
 
     @property

@@ -124,7 +124,6 @@ class Progress:
             self._line.show(f"{self._done} of {self._total} {self._what}")
 
     def done(self) -> None:
-        """Clear the line."""
         self._line.show("")
 
 

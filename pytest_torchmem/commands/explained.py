@@ -22,7 +22,6 @@ _EXACTLY = (parse_rules("0", "torchmem explain"),)
 
 
 def add_command(commands: Any) -> None:
-    """Add the command to the parser's."""
     explain = commands.add_parser(
         "explain",
         help="say what grew between two profiles, snapshots or revisions, and why",

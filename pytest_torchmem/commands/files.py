@@ -33,7 +33,6 @@ _EXACTLY = (parse_rules("0", "torchmem accept"),)
 
 
 def add_commands(commands: Any) -> None:
-    """Add the three commands to the parser's."""
     accept = commands.add_parser(
         "accept",
         help="take over the snapshots that a run in CI proposes",

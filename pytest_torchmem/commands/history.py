@@ -33,7 +33,6 @@ class Version(NamedTuple):
 
 
 def add_command(commands: Any) -> None:
-    """Add the command to the parser's."""
     history = commands.add_parser(
         "history",
         help="print a test's figures over the git log of its snapshot",

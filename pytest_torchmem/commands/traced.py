@@ -41,7 +41,6 @@ _OF_MODULES = ("optimizer", "mode")
 
 
 def add_commands(commands: Any) -> None:
-    """Add the three commands to the parser's."""
     trace = commands.add_parser(
         "trace",
         help="trace a step and print its memory",
@@ -236,7 +235,6 @@ def _html(options: argparse.Namespace) -> int:
 
 
 def add_stand_in(commands: Any) -> None:
-    """Add the command of the stand-in to the parser's."""
     stand_in = commands.add_parser(
         "stand-in",
         help="run a command in which the CUDA build of torch finds a GPU that is not there",

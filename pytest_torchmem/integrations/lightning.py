@@ -21,17 +21,14 @@ class MemoryCallback(Callback):
         self._peaks = RunPeaks()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the peak of this run."""
         self._peaks.begin()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the largest batch."""
         self._peaks.see(batch)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Trace the step, and write both peaks."""
         optimizer = next(iter(trainer.optimizers), None)
         self.figures = self._peaks.compare(_Loss(pl_module, trainer), optimizer)
         if self.figures:

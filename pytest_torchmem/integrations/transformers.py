@@ -30,7 +30,6 @@ class MemoryCallback(TrainerCallback):
             self._peaks.see(*args, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Trace the step, and print both peaks."""
         self._hook.remove()
         self.figures = self._peaks.compare(_Loss(more["model"]), more["optimizer"])
         if self.figures and state.is_world_process_zero:

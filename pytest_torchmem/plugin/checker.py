@@ -61,8 +61,6 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
 class Checker:
-    """The checks of one attempt at one test."""
-
     def __init__(
         self,
         item: pytest.Item,

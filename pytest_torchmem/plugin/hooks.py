@@ -56,13 +56,11 @@ _CONFIRMED = "torchmem_confirmed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register options and ini keys."""
     leave_this_package_alone()  # in a second run of this process
     add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Register the hooks that others can implement."""
     from pytest_torchmem.plugin import hookspec
 
     pluginmanager.add_hookspecs(hookspec)

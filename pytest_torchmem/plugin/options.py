@@ -123,7 +123,6 @@ _UPDATES = {
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register every option and ini key."""
     group = parser.getgroup("torchmem", "memory tests of PyTorch models (pytest-torchmem)")
     parser.addini(
         f"verbosity_{SELECTED_BY}",
@@ -269,5 +268,4 @@ def leave_this_package_alone() -> None:
 
 
 def stop_leaving_alone() -> None:
-    """Undo ``leave_this_package_alone``."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _FINDER]

@@ -111,7 +111,6 @@ class Run:
             attempts[worker].take(one)
 
     def collected(self, found: dict[str, list[Any]]) -> None:
-        """Take in what a process collected."""
         for module in found.get("modules", ()):
             known = self._modules.setdefault(module["nodeid"], module)
             known["whole"] = known["whole"] and module["whole"]

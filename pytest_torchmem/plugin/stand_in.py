@@ -55,7 +55,6 @@ class ServingHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Take note of which test runs."""
         self._confirmations.begin(_name(item))
         return (yield)
 
@@ -63,7 +62,6 @@ class ServingHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Iterator[None]:
-        """Take note of how a test ends."""
         error = call.excinfo.value if call.excinfo is not None else None
         if error is not None:
             first = str(error).strip().partition("\n")[0]

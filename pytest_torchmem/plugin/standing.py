@@ -158,7 +158,6 @@ class StandingGpus:
         return gpu_name(self._settings, budget, None)
 
     def standing(self, seen: Seen) -> StandingGpu:
-        """Return a fake GPU."""
         if self._suite is not None:
             return self._suite
         if seen not in self._gpus:
@@ -443,11 +442,9 @@ class StandingGpus:
                 fixture.addfinalizer(lambda: teardown.enter_context(standing.on()))
 
     def torn_down(self, fixture: _Fixture) -> None:
-        """Forget a fixture."""
         self._set_up.pop(id(fixture), None)
 
     def close(self) -> None:
-        """End all of it."""
         self._worlds.close()
         for gpu in self._gpus.values():
             gpu.close()
@@ -461,8 +458,6 @@ def _fill(item: pytest.Function) -> None:
 
 
 class StandingHooks:
-    """The hooks that let pytest see fake GPUs."""
-
     def __init__(self, gpus: StandingGpus) -> None:
         self._gpus = gpus
 
@@ -515,16 +510,13 @@ class StandingHooks:
     def pytest_fixture_setup(
         self, fixturedef: _Fixture, request: pytest.FixtureRequest
     ) -> Iterator[None]:
-        """Follow fixtures."""
         with self._gpus.setting_up(fixturedef, request):
             return (yield)
 
     def pytest_fixture_post_finalizer(self, fixturedef: _Fixture) -> None:
-        """Forget fixtures that are torn down."""
         self._gpus.torn_down(fixturedef)
 
     def pytest_unconfigure(self) -> None:
-        """Leave the process as it was."""
         self._gpus.close()
 
 

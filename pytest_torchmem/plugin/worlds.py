@@ -76,7 +76,6 @@ class StandingWorlds:
         item.stash[_NOW] = world
 
     def on(self, world: World | None) -> AbstractContextManager[object]:
-        """Be that process."""
         if world is None:
             return nullcontext()
         if world not in self._worlds:
@@ -119,7 +118,6 @@ class StandingWorlds:
             self._worlds[world].end_group(group)
 
     def close(self) -> None:
-        """End all of them."""
         for world in self._worlds.values():
             world.close()
         self._worlds.clear()
@@ -235,7 +233,6 @@ def asks_for_world(error: Exception) -> bool:
 
 
 def names_cuda(value: object) -> bool:
-    """Return whether a value is a cuda device, or its name."""
     if isinstance(value, str):
         return value.partition(":")[0] == "cuda"
     return type(value).__name__ == "device" and getattr(value, "type", "") == "cuda"

@@ -41,7 +41,6 @@ class InMode(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The mode as people read it."""
         return f"{self.name} {self.detail}".rstrip()
 
 
@@ -56,17 +55,14 @@ class Layer(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the class."""
         return self.kind.removeprefix(_OF_TORCH)
 
     @property
     def is_of_torch(self) -> bool:
-        """Whether it is one of torch's layers."""
         return self.kind.startswith(_OF_TORCH)
 
     @property
     def text(self) -> str:
-        """The layer as people read it."""
         parts = ", ".join(parts_of(self.settings))
         if self.is_of_torch:
             return f"{self.name}({parts})"
@@ -82,7 +78,6 @@ class Sized(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The shape as people read it."""
         return f"{self.kind} {[*self.shape]}".lstrip()
 
 

@@ -238,7 +238,6 @@ def _text(row: NodeRow, name: str) -> str:
 
 
 def node_table_of(timeline: Timeline, calls: Sequence[OperatorCall]) -> NodeTable:
-    """Return the table of a timeline and the operators that ran in it."""
     builder = _Builder(timeline)
     with without_collections():
         builder.add(operator_steps(timeline, calls))
@@ -246,8 +245,6 @@ def node_table_of(timeline: Timeline, calls: Sequence[OperatorCall]) -> NodeTabl
 
 
 class _Open:
-    """A row in the making."""
-
     __slots__ = ("births", "made", "made_in_backward", "reads", "row", "saved")
 
     def __init__(self, row: NodeRow, births: int, reads: tuple[int, ...], made: tuple[int, ...]):
@@ -278,7 +275,6 @@ class _Builder:
         """The last allocation before each of them."""
 
     def add(self, steps: Iterable[OperatorStep]) -> None:
-        """Take each step into its row."""
         outside, forward, backward = self._outside, self._forward, self._backward
         in_backward = Phase.BACKWARD
         for step in steps:
@@ -291,7 +287,6 @@ class _Builder:
                 forward(step, call)
 
     def table(self) -> NodeTable:
-        """Return the finished rows."""
         sizes, rows = self._sizes, self._rows
         storages: list[_Storages] = []
         is_saved = bytearray(len(sizes))

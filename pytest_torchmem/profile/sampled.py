@@ -67,7 +67,6 @@ class Alike:
 
 
 def by_kind(found: Allocation) -> str:
-    """Return what an allocation is to the step."""
     return found.kind.value
 
 

@@ -72,7 +72,6 @@ class _Lives:
     """The bytes of what was there before the step, or is there after it, and is not placed."""
 
     def of(self, number: int) -> Lifetime:
-        """Return one."""
         return Lifetime(number, self.sizes[number], self.starts[number], self.stops[number])
 
     def changes(self) -> array[int]:
@@ -260,7 +259,6 @@ def _baseline_end(timeline: Timeline) -> int:
 
 
 def _lives(timeline: Timeline, alignment: int, outputs: bool) -> _Lives:
-    """Return what is to be planned."""
     begin, events = _baseline_end(timeline), timeline.events
     bytes_of, last = timeline.changes(), len(events)
     count = len(timeline.allocations) + 1

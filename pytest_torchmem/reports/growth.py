@@ -249,7 +249,6 @@ def _two_lines(size: str, what: str, where: str) -> Iterator[str]:
 
 
 def signed(change: int) -> str:
-    """Return a change in bytes with its sign."""
     return f"+{format_size(change)}" if change > 0 else format_size(change)
 
 

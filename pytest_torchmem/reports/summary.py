@@ -183,7 +183,6 @@ def build(summary: Summary, version: str) -> dict[str, Any]:
 
 
 def plain_changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    """Return changes of builtin types."""
     return [{**asdict(change), "verdict": change.verdict.value} for change in changes]
 
 
@@ -239,7 +238,6 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
 
 
 def plain_cause(cause: Cause) -> dict[str, Any]:
-    """Return a cause of builtin types."""
     row = plain_row(cause.row) if cause.row is not None else None
     return {"rule": cause.rule, "text": cause.text, "bytes": cause.nbytes, "row": row}
 

@@ -61,7 +61,6 @@ class Group:
     """When the first of them was made, as a number that grows; snapshots do not keep it."""
 
     def nbytes(self, moment: str) -> int:
-        """Return the bytes alive at a moment."""
         return self.what.nbytes * self.counts.get(moment, 0)
 
 

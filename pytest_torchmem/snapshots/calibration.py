@@ -220,14 +220,12 @@ def place_name(place: WorkspacePlace) -> str:
 
 
 def flat(figures: Figures) -> Iterator[tuple[WorkspacePlace, WorkspaceSize]]:
-    """Yield figures with their places."""
     for setup, found in figures.items():
         for question, figure in found.items():
             yield (setup, question), figure
 
 
 def nested(flat: Mapping[WorkspacePlace, WorkspaceSize]) -> FigureTable:
-    """Return figures by setup and question."""
     figures: FigureTable = {}
     for (setup, question), figure in flat.items():
         figures.setdefault(setup, {})[question] = figure

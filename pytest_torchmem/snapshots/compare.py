@@ -104,7 +104,6 @@ class Comparison:
     torch_now: str
 
     def having(self, *verdicts: Verdict) -> tuple[Change, ...]:
-        """Return the changes with one of ``verdicts``."""
         return tuple(change for change in self.changes if change.verdict in verdicts)
 
     @property
@@ -152,7 +151,6 @@ class Comparison:
 
     @property
     def torch_changed(self) -> bool:
-        """Whether the snapshot was taken with another version of torch."""
         return self.torch_before != self.torch_now
 
 

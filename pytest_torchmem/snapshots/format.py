@@ -251,7 +251,6 @@ class Entry(ComputedLater):
         return replace(self, alive=None, facts={}, timeline=())
 
     def same_trace(self, other: Entry) -> bool:
-        """Tell whether the traced figures and the workload are the same."""
         return self.figures == other.figures and self.workload == other.workload
 
     def same_measurement(self, other: Entry) -> bool:

@@ -20,12 +20,10 @@ def snapshot_path(module: Path) -> Path:
 
 
 def calibration_path(module: Path) -> Path:
-    """Return the calibration file of a test module's directory."""
     return module.parent / DIRECTORY / CALIBRATION
 
 
 def is_snapshot(file: PurePath) -> bool:
-    """Tell whether a path is that of a snapshot file."""
     return file.parent.name == DIRECTORY and file.suffix == ".json" and file.name != CALIBRATION
 
 
@@ -35,7 +33,6 @@ def is_proposal(file: PurePath) -> bool:
 
 
 def is_calibration(file: PurePath) -> bool:
-    """Tell whether a path is that of a calibration file."""
     return file.parent.name == DIRECTORY and file.name == CALIBRATION
 
 
@@ -58,7 +55,6 @@ def orphans_in(directory: Path) -> list[Path]:
 
 
 def has_module(file: Path) -> bool:
-    """Tell whether a snapshot file's test module exists."""
     directory = file.parent.parent
     return os.path.lexists(directory / f"{file.stem}.py") or os.path.lexists(directory / file.stem)
 

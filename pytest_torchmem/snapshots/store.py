@@ -48,7 +48,6 @@ class Stored(Generic[K, V]):
 
     @property
     def conflict_message(self) -> str:
-        """What to tell people about a merge conflict."""
         where = " on a machine with the GPU" if is_calibration(self.path) else ""
         return (
             f"{self.path} has an unresolved merge conflict. Do not merge it by hand: run pytest "

@@ -74,7 +74,6 @@ class ToleranceRule:
     path: str | None = None
 
     def fits(self, device: str, figure: str) -> bool:
-        """Tell whether this rule is for ``figure`` on ``device``."""
         return self.device in (None, device) and self.figure in (None, figure)
 
     def __str__(self) -> str:

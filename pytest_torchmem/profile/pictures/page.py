@@ -83,7 +83,6 @@ class Content:
 
 
 def page(content: Content) -> str:
-    """Return the page as HTML."""
     data = json.dumps(_shown(page_data(content)), separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": escape(printable(content.title)),
