@@ -186,7 +186,11 @@ def update_calibrations(
         by_file.setdefault(one.file, []).append(one)
     plans: list[CalibrationPlan] = []
     for file, members in sorted(by_file.items()):
-        asked = _asked(members) if file in complete and removes else None
+        asked: dict[str, set[WorkspaceKey]] | None = None
+        if file in complete and removes:
+            asked = {}
+            for gpu, questions in (item for one in members for item in one.asked.items()):
+                asked.setdefault(gpu, set()).update(questions)
         measured = merged(member.figures for member in members)
         if not any(measured.values()) and asked is None:
             continue
@@ -204,11 +208,3 @@ def update_calibrations(
 
         plans.append(change_file(root / file, read_calibration_file, plan, writes=settings.writes))
     return plans
-
-
-def _asked(found: Iterable[CalibrationResult]) -> dict[str, set[WorkspaceKey]]:
-    asked: dict[str, set[WorkspaceKey]] = {}
-    for one in found:
-        for gpu, questions in one.asked.items():
-            asked.setdefault(gpu, set()).update(questions)
-    return asked

@@ -127,7 +127,11 @@ class Judge:
             findings = [Finding(outcome=Outcome.NOT_CHECKED)]
             return CheckResult(self.check.key, tuple(findings), trace, calibration=calibration)
         snapshot = self._snapshot(trace)
-        measurement = self._measurement(snapshot)
+        measurement = self.run.measurement if self.run is not None else None
+        if measurement is not None and snapshot is not None:
+            levels = self._levels(snapshot.before)
+            comparison = measurement.compared(snapshot.entry, snapshot.before, levels)
+            measurement = replace(measurement, comparison=comparison)
         limits = limits_of(self.check.request.budget, gpu)
         where = (
             self.check.request.test.relative(self.check.request.test.module),
@@ -245,19 +249,16 @@ class Judge:
 
     def _against_limits(self, limits: tuple[Limit, ...]) -> list[Finding]:
         over = overruns(limits, self.profile.figures())
+        first = next((one.limit for one in over if one.value is not None), None)
+        if first is not None:
+            return [_over_budget(over, contents(self.profile, first.figure, first.nbytes))]
         if over:
-            return [_over_budget(over, self._contents(over))]
+            return [_over_budget(over)]
         measured = self.run.measurement if self.run is not None else None
         # A limit is for the bytes of one GPU; another one's say nothing about it.
         if measured is not None and measured.figures and measured.gpu == self.check.key.gpu:
             over = overruns(limits, measured.figures)
         return [_over_budget(over, measured_on=self.check.key.gpu)] if over else []
-
-    def _contents(self, over: list[Overrun]) -> PeakContents | None:
-        first = next((one for one in over if one.value is not None), None)
-        if first is None:
-            return None
-        return contents(self.profile, first.limit.figure, first.limit.nbytes)
 
     def _against_steps(self) -> list[Finding]:
         """Return by how much memory grows from step to step, where that may not be."""
@@ -289,13 +290,6 @@ class Judge:
                 )
                 found.append(grows)
         return found
-
-    def _measurement(self, snapshot: SnapshotResult | None) -> Measurement | None:
-        if self.run is None or snapshot is None:
-            return self.run.measurement if self.run is not None else None
-        measurement, before = self.run.measurement, snapshot.before
-        comparison = measurement.compared(snapshot.entry, before, self._levels(before))
-        return replace(measurement, comparison=comparison)
 
     def _against_measurement(
         self, run: RealRun, measurement: Measurement, findings: list[Finding]

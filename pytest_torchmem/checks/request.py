@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,21 +133,13 @@ def parse_devices(value: object, source: str) -> tuple[str, ...]:
     return tuple(device for device in DEVICES if device in names)
 
 
-def parse_measure(value: object, source: str) -> str:
-    return parse_choice(value, MEASURE_MODES, source)
-
-
-def parse_values(value: object, source: str) -> str:
-    return parse_choice(value, VALUES_MODES, source)
-
-
 def parse_gpus(value: object, source: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_GPUS:
         raise UsageError(f"{source}: {value!r}: write how many GPUs, from 1 to {MOST_GPUS}")
     return value
 
 
-def parse_choice(value: object, choices: Sequence[str], source: str) -> str:
+def parse_choice(value: object, source: str, choices: Sequence[str]) -> str:
     """Return ``value`` where it is one of ``choices``; raises ``UsageError`` for any other."""
     if not isinstance(value, str) or value not in choices:
         written = f"{', '.join(choices[:-1])} or {choices[-1]}"
@@ -167,10 +160,6 @@ class Bound:
 
     size: str
     power: int
-
-    @property
-    def word(self) -> str:
-        return word_of(self.power)
 
 
 def word_of(power: int) -> str:
@@ -454,8 +443,8 @@ def _read_arguments(given: Mapping[str, Any], where: str) -> Budget:
         gpu=find_gpu(given["gpu"]).name if "gpu" in given else None,
         gpus=read("gpus", parse_gpus),
         tolerance=parse_rules(given.get("tolerance"), f"{named}(tolerance=)"),
-        measure=read("measure", parse_measure),
-        values=read("values", parse_values),
+        measure=read("measure", partial(parse_choice, choices=MEASURE_MODES)),
+        values=read("values", partial(parse_choice, choices=VALUES_MODES)),
         name=read("name", _name),
         growth=read("growth", parse_growth),
         bounds=read("scaling", parse_bounds) or (),
@@ -464,8 +453,15 @@ def _read_arguments(given: Mapping[str, Any], where: str) -> Budget:
 
 def _at_one_place(marks: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:
     together: dict[str, Any] = {}
-    for mark in marks:
-        for name, value in _arguments(*mark).items():
+    for args, kwargs in marks:
+        try:
+            given = ARGUMENTS.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            own = ARGUMENTS.parameters
+            guesses = "".join(meant(name, own) for name in kwargs if name not in own)
+            text = f"the marker cannot be read: {error}.{guesses} It is {SIGNATURE}"
+            raise UsageError(text) from None
+        for name, value in given.items():
             if value is not None and together.setdefault(name, value) != value:
                 raise UsageError(
                     f"two markers {MARKER} at one place disagree: {name}={together[name]!r} and "
@@ -503,16 +499,6 @@ def _name(value: object, source: str) -> str:
         why = "expected one line without control characters"
         raise UsageError(f"{source.removesuffix(')')}{value!r}): {why}")
     return value
-
-
-def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return ARGUMENTS.bind(*args, **kwargs).arguments
-    except TypeError as error:
-        own = ARGUMENTS.parameters
-        guesses = "".join(meant(name, own) for name in kwargs if name not in own)
-        text = f"the marker cannot be read: {error}.{guesses} It is {SIGNATURE}"
-        raise UsageError(text) from None
 
 
 def _size(name: str, value: Any) -> int:

@@ -189,23 +189,17 @@ def _why_kept(orphan: Path, directory: Path) -> str:
             f"{heir.name} beside it has no snapshots, and may be its module, renamed. Run pytest "
             "--torchmem-update to move the entries"
         )
-    module = _proposed_for(orphan, directory)
+    # The module that a copy of its snapshot file belongs to, looked for by folder.
+    folders = orphan.parent.parent.relative_to(directory).parts
+    rests = (folders[first:] for first in range(1, len(folders) + 1))
+    places = (directory.joinpath(*rest, f"{orphan.stem}.py") for rest in rests)
+    module = next((place for place in places if place.exists()), None)
     if module is not None:
         return (
             f"it may be what a run proposes for {module}. Take it over with torchmem accept, or "
             "remove it yourself"
         )
     return ""
-
-
-def _proposed_for(orphan: Path, directory: Path) -> Path | None:
-    """Return the test module that a copy of its snapshot file belongs to, looked for by folder."""
-    folders = orphan.parent.parent.relative_to(directory).parts
-    for first in range(1, len(folders) + 1):
-        module = directory.joinpath(*folders[first:], f"{orphan.stem}.py")
-        if module.exists():
-            return module
-    return None
 
 
 def _keys(file: Path) -> set[Key]:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,7 +110,10 @@ def _versions(path: Path, test: str, limit: int | None) -> list[Version]:
         "--",
         str(name),
     )
-    found = [*_present(path, test)]
+    found = []
+    if path.is_file():
+        entries = load(path.read_text("utf-8")).entries
+        found.append(Version("", _NOW, "", _of_test(entries.values(), test)))
     blocks = logged.split(f"\n{_SEPARATOR}") if logged else []
     progress = Progress(len(blocks), "revisions")
     for block in blocks:
@@ -118,24 +121,16 @@ def _versions(path: Path, test: str, limit: int | None) -> list[Version]:
         subject, *names = [line for line in rest.split("\n") if line]
         progress.step()
         if names:
-            entries = _entries_in(folder, commit, names[0], test)
-            found.append(Version(commit, date, subject, entries))
+            try:
+                entries = load(git(folder, "show", f"{commit}:{names[0]}")).entries
+            except (
+                SnapshotError,
+                UsageError,
+            ):  # a merge conflict that was committed; a file removed
+                entries = {}
+            found.append(Version(commit, date, subject, _of_test(entries.values(), test)))
     progress.done()
     return found
-
-
-def _present(path: Path, test: str) -> Iterator[Version]:
-    if path.is_file():
-        entries = load(path.read_text("utf-8")).entries
-        yield Version("", _NOW, "", _of_test(entries.values(), test))
-
-
-def _entries_in(folder: Path, commit: str, file: str, test: str) -> dict[Key, Entry]:
-    """Return a test's entries in a commit; of a file that cannot be read, nothing."""
-    try:
-        return _of_test(load(git(folder, "show", f"{commit}:{file}")).entries.values(), test)
-    except (SnapshotError, UsageError):  # a merge conflict that was committed; a file removed
-        return {}
 
 
 def _of_test(entries: Any, test: str) -> dict[Key, Entry]:

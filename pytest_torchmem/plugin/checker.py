@@ -190,9 +190,7 @@ class Checker:
             request = self._on_cuda_alone(request, on_cuda)
         worlds = self.standing.traced_now(self.item, request.worlds)
         self.standing.refuse_other_worlds(self.item, worlds)
-        self._refuse_repeated_name(request.name)
-        if request.uses_snapshot:
-            self._refuse_ambiguous_id()
+        self._refuse_ambiguous(request)
         profiles: dict[str, MemoryProfile] = {}
         traced: list[MemoryProfile | None] = []
         results: list[CheckResult] = []
@@ -208,7 +206,10 @@ class Checker:
         # A test may well leave one of the configured devices alone, but not all of them.
         idle_may_pass = not request.devices_named and any(p.peak for p in profiles.values())
         self._devices.update(request.devices)
-        if self._may_be_idle(request) and all(map(_is_idle, results)):
+        idle = all(
+            one.outcome is Outcome.NOT_CHECKED and one.figures.get("peak") == 0 for one in results
+        )
+        if idle and self._may_be_idle(request):
             notice = "allocated nothing, so nothing was checked"
             for one in results:
                 found, text = one.unchecked(), plain_message(one)
@@ -432,6 +433,13 @@ class Checker:
     def _checked_test(self) -> CheckedTest:
         item = self.item
         update = self.context.settings.update
+        if update and item.get_closest_marker("xfail") is not None:
+            # pytest evaluates conditions here and nowhere public.
+            from _pytest.skipping import evaluate_xfail_marks
+
+            # Of a test that is expected to fail the failure is what is wanted, so it fails in an
+            # update as it does without one.
+            update = update if evaluate_xfail_marks(item) is None else frozenset()
 
         def on_profile(name: str, profile: MemoryProfile) -> None:
             item.ihook.pytest_torchmem_profile(item=item, name=name, profile=profile)
@@ -446,16 +454,14 @@ class Checker:
             id=test_id(item),
             module=item.path,
             root=item.config.rootpath,
-            # Of a test that is expected to fail the failure is what is wanted, so it fails in an
-            # update as it does without one.
-            accepts=update if update and not _expected_to_fail(item) else frozenset(),
+            accepts=update,
             is_gone=lambda test: self._collection.is_gone(item, test),
             on_profile=on_profile,
             on_comparison=on_comparison,
         )
 
-    def _refuse_repeated_name(self, name: str) -> None:
-        now = {self.standing.run_as(self.item)}
+    def _refuse_ambiguous(self, request: Request) -> None:
+        name, now = request.name, {self.standing.run_as(self.item)}
         if not now.isdisjoint(self._names.get(name, ())):
             again = f"with the name {name!r}" if name else "without a name"
             raise UsageError(
@@ -464,9 +470,9 @@ class Checker:
                 'batch")'
             )
         self._names.setdefault(name, set()).update(now)
-
-    def _refuse_ambiguous_id(self) -> None:
         test = test_id(self.item)
+        if not request.uses_snapshot:
+            return
         if test in self._collection.ambiguous(self.item):
             raise UsageError(
                 f"two tests of this module have the id {test}, so a snapshot cannot tell them "
@@ -492,20 +498,6 @@ class Checker:
     def _first_line(self) -> tuple[str, int]:
         line = (self.item.location[1] or 0) + 1
         return relative(self.item.path, self.item.config.rootpath), line
-
-
-def _expected_to_fail(item: pytest.Item) -> bool:
-    if item.get_closest_marker("xfail") is None:
-        return False
-    # pytest evaluates conditions here and nowhere public.
-    from _pytest.skipping import evaluate_xfail_marks
-
-    return evaluate_xfail_marks(item) is not None
-
-
-def _is_idle(result: CheckResult) -> bool:
-    """Whether a check found that nothing was allocated."""
-    return result.outcome is Outcome.NOT_CHECKED and result.figures.get("peak") == 0
 
 
 class RankHooks:

@@ -245,31 +245,25 @@ def _traced(body: Callable[..., Any], checker: Checker) -> Callable[..., None]:
             with on_copies(None, body, args, kwargs, Step()):
                 yield lambda: body(*args, **kwargs)
 
-        given = dict(kwargs)
+        given, item, standing = dict(kwargs), checker.item, checker.standing
         target = _target(checker, lambda: body(*args, **given), copied, (), {})
-        target = replace(target, trace=_with_new_fixtures(checker, given, target.trace))
-        target = replace(target, scale=None)
+        trace = target.trace
+
+        def with_new_fixtures(*args: Any, **others: Any) -> MemoryProfile:
+            """Trace the body ``given`` anew what can be traced once."""
+            if standing.renew(item):
+                new = {name: item.funcargs[name] for name in given}  # type: ignore[attr-defined]
+                given.update(new)
+            with standing.presented(item):
+                return trace(*args, **others)
+
+        target = replace(target, trace=with_new_fixtures, scale=None)
         checker.in_body = True
         try:
-            with checker.standing.presented(checker.item):
-                checker.check(target, on_cuda=checker.standing.on_cuda(checker.item))
+            with standing.presented(item):
+                checker.check(target, on_cuda=standing.on_cuda(item))
         finally:
             checker.in_body = False
-
-    return traced
-
-
-def _with_new_fixtures(
-    checker: Checker, given: dict[str, Any], trace: Callable[..., MemoryProfile]
-) -> Callable[..., MemoryProfile]:
-    """Return a trace of a body that is ``given`` anew what can be traced once."""
-
-    def traced(*args: Any, **others: Any) -> MemoryProfile:
-        item, standing = checker.item, checker.standing
-        if standing.renew(item):
-            given.update({name: item.funcargs[name] for name in given})  # type: ignore[attr-defined]
-        with standing.presented(item):
-            return trace(*args, **others)
 
     return traced
 

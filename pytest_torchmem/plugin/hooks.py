@@ -34,6 +34,7 @@ from pytest_torchmem.plugin.start import (
     not_reported,
     note_id,
 )
+from pytest_torchmem.printable import printable
 from pytest_torchmem.snapshots.location import DIRECTORY
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.failure import OtherProcesses
     from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.plugin.hookspec import PluginRegistrations
-    from pytest_torchmem.plugin.run import Run
     from pytest_torchmem.plugin.standing import StandingGpus
     from pytest_torchmem.tracing.layers import StandingGpu
 
@@ -113,7 +113,6 @@ class _RunHooks:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.is_worker = hasattr(config, "workerinput")
-        self.run: Run | None = None
         self._settings: Settings | None = None
         self._registrations: PluginRegistrations | None = None
         self._collection: Collection | None = None
@@ -420,15 +419,16 @@ class _RunHooks:
             return
         from pytest_torchmem.plugin.run import Run
 
-        self.run = Run(self.config, self.settings(), self._lost, worker_died=self._worker_died)
+        run = Run(self.config, self.settings(), self._lost, worker_died=self._worker_died)
         for found in everything:
-            self.run.collected(found)
+            run.collected(found)
         for report in self._reports:
-            self.run.reported(report)
-        self.run.conclude(session)
+            run.reported(report)
+        run.conclude(session)
         from pytest_torchmem.reports.terminal import lines
 
-        self._shown = list(lines(self.run.summary, self.config.get_verbosity(SELECTED_BY)))
+        shown = lines(run.summary, self.config.get_verbosity(SELECTED_BY))
+        self._shown = [(printable(line), markup) for line, markup in shown]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table of checks, and what was or should be written."""

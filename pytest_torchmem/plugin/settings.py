@@ -22,13 +22,7 @@ from pytest_torchmem.checks.defaults import (
     UPDATE_MODES,
     VALUES_MODES,
 )
-from pytest_torchmem.checks.request import (
-    Settings,
-    parse_choice,
-    parse_devices,
-    parse_values,
-    read_budget,
-)
+from pytest_torchmem.checks.request import Settings, parse_choice, parse_devices, read_budget
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.snapshots.location import PROPOSAL
 from pytest_torchmem.snapshots.tolerance import (
@@ -91,14 +85,14 @@ def _read(config: pytest.Config) -> Settings:
     # Everything in the suite sees a GPU, and so names it: on the CPU it would not run.
     devices = "cuda" if fake_cuda else DEFAULT_DEVICES
     world_size = _world_size(value("world_size"))
-    when = parse_choice(value("github", GITHUB_MODES[0]), GITHUB_MODES, "torchmem_github")
+    when = parse_choice(value("github", GITHUB_MODES[0]), "torchmem_github", GITHUB_MODES)
     is_on_github = when == "auto" and os.environ.get("GITHUB_ACTIONS") == "true"
     return Settings(
         devices=parse_devices(value("devices", devices), "torchmem_devices"),
         gpu=find_gpu(value("gpu", DEFAULT_GPU)).name,
         gpu_named=bool(value("gpu")),
         allocator=_allocator(value("allocator")),
-        values=parse_values(value("values", VALUES_MODES[0]), "torchmem_values"),
+        values=parse_choice(value("values", VALUES_MODES[0]), "torchmem_values", VALUES_MODES),
         narrowed=any(option(f"torchmem_{name}") for name in ("devices", "gpu", "fake_cuda")),
         measure=_measure(value("measure"), fake_cuda),
         measure_tolerance=parse_tolerance(value("measure_tolerance", DEFAULT_MEASURE_TOLERANCE)),
@@ -146,7 +140,7 @@ def _measure(when: str, fake_cuda: str) -> str:
             f"torchmem_measure: {when} needs torch's own CUDA code, and torchmem_fake_cuda puts a "
             "fake GPU in its place: leave out one of them"
         )
-    when = parse_choice(when or MEASURE_MODES[0], (*MEASURE_MODES, STAND_IN), "torchmem_measure")
+    when = parse_choice(when or MEASURE_MODES[0], "torchmem_measure", (*MEASURE_MODES, STAND_IN))
     return "never" if fake_cuda else when
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER, VALUES_MODES
-from pytest_torchmem.checks.request import Worlds, gpu_name, parse_values
+from pytest_torchmem.checks.request import Worlds, gpu_name, parse_choice
 from pytest_torchmem.errors import UsageError, add_note
 from pytest_torchmem.plugin.settings import budget_of
 from pytest_torchmem.plugin.start import checks_memory
@@ -552,7 +552,7 @@ def gpu_of(config: pytest.Config, name: str) -> StandingGpu:
             found,
             allocator=str(allocator),
             limited=True,
-            values=parse_values(values or VALUES_MODES[0], "torchmem_values"),
+            values=parse_choice(values or VALUES_MODES[0], "torchmem_values", VALUES_MODES),
             of_suite=True,
         )
         config.add_cleanup(gpu.close)

@@ -305,7 +305,16 @@ class Update:
                 for key in removable.get(file, ())
                 if (file, key) not in moved and not self._has_left(file, key, left.get(file))
             ]
-            if self._plan(file, obsolete, inherited.get(file, {}), moved, heirs.get(file)):
+            renamable = [*self.gone.entries.get(file, ()), *self._renamable(file)]
+            plan = partial(
+                plan_file,
+                accepted=list(self.accepted.get(file, {}).values()),
+                obsolete=obsolete,
+                gone=[key for key in renamable if (file, key) not in moved],
+                inherited=inherited.get(file, {}),
+                extra=heirs[file].extra if file in heirs else {},
+            )
+            if self._apply(self.root / file, plan):
                 written.add(file)
         for file, stored in (*sorted(left.items()), *sorted(orphans.items())):
             going = {o[1]: n for o, n in moved.items() if o[0] == file and n[0] in written}
@@ -324,26 +333,6 @@ class Update:
                 )
                 self._apply(stored.path, plan)
         return self.done
-
-    def _plan(
-        self,
-        file: str,
-        obsolete: Sequence[Key],
-        inherited: Mapping[Key, Entry],
-        moved: Mapping[Place, Place],
-        before: StoredSnapshot | None,
-    ) -> bool:
-        """Plan and write one file, which may be that of ``before`` under another name."""
-        renamable = [*self.gone.entries.get(file, ()), *self._renamable(file)]
-        plan = partial(
-            plan_file,
-            accepted=list(self.accepted.get(file, {}).values()),
-            obsolete=obsolete,
-            gone=[key for key in renamable if (file, key) not in moved],
-            inherited=inherited,
-            extra=before.extra if before is not None else {},
-        )
-        return self._apply(self.root / file, plan)
 
     def _apply(self, path: Path, plan: Callable[[StoredSnapshot], SnapshotPlan]) -> bool:
         """Plan and write one file; tell whether that went well."""

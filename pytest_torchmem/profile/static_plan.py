@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 from itertools import accumulate, islice
@@ -87,7 +87,7 @@ class _Lives:
             found = map(self.of, (number for number in numbers if sizes[number] >= limit))
         else:
             found = map(self.of, numbers)
-        return nsmallest(most, found, key=_largest)
+        return nsmallest(most, found, lambda one: (-one.nbytes, one.start - one.stop, one.start))
 
 
 class _Storages(Sequence[Placed]):
@@ -250,17 +250,10 @@ def _numbers(count: int) -> array[int]:
     return array("q", bytes(8 * count))
 
 
-def _baseline_end(timeline: Timeline) -> int:
-    """Return how many events there were when the step began."""
-    for start, phase in timeline.phases:
-        if phase is not Phase.BASELINE:
-            return start
-    return len(timeline.events) if timeline.phases else 0
-
-
 def _lives(timeline: Timeline, alignment: int, outputs: bool) -> _Lives:
-    begin, events = _baseline_end(timeline), timeline.events
-    bytes_of, last = timeline.changes(), len(events)
+    events, bytes_of, last = timeline.events, timeline.changes(), len(timeline.events)
+    steps = (start for start, phase in timeline.phases if phase is not Phase.BASELINE)
+    begin = next(steps, last if timeline.phases else 0)
     count = len(timeline.allocations) + 1
     sizes, starts, stops = _numbers(count), _numbers(count), array("q", [last + 1]) * count
     for place, event in enumerate(events):
@@ -344,7 +337,7 @@ def _by_size(lives: _Lives, events: Iterable[int]) -> array[int]:
     top = _top(large, found)
     both = [(one.start, one.nbytes) for one in large] + [(one.stop, -one.nbytes) for one in large]
     bound = max(accumulate(nbytes for _, nbytes in sorted(both)), default=0)  # alive together
-    for order in (_longest, _largest_area):
+    for order in _ORDERS:
         if top == bound:
             break
         other = _searched(sorted(large, key=order))
@@ -366,16 +359,10 @@ def _top(placed: Iterable[Lifetime], offsets: Mapping[int, int]) -> int:
     return max((offsets[one.number] + one.nbytes for one in placed), default=0)
 
 
-def _largest(one: Lifetime) -> tuple[int, int, int]:
-    return -one.nbytes, one.start - one.stop, one.start
-
-
-def _longest(one: Lifetime) -> tuple[int, int]:
-    return one.start - one.stop, -one.nbytes
-
-
-def _largest_area(one: Lifetime) -> tuple[int, int]:
-    return -(one.stop - one.start) * one.nbytes, -one.nbytes
+_ORDERS: tuple[Callable[[Lifetime], tuple[int, int]], ...] = (
+    lambda one: (one.start - one.stop, -one.nbytes),  # the longest life first
+    lambda one: ((one.start - one.stop) * one.nbytes, -one.nbytes),  # bytes times life
+)
 
 
 def _searched(ordered: Sequence[Lifetime]) -> dict[int, int]:

@@ -101,7 +101,7 @@ def render(found: Sequence[Column], width: int = 80) -> str:
     keys = list(dict.fromkeys(key for column in found for key in column.answers))
 
     def largest(key: WorkspaceKey) -> int:
-        return max(_bytes(column, key) or 0 for column in found)
+        return max(one.answers[key].nbytes or 0 for one in found if key in one.answers)
 
     versions = {column.version for column in found}
     heads = [
@@ -147,11 +147,6 @@ def _row(key: WorkspaceKey, found: Sequence[Column]) -> tuple[str, ...]:
     direction = key.operator.removeprefix(PREFIX).removeprefix("convolution_").replace("_", " ")
     cells = (_cell(column.answers.get(key)) for column in found)
     return (f"{names[0]}{more}" if names else "", direction, _geometry(key), *cells)
-
-
-def _bytes(column: Column, key: WorkspaceKey) -> int | None:
-    answer = column.answers.get(key)
-    return answer.nbytes if answer is not None else None
 
 
 def _cell(answer: LibraryAnswer | None) -> str:

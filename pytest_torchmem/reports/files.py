@@ -295,7 +295,8 @@ def _row(directory: Path, check: Check) -> str:
     told = result.failed or check.is_left_out
     said = result.told + (f": {check.headline}" if told and check.headline else "")
     outcome = f'<td class="{"failed" if result.failed else ""}">{escape(printable(said))}</td>'
-    return f"<tr>{outcome}<td>{name}</td>{''.join(_cells(check, sizes))}</tr>"
+    cells = "".join(f'<td class="number">{escape(size)}</td>' for size in sizes)
+    return f"<tr>{outcome}<td>{name}</td><td>{escape(check.device)}</td>{cells}</tr>"
 
 
 def _peak_before(check: Check) -> int | None:
@@ -306,9 +307,3 @@ def _peak_before(check: Check) -> int | None:
 def _growth(check: Check) -> int:
     before, now = _peak_before(check), check.result.figures.get("peak")
     return now - before if before is not None and now is not None else 0
-
-
-def _cells(check: Check, sizes: Sequence[str]) -> Iterator[str]:
-    yield f"<td>{escape(check.device)}</td>"
-    for size in sizes:
-        yield f'<td class="number">{escape(size)}</td>'

@@ -30,11 +30,6 @@ _HEADERS = ("test", "device", "forward", "backward", "change", "result")
 
 def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     """Yield the lines of the summary section, none where there is nothing to show."""
-    for line, markup in _lines(summary, verbosity):
-        yield printable(line), markup
-
-
-def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     found = (summary.checks, summary.obsolete, summary.problems, summary.plans, summary.hints)
     if not any(found):
         return
@@ -48,9 +43,9 @@ def _lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     plain += _written(summary, details=verbose)
     improved = [*_improved(summary.checks)]
     plain += [*_warnings(summary.checks, every=verbose)]
-    plain += _not_counted(summary.checks)
-    plain += _calibrated(summary.checks) if verbose else []
-    plain += _told(summary.checks) if verbose else []
+    left_out = _tests_by(summary.checks, lambda trace: trace.not_counted)
+    plain += [f"{_plural(len(tests), 'test')} without {one}" for one, tests in left_out.items()]
+    plain += _workspaces(summary.checks) if verbose else []
     yield from ((line, {"green": True}) for line in improved)
     yield from ((line, {}) for line in plain)
     for line in (
@@ -233,12 +228,6 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
         yield f"warnings: {'; '.join(parts)}; -v lists them"
 
 
-def _not_counted(checks: Iterable[Check]) -> Iterable[str]:
-    """Yield what is in no figure, and of how many tests."""
-    for one, tests in _tests_by(checks, lambda trace: trace.not_counted).items():
-        yield f"{_plural(len(tests), 'test')} without {one}"
-
-
 _T = TypeVar("_T", bound=Hashable)
 
 
@@ -317,21 +306,16 @@ def _improved(checks: Iterable[Check]) -> Iterable[str]:
         yield f"improved: {nodeid}, {devices}. {members[0].advice}"
 
 
-def _calibrated(checks: Iterable[Check]) -> Iterable[str]:
-    """Yield the operators whose workspace comes from a calibration."""
-    found = _tests_by(checks, lambda trace: trace.calibrated_workspaces)
-    for operator in sorted(found):
-        yield f"calibrated workspace: {operator}: {_first_of(found[operator])}"
+def _workspaces(checks: Sequence[Check]) -> Iterable[str]:
+    """Yield the operators whose workspace comes from a calibration, or was told by cuDNN."""
 
+    def said(trace: TraceResult) -> Iterable[str]:
+        yield from (f"calibrated workspace: {one}" for one in trace.calibrated_workspaces)
+        told = f"workspace told by cuDNN {trace.cudnn}"
+        yield from (f"{told}: {one}" for one in trace.library_workspaces)
 
-def _told(checks: Iterable[Check]) -> Iterable[str]:
-    """Yield the operators whose workspace cuDNN told, and which cuDNN."""
-    found = _tests_by(
-        checks, lambda trace: [(one, trace.cudnn) for one in trace.library_workspaces]
-    )
-    for operator, version in sorted(found):
-        tests = _first_of(found[operator, version])
-        yield f"workspace told by cuDNN {version}: {operator}: {tests}"
+    found = _tests_by(checks, said)
+    return (f"{one}: {_first_of(found[one])}" for one in sorted(found))
 
 
 def _not_measured(checks: Iterable[Check]) -> Iterable[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchmem.checks.gpu import RealRun
 from pytest_torchmem.checks.request import word_of
 from pytest_torchmem.checks.result import (
     AboveCap,
@@ -373,14 +372,11 @@ def _nothing_allocated(found: Finding, result: CheckResult) -> Told:
 
 
 def _grows_faster(found: GrowsFaster, result: CheckResult) -> Told:
-    size = found.bound.size
+    grows, allowed = f"{word_of(found.power)} in {found.bound.size}", word_of(found.bound.power)
+    largest = allocation_table(found.fastest)
     return Told(
-        f"the peak is {word_of(found.power)} in {size}, the budget allows {found.bound.word}: "
-        f"{found.polynomial} bytes",
-        [
-            f"What is {word_of(found.power)} in {size} at that peak, at the largest size traced\n"
-            f"{allocation_table(found.fastest)}"
-        ],
+        f"the peak is {grows}, the budget allows {allowed}: {found.polynomial} bytes",
+        [f"What is {grows} at that peak, at the largest size traced\n{largest}"],
     )
 
 
@@ -423,14 +419,7 @@ def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
         if name in figures
     ]
     parts = [table(rows, ("", "traced", "measured", "difference", ""))]
-    parts += _only_on_one_side(found.run)
-    if found.run.unknown_workspaces:
-        names = ", ".join(found.run.unknown_workspaces)
-        parts.append(f"The trace does not know the workspace of: {names}")
-    return Told(headline, parts)
-
-
-def _only_on_one_side(run: RealRun) -> Iterable[str]:
+    run = found.run
     if run.only_measured:
         shown, more = run.only_measured[:_MOST_SIZES], run.only_measured[_MOST_SIZES:]
         sizes = [
@@ -439,10 +428,14 @@ def _only_on_one_side(run: RealRun) -> Iterable[str]:
         ]
         rest = sum(nbytes * number for nbytes, number in more)
         sizes += [f"  {format_size(rest)} in other sizes"] if rest else []
-        yield "Alive at the highest peak only on the GPU\n" + "\n".join(sizes)
+        parts.append("Alive at the highest peak only on the GPU\n" + "\n".join(sizes))
     if run.only_traced:
         alive = allocation_table(run.only_traced)
-        yield f"Alive at the highest peak only in the trace\n{alive}"
+        parts.append(f"Alive at the highest peak only in the trace\n{alive}")
+    if run.unknown_workspaces:
+        names = ", ".join(run.unknown_workspaces)
+        parts.append(f"The trace does not know the workspace of: {names}")
+    return Told(headline, parts)
 
 
 def _leaks(found: Leaks, result: CheckResult) -> Told:

@@ -1,6 +1,7 @@
 """Where the snapshots of a test module are, and which of them have lost their module."""
 
 import os
+from contextlib import suppress
 from os.path import relpath
 from pathlib import Path, PurePath
 
@@ -75,17 +76,11 @@ class Links:
         real = Path(os.path.realpath(file))
         links = self._by_directory.get(real.parent)
         if links is None:
-            links = self._by_directory[real.parent] = _links_in(real.parent)
+            links = self._by_directory[real.parent] = []
+            with suppress(OSError), os.scandir(real.parent) as entries:
+                links += [Path(entry.path) for entry in entries if entry.is_symlink()]
         found = {own_path(other) for other in links if Path(os.path.realpath(other)) == real}
         return {path for path in (real, own_path(file), *found) if is_snapshot(path)}
-
-
-def _links_in(directory: Path) -> list[Path]:
-    try:
-        with os.scandir(directory) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_symlink()]
-    except OSError:
-        return []
 
 
 def state_of(path: Path) -> str:

@@ -21,7 +21,6 @@ from pytest_torchmem.snapshots.location import is_calibration
 
 K = TypeVar("K")
 V = TypeVar("V")
-T = TypeVar("T")
 _TEST = re.compile(r'"test"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?: .*)?\r?$", re.MULTILINE)
 """Conflict markers; no line of a snapshot looks like one."""
@@ -69,10 +68,20 @@ def read_stored(path: Path, load: Callable[[str], FileContents[K, V]]) -> Stored
     Raises ``SnapshotError`` for a file that cannot be read or understood. A merge conflict is no
     error where both sides are whole: what they agree on are the entries.
     """
-    text = _read_text(path)
+    try:
+        text = read_text(path)
+    except UnicodeDecodeError:
+        raise SnapshotError(_advice(path, "is not UTF-8 text")) from None
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be read: {error.strerror or error}") from None
     if text is None:
         return Stored(path)
-    ours, *others = _load_sides(path, text, load)
+    conflict = _CONFLICT.search(text) is not None
+    try:
+        ours, *others = map(load, _sides(text) if conflict else (text,))
+    except SnapshotError as error:
+        problem = f"has an unresolved merge conflict, and one side {error}"
+        raise SnapshotError(_advice(path, problem if conflict else str(error))) from None
     if not others:
         return Stored(path, ours.entries, ours.extra, True, text)
     theirs = others[0]
@@ -98,29 +107,6 @@ def tests_named_in(path: Path) -> list[str]:
         return sorted({json.loads(found) for found in _TEST.findall(text)})
     except (OSError, ValueError):
         return []
-
-
-def _read_text(path: Path) -> str | None:
-    """Return the text of the file at ``path``, ``None`` if there is none.
-
-    Raises ``SnapshotError`` where it cannot be read.
-    """
-    try:
-        return read_text(path)
-    except UnicodeDecodeError:
-        raise SnapshotError(_advice(path, "is not UTF-8 text")) from None
-    except OSError as error:
-        raise SnapshotError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _load_sides(path: Path, text: str, load: Callable[[str], T]) -> tuple[T, ...]:
-    """Return what ``text`` holds, or what both sides of a merge conflict hold."""
-    conflict = _CONFLICT.search(text) is not None
-    try:
-        return tuple(map(load, _sides(text) if conflict else (text,)))
-    except SnapshotError as error:
-        problem = f"has an unresolved merge conflict, and one side {error}"
-        raise SnapshotError(_advice(path, problem if conflict else str(error))) from None
 
 
 def _sides(text: str) -> tuple[str, str]:

@@ -143,8 +143,8 @@ def read_timeline(plain: Any) -> Timeline:
     allocations = tuple(starmap(Allocation, zip(*columns.values(), strict=True)))
     events = tuple(_integers(plain["events"]))
     _check(events, len(allocations))
-    phases = tuple((_as(int, position), Phase(phase)) for position, phase in plain["phases"])
-    positions = [position for position, _ in phases]
+    phases = tuple((position, Phase(phase)) for position, phase in plain["phases"])
+    positions = _integers([position for position, _ in phases])
     if positions != sorted(positions) or not set(positions) <= set(range(len(events) + 1)):
         raise ValueError("its phases are not in order")
     calls = tuple(_integers(plain.get("module_calls", [])))
@@ -189,12 +189,6 @@ def _integers(values: Any) -> list[int]:
     if not isinstance(values, list) or not {*map(type, values)} <= {int}:
         raise TypeError("a list of it has not only integers")
     return values
-
-
-def _as(kind: type[_Value], value: Any) -> _Value:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{value!r:.40} is not what stands here")
-    return value
 
 
 PICKLE = pickle.PROTO

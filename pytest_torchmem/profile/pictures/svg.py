@@ -169,7 +169,9 @@ def history_svg(title: str, lines: Sequence[Line]) -> str:
     for index, line in enumerate(lines):
         colour = _COLORS[index % len(_COLORS)]
         parts += _steps(line, places, step, most, len(moments), colour)
-        parts += _name_of_line(index, line, colour)
+        x = _LEFT + index * 350
+        parts.append(f'<rect x="{x}" y="32" width="10" height="10" rx="2" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 15}" y="41">{escaped(line.name)}</text>')
     return picture(title, parts)
 
 
@@ -206,9 +208,3 @@ def _steps(
             "</circle>"
         )
     yield f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{" ".join(corners)}"/>'
-
-
-def _name_of_line(index: int, line: Line, colour: str) -> Iterator[str]:
-    x = _LEFT + index * 350
-    yield f'<rect x="{x}" y="32" width="10" height="10" rx="2" fill="{colour}"/>'
-    yield f'<text x="{x + 15}" y="41">{escaped(line.name)}</text>'
