@@ -159,7 +159,11 @@ def step_growth(timeline: Timeline) -> StepGrowth:
     if steps < FEWEST:
         return StepGrowth(steps, counted)
     live = timeline.live()
-    grown = _kept([live[end] for end in ends])
+    # From one end to the next, what never shrank again counts: steps may take turns, as those of a
+    # generator and a discriminator do.
+    least = list(accumulate((live[end] for end in reversed(ends)), min))[::-1]
+    kept = tuple(now - before for before, now in pairwise(least))
+    grown = kept[:-1] if len(kept) > 2 else kept
     worst = max(range(len(grown)), key=lambda index: grown[index])
     begin, end = ends[worst : worst + 2]
     before, now = (alive_at(timeline, {_MOMENT: at}, by_step=False) for at in (begin, end))
@@ -173,16 +177,6 @@ def step_growth(timeline: Timeline) -> StepGrowth:
         tuple(index for index in live_at[end] if index not in earlier),
         end,
     )
-
-
-def _kept(live: list[int]) -> tuple[int, ...]:
-    """Return by how much memory grew from each end of a step to the next, and never shrank again.
-
-    Steps may take turns, as those of a generator and a discriminator do.
-    """
-    least = list(accumulate(reversed(live), min))[::-1]
-    kept = tuple(now - before for before, now in pairwise(least))
-    return kept[:-1] if len(kept) > 2 else kept
 
 
 def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:

@@ -83,7 +83,8 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     phase = "forward" if moment in _FORWARD else "backward"
     rows = [*evidence.came(Role.GRADIENT)]
     if phase == "backward":  # where they are made anyway: only what was there all along counts
-        rows = [row for row in rows if _in_forward(evidence, row)]
+        there = [one.what for one in evidence.alive.groups if "forward_peak" in one.counts]
+        rows = [row for row in rows if row.now in there]
     rows = [row for row in rows if not _is_new_gradient(evidence, row)]
     zeroed = evidence.ran.zeroed_gradients()
     if zeroed is not None:
@@ -113,12 +114,6 @@ def freed_after_the_backward(evidence: Evidence) -> Cause | None:
     ]
     names = [evidence.short(name) for name in dict.fromkeys(row.module for row in rows)]
     return cause("freed late", rows, modules=some(names) or "parameters")
-
-
-def _in_forward(evidence: Evidence, row: Row) -> bool:
-    return any(
-        group.what == row.now and "forward_peak" in group.counts for group in evidence.alive.groups
-    )
 
 
 @rule("new gradient", "a gradient {tensor} is new: what {operator} is given had none", last=True)
@@ -187,7 +182,10 @@ def held_by_program(evidence: Evidence) -> Cause | None:
 
     That something refers to a larger tensor than before is no news, nor is the output of a model.
     """
-    rows = [row for row in evidence.came(Role.HELD) if not _was_held(row)]
+    new = (
+        row for row in evidence.came(Role.HELD) if not row.before or row.before.role != Role.HELD
+    )
+    rows = [*new]
     what = "what it made in the forward"
     if not rows:
         named = evidence.watched.holders
@@ -199,10 +197,6 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     return cause("held", rows, holder=holder, what=what)
 
 
-def _was_held(row: Row) -> bool:
-    return row.before is not None and row.before.role == Role.HELD
-
-
 @rule("held between", "{what}")
 def held_between(evidence: Evidence) -> Cause | None:
     """What is made after a backward stays: a copy of the weights, an average, a metric."""
@@ -210,19 +204,14 @@ def held_between(evidence: Evidence) -> Cause | None:
     if not rows:
         return None
     first = shown_by(rows)
-    of = _of_what(evidence, first)
+    kinds = evidence.ran.kinds_before(evidence.first(first), _MADE_OF)
+    of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
     if holder := holder_of(evidence, rows):
         what = f"the program keeps what it made{of} between two steps{holder}"
     else:
         more = tensors(first.count_now - first.count_before, first.what)
         what = f"{first.what.source} makes {more}{of} after the backward"
     return cause("held between", rows, what=what)
-
-
-def _of_what(evidence: Evidence, row: Row) -> str:
-    """Return in words what a row was computed of, "" where that is not of one kind."""
-    kinds = evidence.ran.kinds_before(evidence.first(row), _MADE_OF)
-    return _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
 
 
 _MADE_OF = {Kind.GRADIENT: " of gradients", Kind.PARAMETER: " of parameters"}
@@ -271,7 +260,8 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     holder = holder_of(evidence, [first])
     is_known = first.what[1:5] in known
     what = f"{tensors(count, first.what)} of {first.what.source}"
-    if _is_of_graph(rows, first, holder):
+    saved = {row.what[1:3] for row in rows if row.what.role == Role.SAVED}
+    if first.what.role == Role.SAVED and len(saved) >= _MANY and _GRAPH in holder:
         what = f"{holder.removeprefix(': ')} is kept, and was not, with {what}"
     elif is_known or holder.startswith(_LASTING):
         what = f"{what} {'live' if count > 1 else 'lives'} longer than before{holder}"
@@ -297,12 +287,6 @@ _OUTLIVING = ("list", "dict", "set", "tuple", "closure", "defaults")
 _LASTING = tuple(f": the {kind} " for kind in _OUTLIVING)
 """How the names of what outlives a function's variables begin; those of attributes have a dot."""
 _MANY = 3
-
-
-def _is_of_graph(rows: list[Row], first: Row, holder: str) -> bool:
-    """Tell whether a graph keeps what many operators have saved, and not one operator its own."""
-    saved = {row.what[1:3] for row in rows if row.what.role == Role.SAVED}
-    return first.what.role == Role.SAVED and len(saved) >= _MANY and _GRAPH in holder
 
 
 _GRAPH = "the graph of "

@@ -185,7 +185,13 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     made = [row for row in rows if row.what.role in MADE]
     first = min(made, key=evidence.order) if made else shown_by(rows)
     assert first.before is not None
-    if _follows_new_operators(evidence, first):
+    more = {name for name, one in evidence.counts().items() if one.rose}
+    earlier = [
+        row
+        for row in evidence.came(*MADE)
+        if row.what.source in more and evidence.order(row) < evidence.order(first)
+    ]
+    if total(earlier) > WEIGHTY * evidence.growth:
         return None
     was = str(list(first.before.shape))
     given = _new_of_inputs(evidence, first)
@@ -244,17 +250,6 @@ def _given(evidence: Evidence, one: Allocation, row: Row) -> str:
     is_given = any(read is one for read in evidence.ran.read(evidence.first(row)))
     verb = "given" if is_given else "computed of"
     return f", {verb} {one.tensor} of {one.origin.operator}, which {news}"
-
-
-def _follows_new_operators(evidence: Evidence, first: Row) -> bool:
-    """Tell whether a weighty part of what came was made before, by operators called more often."""
-    more = {name for name, one in evidence.counts().items() if one.rose}
-    earlier = [
-        row
-        for row in evidence.came(*MADE)
-        if row.what.source in more and evidence.order(row) < evidence.order(first)
-    ]
-    return total(earlier) > WEIGHTY * evidence.growth
 
 
 def _larger_before(evidence: Evidence) -> Cause | None:

@@ -1,6 +1,6 @@
 """Causes in what autograd records, and in how far a backward goes."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 
 from pytest_torchmem.diagnosis.causes import (
@@ -8,7 +8,6 @@ from pytest_torchmem.diagnosis.causes import (
     OF_BACKWARD,
     WEIGHTY,
     Cause,
-    Counted,
     Evidence,
     cause,
     largest,
@@ -164,7 +163,8 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         else _GONE
     )
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
-    first, operators = shown_by(made) if made else None, _most_often(lost)
+    first = shown_by(made) if made else None
+    operators = listed(sorted(lost, key=lambda name: lost[name].now - lost[name].before))
     return cause("recorded", rows, first, origin, operators=operators, why=why)
 
 
@@ -188,10 +188,6 @@ def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:
 
 _CONVERTS = "aten::_to_copy"
 _GONE = ": a no_grad or a detach is gone"
-
-
-def _most_often(counts: Mapping[str, Counted]) -> str:
-    return listed(sorted(counts, key=lambda name: counts[name].now - counts[name].before))
 
 
 @rule("reached anew", "the backward comes to {operators}{why}", sure=True)

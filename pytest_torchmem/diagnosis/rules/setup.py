@@ -255,7 +255,9 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     """A batch, a sequence or a type of the inputs is another one."""
     inputs = (one for one in evidence.about(Topic.INPUTS) if one.before and one.now)
     changed = [one for one in inputs if not _is_made_by_itself(evidence, one)]
-    changed = changed or [one for one in evidence.about(Topic.INPUTS) if _is_one_more(one)]
+    # What the step itself is given that is new, and not a module that it calls.
+    new = (one for one in evidence.about(Topic.INPUTS) if one.now and not one.before)
+    changed = changed or [one for one in new if " of " not in one.name]
     if not changed or not _can_explain(evidence, changed):
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -287,11 +289,6 @@ def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:
     module = change.name.partition(" of ")[2].partition("[")[0]
     made = evidence.ran.first_made(change.now[-1]) if module else None
     return made is not None and bool(made.module) and within(module, made.module)
-
-
-def _is_one_more(change: FactChange) -> bool:
-    """Tell whether the step itself is given something new, and not a module that it calls."""
-    return bool(change.now) and not change.before and " of " not in change.name
 
 
 def _fewer_calls(evidence: Evidence, name: str) -> str:

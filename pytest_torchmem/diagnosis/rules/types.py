@@ -182,7 +182,10 @@ def wider_type(evidence: Evidence) -> Cause | None:
     made = evidence.ran.first_of_type(evidence.first(first))
     if not is_known(evidence, made) and not _converted_before(evidence, made.origin.operator):
         return found
-    place = _first_of_place(evidence, [rows[id(row)] for row in wider], first.what.dtype)
+    known = [rows[id(row)] for row in wider]
+    now = evidence.moved_lines()
+    places = {(one.module, one.source, now.get(one.line, one.line), one.shape) for one in known}
+    place = evidence.ran.made(places, first.what.dtype)
     if place is None:
         return found
     values = {**found.values, "source": place.origin.operator}
@@ -215,13 +218,6 @@ def _converted_before(evidence: Evidence, operator: str) -> bool:
     counted = evidence.counted(operator)
     converts = operator.partition(".")[0] in ("aten::_to_copy", "aten::copy_")
     return converts and counted is not None and not counted.rose
-
-
-def _first_of_place(evidence: Evidence, known: list[What], dtype: str) -> Allocation | None:
-    """Return what was made first where a snapshot has the same in a narrower type."""
-    now = evidence.moved_lines()
-    places = {(one.module, one.source, now.get(one.line, one.line), one.shape) for one in known}
-    return evidence.ran.made(places, dtype)
 
 
 def _narrower(evidence: Evidence, row: Row) -> What | None:
