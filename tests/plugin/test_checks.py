@@ -94,39 +94,33 @@ def test_shrinking_passes_and_so_does_what_is_within_the_tolerance(stored):
     stored.run("--torchmem-tolerance=2KiB", passed=2)
 
 
-@pytest.mark.parametrize(
-    ("marker", "passes"),
-    [
-        ('"1 GiB"', True),
-        ('"1 KiB"', False),
-        ("1024", False),
-        ('peak="1 GiB", backward="1 MiB", forward="1 MiB", retained="1 MiB"', True),
-        ('forward="1 KiB"', False),
-        ('retained="10 B"', False),
-        ('gpu="t4"', True),
-    ],
-)
-@pytest.mark.parametrize("style", ["fixture", "body"])
-def test_budgets(project, marker, passes, style):
-    argument = "torchmem" if style == "fixture" else ""
-    call = (
-        "torchmem.check(make(), inputs())"
-        if style == "fixture"
-        else "make()(inputs()).sum().backward()"
-    )
-    gpu = "gpu" in marker
-    if gpu and style == "body":
-        call = "make().cuda()(inputs().cuda()).sum().backward()"
-    project.write(
-        test_net=f"from model import *\n"
-        f"@pytest.mark.memory_budget({marker})\ndef test_it({argument}):\n    {call}\n"
-    )
-    result = project.run(**{"passed" if passes else "failed": 1})
-    if not passes:
-        result.stdout.re_match_lines(
-            [r"(E +MemoryCheckFailed: )?[0-9].* exceeds the budget of .* by .*, cpu(, cuda.*)?"]
-        )
-        result.tells("*Alive a*: *, of which * has to go")
+BUDGETS = {
+    "keeps": (
+        '"1 GiB"',
+        'peak="1 GiB", backward="1 MiB", forward="1 MiB", retained="1 MiB"',
+        'gpu="t4"',
+    ),
+    "exceeds": ('"1 KiB"', "1024", 'forward="1 KiB"', 'retained="10 B"'),
+}
+
+
+def test_budgets(project):
+    tests = ["from model import *"]
+    for name, markers in BUDGETS.items():
+        for number, marker in enumerate(markers):
+            on, step = (".cuda()" if "gpu" in marker else ""), f"test_{name}_{number}"
+            tests += [
+                f"@pytest.mark.memory_budget({marker})",
+                f"def {step}_fixture(torchmem):\n    torchmem.check(make(), inputs())",
+                f"@pytest.mark.memory_budget({marker})",
+                f"def {step}_body():\n    make(){on}(inputs(){on}).sum().backward()",
+            ]
+    project.write(test_net="\n".join(tests))
+    result = project.run("-k", "keeps", passed=6, deselected=8)
+    result = project.run("-k", "exceeds", failed=8, deselected=6)
+    said = r"(E +MemoryCheckFailed: )?[0-9].* exceeds the budget of .* by .*, cpu(, cuda.*)?"
+    result.stdout.re_match_lines([said] * 8)
+    result.tells(*["*Alive a*: *, of which * has to go"] * 8)
 
 
 def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
@@ -347,55 +341,55 @@ def test_misspelt(n):
     )
 
 
-@pytest.mark.parametrize(
-    ("marker", "message"),
-    [
-        ("", "the marker memory_budget has no limit, so there is nothing to check"),
-        ("device='cpu'", "the marker memory_budget has no limit"),
-        ("'2 GB of ram'", "memory_budget(peak=): '2 GB of ram' is not a size: write an int"),
-        ("backward=1.5", "memory_budget(backward=): 1.5 is not a size"),
-        ("peak=1, limit=2", "got an unexpected keyword argument 'limit'. It is memory_budget(peak"),
-        ("1, 2", "positional argument"),
-        ("1, device='tpu'", "memory_budget(device=): 'tpu' is not a device"),
-        ("1, gpu='gtx'", "'gtx' is not a known GPU"),
-        ("tolerance='x'", "memory_budget(tolerance=): 'x' is not a tolerance"),
-    ],
-)
-@pytest.mark.parametrize("argument", ["", "torchmem"])
-def test_markers_that_cannot_be_read(project, marker, message, argument):
-    project.write(
-        test_net=f"import pytest\n@pytest.mark.memory_budget({marker})\n"
-        f"def test_it({argument}):\n    raise SystemExit('the body ran')\n"
-    )
+UNREADABLE = {
+    "": "the marker memory_budget has no limit, so there is nothing to check",
+    "device='cpu'": "the marker memory_budget has no limit",
+    "'2 GB of ram'": "memory_budget(peak=): '2 GB of ram' is not a size: write an int",
+    "backward=1.5": "memory_budget(backward=): 1.5 is not a size",
+    "peak=1, limit=2": "got an unexpected keyword argument 'limit'. It is memory_budget(peak",
+    "1, 2": "positional argument",
+    "1, device='tpu'": "memory_budget(device=): 'tpu' is not a device",
+    "1, gpu='gtx'": "'gtx' is not a known GPU",
+    "tolerance='x'": "memory_budget(tolerance=): 'x' is not a tolerance",
+}
+
+
+def test_markers_that_cannot_be_read(project):
+    test = "@pytest.mark.memory_budget({})\ndef test_it_{}({}):\n    raise SystemExit('ran')\n"
+    tests = [
+        test.format(marker, f"{number}_{argument}", argument)
+        for number, marker in enumerate(UNREADABLE)
+        for argument in ("", "torchmem")
+    ]
+    project.write(test_net="import pytest\n" + "".join(tests))
     result = project.run(errors=1)
-    [said] = [line for line in result.outlines if line.startswith("test_net.py:2: test_it: ")]
-    assert message in said
-    assert "the body ran" not in result.stdout.str()
+    said = [line for line in result.outlines if line.startswith("test_net.py:")]
+    for place, message in enumerate(one for one in UNREADABLE.values() for _ in range(2)):
+        assert said[place].startswith(f"test_net.py:{3 * place + 2}: test_it_{place // 2}_")
+        assert message in said[place]
+    assert "'ran'" not in result.stdout.str()
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            "check(make(), inputs()); torchmem.check(make(), inputs())",
-            "calls torchmem.check twice without a name",
-        ),
-        (
-            "check(make(), inputs(), name='a'); torchmem.check(make(), inputs(), name='a')",
-            "twice with the name 'a'",
-        ),
-        ("check(make(), inputs(), name='')", "check(name=''): expected a non-empty string"),
-        ("check(make(), inputs(), device='tpu')", "check(device=): 'tpu' is not a device"),
-        ("check(make(), inputs(), gpu='gtx')", "'gtx' is not a known GPU"),
-        ("check(make(), inputs(), tolerance=0.1)", "check(tolerance=): 0.1 is not a tolerance"),
-        ("check(make(), inputs(), host='here')", "must pass on others"),
-        ("check(make(), torch.zeros(3, 3))", "RuntimeError: "),
-        ("check('text')", "expected an nn.Module or a callable"),
-    ],
-)
-def test_wrong_calls_fail_and_are_not_checked(project, body, message):
-    project.write(test_net=f"from model import *\ndef test_it(torchmem):\n    torchmem.{body}\n")
-    assert message in project.run("--torchmem-update", failed=1).stdout.str()
+WRONG = {
+    "check(make(), inputs()); torchmem.check(make(), inputs())": "twice without a name",
+    "check(make(), inputs(), name='a'); torchmem.check(make(), inputs(), name='a')": "name 'a'",
+    "check(make(), inputs(), name='')": "check(name=''): expected a non-empty string",
+    "check(make(), inputs(), device='tpu')": "check(device=): 'tpu' is not a device",
+    "check(make(), inputs(), gpu='gtx')": "'gtx' is not a known GPU",
+    "check(make(), inputs(), tolerance=0.1)": "check(tolerance=): 0.1 is not a tolerance",
+    "check(make(), inputs(), host='here')": "must pass on others",
+    "check(make(), torch.zeros(3, 3))": "RuntimeError: ",
+    "check('text')": "expected an nn.Module or a callable",
+}
+
+
+def test_wrong_calls_fail_and_are_not_checked(project):
+    tests = [f"def test_{n}(torchmem):\n    torchmem.{body}\n" for n, body in enumerate(WRONG)]
+    project.write(test_net="from model import *\n" + "".join(tests))
+    result = project.run("--torchmem-update", failed=len(WRONG))
+    sections = result.stdout.str().split("\n____")[1:]
+    for message, section in zip(WRONG.values(), sections, strict=True):
+        assert message in " ".join(line.removeprefix("E").strip() for line in section.split("\n"))
     assert not project.file().exists()
 
 

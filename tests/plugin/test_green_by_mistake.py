@@ -25,42 +25,38 @@ def budgets(light):
     return run
 
 
-@pytest.mark.parametrize(
-    ("marker", "check", "message"),
-    [
-        ("gpu='t4', device='cpu'", "", "gpu='t4' is checked on cuda alone*leaves cuda out*"),
-        ("gpu='t4', device='cpu,cuda'", "", "*nothing about the cpu. Give it a limit*"),
-        ("'1 GiB', gpu='t4', device='cpu'", "", "gpu='t4' is checked on cuda alone*"),
-        ("'1 GiB', device='cuda'", "device='cpu'", "check(device='cpu'): the marker*'cuda'*"),
-        ("'1 GiB', device='cpu'", "gpu='t4'", "gpu='t4' is checked on cuda alone*"),
-        ("'1 GiB', gpu='t4'", "gpu='h100'", "check(gpu='h100'): the marker*says gpu='t4'*"),
-        ("allocated='1 GiB', device='cpu'", "", "allocated='1 GiB' is checked on cuda alone*"),
-        ("reserved='1 GiB', device='cpu,cuda'", "", "*(reserved='1 GiB')*nothing about the cpu*"),
-        ("'1 GiB', gpus=2", "gpus=1", "check(gpus=1): the marker*says gpus=2*"),
-        ("'1 GiB', device='cpu,cuda'", "device='cpu'", "not checked on cuda: the marker*"),
-    ],
-)
-def test_what_contradicts_itself_fails(budgets, marker, check, message):
-    result = budgets(
-        f"@pytest.mark.memory_budget({marker})\n"
-        f"def test_it(torchmem):\n    torchmem.check(1 << 42 if {not check} else 10, {check})\n",
-        failed=1,
-    )
-    assert fnmatch(result.stdout.str(), f"*{message}*".replace("[", "[[]"))
+CONTRADICTIONS = [
+    ("gpu='t4', device='cpu'", "", "gpu='t4' is checked on cuda alone*leaves cuda out*"),
+    ("gpu='t4', device='cpu,cuda'", "", "*nothing about the cpu. Give it a limit*"),
+    ("'1 GiB', gpu='t4', device='cpu'", "", "gpu='t4' is checked on cuda alone*"),
+    ("'1 GiB', device='cuda'", "device='cpu'", "check(device='cpu'): the marker*'cuda'*"),
+    ("'1 GiB', device='cpu'", "gpu='t4'", "gpu='t4' is checked on cuda alone*"),
+    ("'1 GiB', gpu='t4'", "gpu='h100'", "check(gpu='h100'): the marker*says gpu='t4'*"),
+    ("allocated='1 GiB', device='cpu'", "", "allocated='1 GiB' is checked on cuda alone*"),
+    ("reserved='1 GiB', device='cpu,cuda'", "", "*(reserved='1 GiB')*nothing about the cpu*"),
+    ("'1 GiB', gpus=2", "gpus=1", "check(gpus=1): the marker*says gpus=2*"),
+    ("'1 GiB', device='cpu,cuda'", "device='cpu'", "not checked on cuda: the marker*"),
+]
+TOGETHER = [
+    ("'1 GiB', gpu='t4', device='cpu,cuda'", ["gpu='T4'"]),
+    ("'1 GiB', device='cpu,cuda'", ["device='cpu', name='a'", "device='cuda', name='b'"]),
+    ("gpu='t4'", ["device='cuda'"]),
+    ("'1 GiB', allocated=1000, device='cpu,cuda'", [""]),
+]
 
 
-@pytest.mark.parametrize(
-    ("marker", "checks"),
-    [
-        ("'1 GiB', gpu='t4', device='cpu,cuda'", ["gpu='T4'"]),
-        ("'1 GiB', device='cpu,cuda'", ["device='cpu', name='a'", "device='cuda', name='b'"]),
-        ("gpu='t4'", ["device='cuda'"]),
-        ("'1 GiB', allocated=1000, device='cpu,cuda'", [""]),
-    ],
-)
-def test_what_goes_together_passes(budgets, marker, checks):
-    lines = "\n".join(f"    torchmem.check(10, {check})" for check in checks)
-    budgets(f"@pytest.mark.memory_budget({marker})\ndef test_it(torchmem):\n{lines}\n", passed=1)
+def test_what_contradicts_itself_fails_and_what_goes_together_passes(budgets):
+    test = "@pytest.mark.memory_budget({})\ndef test_{}(torchmem):\n"
+    text = ""
+    for number, (marker, check, _) in enumerate(CONTRADICTIONS):
+        size = 10 if check else 1 << 42
+        text += test.format(marker, number) + f"    torchmem.check({size}, {check})\n"
+    for number, (marker, checks) in enumerate(TOGETHER):
+        lines = "".join(f"    torchmem.check(10, {check})\n" for check in checks)
+        text += test.format(marker, f"together_{number}") + lines
+    result = budgets(text, failed=len(CONTRADICTIONS), passed=len(TOGETHER))
+    for *_, message in CONTRADICTIONS:
+        assert fnmatch(result.stdout.str(), f"*{message}*".replace("[", "[[]"))
 
 
 SWALLOWED = {
@@ -73,16 +69,15 @@ SWALLOWED = {
 }
 
 
-@pytest.mark.parametrize("how", SWALLOWED)
-@pytest.mark.parametrize("what", ["TOO_MUCH", "10, device='gpu'"])
-def test_a_failure_that_the_test_catches_fails_it(budgets, how, what):
-    budgets(
-        "@pytest.mark.memory_budget('1 KiB', device='cpu')\ndef test_it(torchmem):\n"
-        f"    def check(): torchmem.check({what})\n" + SWALLOWED[how],
-        "-p",
-        "no:threadexception",
-        failed=1,
-    ).tells("the test went on after a check of it had failed: *")
+def test_a_failure_that_the_test_catches_fails_it(budgets):
+    tests = [
+        f"@pytest.mark.memory_budget('1 KiB', device='cpu')\ndef test_{n}_{m}(torchmem):\n"
+        f"    def check(): torchmem.check({what})\n{how}"
+        for n, how in enumerate(SWALLOWED.values())
+        for m, what in enumerate(("TOO_MUCH", "10, device='gpu'"))
+    ]
+    result = budgets("".join(tests), "-p", "no:threadexception", failed=len(tests))
+    result.tells(*["*the test went on after a check of it had failed: *"] * len(tests))
 
 
 def test_a_failure_caught_in_a_fixture_fails_as_well(budgets):
@@ -241,35 +236,28 @@ def test_an_entry_robbed_of_its_phases(light):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        (
-            "torchmem_tolerence",
-            "*no setting of pytest-torchmem. Did you mean 'torchmem_tolerance'?",
-        ),
+        ("torchmem_tolerence", "*no setting of pytest-torchmem. Did you mean 'torchmem_tol*'?"),
         ("torchmem-gpu", "*Did you mean 'torchmem_gpu'?"),
         ("torchmem", "*no setting of pytest-torchmem.*"),
     ],
 )
 def test_a_mistyped_setting_ends_the_run(light, key, said):
     light.write(test_net="def test_plain(): pass\n")
-    for how in ("file", "option"):
-        if how == "file":
-            (light.path / "pytest.ini").write_text(f"[pytest]\n{key} = 5%\n")
-            result = light.run()
-        else:
-            (light.path / "pytest.ini").write_text("[pytest]\n")
-            result = light.run("-o", f"{key}=5%")
+    for lines, options in (([f"{key} = 5%"], []), ([], ["-o", f"{key}=5%"])):
+        light.ini(*lines)
+        result = light.run(*options)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([said])
 
 
-@pytest.mark.parametrize("option", ["gpu", "devices", "tolerance", "json", "measure", "update-max"])
-def test_an_option_with_an_empty_value_ends_the_run(light, option):
+def test_an_option_with_an_empty_value_ends_the_run(light):
     light.write(test_net="def test_it(torchmem):\n    torchmem.check(10, device='cpu')\n")
-    key = f"torchmem_{option.replace('-', '_')}"
-    for given in ([f"--torchmem-{option}="], ["-o", f"{key}="]):
-        result = light.run(*given)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"*{given[-1].rstrip('=')}*"])
+    for option in ("gpu", "devices", "tolerance", "json", "measure", "update-max"):
+        key = f"torchmem_{option.replace('-', '_')}"
+        for given in ([f"--torchmem-{option}="], ["-o", f"{key}="]):
+            result = light.run(*given)
+            assert result.ret == pytest.ExitCode.USAGE_ERROR
+            result.stderr.fnmatch_lines([f"*{given[-1].rstrip('=')}*"])
 
 
 @pytest.mark.parametrize("arguments", [["", "."], [".", ""], [" ", "."], ["."], [".", ".", ""]])
