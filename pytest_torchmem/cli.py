@@ -12,8 +12,14 @@ from typing import Any
 
 from pytest_torchmem import __version__
 from pytest_torchmem.commands import explained, files, history, traced
-from pytest_torchmem.commands.arguments import is_profile, load_function, print_profile
-from pytest_torchmem.commands.console import elapsed, prepare_streams, status_of
+from pytest_torchmem.commands.console import (
+    elapsed,
+    is_profile,
+    load_function,
+    prepare_streams,
+    print_profile,
+    status_of,
+)
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable, printable_lines

@@ -34,7 +34,6 @@ from pytest_torchmem.checks.result import (
     SnapshotResult,
     TraceResult,
     contents,
-    default_limits,
     headroom,
     limits_of,
     overruns,
@@ -44,10 +43,11 @@ from pytest_torchmem.figures import END, PEAK, RESERVED
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.snapshots.alive import Alive, What, alive_of, positions_of, what_of
 from pytest_torchmem.snapshots.calibration import merged
-from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, entry_of, with_entry
+from pytest_torchmem.snapshots.compare import Comparison, beyond, compare, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.location import calibration_path, orphans_in, snapshot_path
 from pytest_torchmem.snapshots.store import StoredSnapshot, moves, read, renames
+from pytest_torchmem.snapshots.tolerance import parse_rules
 from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
@@ -115,13 +115,9 @@ class Judge:
 
     def judge(self) -> CheckResult:
         profile, gpu, calibration = self.profile, self.check.key.gpu, self.calibration
-        fits = gpu and self.check.request.gpu_named
-        stored_by = (
-            self.check.context.calibrations.told_by(self.check.request.test.module, gpu)
-            if gpu
-            else ""
-        )
-        room = headroom(gpu, profile.figures()) if fits else None
+        request, context = self.check.request, self.check.context
+        stored_by = context.calibrations.told_by(request.test.module, gpu) if gpu else ""
+        room = headroom(gpu, profile.figures()) if gpu and request.gpu_named else None
         trace = TraceResult.of(profile, room, stored_by)
         if not profile.peak and not (profile.device == "cpu" and profile.host_peak):
             findings = [Finding(outcome=Outcome.NOT_CHECKED)]
@@ -132,19 +128,14 @@ class Judge:
             levels = self._levels(snapshot.before)
             comparison = measurement.compared(snapshot.entry, snapshot.before, levels)
             measurement = replace(measurement, comparison=comparison)
-        limits = limits_of(self.check.request.budget, gpu)
-        where = (
-            self.check.request.test.relative(self.check.request.test.module),
-            self.check.key.device,
-        )
-        rules = self.check.context.settings.budget
-        limits += (*default_limits(rules, *where, profile.figures(), limits),)
+        rules, path = context.settings.budget, request.test.relative(request.test.module)
+        limits = limits_of(request.budget, gpu, profile.figures(), rules, path)
         findings = [*self._against_limits(limits), *self._against_bounds()]
         findings += self._against_steps()
         findings += self._against_snapshot(snapshot) if snapshot is not None else []
         if measurement is not None and self.run is not None:
             findings += self._against_measurement(self.run, measurement, findings)
-        if self.check.context.settings.strict and profile.warnings and not _failing(findings):
+        if context.settings.strict and profile.warnings and not _failing(findings):
             findings.append(Finding(outcome=Outcome.UNKNOWN_WORKSPACE))
         return CheckResult(
             key=snapshot.entry.key if snapshot is not None else self.check.key,
@@ -247,7 +238,7 @@ class Judge:
         renamed = found[0][0] if found else None
         return Missing(file=snapshot.file, renamed=renamed, moved_from=moved_from)
 
-    def _against_limits(self, limits: tuple[Limit, ...]) -> list[Finding]:
+    def _against_limits(self, limits: list[Limit]) -> list[Finding]:
         over = overruns(limits, self.profile.figures())
         first = next((one.limit for one in over if one.value is not None), None)
         if first is not None:
@@ -309,7 +300,10 @@ class Judge:
         return found
 
     def _levels(self, before: Entry | None) -> list[Level]:
-        return with_entry(self.check.request.tolerances, before, 2)
+        levels = [*self.check.request.tolerances]
+        if before is not None and before.tolerance is not None:
+            levels.insert(2, parse_rules(before.tolerance, "the entry's own tolerance"))
+        return levels
 
 
 def _over_budget(

@@ -5,7 +5,7 @@ A finding is data; reports make sentences of it. A result travels from a worker 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -100,33 +100,30 @@ def _less(profile: MemoryProfile, figure: str, excess: int) -> Less | None:
     return best if best is not None and best.saved > 0 else None
 
 
-def limits_of(budget: Budget, gpu: str) -> tuple[Limit, ...]:
-    """Return the limits of ``budget`` on ``gpu``, or on the CPU, which has no caching allocator.
+def limits_of(
+    budget: Budget, gpu: str, figures: Mapping[str, int], rules: Level, path: str
+) -> list[Limit]:
+    """Return the limits of ``budget``, and of ``rules`` for figures that it does not limit.
 
-    A GPU that is named alone limits what is reserved on it.
+    On the CPU, where ``gpu`` is "", there is no caching allocator. A GPU that is named alone limits
+    what is reserved on it.
     """
-    if not gpu:
-        return tuple(one for one in budget.limits if one.figure not in ALLOCATOR_PEAKS)
-    if budget.limits or budget.gpu is None:
-        return budget.limits
-    room = _room(gpu)
-    return (Limit(RESERVED, room, f"{format_size(room)} (what {gpu} has for tensors)"),)
-
-
-def default_limits(
-    rules: Level, path: str, device: str, figures: Mapping[str, int], own: Iterable[Limit]
-) -> Iterator[Limit]:
-    """Yield the limits of every test for figures that there are and that a test does not limit."""
-    limited = {limit.figure for limit in own}
+    limits = [one for one in budget.limits if gpu or one.figure not in ALLOCATOR_PEAKS]
+    if gpu and not budget.limits and budget.gpu is not None:
+        room = _room(gpu)
+        limits.append(Limit(RESERVED, room, f"{format_size(room)} (what {gpu} has for tensors)"))
+    limited = {limit.figure for limit in limits}
     for level in for_path(rules, path):
         for rule in sorted(level, key=lambda rule: rule.device is None):
             figure = rule.figure or PEAK
-            if figure in figures and figure not in limited and rule.fits(device, figure):
+            known = figure in figures and figure not in limited
+            if known and rule.fits("cuda" if gpu else "cpu", figure):
                 limited.add(figure)
-                yield Limit(figure, rule.tolerance.allowance(0), str(rule))
+                limits.append(Limit(figure, rule.tolerance.allowance(0), str(rule)))
+    return limits
 
 
-def overruns(limits: tuple[Limit, ...], figures: Mapping[str, int]) -> list[Overrun]:
+def overruns(limits: Iterable[Limit], figures: Mapping[str, int]) -> list[Overrun]:
     """Return the limits that ``figures`` do not keep.
 
     A limit on a phase that did not run is not kept: nothing was checked. On the CPU, that of the

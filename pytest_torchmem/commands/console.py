@@ -1,18 +1,34 @@
-"""A command on a terminal: how far it has come, its exit status, and what it says of errors."""
+"""A command on a terminal: what its line names, how far it has come, and what it ends with.
 
+A line names functions, profiles that were saved, and models by name, which are made from their
+configuration alone: no weights are read, and none take memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from threading import Event, Thread
-from typing import TextIO
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TextIO
 
-from pytest_torchmem.errors import TorchmemError
-from pytest_torchmem.printable import printable_lines
+from pytest_torchmem.errors import TorchmemError, UsageError
+from pytest_torchmem.printable import printable, printable_lines
+
+if TYPE_CHECKING:
+    from pytest_torchmem.profile.profile import MemoryProfile
+
 
 USAGE = 2
 _INTERRUPTED, _PIPE = 130, 141
@@ -163,3 +179,190 @@ class _Line:
             end = "" if text else "\r"
             print(f"\r{text}{padding}", end=end, file=self._stream, flush=True)
         self._shown = text
+
+
+def load_function(written: str, batch: int = 1, sequence: int = 512) -> Callable[[], object]:
+    """Return the function that ``package.module:function`` or ``file.py:function`` names, or one
+    that makes the model which ``library:name`` does.
+
+    Modules are looked for where the command was started, too. Raises ``UsageError`` where there is
+    none, or where it needs arguments; what the module raises is its own.
+    """
+    if (named := named_model(written, batch, sequence)) is not None:
+        return named
+    place, separator, name = written.rpartition(":")
+    if not separator or not place or not name:
+        raise UsageError(f"{written!r}: write package.module:function or file.py:function")
+    sys.path.insert(0, os.getcwd())
+    found: Any = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{place} has no {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{written} is no function: {type(found).__name__}")
+    if needed := _needed(found):
+        raise UsageError(
+            f"{written} needs arguments ({', '.join(needed)}): name a function without any, which "
+            "runs a step, or returns a module and its inputs"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _needed(function: Callable[..., object]) -> list[str]:
+    """Return the arguments that a function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of C, which does not say
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        one.name
+        for one in parameters
+        if one.default is inspect.Parameter.empty and one.kind not in several
+    ]
+
+
+def _of_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"{path} does not exist, or is no file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the module itself asks for
+        raise UsageError(f"there is no module {name!r} here, nor installed") from None
+
+
+def returns_module(result: object) -> bool:
+    """Return whether a function returned a module, or a tuple of one and its inputs."""
+    from torch import nn
+
+    first = result[0] if isinstance(result, tuple) and result else result
+    return isinstance(first, nn.Module)
+
+
+_GZIP = b"\x1f\x8b"
+
+
+def is_profile(path: Path) -> bool:
+    """Return whether a file is what ``MemoryProfile.load`` reads, rather than a snapshot."""
+    from pytest_torchmem.profile.formats.saved import PICKLE
+    from pytest_torchmem.profile.profile import SAVED
+
+    if not path.is_file():  # reading a pipe would wait
+        return False
+    content = path.read_bytes()
+    if content.startswith((_GZIP, PICKLE)):
+        return True  # snapshots are neither compressed nor pickles
+    try:
+        plain = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(plain, dict) and plain.get("kind") == SAVED
+
+
+def print_profile(profile: MemoryProfile, rows: int = 10) -> None:
+    """Print the table of a profile, its course and its warnings."""
+    print(profile.table(rows))
+    print(f"\nin the course of the step: {profile.sparkline()}")
+    for warning in profile.warnings:
+        print(f"note: {printable(warning)}")
+
+
+Model = tuple[Any, Any] | tuple[Any, Any, dict[str, Any]]
+"""A model on meta and its inputs, the last of them keyword arguments."""
+
+
+def named_model(written: str, batch: int, sequence: int) -> Callable[[], Model] | None:
+    """Return what makes the model that ``hf:NAME``, ``timm:NAME`` or ``torchvision:NAME`` names,
+    None where ``written`` is none of these.
+
+    ``batch`` is the number of samples, ``sequence`` of tokens each; pictures are as large as the
+    model's configuration says. Raises ``UsageError`` if the library is not installed.
+    """
+    library, _, name = written.partition(":")
+    if library not in _LIBRARIES:
+        return None
+    package, build = _LIBRARIES[library]
+    try:
+        module = importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{written}: {error}. Install it: pip install {package}") from None
+    return partial(build, module, name, batch, sequence)
+
+
+def _of_transformers(transformers: ModuleType, name: str, batch: int, sequence: int) -> Model:
+    """Return a model of the hub or a local folder, in the type of its checkpoint."""
+    import torch
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:  # what it says of a name that it does not find
+        raise UsageError(f"hf:{name}: {str(error).partition('. ')[0]}") from None
+    kind = getattr(transformers, (config.architectures or ("",))[0], None)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(config, "dtype", None) or torch.float32)
+    try:  # what is float32 whatever the type of the checkpoint, such as frequencies, stays that
+        with torch.device("meta"):
+            made = (kind or transformers.AutoModel.from_config)(config)
+    finally:
+        torch.set_default_dtype(before)
+    takes = inspect.signature(made.forward).parameters
+    if made.main_input_name == "pixel_values":
+        size = config.image_size
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        picture = torch.zeros(batch, config.num_channels, height, width, dtype=made.dtype)
+        return made, picture
+    if made.main_input_name != "input_ids":
+        raise UsageError(
+            f"hf:{name} takes {made.main_input_name}: write a function that returns the model and "
+            "its inputs, and name that"
+        )
+    tokens = torch.zeros(batch, sequence, dtype=torch.long)
+    known = {"input_ids": tokens}
+    if "decoder_input_ids" in takes and config.is_encoder_decoder:
+        known["decoder_input_ids"] = tokens
+    if "labels" in takes and made.get_output_embeddings() is not None:
+        known["labels"] = tokens
+    return (made, known)
+
+
+def _of_timm(timm: ModuleType, name: str, batch: int, sequence: int) -> Model:
+    import torch
+
+    with torch.device("meta"):
+        made = timm.create_model(name)
+    return made, torch.zeros(batch, *made.default_cfg["input_size"])
+
+
+def _of_torchvision(models: ModuleType, name: str, batch: int, sequence: int) -> Model:
+    import torch
+
+    transforms = next(iter(models.get_model_weights(name))).transforms()
+    if not hasattr(transforms, "crop_size"):
+        raise UsageError(
+            f"torchvision:{name} is no classifier of pictures: write a function that returns the "
+            "model and its inputs, and name that"
+        )
+    size = transforms.crop_size[0]
+    with torch.device("meta"):
+        made = models.get_model(name, weights=None)
+    return made, torch.zeros(batch, 3, size, size)
+
+
+_LIBRARIES: dict[str, tuple[str, Callable[..., Model]]] = {
+    "hf": ("transformers", _of_transformers),
+    "timm": ("timm", _of_timm),
+    "torchvision": ("torchvision.models", _of_torchvision),
+}
+"""The package of each library, and what makes a model of it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.commands.arguments import is_profile
+from pytest_torchmem.commands.console import is_profile
 from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import printable_lines

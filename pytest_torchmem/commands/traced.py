@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchmem.commands.arguments import load_function, print_profile, returns_module
-from pytest_torchmem.commands.console import elapsed
+from pytest_torchmem.commands.console import elapsed, load_function, print_profile, returns_module
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import label
 from pytest_torchmem.printable import printable

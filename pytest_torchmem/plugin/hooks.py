@@ -314,10 +314,11 @@ class _RunHooks:
             why = f"the marker {SELECTED_BY} takes no arguments: limits are those of {SIGNATURE}"
             pytest.fail(why, pytrace=False)
         if _CHECKER in item.stash:
-            from pytest_torchmem.reports.summary import without_ours
+            from pytest_torchmem.reports.summary import PREFIX
 
             del item.stash[_CHECKER]
-            item.user_properties[:] = without_ours(item.user_properties)
+            others = (one for one in item.user_properties if not one[0].startswith(PREFIX))
+            item.user_properties[:] = [*others]
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:

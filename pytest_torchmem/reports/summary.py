@@ -149,11 +149,6 @@ def properties(check: Check) -> list[tuple[str, object]]:
     return [(f"{stem}{name}", value) for name, value in found.items()]
 
 
-def without_ours(properties: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Return a test's properties without those of an earlier attempt's checks."""
-    return [(name, value) for name, value in properties if not name.startswith(PREFIX)]
-
-
 KIND = "pytest-torchmem report"
 SCHEMA = 3
 """2: what grew is rows and causes; with what was alive; 3: facts are lists and objects."""

@@ -5,7 +5,7 @@ A profile's figures against those of a snapshot entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -28,14 +28,7 @@ from pytest_torchmem.profile.later import Later
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
-from pytest_torchmem.snapshots.tolerance import (
-    BUILT_IN,
-    Level,
-    Tolerance,
-    ToleranceRule,
-    find_rule,
-    parse_rules,
-)
+from pytest_torchmem.snapshots.tolerance import BUILT_IN, Level, Tolerance, ToleranceRule, find_rule
 
 if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
@@ -179,14 +172,6 @@ def compare(before: Entry, now: Entry, levels: Sequence[Level]) -> Comparison:
         torch_before=before.torch,
         torch_now=now.torch,
     )
-
-
-def with_entry(levels: Iterable[Level], entry: Entry | None, place: int) -> list[Level]:
-    """Return ``levels`` with the entry's own tolerance put in at ``place``."""
-    levels = list(levels)
-    if entry is not None and entry.tolerance is not None:
-        levels.insert(place, parse_rules(entry.tolerance, "the entry's own tolerance"))
-    return levels
 
 
 def beyond(comparison: Comparison, most: Tolerance) -> tuple[Change, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.cli import main
-from pytest_torchmem.commands.arguments import load_function
+from pytest_torchmem.commands.console import load_function
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.questions import (
     Answer,
