@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem import __version__
-from pytest_torchmem.commands import explained, files, history, traced
-from pytest_torchmem.commands.console import (
-    elapsed,
-    is_profile,
-    load_function,
-    prepare_streams,
-    print_profile,
-    status_of,
-)
+from pytest_torchmem.commands import console, explained, files, history, traced
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
 from pytest_torchmem.printable import printable, printable_lines
@@ -62,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with suppress(ImportError):  # completion in shells, for those who have it
         importlib.import_module("argcomplete").autocomplete(parser)
     options = parser.parse_args(given)
-    prepare_streams()
-    return status_of(lambda: _run(options, given))
+    console.prepare_streams()
+    return console.status_of(lambda: _run(options, given))
 
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -280,10 +272,10 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
 def _show(options: argparse.Namespace) -> int:
     if options.file.is_dir():
         raise UsageError(f"{options.file} is a directory: name one of its files")
-    if options.file.exists() and is_profile(options.file):
+    if options.file.exists() and console.is_profile(options.file):
         from pytest_torchmem.profile.profile import MemoryProfile
 
-        print_profile(MemoryProfile.load(options.file))
+        console.print_profile(MemoryProfile.load(options.file))
         return 0
     stored, shown = _read(options.file)
     if not stored.exists:
@@ -300,8 +292,8 @@ def _show(options: argparse.Namespace) -> int:
 def _cudnn(options: argparse.Namespace) -> int:
     from pytest_torchmem.reports.cudnn_table import columns, render
 
-    step = load_function(options.step)
-    with elapsed("asking cuDNN"):
+    step = console.load_function(options.step)
+    with console.elapsed("asking cuDNN"):
         found = columns(step, options.gpu or [DEFAULT_GPU], options.cudnn or [])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
     sys.stdout.write(printable_lines(render(found, max(width, 80))))

@@ -8,24 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from pytest_torchmem.advice.changes import (
-    CHUNKS,
-    HAS_FUSED,
-    OVERWRITING,
-    Layers,
-    LossMode,
-    NarrowMode,
-    Observed,
-    OverwritingMode,
-    StepChange,
-    buffers_narrowed,
-    checkpointed,
-    joined,
-    observing,
-    set_to_none,
-    stepping,
-    under_autocast,
-)
+from pytest_torchmem.advice import changes
 from pytest_torchmem.advice.graph_changes import (
     checkpointed_in_graphs,
     chunked_loss_in_graphs,
@@ -43,14 +26,14 @@ class Trials:
 
     def __init__(self, before: MemoryProfile, again: Trace) -> None:
         self._again = again
-        self.observed = Observed()
+        self.observed = changes.Observed()
         self.follows_python = before.level == "eager"
         """Whether the program's functions and modules are called; compiled ones are not."""
-        with (observing if self.follows_python else observing_graphs)(self.observed):
+        with (changes.observing if self.follows_python else observing_graphs)(self.observed):
             self.before = again()
         self._flops = operations(self.before)
 
-    def of(self, change: StepChange) -> Suggestion | None:
+    def of(self, change: changes.StepChange) -> Suggestion | None:
         """Trace the step with a change; ``None`` where the step does not bear it."""
         profile = None
         with suppress(RuntimeError, TypeError, ValueError, AssertionError), change.made():
@@ -73,21 +56,23 @@ _LEAST = 100
 """Modules that keep less than this part of the peak are not tried."""
 _BISECTED = 3
 
-Chosen = dict[Layers, int]
+Chosen = dict[changes.Layers, int]
 """How many modules of each kind."""
 
 
 class Checkpoints:
     """Traces of a step in which modules of some kinds compute their forward again."""
 
-    def __init__(self, trials: Trials, limit: int | None, others: StepChange | None = None) -> None:
+    def __init__(
+        self, trials: Trials, limit: int | None, others: changes.StepChange | None = None
+    ) -> None:
         self._trials, self._limit = trials, limit
         self._others = () if others is None else (others,)
         self._layers = trials.observed.layers
 
     def found(self, most: int = _MOST_SETS) -> Iterator[Suggestion | None]:
         """Yield the ``most`` kinds one by one, then what fits at the fewest operations."""
-        single: list[tuple[Layers, Suggestion]] = []
+        single: list[tuple[changes.Layers, Suggestion]] = []
         for layers in self._candidates()[:most]:
             found = self._traced({layers: len(self._layers[layers])})
             yield found
@@ -101,7 +86,7 @@ class Checkpoints:
             yield self._fewest({}, layers, found)
         yield self._together(single)
 
-    def _candidates(self) -> list[Layers]:
+    def _candidates(self) -> list[changes.Layers]:
         """Return the kinds of modules whose forward keeps most for the backward."""
         kept = Counter(self._trials.observed.kept)
         for row in self._trials.before.node_table().rows if self._trials.follows_python else ():
@@ -116,7 +101,7 @@ class Checkpoints:
         largest = sorted(by_layers, key=lambda layers: -by_layers[layers])
         return [layers for layers in largest if by_layers[layers] > least][:_MOST_SETS]
 
-    def _together(self, single: list[tuple[Layers, Suggestion]]) -> Suggestion | None:
+    def _together(self, single: list[tuple[changes.Layers, Suggestion]]) -> Suggestion | None:
         """Combine changes, the cheapest for its saving first, until the step fits."""
         assert self._limit is not None
         single = sorted(single, key=lambda one: (one[1].flops / one[1].saved, -one[1].saved))
@@ -133,11 +118,11 @@ class Checkpoints:
                 return self._fewest(others, layers, found)
         return None
 
-    def _nested(self, inner: Layers, outer: Layers) -> bool:
+    def _nested(self, inner: changes.Layers, outer: changes.Layers) -> bool:
         """Return whether modules of one kind are within modules of the other."""
         return inner[0].startswith(f"{outer[0]}.") or inner[0] == outer[0]
 
-    def _fewest(self, others: Chosen, layers: Layers, every: Suggestion) -> Suggestion:
+    def _fewest(self, others: Chosen, layers: changes.Layers, every: Suggestion) -> Suggestion:
         """Return what fits with as few modules of the last kind as it takes."""
         assert self._limit is not None
         few, enough, best = 0, len(self._layers[layers]), every
@@ -161,15 +146,15 @@ class Checkpoints:
                 of = f"{self._kind(layers)}of {layers[0]}"
                 which = f"each {of}" if count == number else f"{count} {of}"
                 parts.append(f"{which} ({number})" if count == number else which)
-        how = checkpointed if self._trials.follows_python else checkpointed_in_graphs
-        change = StepChange(
+        how = changes.checkpointed if self._trials.follows_python else checkpointed_in_graphs
+        change = changes.StepChange(
             f"checkpoint {' and '.join(parts)}: "
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
             (partial(how, paths),),
         )
-        return self._trials.of(joined([*self._others, change]))
+        return self._trials.of(changes.joined([*self._others, change]))
 
-    def _kind(self, layers: Layers) -> str:
+    def _kind(self, layers: changes.Layers) -> str:
         """Return the class of modules whose paths look like those of others of another class."""
         alike = [one for one in self._layers if one[0] == layers[0]]
         return f"{layers[1]} " if len(alike) > 1 else ""
@@ -208,7 +193,7 @@ def suggest(
     found += Checkpoints(trials, limit).found()
     free = [change for change, one in tried if one is not None and change.is_free and one.saved > 0]
     if free and not any(one is not None and _fits(one, limit) for one in found):
-        together = joined(free)
+        together = changes.joined(free)
         found += [trials.of(together)] if len(free) > 1 else []
         if limit is not None:
             more = [one for one in Checkpoints(trials, limit, together).found() if one is not None]
@@ -233,12 +218,12 @@ def _fits(one: Suggestion, limit: int | None) -> bool:
     return limit is not None and one.figure == "peak" and one.profile.peak <= limit
 
 
-def changes_of(trials: Trials, allocator: str) -> Iterator[StepChange]:
+def changes_of(trials: Trials, allocator: str) -> Iterator[changes.StepChange]:
     """Yield everything that is tried of a step but checkpoints."""
     yield from _optimizers(trials)
     if trials.before.device == "cuda" and not allocator:
         text = f"PYTORCH_ALLOC_CONF={_EXPANDABLE}"
-        yield StepChange(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
+        yield changes.StepChange(text, options={"allocator": _EXPANDABLE}, figure="reserved_peak")
     if trials.follows_python:
         yield from _in_place(trials)
         yield from _losses(trials)
@@ -247,7 +232,7 @@ def changes_of(trials: Trials, allocator: str) -> Iterator[StepChange]:
         yield from _compiled(trials)
 
 
-def _compiled(trials: Trials) -> Iterator[StepChange]:
+def _compiled(trials: Trials) -> Iterator[changes.StepChange]:
     """Yield what can be changed of a compiled step: its functions and modules are not called.
 
     A function in place is none of it: AOTAutograd makes the same graph of both.
@@ -262,19 +247,23 @@ def _compiled(trials: Trials) -> Iterator[StepChange]:
                 f"torch._functorch.config.activation_memory_budget = {share}: compiled code keeps "
                 f"about {share:.0%} of what it keeps for the backward, and computes the rest again"
             )
-            yield StepChange(text, (partial(activations_kept, share),))
+            yield changes.StepChange(text, (partial(activations_kept, share),))
 
 
-def _optimizers(trials: Trials) -> Iterator[StepChange]:
+def _optimizers(trials: Trials) -> Iterator[changes.StepChange]:
     if trials.before.optimizer_peak is not None:
         for option, value in (("foreach", False), ("fused", True)):
             text = f"{option}={value} in the optimizer"
-            yield StepChange(text, (partial(stepping, option, value),), is_free=option == "fused")
+            yield changes.StepChange(
+                text, (partial(changes.stepping, option, value),), is_free=option == "fused"
+            )
     if trials.observed.zeroing:
-        yield StepChange("zero_grad(set_to_none=True)", (set_to_none,), is_free=True)
+        yield changes.StepChange(
+            "zero_grad(set_to_none=True)", (changes.set_to_none,), is_free=True
+        )
 
 
-def _in_place(trials: Trials) -> Iterator[StepChange]:
+def _in_place(trials: Trials) -> Iterator[changes.StepChange]:
     """Yield in-place functions: at all lines, or at the lines that tolerate them."""
     for name, lines in sorted(trials.observed.in_place.items()):
         every = _overwriting(name, list(lines))
@@ -287,56 +276,56 @@ def _in_place(trials: Trials) -> Iterator[StepChange]:
             yield _overwriting(name, borne)
 
 
-def _overwriting(name: str, lines: list[str]) -> StepChange:
+def _overwriting(name: str, lines: list[str]) -> changes.StepChange:
     where = f" at {lines[0]}" if lines[0] else ""
     more = f" and {len(lines) - 1} other lines" if len(lines) > 1 else ""
-    how = f"{name}_" if name in OVERWRITING else "inplace=True"
-    return StepChange(
+    how = f"{name}_" if name in changes.OVERWRITING else "inplace=True"
+    return changes.StepChange(
         f"{name} in place ({how}){where}{more}",
-        (partial(OverwritingMode, name, lines),),
+        (partial(changes.OverwritingMode, name, lines),),
         is_free=True,
     )
 
 
-def _losses(trials: Trials) -> Iterator[StepChange]:
+def _losses(trials: Trials) -> Iterator[changes.StepChange]:
     for line, numbers in trials.observed.losses.items():
         where = f" at {line}" if line else ""
-        if HAS_FUSED and trials.follows_python:
-            yield StepChange(
+        if changes.HAS_FUSED and trials.follows_python:
+            yield changes.StepChange(
                 f"the loss{where} fused with its linear layer: torch.nn.functional."
                 "linear_cross_entropy(..., options=torch.nn.LinearCrossEntropyOptions())",
-                (partial(LossMode, numbers, fused=True),),
+                (partial(changes.LossMode, numbers, fused=True),),
                 is_free=True,
             )
-        chunked = partial(LossMode, numbers, fused=False)
-        yield StepChange(
-            f"the loss{where} and its linear layer in {CHUNKS} chunks of rows, each under "
+        chunked = partial(changes.LossMode, numbers, fused=False)
+        yield changes.StepChange(
+            f"the loss{where} and its linear layer in {changes.CHUNKS} chunks of rows, each under "
             "torch.utils.checkpoint.checkpoint",
             (chunked if trials.follows_python else partial(chunked_loss_in_graphs, line),),
         )
 
 
-def _precisions(trials: Trials) -> Iterator[StepChange]:
+def _precisions(trials: Trials) -> Iterator[changes.StepChange]:
     """Yield narrower types: of the forward, of some modules, of buffers and of conversions."""
     least = trials.before.peak // _LEAST
     yield from _autocast(trials)
     for pattern, nbytes in _largest(trials.observed.buffers):
         if nbytes > least:
             text = f"the buffer {pattern} in bfloat16"
-            yield StepChange(text, (partial(buffers_narrowed, pattern),))
+            yield changes.StepChange(text, (partial(changes.buffers_narrowed, pattern),))
     widened = {line: nbytes for line, (_, nbytes) in trials.observed.widened.items()}
     for line, nbytes in _largest(widened):
         if nbytes > least and line:
             dtype = trials.observed.widened[line][0]
             text = f"{dtype} kept at {line}, which converts to a wider type"
-            yield StepChange(text, (partial(NarrowMode, line),))
+            yield changes.StepChange(text, (partial(changes.NarrowMode, line),))
 
 
-def _autocast(trials: Trials) -> Iterator[StepChange]:
+def _autocast(trials: Trials) -> Iterator[changes.StepChange]:
     device = trials.before.device.partition(":")[0]
     if not torch.is_autocast_enabled(device):
         text = f'under torch.autocast("{device}", dtype=torch.bfloat16)'
-        yield StepChange(f"the forward {text}", (partial(under_autocast, device),))
+        yield changes.StepChange(f"the forward {text}", (partial(changes.under_autocast, device),))
 
 
 def _largest(nbytes: dict[str, int]) -> list[tuple[str, int]]:

@@ -31,15 +31,8 @@ from pytest_torchmem.checks.request import (
 )
 from pytest_torchmem.checks.result import CheckResult, Outcome
 from pytest_torchmem.errors import NoCudaError, UsageError, add_note
+from pytest_torchmem.plugin import failure
 from pytest_torchmem.plugin.collection import Collection, test_id
-from pytest_torchmem.plugin.failure import (
-    NOT_HERE,
-    MemoryCheckFailed,
-    OtherProcesses,
-    expecting_blocks,
-    failure_is_expected,
-    update_command,
-)
 from pytest_torchmem.plugin.reported import UNUSED, add_attached, attach, why_skipped
 from pytest_torchmem.plugin.settings import budget_of
 from pytest_torchmem.plugin.start import node_id
@@ -68,7 +61,7 @@ class Checker:
         collection: Collection,
         standing: StandingGpus,
         lost: list[str],
-        others: OtherProcesses,
+        others: failure.OtherProcesses,
     ) -> None:
         self.item = item
         self.standing = standing
@@ -106,9 +99,9 @@ class Checker:
         self._running += 1
         try:
             yield
-        except (MemoryCheckFailed, UsageError, pytest.fail.Exception) as error:
+        except (failure.MemoryCheckFailed, UsageError, pytest.fail.Exception) as error:
             self._failures.append(error)
-            self._blocks[id(error)] = expecting_blocks(sys._getframe(2))
+            self._blocks[id(error)] = failure.expecting_blocks(sys._getframe(2))
             raise
         finally:
             self._running -= 1
@@ -133,14 +126,14 @@ class Checker:
         if error is not None and not isinstance(error, pytest.skip.Exception):
             return  # it does not pass
         if elsewhere:
-            raise MemoryCheckFailed(NOT_HERE, self.first_line)
+            raise failure.MemoryCheckFailed(failure.NOT_HERE, self.first_line)
         if self._running and not self._told_of_running:
             self._told_of_running = True
             why = (
                 "not checked: torchmem.check still runs on another thread. Wait in the test for "
                 "its end, and pass on what it raises: ThreadPoolExecutor.submit(...).result()"
             )
-            raise MemoryCheckFailed(why, self.first_line)
+            raise failure.MemoryCheckFailed(why, self.first_line)
         if failures:
             first = failures[0]
             headline = getattr(first, "headline", str(first).partition("\n")[0])
@@ -149,7 +142,7 @@ class Checker:
                 "A test must not catch what torchmem.check raises, nor call it where it is lost. "
                 "Where it is to fail, say so: with pytest.raises(AssertionError)"
             )
-            raise MemoryCheckFailed(f"{why}\n\n{advice}\n\n{first}", self.first_line, why)
+            raise failure.MemoryCheckFailed(f"{why}\n\n{advice}\n\n{first}", self.first_line, why)
 
     @property
     def failed_unseen(self) -> bool:
@@ -161,7 +154,7 @@ class Checker:
         return [
             error
             for error in self._failures
-            if not failure_is_expected(error, self._blocks.get(id(error), set()))
+            if not failure.failure_is_expected(error, self._blocks.get(id(error), set()))
         ]
 
     def devices_left(self) -> list[str]:
@@ -227,7 +220,7 @@ class Checker:
         failures = [check for check in checks if check.result.failed]
         if failures:
             last_line = self.first_line if self.in_body else ""
-            raise MemoryCheckFailed(
+            raise failure.MemoryCheckFailed(
                 self._together(failures, last_line), last_line, headlines(failures), failures
             )
         return profiles
@@ -237,7 +230,7 @@ class Checker:
         verbose = self.context.settings.verbose
         return together(failures, self.context.told, verbose=verbose, most=most)
 
-    def one_failure(self, errors: Sequence[MemoryCheckFailed]) -> MemoryCheckFailed:
+    def one_failure(self, errors: Sequence[failure.MemoryCheckFailed]) -> failure.MemoryCheckFailed:
         """Merge the failures of several ranks into one."""
         first, *others = errors
         if not others:
@@ -246,9 +239,9 @@ class Checker:
         checks = [check for error in errors for check in error.checks]
         if not all(error.checks for error in errors):
             text = "\n\n".join(dict.fromkeys(error.msg for error in errors))
-            return MemoryCheckFailed(text, headline=first.headline)
+            return failure.MemoryCheckFailed(text, headline=first.headline)
         text = self._together(checks, first.last_line)
-        found = MemoryCheckFailed(text, first.last_line, headlines(checks), checks)
+        found = failure.MemoryCheckFailed(text, first.last_line, headlines(checks), checks)
         return found.with_traceback(first.__traceback__)
 
     def note_skip(self, call: pytest.CallInfo[None]) -> None:
@@ -276,13 +269,13 @@ class Checker:
         checks, self._unsent = self._unsent, []
         if not checks:
             return
-        by_check = isinstance(error, MemoryCheckFailed)
+        by_check = isinstance(error, failure.MemoryCheckFailed)
         sent = [replace(check, result=check.result.light(explained=explained)) for check in checks]
         carried = {"checks": dumps(sent), "failed_by_check": by_check}
         report.torchmem = carried  # type: ignore[attr-defined]
         add_attached(self.item, report)
         crash = getattr(report.longrepr, "reprcrash", None)
-        if isinstance(error, MemoryCheckFailed) and crash is not None:
+        if isinstance(error, failure.MemoryCheckFailed) and crash is not None:
             # pytest's short summary and JUnit show the headline, which begins with the number: the
             # summary cuts lines at the terminal's width. pytest prints all of this message there in
             # CI and with ``-vv`` (``_get_line_with_reprcrash_message`` in ``_pytest/terminal.py``).
@@ -408,7 +401,7 @@ class Checker:
             result, notice = result.unchecked(), f"allocated nothing on {result.key.where}"
             text = f"not checked: {notice}"
         path = relative(self.item.path, self.item.config.invocation_params.dir)
-        what_to_do = advice(result, update_command(path, test_id(self.item)))
+        what_to_do = advice(result, failure.update_command(path, test_id(self.item)))
         return Check(node_id(self.item), self._location(), result, text, what_to_do, notice)
 
     def _keep(self, check: Check) -> None:
@@ -519,13 +512,13 @@ class RankHooks:
         first, *others = self._gpus.processes(pyfuncitem) or (None,)
         if first is None:
             return (yield)
-        failed: list[MemoryCheckFailed] = []
+        failed: list[failure.MemoryCheckFailed] = []
         result, self._running = None, pyfuncitem
         try:
             with self._gpus.one_by_one(pyfuncitem):
                 try:
                     result = yield
-                except MemoryCheckFailed as error:
+                except failure.MemoryCheckFailed as error:
                     failed.append(error)
                 except Exception as error:
                     add_note(error, f"(the test ran as {first})")
@@ -534,7 +527,7 @@ class RankHooks:
                     try:
                         with self._gpus.as_process(pyfuncitem, world):
                             pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem)
-                    except MemoryCheckFailed as error:
+                    except failure.MemoryCheckFailed as error:
                         failed.append(error)
                     except Exception as error:
                         add_note(error, f"(the test ran as {world})")

@@ -15,25 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
-from pytest_torchmem.plugin.options import (
-    add_options,
-    fake_gpu_of_suite,
-    header,
-    leave_this_package_alone,
-    refuse_unknown_keys,
-    something_is_set,
-    stop_leaving_alone,
-)
-from pytest_torchmem.plugin.start import (
-    SeenFile,
-    checks_memory,
-    hide_own_frames,
-    import_before,
-    let_fail,
-    not_concluded,
-    not_reported,
-    note_id,
-)
+from pytest_torchmem.plugin import options, start
 from pytest_torchmem.printable import printable
 from pytest_torchmem.snapshots.location import DIRECTORY
 
@@ -56,8 +38,8 @@ _CONFIRMED = "torchmem_confirmed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    leave_this_package_alone()  # in a second run of this process
-    add_options(parser)
+    options.leave_this_package_alone()  # in a second run of this process
+    options.add_options(parser)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -69,7 +51,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
     """Let the first ``conftest.py`` files see the GPU of ``--torchmem-fake-cuda``."""
-    name = fake_gpu_of_suite(early_config)
+    name = options.fake_gpu_of_suite(early_config)
     if not name:
         return (yield)
     from pytest_torchmem.errors import UsageError
@@ -85,7 +67,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and the hooks that have a state."""
-    config.add_cleanup(stop_leaving_alone)
+    config.add_cleanup(options.stop_leaving_alone)
     text = "limits, such as '2 GiB', on the memory that a PyTorch test needs"
     config.addinivalue_line("markers", f"{SIGNATURE}: {text}")
     selects = f"{SELECTED_BY}: every memory test has it; select them with -m {SELECTED_BY}"
@@ -118,7 +100,7 @@ class _RunHooks:
         self._collection: Collection | None = None
         self._context: Context | None = None
         self._collect_reports: list[pytest.CollectReport] = []
-        self._seen: dict[str, SeenFile] = {}
+        self._seen: dict[str, start.SeenFile] = {}
         self._collected: list[pytest.Item] = []
         self._selected: list[pytest.Item] = []
         self._reports: list[pytest.TestReport] = []
@@ -133,8 +115,8 @@ class _RunHooks:
         """The lines at the end of the run, and how they are marked."""
         self._lost: list[str] = []
         """Checks whose result came too late for the report of any test."""
-        refuse_unknown_keys(config)
-        if something_is_set(config):
+        options.refuse_unknown_keys(config)
+        if options.something_is_set(config):
             self.settings()  # what cannot be understood ends the run before it begins
             if self.settings().fake_cuda:
                 self._stand_for_suite()
@@ -248,14 +230,14 @@ class _RunHooks:
 
     def pytest_report_header(self) -> str:
         """Say what will be checked, and against what."""
-        return header(self._settings)
+        return options.header(self._settings)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
         """Notice all of a module, also where a part is asked for; refuse unreadable markers."""
-        seen = SeenFile(collector) if isinstance(collector, pytest.File) else None
+        seen = start.SeenFile(collector) if isinstance(collector, pytest.File) else None
         report = yield
         if any(
             MARKER in one.keywords for one in report.result or () if isinstance(one, pytest.Item)
@@ -279,17 +261,17 @@ class _RunHooks:
         """Notice every test before any plugin deselects some."""
         self._collected = list(items)
         for item in items:
-            if checks_memory(item):
+            if start.checks_memory(item):
                 item.add_marker(SELECTED_BY)
         if self.is_worker:
             for item in items:
-                note_id(item)
+                start.note_id(item)
         return (yield)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Notice what is left to run; a worker tells the controller."""
         self._selected = list(session.items)
-        if not self.config.option.collectonly and any(map(checks_memory, session.items)):
+        if not self.config.option.collectonly and any(map(start.checks_memory, session.items)):
             self.standing()
         if self.is_worker:
             self.config.workeroutput["torchmem"] = self._find()  # type: ignore[attr-defined]
@@ -308,7 +290,7 @@ class _RunHooks:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Forget an earlier attempt at this test: a rerun starts anew."""
         if "pyfakefs" in sys.modules:
-            import_before(item)
+            start.import_before(item)
         if any(mark.args or mark.kwargs for mark in item.iter_markers(SELECTED_BY)):
             # It would look like a limit, and nothing would be checked.
             why = f"the marker {SELECTED_BY} takes no arguments: limits are those of {SIGNATURE}"
@@ -361,16 +343,16 @@ class _RunHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send the records of this phase along with its report."""
         if call.excinfo is not None:
-            hide_own_frames()
+            start.hide_own_frames()
         report = yield
         try:
-            if report.skipped and checks_memory(item):
+            if report.skipped and start.checks_memory(item):
                 self.checker(item).note_skip(call)
             if _CHECKER in item.stash:
                 explained = self._reports_everything()
                 item.stash[_CHECKER].send_along(report, call, explained=explained)
         except Exception as error:  # raised here, it would end the run
-            report.outcome, report.longrepr = "failed", not_reported(error)
+            report.outcome, report.longrepr = "failed", start.not_reported(error)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -406,8 +388,8 @@ class _RunHooks:
         except (pytest.exit.Exception, pytest.UsageError):
             raise
         except Exception as error:  # raised here, pytest would end without its own summary
-            self._shown = [(line, {"red": True}) for line in not_concluded(error).split("\n")]
-            let_fail(session)
+            self._shown = [(line, {"red": True}) for line in start.not_concluded(error).split("\n")]
+            start.let_fail(session)
 
     def _conclude(self, session: pytest.Session) -> None:
         # The controller of workers collects nothing itself.

@@ -14,25 +14,8 @@ from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.collection import is_gone
 from pytest_torchmem.plugin.start import states_of
+from pytest_torchmem.snapshots import location, store
 from pytest_torchmem.snapshots.format import Entry, Key
-from pytest_torchmem.snapshots.location import (
-    Links,
-    has_module,
-    orphans_in,
-    own_path,
-    relative,
-    snapshot_path,
-)
-from pytest_torchmem.snapshots.store import (
-    Place,
-    SnapshotPlan,
-    StoredSnapshot,
-    change_file,
-    moves,
-    plan_file,
-    plan_moved,
-    read,
-)
 
 
 @dataclass(slots=True)
@@ -103,7 +86,7 @@ class _File:
     """A snapshot file and the modules whose it is: several, where links make their files one."""
 
     def __init__(
-        self, root: Path, modules: Sequence[Mapping[str, Any]], tests: Tests, links: Links
+        self, root: Path, modules: Sequence[Mapping[str, Any]], tests: Tests, links: location.Links
     ) -> None:
         self.path = min(module["file"] for module in modules)
         self.paths = {module["file"] for module in modules}
@@ -122,7 +105,7 @@ class _File:
         known = [module["members"] for module in modules]
         self.members = None if None in known else {name for some in known for name in some}
         self.hidden = {test for module in modules for test in module["hidden"]}
-        own = {own_path(root / file) for file in self.paths}
+        own = {location.own_path(root / file) for file in self.paths}
         same = all(states_of(root / m["path"]) == m["states"] for m in modules)
         self.is_known = same and links.sharers(root / self.path) <= own
         """It is no other module's, and neither it nor its modules changed since the run began."""
@@ -160,11 +143,11 @@ def find_gone(
     by_path: dict[str, list[Mapping[str, Any]]] = {}
     for module in modules:
         by_path.setdefault(os.path.realpath(root / module["file"]), []).append(module)
-    links = Links()
+    links = location.Links()
     for sharing in by_path.values():
         file = _File(root, sharing, tests, links)
         try:
-            stored = read(root / file.path)
+            stored = store.read(root / file.path)
             asked = {key for path in file.paths for key in seen.get(path, ())}
             keys = sorted(
                 key
@@ -186,10 +169,10 @@ def find_gone(
         }
     _hold_moved(gone, heirs, annotated)
     for orphan in orphans:
-        if has_module(root / orphan):  # come since the run began
+        if location.has_module(root / orphan):  # come since the run began
             continue
         try:
-            stored = read(root / orphan)
+            stored = store.read(root / orphan)
         except SnapshotError as error:
             gone.problems.append(str(error))
         else:
@@ -200,7 +183,7 @@ def find_gone(
 
 
 def _find_obsolete(
-    gone: Gone, file: _File, keys: Sequence[Key], stored: StoredSnapshot, settings: Settings
+    gone: Gone, file: _File, keys: Sequence[Key], stored: store.StoredSnapshot, settings: Settings
 ) -> list[str]:
     """Take note of the ``keys`` of a file that are gone; return tests that may be their heirs."""
     path, outcomes = file.path, file.outcomes
@@ -260,7 +243,7 @@ _IS_TEST_MODULE = re.compile(r"test_.*|.*_test\.py").fullmatch
 class Updated:
     """What an update did, or in a dry run would do."""
 
-    plans: list[SnapshotPlan] = field(default_factory=list)
+    plans: list[store.SnapshotPlan] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     """Tests that look renamed, where that could not be decided."""
 
@@ -287,7 +270,9 @@ class Update:
         files = set(self.gone.orphans)
         for file in self.accepted:
             directory = (self.root / file).parent.parent
-            files.update(relative(path, self.root) for path in orphans_in(directory))
+            files.update(
+                location.relative(path, self.root) for path in location.orphans_in(directory)
+            )
         files -= {*self.accepted, *self.memory_tests}  # modules that went while their tests ran
         orphans, left = (
             self._read_all(files),
@@ -307,7 +292,7 @@ class Update:
             ]
             renamable = [*self.gone.entries.get(file, ()), *self._renamable(file)]
             plan = partial(
-                plan_file,
+                store.plan_file,
                 accepted=list(self.accepted.get(file, {}).values()),
                 obsolete=obsolete,
                 gone=[key for key in renamable if (file, key) not in moved],
@@ -325,7 +310,7 @@ class Update:
             ]
             if going or rest:
                 plan = partial(
-                    plan_moved,
+                    store.plan_moved,
                     moved=going,
                     removed=rest,
                     module_is_gone=file in orphans,
@@ -334,13 +319,15 @@ class Update:
                 self._apply(stored.path, plan)
         return self.done
 
-    def _apply(self, path: Path, plan: Callable[[StoredSnapshot], SnapshotPlan]) -> bool:
+    def _apply(
+        self, path: Path, plan: Callable[[store.StoredSnapshot], store.SnapshotPlan]
+    ) -> bool:
         """Plan and write one file; tell whether that went well."""
-        planned = change_file(path, read, plan, writes=self.settings.writes)
+        planned = store.change_file(path, store.read, plan, writes=self.settings.writes)
         self.done.plans.append(planned)
         return not planned.problem
 
-    def _has_left(self, file: str, key: Key, stored: StoredSnapshot | None) -> bool:
+    def _has_left(self, file: str, key: Key, stored: store.StoredSnapshot | None) -> bool:
         """Return whether a test may have moved to a module beside its own that was not run.
 
         Where people wrote something into its entry, that is for a run of both modules to move.
@@ -351,7 +338,7 @@ class Update:
         function = key.test.partition("[")[0].rpartition("::")[2]
         defined = re.compile(rf"\bdef {re.escape(function)}\b")
         for module in sorted((self.root / file).parent.parent.glob("*.py")):
-            its_file = relative(snapshot_path(module), self.root)
+            its_file = location.relative(location.snapshot_path(module), self.root)
             ran = its_file == file or its_file in self.memory_tests or its_file in self.accepted
             if not ran and _IS_TEST_MODULE(module.name) and defined.search(_text(module)):
                 self.done.hints.append(
@@ -362,19 +349,19 @@ class Update:
                 return True
         return False
 
-    def _read(self, file: str) -> StoredSnapshot | None:
+    def _read(self, file: str) -> store.StoredSnapshot | None:
         """Return a file, ``None`` where it cannot be read: that is said where it is written."""
         try:
-            return read(self.root / file)
+            return store.read(self.root / file)
         except SnapshotError:
             return None
 
-    def _read_all(self, files: Iterable[str]) -> dict[str, StoredSnapshot]:
+    def _read_all(self, files: Iterable[str]) -> dict[str, store.StoredSnapshot]:
         return {file: stored for file in files if (stored := self._read(file)) is not None}
 
     def _moves(
-        self, orphans: Mapping[str, StoredSnapshot], left: Mapping[str, StoredSnapshot]
-    ) -> dict[Place, Place]:
+        self, orphans: Mapping[str, store.StoredSnapshot], left: Mapping[str, store.StoredSnapshot]
+    ) -> dict[store.Place, store.Place]:
         """Return which entries live on in another file, and where.
 
         A test that left a module that is still there has kept its id, or it is not known again: a
@@ -396,21 +383,21 @@ class Update:
             if stored is not None:
                 known = stored.keys
                 new += [(file, entry) for key, entry in entries.items() if key not in known]
-        found = moves(gone, new, certain=False)
+        found = store.moves(gone, new, certain=False)
         if self.clean and set(orphans) <= set(self.gone.orphans) - set(self.gone.held):
             # An entry that is left in the new one's own module is a rival, and then closer.
             gone = [(file, entry) for file, entry in gone if (file, entry.key) not in found]
             taken = set(found.values())
             new = [(file, entry) for file, entry in new if (file, entry.key) not in taken]
-            rest = moves(gone, new, certain=True)
+            rest = store.moves(gone, new, certain=True)
             found |= {old: place for old, place in rest.items() if old[0] in orphans}
         return found
 
     def _heirs(
-        self, orphans: Mapping[str, StoredSnapshot], moved: Mapping[Place, Place]
-    ) -> dict[str, StoredSnapshot]:
+        self, orphans: Mapping[str, store.StoredSnapshot], moved: Mapping[store.Place, store.Place]
+    ) -> dict[str, store.StoredSnapshot]:
         """Return the files that do not exist yet and take over all that an orphan has."""
-        found: dict[str, StoredSnapshot] = {}
+        found: dict[str, store.StoredSnapshot] = {}
         for old, stored in orphans.items():
             targets = {moved.get((old, key), ("",))[0] for key in stored.entries}
             if len(targets) == 1 and "" not in targets:
@@ -436,7 +423,7 @@ class Update:
             return gone
         old = [("", stored.entries[key]) for key in gone if key in stored.entries]
         new = [("", entry) for key, entry in accepted.items() if key not in stored.entries]
-        for (_, before), (_, after) in sorted(moves(old, new, certain=True).items()):
+        for (_, before), (_, after) in sorted(store.moves(old, new, certain=True).items()):
             notes = stored.entries[before].is_annotated
             by_hand = ". What was written into it stays there: copy it by hand" if notes else ""
             self.done.hints.append(

@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome
 from pytest_torchmem.printable import printable, printable_lines
-from pytest_torchmem.reports.difference import (
-    Difference,
-    DifferenceKind,
-    code,
-    fenced,
-    group_of,
-    in_order,
-    notes_on,
-    plain,
-    render,
-)
+from pytest_torchmem.reports import difference
 from pytest_torchmem.reports.growth import line_of, why
 from pytest_torchmem.reports.layout import lines_of
 from pytest_torchmem.reports.summary import Check, Summary
@@ -115,9 +105,9 @@ def _property(text: str) -> str:
 
 
 _GROUPS = {
-    Outcome.GREW: DifferenceKind.GREW,
-    Outcome.SHRANK: DifferenceKind.SHRANK,
-    Outcome.NEW: DifferenceKind.NEW,
+    Outcome.GREW: difference.DifferenceKind.GREW,
+    Outcome.SHRANK: difference.DifferenceKind.SHRANK,
+    Outcome.NEW: difference.DifferenceKind.NEW,
 }
 _BY_CHANGE = (Outcome.PASSED, *_GROUPS)
 """The outcomes that the change of a figure shows."""
@@ -150,19 +140,21 @@ def write_reports(summary: Summary, report: dict[str, Any]) -> list[OSError]:
 
 def run_markdown(summary: Summary) -> str:
     """Return a run's results as Markdown, the snapshot as base."""
-    found = in_order(_difference(check) for check in summary.checks if not check.is_left_out)
+    found = difference.in_order(
+        _difference(check) for check in summary.checks if not check.is_left_out
+    )
     footer: list[str] = []
     if summary.obsolete:
         footer.append(f"{len(summary.obsolete)} obsolete entries.")
     for reason, checks in summary.not_checked.items():
         tests = len({check.nodeid for check in checks})
-        footer.append(f"{'1 test' if tests == 1 else f'{tests} tests'} {plain(reason)}.")
+        footer.append(f"{'1 test' if tests == 1 else f'{tests} tests'} {difference.plain(reason)}.")
     footer += _workspaces(summary.checks)
-    footer += [f"Error: {plain(problem)}" for problem in summary.problems]
+    footer += [f"Error: {difference.plain(problem)}" for problem in summary.problems]
     if summary.proposal and summary.settings.proposal_path is not None:
         command = apply_command(summary.root, summary.settings.proposal_path)
-        footer.append(f"To accept these changes:\n\n{fenced(printable(command))}")
-    return render(found, footer=footer)
+        footer.append(f"To accept these changes:\n\n{difference.fenced(printable(command))}")
+    return difference.render(found, footer=footer)
 
 
 def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
@@ -195,18 +187,18 @@ def _checks(found: Sequence[object], one: str, several: str) -> str:
 
 def _names(found: Iterable[Iterable[str]]) -> str:
     names = {operator for operators in found for operator in operators}
-    return ", ".join(code(name) for name in sorted(names))
+    return ", ".join(difference.code(name) for name in sorted(names))
 
 
-def _difference(check: Check) -> Difference:
+def _difference(check: Check) -> difference.Difference:
     result, notes = check.result, []
     if result.outcome in _BY_HEADLINE:
         notes.append(check.headline)
     elif result.outcome not in _BY_CHANGE:
         notes.append(result.outcome.value)
     if result.comparison is not None:
-        notes += notes_on(result.comparison)
-    return Difference(
+        notes += difference.notes_on(result.comparison)
+    return difference.Difference(
         check.nodeid,
         result.key.name,
         check.device,
@@ -218,10 +210,14 @@ def _difference(check: Check) -> Difference:
     )
 
 
-def _group(result: CheckResult) -> DifferenceKind:
+def _group(result: CheckResult) -> difference.DifferenceKind:
     if result.outcome in (Outcome.PASSED, Outcome.UPDATED):
-        return group_of(result.comparison) if result.comparison is not None else DifferenceKind.SAME
-    return _GROUPS.get(result.outcome, DifferenceKind.FAILED)
+        return (
+            difference.group_of(result.comparison)
+            if result.comparison is not None
+            else difference.DifferenceKind.SAME
+        )
+    return _GROUPS.get(result.outcome, difference.DifferenceKind.FAILED)
 
 
 INDEX = "index.html"

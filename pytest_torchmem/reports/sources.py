@@ -9,21 +9,12 @@ from typing import Any
 from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.reports.summary import KIND, SCHEMA
+from pytest_torchmem.snapshots import format
 from pytest_torchmem.snapshots.files import parse, size, table_of, texts_of
-from pytest_torchmem.snapshots.format import (
-    IDENTITY,
-    Entry,
-    Key,
-    load,
-    read_alive,
-    read_facts,
-    read_key,
-    read_told,
-)
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot
 from pytest_torchmem.snapshots.store import read
 
-_TEXTS = (*IDENTITY, "nodeid", "outcome", "torch", "workload", "message")
+_TEXTS = (*format.IDENTITY, "nodeid", "outcome", "torch", "workload", "message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +22,8 @@ class Source:
     """One side of a comparison."""
 
     name: str
-    entries: dict[tuple[str, Key], Entry] = field(default_factory=dict)
-    unchecked: dict[tuple[str, Key], str] = field(default_factory=dict)
+    entries: dict[tuple[str, format.Key], format.Entry] = field(default_factory=dict)
+    unchecked: dict[tuple[str, format.Key], str] = field(default_factory=dict)
     """Checks of a report that could not be evaluated, with the reason."""
     revision: bool = False
     """Whether it is a revision, whose files are named from the repository's root."""
@@ -120,13 +111,13 @@ def load_source(text: str | None, directory: Path) -> Source:
             f"{text!r} is not a file, a directory or a git revision of this repository"
         ) from None
     listed = git(directory, "ls-tree", "-r", "-z", "--full-tree", "--name-only", text)
-    entries: dict[tuple[str, Key], Entry] = {}
+    entries: dict[tuple[str, format.Key], format.Entry] = {}
     for name in listed.split("\0"):
         file = PurePosixPath(name)
         if not is_snapshot(file) or is_proposal(file):
             continue
         try:
-            snapshot = load(git(directory, "show", f"{text}:{name}"))
+            snapshot = format.load(git(directory, "show", f"{text}:{name}"))
         except SnapshotError as error:
             raise SnapshotError(f"{name} in {text} {error}") from None
         entries.update(_keyed(module_of(file), snapshot.entries))
@@ -160,7 +151,7 @@ def _file(name: str, path: Path) -> Source:
     return Source(name, _keyed(module, _entries(path)), path=path.resolve())
 
 
-def _entries(path: Path) -> Mapping[Key, Entry]:
+def _entries(path: Path) -> Mapping[format.Key, format.Entry]:
     stored = read(path)
     if stored.conflicted:
         raise SnapshotError(stored.conflict_message)
@@ -177,19 +168,21 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     try:
         for check in data["checks"]:
             texts = texts_of(check, _TEXTS, (), "a check")
-            key = read_key(check, texts, "a check")
+            key = format.read_key(check, texts, "a check")
             where = (texts["nodeid"].removesuffix(f"::{key.test}"), key)
             if texts["outcome"] != Outcome.NOT_CHECKED.value:
-                entry = Entry(
+                entry = format.Entry(
                     key,
                     texts["torch"],
                     texts["workload"],
                     table_of(check["figures"], f"{key}: figures", size),
-                    alive=read_alive(alive, "alive") if (alive := check.get("alive")) else None,
-                    facts=read_facts(
+                    alive=format.read_alive(alive, "alive")
+                    if (alive := check.get("alive"))
+                    else None,
+                    facts=format.read_facts(
                         check.get("facts", {}), "facts", older=data["schema"] < SCHEMA
                     ),
-                    grew=read_told(check.get("growth"), "growth"),
+                    grew=format.read_told(check.get("growth"), "growth"),
                 )
                 source.entries[where] = entry
             # Older reports do not say whether it is left out, only whether the test passed.
@@ -204,8 +197,8 @@ def _report(name: str, data: dict[str, Any]) -> Source:
     return source
 
 
-def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
-    entries: dict[tuple[str, Key], Entry] = {}
+def _tree(root: Path) -> dict[tuple[str, format.Key], format.Entry]:
+    entries: dict[tuple[str, format.Key], format.Entry] = {}
     if root.resolve().name == DIRECTORY:  # itself, and not what it is in
         root = root.resolve().parent
         found = root.glob(f"{DIRECTORY}/*.json")
@@ -218,7 +211,9 @@ def _tree(root: Path) -> dict[tuple[str, Key], Entry]:
     return entries
 
 
-def _keyed(module: str, entries: Mapping[Key, Entry]) -> dict[tuple[str, Key], Entry]:
+def _keyed(
+    module: str, entries: Mapping[format.Key, format.Entry]
+) -> dict[tuple[str, format.Key], format.Entry]:
     return {(module, key): entry for key, entry in entries.items()}
 
 

@@ -23,17 +23,8 @@ from pytest_torchmem.checks.result import (
 )
 from pytest_torchmem.figures import MEASURED, PEAK, PHASE_PEAKS, label, phase_of, title
 from pytest_torchmem.printable import printable, printable_lines
-from pytest_torchmem.reports import growth
+from pytest_torchmem.reports import growth, layout
 from pytest_torchmem.reports.growth import Section
-from pytest_torchmem.reports.layout import (
-    PLAIN,
-    allocation_table,
-    comparison_table,
-    joined,
-    lines_of,
-    table,
-    wrapped,
-)
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, main_change
 from pytest_torchmem.units import format_change, format_percent, format_size
 
@@ -87,7 +78,7 @@ def message(result: CheckResult, *, verbose: bool = False) -> str:
 
 def plain_message(result: CheckResult) -> str:
     """Return what was found, in lines as long as they are: for what is shown in no terminal."""
-    with lines_of(PLAIN):
+    with layout.lines_of(layout.PLAIN):
         return message(result)
 
 
@@ -185,7 +176,7 @@ def _heads(told: Sequence[Told]) -> Parts:
         key = one.cause[0] or one.cause
         known = by_cause.setdefault(key, [])
         same = f"{one.size}: for the same reason" if one.cause[0] else one.size
-        known.append(wrapped(same) if known else one.first)
+        known.append(layout.wrapped(same) if known else one.first)
     return ["\n".join(lines) for lines in by_cause.values()]
 
 
@@ -218,7 +209,7 @@ def _figures(told: Sequence[Told], *, every: bool) -> Parts:
             rules.setdefault(change.rule, {})[label(change.figure)] = None
     if not tables:
         return []
-    rows = comparison_table(tables)
+    rows = layout.comparison_table(tables)
     if not rules:
         return [rows]
     (rule, _), *others = sorted(rules.items(), key=lambda one: -len(one[1]))
@@ -226,7 +217,7 @@ def _figures(told: Sequence[Told], *, every: bool) -> Parts:
     also = "".join(
         f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
     )
-    return [f"{wrapped(f'Figures beyond their tolerance of {rule}{also}')}\n{rows}"]
+    return [f"{layout.wrapped(f'Figures beyond their tolerance of {rule}{also}')}\n{rows}"]
 
 
 def _is_repeated(change: Change, changes: Sequence[Change]) -> bool:
@@ -270,21 +261,21 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     what = f"{format_change(change.before, change.now)} {label(change.figure)}"
     size = f"{what}, {where_of(result.key)}"
     why, place = growth.why(diagnosis), growth.place(diagnosis)
-    headline = wrapped(joined(size, why, separator=": "), first=True)
+    headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
     also = growth.others(diagnosis.causes[:3])
     others = _not_run(comparison.having(Verdict.NOT_RUN), "")
     others += _circumstances(comparison, result.trace, diagnosis)
     line = growth.line_of(diagnosis)
     grown = growth.signed((change.now or 0) - (change.before or 0))
     return Told(
-        "\n".join(filter(None, (headline, wrapped(place), *also))),
-        [*map(wrapped, others)],
+        "\n".join(filter(None, (headline, layout.wrapped(place), *also))),
+        [*map(layout.wrapped, others)],
         growth.section(diagnosis),
         [one for one in comparison.told if one in worst],
         comparison.told,
         (why, place),
         size,
-        joined(f"{grown} {label(change.figure)}", joined(why, line), separator=": "),
+        layout.joined(f"{grown} {label(change.figure)}", layout.joined(why, line), separator=": "),
     )
 
 
@@ -327,7 +318,7 @@ def _does_not_fit(found: DoesNotFit, result: CheckResult) -> Told:
     first = f"does not fit on {gpu.name} ({format_size(gpu.memory)}): {error.request}"
     if contents is not None:
         return Told(first, _less(contents), _alive(contents))
-    alive = [f"Largest allocations at that point\n{allocation_table(error.live)}"]
+    alive = [f"Largest allocations at that point\n{layout.allocation_table(error.live)}"]
     return Told(first, alive if error.live else ["No memory was allocated at that point"])
 
 
@@ -349,7 +340,7 @@ def _less(contents: PeakContents) -> Parts:
     cost = f" for {percent} more FLOPs" if less.flops > 0 and percent else ""
     enough = "which is enough" if less.saved >= contents.excess else "which alone is not enough"
     what = f"What would help: {less.change.partition(': ')[0]}. It saves {format_size(less.saved)}"
-    return [wrapped(f"{what}{cost}, {enough}; torchmem advise tries more changes")]
+    return [layout.wrapped(f"{what}{cost}, {enough}; torchmem advise tries more changes")]
 
 
 def _nothing_allocated(found: Finding, result: CheckResult) -> Told:
@@ -373,7 +364,7 @@ def _nothing_allocated(found: Finding, result: CheckResult) -> Told:
 
 def _grows_faster(found: GrowsFaster, result: CheckResult) -> Told:
     grows, allowed = f"{word_of(found.power)} in {found.bound.size}", word_of(found.bound.power)
-    largest = allocation_table(found.fastest)
+    largest = layout.allocation_table(found.fastest)
     return Told(
         f"the peak is {grows}, the budget allows {allowed}: {found.polynomial} bytes",
         [f"What is {grows} at that peak, at the largest size traced\n{largest}"],
@@ -418,7 +409,7 @@ def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
         for name in MEASURED
         if name in figures
     ]
-    parts = [table(rows, ("", "traced", "measured", "difference", ""))]
+    parts = [layout.table(rows, ("", "traced", "measured", "difference", ""))]
     run = found.run
     if run.only_measured:
         shown, more = run.only_measured[:_MOST_SIZES], run.only_measured[_MOST_SIZES:]
@@ -430,7 +421,7 @@ def _estimate_off(found: EstimateOff, result: CheckResult) -> Told:
         sizes += [f"  {format_size(rest)} in other sizes"] if rest else []
         parts.append("Alive at the highest peak only on the GPU\n" + "\n".join(sizes))
     if run.only_traced:
-        alive = allocation_table(run.only_traced)
+        alive = layout.allocation_table(run.only_traced)
         parts.append(f"Alive at the highest peak only in the trace\n{alive}")
     if run.unknown_workspaces:
         names = ", ".join(run.unknown_workspaces)
@@ -456,11 +447,11 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
     headline = f"{number} alive after a step and not before it, {where}: {why}"
     stays = Section("What stays after a step", growth.rows_of(diagnosis.difference.rows))
     return Told(
-        f"{wrapped(headline, first=True)}\n{wrapped(place)}",
+        f"{layout.wrapped(headline, first=True)}\n{layout.wrapped(place)}",
         rows=stays,
         cause=(headline, place),
         size=headline,
-        short=f"{number} after each step: {joined(why, growth.line_of(diagnosis))}",
+        short=f"{number} after each step: {layout.joined(why, growth.line_of(diagnosis))}",
     )
 
 

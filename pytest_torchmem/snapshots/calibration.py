@@ -10,18 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.snapshots.files import (
-    FileContents,
-    dump_file,
-    locked,
-    parse_file,
-    size,
-    sized,
-    table_of,
-    text_of,
-    texts_of,
-    write,
-)
+from pytest_torchmem.snapshots import files
 from pytest_torchmem.snapshots.store import FilePlan, Stored, read_stored, refused
 from pytest_torchmem.targets.calibration import (
     CUDNN,
@@ -42,14 +31,14 @@ _TEXTS = ("gpu", "torch", "cudnn", "source")
 def dump(figures: Figures) -> str:
     """Return the text of a file; equal figures give equal text."""
     blocks = [_plain(setup, figures[setup]) for setup in sorted(figures)]
-    return dump_file({"kind": KIND, "schema": SCHEMA}, "setups", blocks)
+    return files.dump_file({"kind": KIND, "schema": SCHEMA}, "setups", blocks)
 
 
 def load(text: str) -> FigureTable:
     """Return what a file's ``text`` holds; raises ``SnapshotError`` that says what is wrong."""
-    data = parse_file(text, "calibration", SCHEMA, "setups")
+    data = files.parse_file(text, "calibration", SCHEMA, "setups")
     if data.get("kind") != KIND:
-        raise SnapshotError(f'is not a calibration: its "kind" is not {text_of(KIND)}')
+        raise SnapshotError(f'is not a calibration: its "kind" is not {files.text_of(KIND)}')
     _refuse_others(data, ("kind", "schema", "setups"), "the file")
     figures: FigureTable = {}
     for number, plain in enumerate(data["setups"], start=1):
@@ -69,14 +58,16 @@ def _plain(setup: Setup, figures: Mapping[WorkspaceKey, WorkspaceSize]) -> dict[
             if nbytes is not None:
                 by_operator.setdefault(question.operator, {})[question.geometry] = nbytes
         if by_operator:
-            plain[name] = {operator: sized(found) for operator, found in by_operator.items()}
+            plain[name] = {operator: files.sized(found) for operator, found in by_operator.items()}
     return plain
 
 
 def _setup(plain: Any, where: str) -> tuple[Setup, dict[WorkspaceKey, WorkspaceSize]]:
-    setup = Setup(**texts_of(plain, _TEXTS, ("gpu", "torch"), where))
+    setup = Setup(**files.texts_of(plain, _TEXTS, ("gpu", "torch"), where))
     if setup.source not in ("", CUDNN):
-        raise SnapshotError(f"{where} has the source {text_of(setup.source)}, which is not known")
+        raise SnapshotError(
+            f"{where} has the source {files.text_of(setup.source)}, which is not known"
+        )
     where = f"the setup {setup}"
     _refuse_others(plain, (*_TEXTS, *_TABLES), where)
     workspaces, reserves = (_table(plain.get(name, {}), f"{where}, {name}") for name in _TABLES)
@@ -84,7 +75,7 @@ def _setup(plain: Any, where: str) -> tuple[Setup, dict[WorkspaceKey, WorkspaceS
         if question not in workspaces:
             raise SnapshotError(
                 f"{where} has a reserve of {question.operator} without its workspace: "
-                f"{text_of(question.geometry)}"
+                f"{files.text_of(question.geometry)}"
             )
     return setup, {
         question: WorkspaceSize(nbytes, reserves.get(question))
@@ -94,11 +85,11 @@ def _setup(plain: Any, where: str) -> tuple[Setup, dict[WorkspaceKey, WorkspaceS
 
 def _table(plain: Any, where: str) -> dict[WorkspaceKey, int]:
     def sizes(by_geometry: Any, where: str) -> dict[str, int]:
-        return table_of(by_geometry, where, size)
+        return files.table_of(by_geometry, where, files.size)
 
     return {
         WorkspaceKey(operator, geometry): nbytes
-        for operator, by_geometry in table_of(plain, where, sizes).items()
+        for operator, by_geometry in files.table_of(plain, where, sizes).items()
         for geometry, nbytes in by_geometry.items()
     }
 
@@ -106,7 +97,9 @@ def _table(plain: Any, where: str) -> dict[WorkspaceKey, int]:
 def _refuse_others(plain: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     others = [name for name in plain if name not in known]
     if others:
-        raise SnapshotError(f"{where} has {text_of(others[0])}, which is not part of a calibration")
+        raise SnapshotError(
+            f"{where} has {files.text_of(others[0])}, which is not part of a calibration"
+        )
 
 
 WorkspacePlace = tuple[Setup, WorkspaceKey]
@@ -119,7 +112,7 @@ CalibrationPlan = FilePlan[WorkspacePlace, WorkspaceSize]
 
 def read_calibration_file(path: Path) -> StoredCalibration:
     """Return what the calibration file at ``path`` holds; see ``read_stored``."""
-    return read_stored(path, lambda text: FileContents(dict(flat(load(text)))))
+    return read_stored(path, lambda text: files.FileContents(dict(flat(load(text)))))
 
 
 def read_calibration(path: str | Path) -> Calibration:
@@ -141,11 +134,11 @@ def write_calibration(path: str | Path, calibration: Calibration) -> None:
     Raises ``SnapshotError`` for a file that cannot be read, and leaves it as it is.
     """
     path = Path(path)
-    with locked(path):
+    with files.locked(path):
         stored = read_calibration_file(path)
         if stored.conflicted:
             raise UsageError(stored.conflict_message)
-        write(path, dump(nested({**stored.entries, **dict(flat(calibration.figures))})))
+        files.write(path, dump(nested({**stored.entries, **dict(flat(calibration.figures))})))
 
 
 def plan_calibration(

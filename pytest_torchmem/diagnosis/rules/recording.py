@@ -19,16 +19,10 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
+from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
 from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import listed
-from pytest_torchmem.diagnosis.rules.setup import (
-    OF_TRAINING,
-    checkpointing_lost,
-    lost_modes,
-    once,
-    thawed,
-)
 from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Role
@@ -48,7 +42,7 @@ def _called_at(evidence: Evidence, module: str) -> str:
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     found = []
-    for change, lost in lost_modes(evidence, "no_grad"):
+    for change, lost in setup.lost_modes(evidence, "no_grad"):
         if any(one.name in _RECOMPUTED for one in change.before):
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, lost.numbers)
@@ -87,17 +81,17 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
     lost = [
         one
-        for one in thawed(evidence)
+        for one in setup.thawed(evidence)
         if (one.name in there or one.name.rpartition(".")[0] in there or not there)
         and not _only_new_are_trained(evidence, one.name)
     ]
     rows = [row for one in lost for row in evidence.of_module(one.name)]
     if not rows:
-        rows = [*evidence.came(*OF_TRAINING)] if lost else []
+        rows = [*evidence.came(*setup.OF_TRAINING)] if lost else []
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
     names = [evidence.short(part) for part in dict.fromkeys(parts)]
     are, were = ("are", "were") if names[1:] else ("is", "was")
-    found = cause("trained", once(rows), modules=f"{some(names)} {are}", were=were)
+    found = cause("trained", setup.once(rows), modules=f"{some(names)} {are}", were=were)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
     return placed_in(evidence, lost[0].name, found)
@@ -133,9 +127,9 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
     """A ``detach`` is gone, another output has a loss, or something before a module is trained."""
     if no_longer_frozen(evidence) or runs_with_gradients(evidence):
         return None  # which says the same, and why
-    lost = [(change.name, one.numbers) for change, one in lost_modes(evidence, NO_BACKWARD)]
-    own = once(row for name, _ in lost for row in evidence.of_module(name))
-    rows = once([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])
+    lost = [(change.name, one.numbers) for change, one in setup.lost_modes(evidence, NO_BACKWARD)]
+    own = setup.once(row for name, _ in lost for row in evidence.of_module(name))
+    rows = setup.once([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])
     modules = some([evidence.module(name, numbers) for name, numbers in lost])
     return cause("reached", rows, shown_by(own or rows), modules=modules) if rows else None
 
@@ -171,7 +165,9 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
 def _is_said(evidence: Evidence) -> bool:
     """Tell whether it is known already why autograd records more."""
     known = no_longer_frozen(evidence) or runs_with_gradients(evidence)
-    known = known or checkpointing_lost(evidence)  # which may have run its forward under no_grad
+    known = known or setup.checkpointing_lost(
+        evidence
+    )  # which may have run its forward under no_grad
     return known is not None or any(True for _ in new_modules(evidence))
 
 

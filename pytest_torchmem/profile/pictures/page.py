@@ -17,22 +17,11 @@ from typing import Any
 
 from pytest_torchmem.figures import PEAK
 from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.profile import sampled
 from pytest_torchmem.profile.facts import Outline, bytes_along
 from pytest_torchmem.profile.formats.exports import Layout
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.node_table import NodeTable
-from pytest_torchmem.profile.sampled import (
-    OTHER,
-    Alike,
-    Stack,
-    by_kind,
-    by_module_of,
-    by_operator,
-    module_depth,
-    phases,
-    samples,
-    stacked,
-)
 from pytest_torchmem.profile.static_plan import Placed, StaticPlan
 from pytest_torchmem.profile.tables import describe_kind
 from pytest_torchmem.profile.timeline import Allocation, Timeline
@@ -111,9 +100,13 @@ def _shown(value: Any) -> Any:
 def page_data(content: Content) -> dict[str, Any]:
     """Return all that the page's script draws, as JSON types."""
     timeline = content.timeline
-    positions, alike, live = samples(timeline, SAMPLES), Alike(timeline), timeline.live()
+    positions, alike, live = (
+        sampled.samples(timeline, SAMPLES),
+        sampled.Alike(timeline),
+        timeline.live(),
+    )
     peak = live.index(max(live))
-    depth = module_depth(alike.distinct, 2 * _GROUPS)
+    depth = sampled.module_depth(alike.distinct, 2 * _GROUPS)
     return {
         "title": content.title,
         "lines": list(content.lines),
@@ -126,13 +119,13 @@ def page_data(content: Content) -> dict[str, Any]:
         "totals": [live[position] for position in positions],
         "earlier": _earlier(content, positions),
         "peak": {"position": peak, "nbytes": live[peak]},
-        "phases": [[start, stop, phase.value] for start, stop, phase in phases(timeline)],
+        "phases": [[start, stop, phase.value] for start, stop, phase in sampled.phases(timeline)],
         "stacks": {
-            name: _plain(stacked(alike, positions, key, _GROUPS))
+            name: _plain(sampled.stacked(alike, positions, key, _GROUPS))
             for name, key in (
-                ("kind", by_kind),
-                ("module", by_module_of(depth)),
-                ("operator", by_operator),
+                ("kind", sampled.by_kind),
+                ("module", sampled.by_module_of(depth)),
+                ("operator", sampled.by_operator),
             )
         },
         **_alive(alike, positions),
@@ -194,7 +187,7 @@ def _operators(table: NodeTable) -> dict[str, Any]:
     return {"columns": list(_COLUMNS), "rows": rows, "all": len(folded.largest())}
 
 
-def _plain(stack: Stack) -> dict[str, Any]:
+def _plain(stack: sampled.Stack) -> dict[str, Any]:
     return {"names": list(stack.names), "series": [list(one) for one in stack.series]}
 
 
@@ -206,7 +199,7 @@ def _earlier(content: Content, positions: Sequence[int]) -> list[int] | None:
     return bytes_along(content.before_outline, peak, content.timeline, positions)
 
 
-def _alive(alike: Alike, positions: Sequence[int]) -> dict[str, Any]:
+def _alive(alike: sampled.Alike, positions: Sequence[int]) -> dict[str, Any]:
     """Return groups of allocations, and by how much each changes from sample to sample."""
     names: dict[tuple[str, ...], int] = {}
     group_of = [names.setdefault(_group(found), len(names)) for found in alike.distinct]
@@ -222,7 +215,7 @@ def _alive(alike: Alike, positions: Sequence[int]) -> dict[str, Any]:
             break
     by_number = {number: name for name, number in names.items()}
     rows = [list(by_number[number]) for number in kept]
-    return {"groups": [*rows, [OTHER, "", "", "", ""]], "changes": changes}
+    return {"groups": [*rows, [sampled.OTHER, "", "", "", ""]], "changes": changes}
 
 
 def _group(found: Allocation) -> tuple[str, ...]:
