@@ -239,13 +239,13 @@ def test_a_file_that_cannot_be_written_keeps_the_old_one(noted):
     (noted.path / "test_net.py").rename(noted.path / "test_new.py")
     fails = """
 import errno
-from pytest_torchmem.snapshots import changes
-real = changes.write
+from pytest_torchmem.snapshots import store
+real = store.write
 def write(path, text):
     if path.name == "test_new.json":
         raise OSError(errno.ENOSPC, "No space left on device")
     real(path, text)
-changes.write = write
+store.write = write
 """
     noted.write(conftest=(noted.path / "conftest.py").read_text() + fails)
     result = noted.run_apart("--torchmem-update")

@@ -59,11 +59,9 @@ def test_everything_is_in_the_arena_or_outside(timeline: Timeline, outputs: bool
     plan = plan_of(timeline, 1, outputs=outputs)
     total = sum(allocation.nbytes for allocation in timeline.allocations)
     if timeline.phases[-1][1] is not Phase.BASELINE or len(timeline.phases) > 1:
-        gone = sum(
-            timeline.allocations[event - 1].nbytes
-            for event in timeline.events[: static_plan._baseline_end(timeline)]
-            if event > 0
-        )
+        steps = (start for start, phase in timeline.phases if phase is not Phase.BASELINE)
+        before = timeline.events[: next(steps, len(timeline.events))]
+        gone = sum(timeline.allocations[event - 1].nbytes for event in before if event > 0)
         assert plan.outside + plan.arenas["no reuse"] == total
         assert plan.outside >= gone
 
