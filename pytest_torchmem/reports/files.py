@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,34 +161,25 @@ def run_markdown(summary: Summary) -> str:
 def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
     """Yield how many checks depend on calibrated workspace, and how many lack some."""
     traced = [check.result.trace for check in checks]
-    calibrated = [trace.calibrated_workspaces for trace in traced if trace.calibrated_workspaces]
-    unknown = [trace.unknown_workspaces for trace in traced if trace.unknown_workspaces]
-    if calibrated:
-        what = f"{_checks(calibrated, 'uses', 'use')} calibrated (GPU-measured) workspace for"
-        yield f"{what}: {_names(calibrated)}."
-    told = [trace.library_workspaces for trace in traced if trace.library_workspaces]
-    if told:
-        versions = ", ".join(sorted({trace.cudnn for trace in traced if trace.library_workspaces}))
-        what = f"{_checks(told, 'uses', 'use')} workspace that cuDNN {versions} told for"
-        yield f"{what}: {_names(told)}."
-    if unknown:
-        what = _checks(unknown, "may be too low", "may be too low")
-        yield f"{what}, by the workspace of: {_names(unknown)}."
+    versions = ", ".join(sorted({trace.cudnn for trace in traced if trace.library_workspaces}))
+    for name, one, several, what in (
+        ("calibrated", "uses", "use", " calibrated (GPU-measured) workspace for"),
+        ("library", "uses", "use", f" workspace that cuDNN {versions} told for"),
+        ("unknown", "may be too low", "may be too low", ", by the workspace of"),
+    ):
+        found = [known for trace in traced if (known := getattr(trace, f"{name}_workspaces"))]
+        if found:
+            operators = map(difference.code, sorted({*chain.from_iterable(found)}))
+            yield f"{_checks(found, one, several)}{what}: {', '.join(operators)}."
     if guessed := [trace for trace in traced if trace.guessed]:
         yield f"{_checks(guessed, 'is', 'are')} as reported{AT_MOST}."
-    apart = [trace.not_counted for trace in traced if trace.not_counted]
-    if apart:
-        what = ", ".join(sorted({one for several in apart for one in several}))
+    if apart := [trace.not_counted for trace in traced if trace.not_counted]:
+        what = ", ".join(sorted({*chain.from_iterable(apart)}))
         yield f"{_checks(apart, 'does', 'do')} not count {what}."
 
 
 def _checks(found: Sequence[object], one: str, several: str) -> str:
     return f"1 check {one}" if len(found) == 1 else f"{len(found)} checks {several}"
-
-
-def _names(found: Iterable[Iterable[str]]) -> str:
-    names = {operator for operators in found for operator in operators}
-    return ", ".join(difference.code(name) for name in sorted(names))
 
 
 def _difference(check: Check) -> difference.Difference:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
-from pytest_torchmem.reports.layout import joined, width, wrapped
+from pytest_torchmem.reports.layout import in_two_lines, joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.snapshots.compare import Change, main_change
 from pytest_torchmem.snapshots.format import Told
@@ -236,16 +236,13 @@ def rows_of(rows: Iterable[Row]) -> tuple[tuple[int, str, str], ...]:
 def _two_lines(size: str, what: str, where: str) -> Iterator[str]:
     """Yield size, description and allocating operator, in two lines where one has no room."""
     start = f"{size:>{_SIZE}}  "
-    indent = " " * len(start)
     together = joined(what, where, separator=": ")
     if len(start) + len(together) <= width():
         yield f"{start}{together}"
         return
-    if len(indent) + len(where) > width():
+    if len(start) + len(where) > width():
         where = _DIRECTORIES.sub("", where)
-    for text in filter(None, (what, where)):
-        yield from wrapped(text, indent, start=start).split("\n")
-        start = indent
+    yield from in_two_lines(start, what, where)
 
 
 def signed(change: int) -> str:

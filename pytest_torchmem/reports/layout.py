@@ -137,17 +137,22 @@ def allocation_table(allocations: Sequence[Allocation]) -> str:
     if max(map(len, shown.splitlines()), default=0) <= width():
         return shown
     sizes = max(len(row[0]) for row in rows)
-    return "\n".join(line for row in rows for line in _in_two_lines(row, sizes))
+    return "\n".join(
+        line
+        for size, kind, what, *who in rows
+        for line in in_two_lines(
+            f"  {size:>{sizes}}  ",
+            *(joined(*map(printable, parts)) for parts in ((kind, what), who)),
+        )
+    )
 
 
-def _in_two_lines(row: Sequence[str], sizes: int) -> Iterator[str]:
-    """Yield what an allocation is, and who made it."""
-    size, kind, what, *who = map(printable, row)
-    start = f"  {size:>{sizes}}  "
-    for text in (joined(kind, what), joined(*who)):
-        if text:
-            yield wrapped(f"{start}{text}", " " * len(start))
-            start = " " * len(start)
+def in_two_lines(start: str, what: str, where: str) -> Iterator[str]:
+    """Yield what an allocation is behind ``start``, and below it who made it."""
+    indent = " " * len(start)
+    for text in filter(None, (what, where)):
+        yield from wrapped(text, indent, start=start).split("\n")
+        start = indent
 
 
 def table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

@@ -135,15 +135,10 @@ def properties(check: Check) -> list[tuple[str, object]]:
         figures = result.measurement.figures
         found |= {f"{name}.measured": size for name, size in figures.items()}
     found |= {f"{name}.limit": size for name, size in result.limits.items()}
-    if trace.calibrated_workspaces:
-        found["calibrated_workspaces"] = ", ".join(trace.calibrated_workspaces)
+    lists = ("calibrated_workspaces", "library_workspaces", "unknown_workspaces", "not_counted")
+    found |= {name: ", ".join(getattr(trace, name)) for name in lists if getattr(trace, name)}
     if trace.library_workspaces:
-        found["library_workspaces"] = ", ".join(trace.library_workspaces)
         found["cudnn"] = trace.cudnn
-    if trace.unknown_workspaces:
-        found["unknown_workspaces"] = ", ".join(trace.unknown_workspaces)
-    if trace.not_counted:
-        found["not_counted"] = ", ".join(trace.not_counted)
     rank = f"rank {key.rank} of {key.world_size}" if key.world_size else ""
     stem = PREFIX + "".join(f"{part}." for part in (key.name, key.device, rank) if part)
     return [(f"{stem}{name}", value) for name, value in found.items()]

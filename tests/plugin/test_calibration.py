@@ -214,19 +214,13 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
 # -- when nothing is measured ----------------------------------------------------------------------
 
 
-def test_without_an_update_nothing_is_measured(project: Project, gpu: StandIn) -> None:
-    run(project)
-    assert not calibration_file(project).exists()
-
-
-def test_with_measure_never_the_gpu_is_not_asked(project: Project, gpu: StandIn) -> None:
+def test_runs_that_measure_nothing_and_a_dry_run_write_nothing(
+    project: Project, gpu: StandIn
+) -> None:
     run(project, "--torchmem-update", "--torchmem-measure=never", passed=1)
     assert gpu.calls == []
+    run(project)  # is no update
     assert not calibration_file(project).exists()
-
-
-def test_a_dry_run_writes_nothing(project: Project, gpu: StandIn) -> None:
-    run(project, "--torchmem-update", "--torchmem-measure=never")
     result, _ = run(project, "--torchmem-dry-run")
     result.tells("would write __torchmem__/gpu-calibration.json: 2 new")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

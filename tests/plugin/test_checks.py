@@ -139,17 +139,6 @@ def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
     assert "hidden" not in result.stdout.str()
 
 
-def test_an_optimizer_that_did_not_run_was_not_checked(project):
-    project.write(
-        test_net="from model import *\n"
-        '@pytest.mark.memory_budget(optimizer="1 GiB", device="cpu")\n'
-        "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
-    )
-    project.run(failed=1).tells(
-        "*not checked: there is a limit for the optimizer peak, but this run never*"
-    )
-
-
 def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
     test = (
         "from model import *\n@pytest.mark.memory_budget('1 GiB'{})\n"
@@ -189,14 +178,6 @@ def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
     marker = "pytestmark = pytest.mark.memory_budget('1 GiB', device='cuda')"
     project.write(test_net=test.format(marker))
     project.run(failed=2).tells("*not checked: nothing was allocated on cuda*")
-
-
-def test_a_marked_test_that_never_checks_is_not_green(project):
-    project.write(
-        test_net="import pytest\n@pytest.mark.memory_budget('1 GiB')\n"
-        "def test_it(torchmem):\n    pass\n"
-    )
-    project.run(failed=1).tells("*not checked*never called torchmem.check*")
 
 
 def test_a_budget_through_the_fixture_needs_no_snapshot_unless_a_tolerance_asks_for_one(project):
@@ -383,12 +364,28 @@ WRONG = {
 }
 
 
+MARKED = {
+    "optimizer='1 GiB'|torchmem|torchmem.check(make(), inputs())": (
+        "there is a limit for the optimizer peak, but this run never"
+    ),
+    "'1 GiB'|torchmem|pass": "never called torchmem.check",
+    "'1 GiB'|request|request.getfixturevalue('torchmem').check(make(), inputs())": (
+        "Request the fixture to trace only what you check: def test(torchmem)"
+    ),
+}
+
+
 def test_wrong_calls_fail_and_are_not_checked(project):
     tests = [f"def test_{n}(torchmem):\n    torchmem.{body}\n" for n, body in enumerate(WRONG)]
+    for n, (marker, argument, body) in enumerate(case.split("|") for case in MARKED):
+        tests.append(
+            f"@pytest.mark.memory_budget({marker}, device='cpu')\n"
+            f"def test_marked_{n}({argument}):\n    {body}\n"
+        )
     project.write(test_net="from model import *\n" + "".join(tests))
-    result = project.run("--torchmem-update", failed=len(WRONG))
+    result = project.run("--torchmem-update", failed=len(tests))
     sections = result.stdout.str().split("\n____")[1:]
-    for message, section in zip(WRONG.values(), sections, strict=True):
+    for message, section in zip((WRONG | MARKED).values(), sections, strict=True):
         assert message in " ".join(line.removeprefix("E").strip() for line in section.split("\n"))
     assert not project.file().exists()
 
@@ -504,21 +501,6 @@ def anyio_backend():
     told = " ".join(result.stdout.str().split())
     assert "test_body is asynchronous, so" in told
     assert "Use the fixture: async def test(torchmem), and in it" in told
-
-
-def test_fixture_asked_for_inside_a_traced_body(project):
-    project.write(
-        test_net="""
-from model import *
-
-@pytest.mark.memory_budget("1 GiB")
-def test_it(request):
-    request.getfixturevalue("torchmem").check(make(), inputs())
-"""
-    )
-    project.run(failed=1).tells(
-        "*Request the fixture to trace only what you check: def test(torchmem)"
-    )
 
 
 def test_disable_runs_bodies_untraced_and_says_so(project):

@@ -95,7 +95,7 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, mo
     assert with_cudnn["library_workspaces"] == [FORWARD, BACKWARD]
     assert (with_cudnn["cudnn"], with_cudnn["warnings"]) == ("9.20.0", [])
     assert with_cudnn["workspaces"]["library"] == 3 * MIB
-    there_is(monkeypatch, "cuDNN is not installed")
+    there_is(monkeypatch, "cuDNN is not installed (the extra cudnn)")
     files = ("--torchmem-markdown=report.md", "--junitxml=report.xml")
     result, without = run(project, "--torchmem-strict", "-v", *files, passed=1)
     assert without["figures"] == with_cudnn["figures"]
@@ -106,6 +106,11 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, mo
     assert (
         'library_workspaces" value="aten::convolution' in (project.path / "report.xml").read_text()
     )
+    project.write(test_net=TEST.replace("image()", "image(48)"))
+    result, check = run(project, failed=1)  # the image is larger
+    assert check["unknown_workspaces"] == [FORWARD, BACKWARD]
+    (warning,) = check["warnings"]
+    assert warning.endswith("cuDNN was not asked: cuDNN is not installed (the extra cudnn)")
 
 
 def test_what_is_installed_changes_nothing_before_an_update(project, monkeypatch):
@@ -119,20 +124,9 @@ def test_what_is_installed_changes_nothing_before_an_update(project, monkeypatch
     assert "pytest --torchmem-update stores them" in warning
 
 
-def test_an_answer_that_is_missing_is_told(project, monkeypatch):
-    there_is(monkeypatch, Told())
-    project.write(test_net=TEST)
-    run(project, "--torchmem-update")
-    there_is(monkeypatch, "cuDNN is not installed (the extra cudnn)")
-    project.write(test_net=TEST.replace("image()", "image(48)"))
-    result, check = run(project)
-    result.assert_outcomes(failed=1)  # the image is larger
-    assert check["unknown_workspaces"] == [FORWARD, BACKWARD]
-    (warning,) = check["warnings"]
-    assert warning.endswith("cuDNN was not asked: cuDNN is not installed (the extra cudnn)")
-
-
-def test_another_cudnn_is_told_like_another_torch(project, monkeypatch):
+def test_another_cudnn_is_told_like_another_torch(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     run(project, "--torchmem-update")
@@ -146,18 +140,12 @@ def test_another_cudnn_is_told_like_another_torch(project, monkeypatch):
     ((setup, figures),) = stored(project).items()
     assert (setup.cudnn, set(figures.values())) == ("9.26.0", {WorkspaceSize(9 * MIB)})
     run(project, passed=1)
-
-
-def test_answers_that_no_test_asks_for_are_removed(project, monkeypatch):
-    there_is(monkeypatch, Told())
-    project.write(test_net=TEST)
-    run(project, "--torchmem-update")
-    before = stored(project)
+    # Answers that no test asks for are removed.
     project.write(test_net=TEST.replace("net()", "net(8)"))
     run(project, "--torchmem-update")
-    ((_, figures),) = stored(project).items()
-    assert len(figures) == 2
-    assert not figures.keys() & next(iter(before.values())).keys()
+    ((_, others),) = stored(project).items()
+    assert len(others) == 2
+    assert not others.keys() & figures.keys()
 
 
 def test_the_option_of_a_trace(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

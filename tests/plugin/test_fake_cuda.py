@@ -175,9 +175,7 @@ def test_net():
     )
 
 
-def test_tests_that_decide_by_values_pass(project: Project) -> None:
-    project.write(
-        test_net="""
+BY_VALUES = """
 import pytest, torch
 @pytest.fixture(scope="module")
 def model():
@@ -196,13 +194,7 @@ def test_learns(model):
     torch.testing.assert_close(model(x).cpu(), torch.nn.functional.linear(x.cpu(), *(
         one.cpu() for one in model.parameters())))
 """
-    )
-    project.run("--torchmem-fake-cuda=h100", passed=1)
-
-
-def test_many_tests_do_not_grow_the_ledger(project: Project) -> None:
-    project.write(
-        test_net="""
+MANY = """
 import pytest, torch
 from pytest_torchmem.tracing import standing
 @pytest.mark.parametrize("number", range(30))
@@ -213,10 +205,6 @@ def test_net(number):
     assert gpu.booked[0] >= 40 * number
     assert len(gpu._devices[0].entries) <= 50
 """
-    )
-    project.run("--torchmem-fake-cuda=h100", passed=30)
-
-
 PINNED = """
 import torch
 from torch.autograd.graph import save_on_cpu
@@ -241,9 +229,11 @@ def test_pinned():
 """
 
 
-def test_memory_of_the_real_host_is_pinned(project: Project) -> None:
-    project.write(test_net=PINNED)
-    project.run("--torchmem-fake-cuda=h100", passed=1)
+def test_tests_decide_by_values_pin_the_real_host_and_do_not_grow_the_ledger(
+    project: Project,
+) -> None:
+    project.write(test_many=MANY, test_pinned=PINNED, test_values=BY_VALUES)
+    project.run("--torchmem-fake-cuda=h100", passed=32)
 
 
 @pytest.mark.parametrize("options", [[], ["-n", "1"]])

@@ -3,8 +3,7 @@
 import re
 from typing import Any
 
-import pytest
-
+from pytest_torchmem.targets.gpus import find_gpu
 from tests.plugin.conftest import Project
 
 MODEL = """
@@ -34,50 +33,58 @@ def run(project: Project, body: str, *options: str, **outcomes: int) -> Any:
     return project.checks(*options, **outcomes)
 
 
-@pytest.mark.parametrize(
-    ("mark", "check"),
-    [
-        ('@pytest.mark.memory_budget(gpu="t4")', ""),
-        ('@pytest.mark.memory_budget("60 GiB", gpu="t4")', ""),
-        ("", ', gpu="t4"'),
-    ],
-)
-def test_what_does_not_fit_fails_with_who_asked(project: Project, mark: str, check: str) -> None:
-    body = f"{mark}\ndef test_it(torchmem):\n    torchmem.check(net(), {TOO_MUCH}{check})\n"
-    _, checks = run(project, body, failed=1)
-    (record,) = checks
-    assert record["outcome"] == "over budget"
-    assert record["headroom"] is None
-    message = record["message"]
-    assert "does not fit on t4 (14.74 GiB): aten::addmm requested 7.81 GiB" in message
-    assert "in the forward, in module Net.inner, at test_it.py:" in message
-    assert re.search(r"Alive at the peak: .* GiB, of which .* GiB has to go\n", message)
-    assert "7.81 GiB  float32[2097152, 1000], input: input 0\n" in message
+NAMED = f"""
+T4 = pytest.mark.memory_budget(gpu="t4")
+
+@T4
+def test_marker(torchmem):
+    torchmem.check(net(), {TOO_MUCH})
+
+@pytest.mark.memory_budget("60 GiB", gpu="t4")
+def test_limit(torchmem):
+    torchmem.check(net(), {TOO_MUCH})
+
+def test_argument(torchmem):
+    torchmem.check(net(), {TOO_MUCH}, gpu="t4")
+
+@T4
+def test_body():
+    model = Net().cuda()
+    model(torch.randn(1 << 21, 1000, device="cuda")).sum().backward()
+
+@T4
+def test_that_tries_again():
+    model, batch = Net().cuda(), 1 << 22
+    while True:
+        try:
+            model(torch.randn(batch, 1000, device="cuda")).sum().backward()
+        except torch.OutOfMemoryError:
+            batch //= 2
+        else:
+            break
+
+@T4
+def test_that_fits(torchmem):
+    torchmem.check(net(), {ENOUGH})
+"""
 
 
-def test_a_whole_body_that_does_not_fit(project: Project) -> None:
-    body = (
-        '@pytest.mark.memory_budget(gpu="t4")\n'
-        "def test_it():\n"
-        "    model = Net().cuda()\n"
-        '    model(torch.randn(1 << 21, 1000, device="cuda")).sum().backward()\n'
-    )
-    _, checks = run(project, body, failed=1)
-    assert "does not fit on t4" in checks[0]["message"]
-
-
-def test_what_fits_says_how_much_is_left(project: Project) -> None:
-    from pytest_torchmem.targets.gpus import find_gpu
-
-    body = (
-        '@pytest.mark.memory_budget(gpu="t4")\n'
-        f"def test_it(torchmem):\n    torchmem.check(net(), {ENOUGH})\n"
-    )
-    _, checks = run(project, body, passed=1)
-    gpu, (record,) = find_gpu("t4"), checks
+def test_what_does_not_fit_fails_with_who_asked(project: Project) -> None:
+    _, checks = run(project, NAMED, failed=4, passed=2)
+    *_, body, _, fits = checks
+    for record in checks[:3]:
+        assert record["outcome"] == "over budget"
+        assert record["headroom"] is None
+        message = record["message"]
+        assert "does not fit on t4 (14.74 GiB): aten::addmm requested 7.81 GiB" in message
+        assert "in the forward, in module Net.inner, at test_it.py:" in message
+        assert re.search(r"Alive at the peak: .* GiB, of which .* GiB has to go\n", message)
+        assert "7.81 GiB  float32[2097152, 1000], input: input 0\n" in message
+    assert "does not fit on t4" in body["message"]
+    gpu = find_gpu("t4")
     room = gpu.memory - gpu.context
-    assert record["limits"] == {"reserved_peak": room}
-    assert record["headroom"] == room - record["figures"]["reserved_peak"] > 0
+    assert fits["limits"] == {"reserved_peak": room}
+    assert fits["headroom"] == room - fits["figures"]["reserved_peak"] > 0
 
 
 def test_what_the_allocator_counts_has_limits(project: Project) -> None:
@@ -106,22 +113,6 @@ def test_a_snapshot_from_before_a_figure_was_judged_passes(project: Project) -> 
     assert set(verdicts.values()) == {"same", "shown"}
     run(project, body, "--torchmem-update")
     assert file.read_text() == text
-
-
-def test_a_program_that_tries_again_fits(project: Project) -> None:
-    body = (
-        '@pytest.mark.memory_budget(gpu="t4")\n'
-        "def test_it():\n"
-        "    model, batch = Net().cuda(), 1 << 22\n"
-        "    while True:\n"
-        "        try:\n"
-        '            model(torch.randn(batch, 1000, device="cuda")).sum().backward()\n'
-        "        except torch.OutOfMemoryError:\n"
-        "            batch //= 2\n"
-        "        else:\n"
-        "            break\n"
-    )
-    run(project, body, passed=1)
 
 
 def test_the_ini_file_names_a_gpu_and_the_default_has_no_end(project: Project) -> None:

@@ -77,7 +77,9 @@ def entries(project: Project) -> dict[str, Any]:
     return {entry["device"]: entry for entry in data["entries"]}
 
 
-def test_what_the_gpu_counted_is_stored_and_compared(project: Project, gpu: StandIn) -> None:
+def test_what_the_gpu_counted_is_stored_and_compared(
+    project: Project, gpu: StandIn, there_is: Any
+) -> None:
     result, checks = project.checks("--torchmem-update", passed=1)
     cpu, cuda = checks
     assert cpu["measurement"] is None
@@ -99,28 +101,15 @@ def test_what_the_gpu_counted_is_stored_and_compared(project: Project, gpu: Stan
     assert {change["verdict"] for change in checks[1]["measurement"]["changes"]} == {"same"}
     result.tells("  a100-80gb, measured *traced +* B (+0.0 %)*measured")
 
-
-def test_a_second_update_changes_nothing(project: Project, gpu: StandIn) -> None:
-    project.checks("--torchmem-update")
     before = project.file().read_bytes()
     result, _ = project.checks("--torchmem-update")
     result.stdout.no_fnmatch_line("wrote *")
-    assert project.file().read_bytes() == before
-
-
-def test_a_run_without_the_gpu_keeps_what_it_counted(project, gpu, there_is):
-    project.checks("--torchmem-update")
-    before = entries(project)
     there_is(NONE)
     _, checks = project.checks("--torchmem-update", passed=1)
     assert checks[1]["measurement"] is None
-    assert entries(project) == before
+    assert project.file().read_bytes() == before
 
-
-def test_what_gpus_counted_goes_with_the_trace_that_it_was_counted_for(project, gpu, there_is):
-    project.checks("--torchmem-update")
-    there_is(NONE)
-    project.write(test_net=ONE.format("[:32]"))
+    project.write(test_net=ONE.format("[:32]"))  # it was not counted for this trace
     project.checks("--torchmem-update")
     assert "measured" not in entries(project)["cuda"]
 

@@ -47,8 +47,10 @@ def test_fits(torchmem):
     return stored
 
 
-def test_json_keeps_to_its_schema(grown):
-    grown.run("--torchmem-json=out/report.json")
+def test_json_keeps_to_its_schema_beside_junit_and_markdown(grown):
+    grown.run(
+        "--torchmem-json=out/report.json", "--junitxml=junit.xml", "--torchmem-markdown=report.md"
+    )
     report = json.loads((grown.path / "out" / "report.json").read_text())
     _valid(report, "report")
     assert report["outcomes"] == {
@@ -66,6 +68,27 @@ def test_json_keeps_to_its_schema(grown):
     assert sum(row["change"] for row in growth["rows"]) + growth["rest"] == step > 0
     assert grew["snapshot"]["changes"][0]["figure"] == "baseline"
     _valid(json.loads(grown.file().read_text()), "snapshot")
+
+    properties = _properties(grown.path / "junit.xml")
+    first = properties["test_first"]
+    assert first["torchmem.cpu.outcome"] == "grew"
+    assert int(first["torchmem.cpu.peak"]) > int(first["torchmem.cpu.peak.snapshot"])
+    assert properties["test_over"]["torchmem.cpu.peak.limit"] == "1024"
+    suite = next(ElementTree.parse(grown.path / "junit.xml").getroot().iter("testsuite"))
+    assert suite.attrib["failures"] == "6"
+    assert suite.attrib["errors"] == "0"
+
+    lines = (grown.path / "report.md").read_text().splitlines()
+    assert lines[0] == "<!-- pytest-torchmem -->"
+    assert lines[2] == "### Memory: 4 failed, 3 grew, 2 unchanged"
+    text = "\n".join(lines)  # the biggest comes first
+    assert text.index("**Failed (4)**") < text.index("**Grew beyond the tolerance (3)**")
+    row = next(line for line in lines if "test_first` | cpu" in line)
+    assert row == (
+        "| `test_net.py::test_first` | cpu | backward peak | 6.68 KiB | 13.18 KiB "
+        "| +6.50 KiB (+97.3 %) | Sequential.0.weight is float32\\[128, 8\\], and was \\[64, 8\\]: "
+        "`aten::addmm in Sequential.0`; different workload |"
+    )
 
 
 _READER = """
@@ -101,32 +124,6 @@ def _properties(file: Path) -> dict[str, dict[str, str]]:
         case.attrib["name"]: {p.attrib["name"]: p.attrib["value"] for p in case.iter("property")}
         for case in cases
     }
-
-
-def test_junit(grown):
-    grown.run("--junitxml=junit.xml")
-    properties = _properties(grown.path / "junit.xml")
-    first = properties["test_first"]
-    assert first["torchmem.cpu.outcome"] == "grew"
-    assert int(first["torchmem.cpu.peak"]) > int(first["torchmem.cpu.peak.snapshot"])
-    assert properties["test_over"]["torchmem.cpu.peak.limit"] == "1024"
-    suite = next(ElementTree.parse(grown.path / "junit.xml").getroot().iter("testsuite"))
-    assert (suite.attrib["failures"], suite.attrib["errors"]) == ("6", "0")
-
-
-def test_markdown_is_grouped_and_the_biggest_comes_first(grown):
-    grown.run("--torchmem-markdown=report.md")
-    lines = (grown.path / "report.md").read_text().splitlines()
-    assert lines[0] == "<!-- pytest-torchmem -->"
-    assert lines[2] == "### Memory: 4 failed, 3 grew, 2 unchanged"
-    text = "\n".join(lines)
-    assert text.index("**Failed (4)**") < text.index("**Grew beyond the tolerance (3)**")
-    row = next(line for line in lines if "test_first` | cpu" in line)
-    assert row == (
-        "| `test_net.py::test_first` | cpu | backward peak | 6.68 KiB | 13.18 KiB "
-        "| +6.50 KiB (+97.3 %) | Sequential.0.weight is float32\\[128, 8\\], and was \\[64, 8\\]: "
-        "`aten::addmm in Sequential.0`; different workload |"
-    )
 
 
 def test_markdown_survives_any_test_id(light):

@@ -1,7 +1,5 @@
 """check(scaling=) and the marker: how fast memory may grow with sizes of the input."""
 
-import pytest
-
 from tests.plugin.conftest import Project
 
 NET = """
@@ -61,32 +59,24 @@ def test_sizes_of_a_function_and_of_a_module(project: Project) -> None:
     project.run("-p", "no:xdist", "--torchmem-update", passed=2, failed=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ('scaling="lineal in sequence"', "*expected one of constant, linear*"),
-        ('scaling="linear in heads"', "*'heads' is no size of a module's inputs*"),
-        ("scaling=3", "*expected one of constant, linear*"),
-    ],
-)
-def test_what_cannot_be_checked(project: Project, arguments: str, message: str) -> None:
-    project.write(
-        test_net=NET
-        + f"""
-    def test(torchmem):
-        torchmem.check(Net(True), X, {arguments})
-    """
-    )
-    project.run("-p", "no:xdist", "--torchmem-update", failed=1).tells(message)
+WRONG = {
+    'scaling="lineal in sequence"': "*expected one of constant, linear*",
+    'scaling="linear in heads"': "*'heads' is no size of a module's inputs*",
+    "scaling=3": "*expected one of constant, linear*",
+}
 
 
-def test_a_body_has_no_sizes(project: Project) -> None:
-    project.write(
-        test_net=NET
-        + """
+def test_what_cannot_be_checked(project: Project) -> None:
+    tests = [
+        f"    def test_{number}(torchmem):\n        torchmem.check(Net(True), X, {arguments})\n"
+        for number, arguments in enumerate(WRONG)
+    ]
+    body = """
     @pytest.mark.memory_budget(scaling="linear in sequence", device="cpu")
-    def test():
+    def test_body():
         Net(True)(X).sum().backward()
     """
+    project.write(test_net="".join((NET, "\n", *tests, body)))
+    project.run("-p", "no:xdist", "--torchmem-update", failed=4).tells(
+        *WRONG.values(), "*scaling= needs the step and its inputs*"
     )
-    project.run("-p", "no:xdist", failed=1).tells("*scaling= needs the step and its inputs*")
