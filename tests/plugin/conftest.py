@@ -22,10 +22,11 @@ import pytest_torchmem.reports.summary
 import pytest_torchmem.reports.terminal  # noqa: F401
 from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.measurement import device as devices
+from pytest_torchmem.snapshots.calibration import load
+from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.tracing.trace import trace
 from tests.measurement.stand_in import StandIn
 
-DOCS = Path(__file__).parents[2] / "docs"
 MODEL = """
 import os
 import pytest
@@ -107,6 +108,13 @@ class Result(pytest.RunResult):
         self.stdout.fnmatch_lines(lines)
 
 
+def valid(data: Any, schema: str) -> Any:
+    """Return data that keeps to a published schema."""
+    path = Path(__file__).parents[2] / "docs" / f"{schema}.schema.json"
+    jsonschema.validate(data, json.loads(path.read_text()))
+    return data
+
+
 class Project:
     """A directory with tests, run by pytest in this process or in another."""
 
@@ -143,8 +151,7 @@ class Project:
         sys.modules.pop("model", None)  # which a test may have written
         result = self.run("--torchmem-json=report.json", *options, **outcomes)
         report = json.loads((self.path / "report.json").read_text())
-        jsonschema.validate(report, json.loads((DOCS / "report.schema.json").read_text()))
-        return result, report["checks"]
+        return result, valid(report, "report")["checks"]
 
     def ini(self, *lines: str) -> None:
         """Write the settings of the project."""
@@ -161,6 +168,12 @@ class Project:
             " ".join(filter(None, [e["test"], e.get("name", ""), e["device"]])): e
             for e in data["entries"]
         }
+
+    def calibration(self) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
+        """Return the figures of the calibration file."""
+        text = self.file("gpu-calibration").read_text()
+        valid(json.loads(text), "calibration")
+        return load(text)
 
     def edit(self, key: str, module: str = "test_net", **values: Any) -> None:
         """Write values into one entry by hand."""

@@ -1,13 +1,11 @@
 """Updates measure what no formula gives where there is a GPU, and checks without one use it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
-from pytest_torchmem.snapshots.calibration import load, read_calibration_file
+from pytest_torchmem.snapshots.calibration import read_calibration_file
 from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.names import TORCH_SERIES
@@ -15,7 +13,6 @@ from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import DOUBLE, Project, Result
 
-DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1024**2
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 SETUP = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
@@ -83,20 +80,8 @@ def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[
     }
 
 
-def calibration_file(project: Project) -> Path:
-    return project.path / "__torchmem__" / "gpu-calibration.json"
-
-
-def figures(project: Project) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
-    text = calibration_file(project).read_text()
-    jsonschema.validate(
-        json.loads(text), json.loads((DOCS / "calibration.schema.json").read_text())
-    )
-    return load(text)
-
-
 def by_operator(project: Project) -> dict[str, WorkspaceSize]:
-    found = figures(project)
+    found = project.calibration()
     assert list(found) == [SETUP]
     return {question.operator: figure for question, figure in found[SETUP].items()}
 
@@ -139,7 +124,7 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     junit = (project.path / "report.xml").read_text()
     assert f'name="torchmem.cuda.calibrated_workspaces" value="{FORWARD}, {BACKWARD}"' in junit
     assert "unknown_workspaces" not in junit
-    calibration_file(project).unlink()
+    project.file("gpu-calibration").unlink()
     run(project, "--torchmem-measure=never", *files)
     told = (project.path / "report.md").read_text()
     assert f"may be too low, by the workspace of: `{FORWARD}`" in told
@@ -196,11 +181,11 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
     tests = "import pytest\n@pytest.mark.parametrize('size', [30, 10, 20])\n"
     light.write(test_net=f"{tests}def test_it(torchmem, size):\n    torchmem.check(size)\n")
     light.run_apart("-n2", "--torchmem-update", passed=3)
-    text = calibration_file(light).read_bytes()
-    calibration_file(light).unlink()
+    text = light.file("gpu-calibration").read_bytes()
+    light.file("gpu-calibration").unlink()
     light.run_apart("--torchmem-update", passed=3)
-    assert calibration_file(light).read_bytes() == text
-    assert figures(light) == {
+    assert light.file("gpu-calibration").read_bytes() == text
+    assert light.calibration() == {
         Setup("h100", "2.13"): {
             WorkspaceKey("aten::a", ""): WorkspaceSize(60),  # of several the largest
             **{
@@ -220,17 +205,17 @@ def test_runs_that_measure_nothing_and_a_dry_run_write_nothing(
     run(project, "--torchmem-update", "--torchmem-measure=never", passed=1)
     assert gpu.calls == []
     run(project)  # is no update
-    assert not calibration_file(project).exists()
+    assert not project.file("gpu-calibration").exists()
     result, _ = run(project, "--torchmem-dry-run")
     result.tells("would write __torchmem__/gpu-calibration.json: 2 new")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert not calibration_file(project).exists()
+    assert not project.file("gpu-calibration").exists()
 
 
 def test_a_failed_test_leaves_no_figures(project: Project, gpu: StandIn) -> None:
     project.write(test_net=TWO + "    assert False\n")
     run(project, "--torchmem-update", passed=1, failed=1)
-    geometries = [question.geometry for question in figures(project)[SETUP]]
+    geometries = [question.geometry for question in project.calibration()[SETUP]]
     assert len(geometries) == 2
     assert all("float32[4,3,3,3]" in geometry for geometry in geometries)  # of the other test
 
@@ -239,7 +224,7 @@ def test_what_does_not_fit_is_not_calibrated(project: Project, gpu: StandIn) -> 
     gpu.others = gpu.gpu().memory - 1024
     result, _ = run(project, "--torchmem-update", passed=1)
     result.tells("not calibrated: test_net.py::test_it: needs *")
-    assert not calibration_file(project).exists()
+    assert not project.file("gpu-calibration").exists()
 
 
 def test_what_did_not_run_as_in_the_trace_is_named(project: Project, gpu: StandIn) -> None:
@@ -254,7 +239,7 @@ def test_a_calibration_of_the_tests_own_is_taken_as_it_is(project: Project, gpu:
     project.write(test_net=f"import pytest_torchmem\n{TWO.replace(CALLED, own)}")
     _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=2)
     assert checks["test_small"]["unknown_workspaces"]
-    assert len(figures(project)[SETUP]) == 2  # of the other test
+    assert len(project.calibration()[SETUP]) == 2  # of the other test
 
 
 # -- modes, other setups, files that cannot be used ------------------------------------------------
@@ -278,7 +263,7 @@ def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
 def test_of_another_gpu_figures_are_recorded_for_that_one(project: Project, there_is: Any) -> None:
     there_is(StandIn("h100")).workspaces = {FORWARD: 5 * MIB, BACKWARD: 9 * MIB}
     _, checks = run(project, "--torchmem-update", passed=1)
-    assert [setup.gpu for setup in figures(project)] == ["h100"]
+    assert [setup.gpu for setup in project.calibration()] == ["h100"]
     # The trace for the default GPU takes none of it, and the one for the h100 does.
     assert checks["test_it"]["unknown_workspaces"] == [FORWARD, BACKWARD]
     found = checks["test_it"]["measurement"]
@@ -315,28 +300,28 @@ def _resized(text: str, before: int, now: int) -> str:
 
 def test_a_broken_file_fails_the_checks_and_stays(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update")
-    broken = calibration_file(project).read_text().replace("setups", "figures")
-    calibration_file(project).write_text(broken)
+    broken = project.file("gpu-calibration").read_text().replace("setups", "figures")
+    project.file("gpu-calibration").write_text(broken)
     for options in ((), ("--torchmem-update",)):
         result, _ = run(project, *options, failed=1)
         result.tells("*gpu-calibration.json: is not a calibration: it has no list*")
-        assert calibration_file(project).read_text() == broken
+        assert project.file("gpu-calibration").read_text() == broken
 
 
 def test_a_merge_conflict_is_settled_on_a_gpu(project, gpu, there_is):
     run(project, "--torchmem-update")
-    text = calibration_file(project).read_text()
+    text = project.file("gpu-calibration").read_text()
     line = next(line for line in text.splitlines() if str(5 * MIB) in line)
     ours, theirs = line, _resized(line, 5, 8)
     conflict = f"<<<<<<< ours\n{ours}\n=======\n{theirs}\n>>>>>>> theirs"
-    calibration_file(project).write_text(text.replace(line, conflict))
+    project.file("gpu-calibration").write_text(text.replace(line, conflict))
     there_is(NONE)
     for options in ((), ("--torchmem-update",)):
         result, _ = run(project, *options, failed=1)
         result.tells("*has an unresolved merge conflict*")
     there_is(gpu)
     run(project, "--torchmem-update", passed=1)
-    assert calibration_file(project).read_text() == text
+    assert project.file("gpu-calibration").read_text() == text
 
 
 # -- obsolete figures ------------------------------------------------------------------------------
@@ -345,8 +330,8 @@ def test_a_merge_conflict_is_settled_on_a_gpu(project, gpu, there_is):
 def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(project, gpu, there_is):
     project.write(test_net=TWO)
     run(project, "--torchmem-update")
-    assert len(figures(project)[SETUP]) == 4
-    before = calibration_file(project).read_text()
+    assert len(project.calibration()[SETUP]) == 4
+    before = project.file("gpu-calibration").read_text()
     there_is(NONE)
     project.write(test_net=TWO.partition("def test_wide")[0] + "def test_other(): pass")
     parts = (("-k", "test_small"), ("test_net.py",), ("test_net.py::test_small",))
@@ -354,11 +339,11 @@ def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(project, gpu
         run(project, "--torchmem-update", *part)
     run(project, "--torchmem-update=new")
     run(project)
-    assert calibration_file(project).read_text() == before
+    assert project.file("gpu-calibration").read_text() == before
     # A GPU is needed to measure; to see that nobody asks, none is.
     result, _ = run(project, "--torchmem-update")
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 obsolete")
-    assert len(figures(project)[SETUP]) == 2
+    assert len(project.calibration()[SETUP]) == 2
 
 
 def test_a_skipped_test_may_still_ask(project: Project, gpu: StandIn) -> None:
@@ -366,7 +351,7 @@ def test_a_skipped_test_may_still_ask(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update")
     project.write(test_net=TWO.replace("def test_wide", "@pytest.mark.skip\ndef test_wide"))
     run(project, "--torchmem-update", passed=1, skipped=1)
-    assert len(figures(project)[SETUP]) == 4
+    assert len(project.calibration()[SETUP]) == 4
 
 
 def test_other_gpus_figures_stay(project: Project, gpu: StandIn, there_is: Any) -> None:
@@ -375,14 +360,14 @@ def test_other_gpus_figures_stay(project: Project, gpu: StandIn, there_is: Any) 
     assert h100.gpu() == find_gpu("h100")
     there_is(gpu)
     run(project, "--torchmem-update")
-    assert sorted(setup.gpu for setup in figures(project)) == ["a100-80gb", "h100"]
+    assert sorted(setup.gpu for setup in project.calibration()) == ["a100-80gb", "h100"]
 
 
 def test_the_file_goes_with_its_last_figure(project: Project, gpu: StandIn, there_is: Any) -> None:
     run(project, "--torchmem-update")
     project.write(test_net=ONE.replace("net()", "nn.Linear(32, 4)"))
     result, _ = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
-    assert not calibration_file(project).exists()
+    assert not project.file("gpu-calibration").exists()
     result.tells("removed __torchmem__/gpu-calibration.json: 2 obsolete")
 
 
@@ -390,7 +375,7 @@ def test_without_memory_tests_nobody_asks(project: Project, gpu: StandIn) -> Non
     run(project, "--torchmem-update")
     project.write(test_net="def test_other():\n    pass\n")
     run(project, "--torchmem-update=new")
-    assert calibration_file(project).exists()
+    assert project.file("gpu-calibration").exists()
     result, _ = run(project, "--torchmem-update=obsolete")
     result.tells("removed __torchmem__/gpu-calibration.json: 2 obsolete")
-    assert not calibration_file(project).parent.exists()
+    assert not project.file("gpu-calibration").parent.exists()

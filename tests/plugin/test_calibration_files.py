@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,8 +38,8 @@ from pytest_torchmem.targets.calibration import (
     WorkspaceKey,
     WorkspaceSize,
 )
+from tests.plugin.conftest import valid
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "calibration.schema.json"
 A100 = Setup("a100-80gb", "2.13", "9.19.0")
 OLDER = Setup("a100-80gb", "2.13", "9.10.2")
 OLD_TORCH = Setup("a100-80gb", "2.12", "9.10.2")
@@ -102,7 +101,7 @@ def test_a_file_has_one_line_for_each_figure() -> None:
     assert dump(FIGURES) == TEXT
     assert load(TEXT) == FIGURES
     assert load(dump({})) == {}
-    jsonschema.validate(json.loads(TEXT), json.loads(SCHEMA.read_text()))
+    valid(json.loads(TEXT), "calibration")
 
 
 @pytest.mark.parametrize(

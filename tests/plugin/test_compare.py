@@ -6,17 +6,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-import jsonschema
 import pytest
 
 from pytest_torchmem.cli import main
 from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
-
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.plugin.conftest import valid
 
 
 def _snapshot(**peaks: int) -> str:
@@ -87,8 +84,7 @@ def test_markdown_and_json(folders, capsys):
     assert "### Memory snapshots, base → head: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged" in text
     assert text.index("test_more") < text.index("test_grew") < text.index("test_less")
     assert main(["compare", "base", "head", "--format=json"]) == 1
-    data = json.loads(capsys.readouterr().out)
-    jsonschema.validate(data, json.loads((DOCS / "comparison.schema.json").read_text()))
+    data = valid(json.loads(capsys.readouterr().out), "comparison")
     assert data["failed"] == 2
 
 

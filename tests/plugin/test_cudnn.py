@@ -1,11 +1,8 @@
 """Updates store what cuDNN tells, and checks without cuDNN give the same figures."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
@@ -13,13 +10,11 @@ from pytest_torchmem import trace
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan, Question
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.snapshots.calibration import load
-from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceKey, WorkspaceSize
+from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import Project, Result
 
-DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1024**2
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 MODEL = """
@@ -72,20 +67,14 @@ def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[
     return result, check
 
 
-def stored(project: Project) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
-    text = (project.path / "__torchmem__" / "gpu-calibration.json").read_text()
-    jsonschema.validate(
-        json.loads(text), json.loads((DOCS / "calibration.schema.json").read_text())
-    )
-    return load(text)
-
-
-def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, monkeypatch):
+def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     result, with_cudnn = run(project, "--torchmem-update")
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 new")
-    ((setup, figures),) = stored(project).items()
+    ((setup, figures),) = project.calibration().items()
     assert setup == Setup("a100-80gb", TORCH_SERIES, "9.20.0", CUDNN)
     assert {question.operator for question in figures} == {
         "cudnn::convolution_forward",
@@ -137,13 +126,13 @@ def test_another_cudnn_is_told_like_another_torch(
     assert "were told by cuDNN 9.20.0, and those of this run by cuDNN 9.26.0" in said
     result, _ = run(project, "--torchmem-update")
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 changed*")
-    ((setup, figures),) = stored(project).items()
+    ((setup, figures),) = project.calibration().items()
     assert (setup.cudnn, set(figures.values())) == ("9.26.0", {WorkspaceSize(9 * MIB)})
     run(project, passed=1)
     # Answers that no test asks for are removed.
     project.write(test_net=TEST.replace("net()", "net(8)"))
     run(project, "--torchmem-update")
-    ((_, others),) = stored(project).items()
+    ((_, others),) = project.calibration().items()
     assert len(others) == 2
     assert not others.keys() & figures.keys()
 
@@ -175,10 +164,10 @@ def test_stored_answers_where_cudnn_fails(project, monkeypatch):
     there_is(monkeypatch, Failing())
     _, check = run(project, "--torchmem-strict", passed=1)
     assert check["figures"] == before["figures"]
-    answers = stored(project)
+    answers = project.calibration()
     run(project, "--torchmem-update")
-    assert stored(project) == answers
-    (project.path / "__torchmem__" / "gpu-calibration.json").unlink()
+    assert project.calibration() == answers
+    project.file("gpu-calibration").unlink()
     _, check = run(project, "--torchmem-update")
     (warning,) = check["warnings"]
     assert warning.endswith("; cuDNN 9.20.0: cuDNN cannot be loaded: no such file")

@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, valid
 
-DOCS = Path(__file__).parents[2] / "docs"
 MIB = 1024**2
 MODEL = """
 import os
@@ -72,8 +70,7 @@ def gpu(there_is: Any) -> StandIn:
 
 
 def entries(project: Project) -> dict[str, Any]:
-    data = json.loads(project.file().read_text())
-    jsonschema.validate(data, json.loads((DOCS / "snapshot.schema.json").read_text()))
+    data = valid(json.loads(project.file().read_text()), "snapshot")
     return {entry["device"]: entry for entry in data["entries"]}
 
 

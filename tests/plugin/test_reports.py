@@ -5,16 +5,9 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def _valid(data: object, name: str) -> None:
-    schema = json.loads((DOCS / f"{name}.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(data, schema)
+from tests.plugin.conftest import valid
 
 
 @pytest.fixture
@@ -52,7 +45,7 @@ def test_json_keeps_to_its_schema_beside_junit_and_markdown(grown):
         "--torchmem-json=out/report.json", "--junitxml=junit.xml", "--torchmem-markdown=report.md"
     )
     report = json.loads((grown.path / "out" / "report.json").read_text())
-    _valid(report, "report")
+    valid(report, "report")
     assert report["outcomes"] == {
         "grew": 3,
         "no snapshot": 1,
@@ -67,7 +60,7 @@ def test_json_keeps_to_its_schema_beside_junit_and_markdown(grown):
     step = growth["now"] - growth["before"]
     assert sum(row["change"] for row in growth["rows"]) + growth["rest"] == step > 0
     assert grew["snapshot"]["changes"][0]["figure"] == "baseline"
-    _valid(json.loads(grown.file().read_text()), "snapshot")
+    valid(json.loads(grown.file().read_text()), "snapshot")
 
     properties = _properties(grown.path / "junit.xml")
     first = properties["test_first"]
