@@ -64,17 +64,21 @@ def test_operator_without_geometry_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "replacement", "message"),
     [
-        ("storage_address", lambda tensor: 0, "a storage without memory is not kept"),
-        ("sequence_number", lambda: 0, "`_get_sequence_nr` returned an unexpected value"),
-        ("autocast_key_included", lambda included: None, r"kernels ran for \['AutocastIPU'\]"),
-        ("run_cpu_kernel", lambda *_: 0, "does not run by its dispatch key"),
-        ("find_operator", lambda name: None, "has no kernel of its own"),
-        ("current_node", lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        ("tensors.storage_address", lambda tensor: 0, "a storage without memory is not kept"),
+        ("tensors.sequence_number", lambda: 0, "`_get_sequence_nr` returned an unexpected value"),
+        (
+            "dispatcher.autocast_key_included",
+            lambda included: None,
+            r"kernels ran for \['AutocastIPU'\]",
+        ),
+        ("self_test.run_cpu_kernel", lambda *_: 0, "does not run by its dispatch key"),
+        ("keys.find_operator", lambda name: None, "has no kernel of its own"),
+        ("tensors.current_node", lambda: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
 def test_unknown_torch_is_one_sentence(monkeypatch, name, replacement, message):
     monkeypatch.setattr(self_test, "_try_once", self_test._try_once.__wrapped__)
-    monkeypatch.setattr(self_test, name, replacement)
+    monkeypatch.setattr(f"pytest_torchmem.torch_private.{name}", replacement)
     with pytest.raises(UnsupportedTorchError, match=r"cannot trace on torch \d") as raised:
         trace(nn.Linear(2, 2), torch.randn(1, 2), device="cuda")
     assert re.search(message, str(raised.value))
