@@ -196,12 +196,12 @@ def test_learns(model):
 """
 MANY = """
 import pytest, torch
-from pytest_torchmem.tracing import standing
+from pytest_torchmem.tracing import layers
 @pytest.mark.parametrize("number", range(30))
 def test_net(number):
     for _ in range(20):
         torch.ones(8, device="cuda").sin()
-    (gpu,) = standing._STANDING
+    (gpu,) = layers._STANDING
     assert gpu.booked[0] >= 40 * number
     assert len(gpu._devices[0].entries) <= 50
 """
