@@ -227,6 +227,12 @@ class Evidence:
         """Return the changed facts of a topic."""
         return [change for change in self.facts if change.topic == topic]
 
+    @property
+    def one_compiles(self) -> bool:
+        """Whether graphs are compiled in one of both steps alone."""
+        graphs = self.about(Topic.COMPILED)
+        return any(not (change.now.number and change.before.number) for change in graphs)
+
 
 Finder = Callable[[Evidence], Cause | None]
 

@@ -279,8 +279,7 @@ def layer_gone(evidence: Evidence) -> Cause | None:
 @rule("new module", "{module} is new{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
-    compiled = evidence.about(Topic.COMPILED)
-    if any(not change.now.number or not change.before.number for change in compiled):
+    if evidence.one_compiles:
         return None  # compiled modules go by another path, and their calls are not to be seen
     best: Cause | None = None
     for pattern, numbers in new_modules(evidence):

@@ -144,6 +144,8 @@ def _other_parts(verb: str, *, also_new: bool = False) -> Told:
 
 
 def _by_setting(evidence: Evidence, change: FactChange) -> Iterable[Row]:
+    if change.name.startswith("torch.compile") and evidence.one_compiles:
+        return ()  # that it compiles, or no longer does, is to blame
     return evidence.came(*next((own for part, own in _DECIDES.items() if part in change.name), ()))
 
 
