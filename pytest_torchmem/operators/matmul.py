@@ -34,6 +34,7 @@ from pytest_torchmem.operators.workspace import (
 )
 from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.targets.host import Host
+from pytest_torchmem.torch_private.names import TORCH_VERSION
 
 SMALLEST = 16 * 16 * 16
 """``mkldnn_gemm_min_size``: below it oneDNN is not asked."""
@@ -288,7 +289,7 @@ _SMALLEST_FOR_MKL = 400
 """``contraction_size * res_rows * res_cols``, below which a batch is multiplied by plain loops."""
 
 
-@operator("aten::mm", "aten::bmm").workspace("cuda")
+@operator("aten::mm").workspace("cuda")
 def by_cublas(machine: Gpu, input: Tensor, mat2: Tensor, lt: bool = False) -> Workspace | int:
     """cuBLAS, and copies of operands; nothing where there is nothing to multiply;
     native/cuda/Blas.cpp, ``addmm_out_cuda_impl``, ``bmm_out_cuda_impl``.
@@ -296,6 +297,15 @@ def by_cublas(machine: Gpu, input: Tensor, mat2: Tensor, lt: bool = False) -> Wo
     if not (input.numel() and mat2.numel()):
         return 0
     return beside_buffer(machine, cublas_copy(input), cublas_copy(mat2), lt=lt)
+
+
+@operator("aten::bmm").workspace("cuda")
+def batch_by_cublas(machine: Gpu, input: Tensor, mat2: Tensor) -> Workspace | int:
+    """The same; Triton makes outer products since torch 2.13 and asks for nothing;
+    torch/_native/ops/bmm_outer_product/triton_impl.py, ``_is_outer_product``.
+    """
+    outer = input.shape[2] == mat2.shape[1] == 1 and not input.is_complex()
+    return 0 if outer and TORCH_VERSION >= (2, 13) else by_cublas(machine, input, mat2)
 
 
 # -- matrices --------------------------------------------------------------------------------------

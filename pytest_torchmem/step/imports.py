@@ -24,7 +24,12 @@ from typing import Any
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.torch_private.compiler import compiled_calls, keep_stashed, tables_of_originals
+from pytest_torchmem.torch_private.compiler import (
+    compiled_calls,
+    import_compiler,
+    keep_stashed,
+    tables_of_originals,
+)
 from pytest_torchmem.torch_private.not_needed import COMPILER, INDUCTOR, LOWERING, NotNeeded
 from pytest_torchmem.torch_private.patches import nothing_replaced, replaced, replaced_all
 
@@ -244,6 +249,7 @@ def when_compiler_is_used(start: Callable[[], None]) -> Iterator[None]:
             stack.enter_context(tables_of_originals())
 
     def compile(*args: Any, **kwargs: Any) -> Any:
+        import_compiler()
         start_once()
         return original(*args, **kwargs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,7 +21,11 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.imports import when_compiler_is_used
 from pytest_torchmem.step.trees import Args, tensors_in
-from pytest_torchmem.torch_private.compiler import own_module_calls_followed, run_uncompiled
+from pytest_torchmem.torch_private.compiler import (
+    is_compiling,
+    own_module_calls_followed,
+    run_uncompiled,
+)
 from pytest_torchmem.torch_private.module_calls import step_tables
 from pytest_torchmem.torch_private.patches import engine, replaced, replaced_all
 
@@ -232,11 +236,13 @@ def asked_engine(around: _Around, is_here: Callable[[], bool]) -> tuple[Any, Map
 
 
 def engine_runs(within: _Within) -> AbstractContextManager[None]:
-    """Run the autograd engine within ``within()`` where this thread starts it."""
+    """Run the autograd engine within ``within()`` where this thread starts it, for no graph that
+    is compiled.
+    """
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_within(*args: Any, **kwargs: Any) -> Any:
-            with within():
+            with nullcontext() if is_compiling() else within():
                 return run(*args, **kwargs)
 
         return run_within

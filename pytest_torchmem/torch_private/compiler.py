@@ -59,6 +59,7 @@ _INIT_GROUP = "_init_group"
 _utilities = private_if_imported("torch._dynamo.utils")
 _run_node = private_if_imported("torch._dynamo.utils.run_node")
 _pgo = private_if_imported("torch._dynamo.pgo")
+_tracing_context: Callable[[], Any] = private("torch._guards.TracingContext.try_get")
 _rules = private_if_imported("torch._dynamo.trace_rules")
 _TABLES = [
     private_name_if_imported(f"torch._dynamo.trace_rules.{name}")
@@ -359,6 +360,11 @@ def around(convert: Convert, call: Callable[[Convert, Any], Any]) -> Convert:
 
     setattr(converting, _BACKEND, convert)
     return converting
+
+
+def is_compiling() -> bool:
+    """Return whether this thread compiles a graph: AOTAutograd runs the autograd engine for it."""
+    return _tracing_context() is not None
 
 
 def import_compiler() -> None:

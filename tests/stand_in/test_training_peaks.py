@@ -1,6 +1,7 @@
 """Traces of steps whose models are on the GPU before, against the real runs."""
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -55,3 +56,26 @@ def test_a_function_counts_what_it_uses_of_the_gpu() -> None:
     measured = measure(train, device="cuda").figures()
     for name in ("forward_peak", "backward_peak", "optimizer_peak", "end"):
         assert traced.figures()[name] - traced.baseline == measured[name], name
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton compiles its launchers")
+def test_a_compiled_step() -> None:
+    """Graphs are compiled while it is measured: what the engine runs for that is no backward."""
+
+    def train() -> None:
+        model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 8))
+        compiled = torch.compile(model.cuda())
+        compiled(torch.ones(32, 64, device="cuda")).sum().backward()
+
+    first = measure(train, device="cuda").figures()  # with what Inductor tries its kernels on
+    again, traced = measure(train, device="cuda").figures(), trace(train, device="cuda").figures()
+    assert first["forward_peak"] >= again["forward_peak"] == traced["forward_peak"] > 300_000
+    assert {name: traced[name] for name in again} == again
+
+
+def test_outer_products_of_triton_ask_for_no_workspace() -> None:
+    def outer() -> object:
+        return torch.bmm(torch.ones(4, 64, 1, device="cuda"), torch.ones(4, 1, 64, device="cuda"))
+
+    measured = measure(outer, device="cuda").figures()
+    assert {name: trace(outer, device="cuda").figures()[name] for name in measured} == measured

@@ -74,7 +74,19 @@ API cuMemUnmap(CUdeviceptr p, size_t n) {
     return mprotect((void *)p, n, PROT_NONE) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-API cuFuncGetAttribute(int *v, CUfunction_attribute a, CUfunction f) { *v = 0; return CUDA_SUCCESS; }
+int cudaDriverGetVersion(int *);
+API cuDriverGetVersion(int *v) { return cudaDriverGetVersion(v); }
+
+/* What Triton asks for to load and start its kernels, which do nothing. */
+API cuCtxGetDevice(CUdevice *d) { *d = stand_in_current(); return CUDA_SUCCESS; }
+API cuCtxGetLimit(size_t *n, CUlimit l) { *n = 0; return CUDA_SUCCESS; }
+API cuCtxSetLimit(CUlimit l, size_t n) { return CUDA_SUCCESS; }
+API cuModuleUnload(CUmodule m) { return CUDA_SUCCESS; }
+API cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) { return CUDA_SUCCESS; }
+API cuFuncSetCacheConfig(CUfunction f, CUfunc_cache c) { return CUDA_SUCCESS; }
+API cuPointerGetAttribute(void *v, CUpointer_attribute a, CUdeviceptr p) { *(CUdeviceptr *)v = p; return CUDA_SUCCESS; }
+API cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **given, void **extra) { return CUDA_SUCCESS; }
+API cuFuncGetAttribute(int *v, CUfunction_attribute a, CUfunction f) { *v = a == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0; return CUDA_SUCCESS; }
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, CUfunction f, int block, size_t shared) { *n = 2048 / block; return CUDA_SUCCESS; }
 
 #undef cuMemGetAddressRange
