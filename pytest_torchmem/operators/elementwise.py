@@ -176,9 +176,12 @@ def in_type_of_result(outputs: Tensor, tensors: list[Tensor]) -> int:
     return sum(converted(tensor, outputs.dtype) for tensor in tensors)
 
 
+@operator("aten::pow.Tensor_Scalar").workspace("cuda")
 @operator("aten::pow").workspace("cpu")
 def power(outputs: Tensor, input: Operand, exponent: Operand) -> int:
-    """A number as exponent stays a number; native/Pow.cpp, pow_tensor_scalar."""
+    """A number as exponent stays a number, and the base is of the result's type on a GPU, too;
+    native/Pow.cpp, ``TORCH_META_FUNC2(pow, Tensor_Scalar)``.
+    """
     if not isinstance(exponent, Tensor):
         return converted(input, outputs.dtype) if isinstance(input, Tensor) else 0
     return converted(input, outputs.dtype) + converted(exponent, outputs.dtype)

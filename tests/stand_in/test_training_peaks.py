@@ -2,6 +2,9 @@
 
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -73,9 +76,16 @@ def test_a_compiled_step() -> None:
     assert {name: traced[name] for name in again} == again
 
 
-def test_outer_products_of_triton_ask_for_no_workspace() -> None:
-    def outer() -> object:
-        return torch.bmm(torch.ones(4, 64, 1, device="cuda"), torch.ones(4, 1, 64, device="cuda"))
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda ones: torch.bmm(ones(4, 64, 1), ones(4, 1, 64)),  # Triton's, without a workspace
+        lambda ones: (ones(20).bool().square(), ones(20).int() ** 2.5),  # the base is converted
+    ],
+)
+def test_what_an_operator_asks_for(compute: Callable[[Any], object]) -> None:
+    def step() -> object:
+        return compute(partial(torch.ones, device="cuda"))
 
-    measured = measure(outer, device="cuda").figures()
-    assert {name: trace(outer, device="cuda").figures()[name] for name in measured} == measured
+    measured = measure(step, device="cuda").figures()
+    assert {name: trace(step, device="cuda").figures()[name] for name in measured} == measured
