@@ -22,7 +22,7 @@ from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.step.imports import when_compiler_is_used
 from pytest_torchmem.step.trees import Args, tensors_in
 from pytest_torchmem.torch_private.compiler import (
-    is_compiling,
+    makes_graph,
     own_module_calls_followed,
     run_uncompiled,
 )
@@ -242,7 +242,7 @@ def engine_runs(within: _Within) -> AbstractContextManager[None]:
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_within(*args: Any, **kwargs: Any) -> Any:
-            with nullcontext() if is_compiling() else within():
+            with nullcontext() if makes_graph() else within():
                 return run(*args, **kwargs)
 
         return run_within

@@ -362,7 +362,7 @@ def around(convert: Convert, call: Callable[[Convert, Any], Any]) -> Convert:
     return converting
 
 
-def is_compiling() -> bool:
+def makes_graph() -> bool:
     """Return whether this thread compiles a graph: AOTAutograd runs the autograd engine for it."""
     return _tracing_context() is not None
 

@@ -240,6 +240,10 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
     "triangles of equations of nothing": lambda: Applied(
         lambda x: x + torch.linalg.solve_triangular(x[:8, :8], x[:8, :0], upper=True).sum()
     ),
+    "outer products": lambda: Applied(lambda x: torch.bmm(x[:4, :, None], x[:4, None])),
+    "powers of other types": lambda: Applied(
+        lambda x: x * (x.bool().square() + x.int() ** 2.5).detach()
+    ),
     "windows that end before": lambda: Applied(lambda x: x.unfold(0, 30, 7)),
     "attention in evaluation": lambda: Evaluated(False),
     "attention in evaluation with weights": lambda: Evaluated(True),
