@@ -228,7 +228,9 @@ def _causes(members: Iterable[Difference]) -> Iterator[str]:
         yield wrapped(f"{first.test}, {first.device}{more}: {why}", "    ")
         if place:
             yield wrapped(place, "    ", start="  ")
-        yield growth.section(diagnosis).text() if diagnosis is not None else ""
+        if diagnosis is not None:
+            yield from growth.others(diagnosis)
+            yield growth.section(diagnosis).text()
 
 
 def _row(difference: Difference) -> tuple[str, ...]:
@@ -262,6 +264,10 @@ def _plain(found: Iterable[Difference], base: Source, head: Source) -> dict[str,
                 "causes": [
                     plain_cause(one)
                     for one in (difference.diagnosis.causes if difference.diagnosis else ())
+                ],
+                "grew": [
+                    one._asdict()
+                    for one in (growth.told(difference.diagnosis) if difference.diagnosis else ())
                 ],
             }
             for difference in found

@@ -77,9 +77,8 @@ def explanation(name: str, before: Entry, now: Entry, rows: int) -> str:
     if not comparison.having(Verdict.GREW, Verdict.SHRANK, Verdict.NEW, Verdict.NOT_RUN):
         return ""
     parts = [name, comparison_table({name: comparison.told}, "before")]
-    told = now.grew
-    is_of = told is not None and before.figures.get(told.moment) == told.before
-    moment = told.moment if told is not None and is_of else _moment(comparison)
+    told = [one for one in now.grew if before.figures.get(one.moment) == one.before]
+    moment = told[-1].moment if told else _moment(comparison)
     if moment:
         parts += _explained(diagnose(before, now, moment), rows)
     return printable_lines("\n\n".join(part for part in parts if part))
@@ -96,5 +95,5 @@ def _explained(diagnosis: Diagnosis, rows: int) -> Iterator[str]:
     if diagnosis.causes or diagnosis.told:
         where = place(diagnosis)
         yield wrapped(why(diagnosis) + (f": {where}" if where else ""))
-        yield from others(diagnosis.causes)
+        yield from others(diagnosis)
     yield section(diagnosis).text(rows)

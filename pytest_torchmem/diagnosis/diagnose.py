@@ -51,8 +51,8 @@ class Diagnosis:
     """By module, operator and line: the function of another name that the source calls there."""
     written: Origin | None = None
     """The operator of the forward whose backward made what stands for the growth."""
-    told: Told | None = None
-    """What the run said of this very growth, which knew more than its snapshot or report."""
+    told: tuple[Told, ...] = ()
+    """What runs said of this very growth, the largest part first: they knew more than snapshots."""
 
     @property
     def leading_row(self) -> Row | None:
@@ -102,7 +102,6 @@ def diagnose(
         ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))
     evidence = Evidence(before, now, found, whole, ran, watched or Watched())
     inputs = [change for change in evidence.facts if change.topic == "inputs"]
-    told = now.grew
     said = Diagnosis(
         found,
         find_causes(evidence),
@@ -110,12 +109,19 @@ def diagnose(
         dict(profile.callers) if profile is not None else {},
         profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
-        told=told if told is not None and told[:3] == (moment, found.before, found.now) else None,
+        told=_told_since(before, now),
     )
     row = said.leading_row
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:
         return said
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
+
+
+def _told_since(before: Entry, now: Entry) -> tuple[Told, ...]:
+    """Return what runs said of all that grew since an entry, of the largest growth first."""
+    begun = [one[:3] for one in now.grew if before.figures.get(one.moment) == one.before]
+    first = [one[:3] for one in now.grew].index(begun[-1]) if begun else len(now.grew)
+    return tuple(sorted(now.grew[first:], key=lambda one: one.before - one.now))
 
 
 def _functions_of(profile: MemoryProfile) -> dict[tuple[str, str, str], str]:

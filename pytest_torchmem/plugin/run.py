@@ -14,14 +14,13 @@ import pytest
 from pytest_torchmem import __version__
 from pytest_torchmem.checks.calibrations import update_calibrations
 from pytest_torchmem.checks.request import Settings
-from pytest_torchmem.checks.result import Outcome, SnapshotResult
+from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.reported import UNUSED
 from pytest_torchmem.plugin.start import let_fail
 from pytest_torchmem.plugin.update import Gone, Tests, Update, Updated, find_gone
-from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.files import write_reports
-from pytest_torchmem.reports.summary import Check, Summary, build
+from pytest_torchmem.reports.summary import Check, Summary, build, explained
 from pytest_torchmem.snapshots.calibration import CalibrationPlan
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key
@@ -238,7 +237,7 @@ class Run:
         for check in checks:
             snapshot = check.result.snapshot
             if check.passed and check.result.accepted and snapshot is not None:
-                accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = _entry_of(snapshot)
+                accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = explained(snapshot)
         tests = {module["file"]: module["memory_tests"] for module in self._modules.values()}
         root = self.config.rootpath
         return Update(root, self.settings, accepted, gone, tests, clean).run()
@@ -273,7 +272,7 @@ class Run:
             result = check.result
             acceptable = check.failed_by_check and result.failed and result.outcome in _ACCEPTABLE
             if acceptable and result.snapshot is not None:
-                entries.setdefault(result.snapshot.file, []).append(_entry_of(result.snapshot))
+                entries.setdefault(result.snapshot.file, []).append(explained(result.snapshot))
         for file, members in sorted(entries.items()):
             # The module may lie outside of the root, where the proposal has no place for its file.
             if file.startswith("../"):
@@ -295,10 +294,3 @@ class Run:
             except OSError as error:
                 problems.append(f"{directory / file} cannot be written: {error}")
         return files, problems
-
-
-def _entry_of(snapshot: SnapshotResult) -> Entry:
-    """Return what a snapshot is to hold now, with why it grew, if that is known."""
-    found = snapshot.diagnosis
-    grew = growth.told(found) if found is not None and growth.why(found) else None
-    return replace(snapshot.entry, grew=grew)

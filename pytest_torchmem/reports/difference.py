@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from html import escape
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.figures import label
@@ -20,7 +21,7 @@ from pytest_torchmem.reports.layout import PLAIN, joined, lines_of
 from pytest_torchmem.snapshots.compare import Change, Comparison, Verdict, compare, main_change
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import Level, parse_rules
-from pytest_torchmem.units import format_size, format_step
+from pytest_torchmem.units import format_change, format_size, format_step
 
 if TYPE_CHECKING:
     from pytest_torchmem.diagnosis.diagnose import Diagnosis
@@ -170,6 +171,8 @@ MARKER = "<!-- pytest-torchmem -->"
 """By this line a workflow finds its own earlier comment."""
 _MOST = 50
 _MOST_TOLD = 5
+_ROOM = 30_000
+"""Characters for the causes below a table: a comment of GitHub has at most 65,536."""
 _FOLDED = (DifferenceKind.WITHIN, DifferenceKind.NEW, DifferenceKind.GONE)
 
 
@@ -192,7 +195,7 @@ def render(
             title = f"{group.value} ({len(members)})"
             lines += [f"<details><summary>{title}</summary>", "", *table, "", "</details>", ""]
         else:
-            lines += [f"**{group.value} ({len(members)})**", "", *table, ""]
+            lines += [f"**{group.value} ({len(members)})**", "", *table, "", *_cut(members)]
             lines += _what_changed(members)
     if DifferenceKind.SAME in groups:
         lines += [f"{len(groups[DifferenceKind.SAME])} unchanged.", ""]
@@ -224,6 +227,26 @@ def _table(members: Sequence[Difference], base: str, head: str) -> list[str]:
     return lines
 
 
+def _cut(members: Sequence[Difference]) -> list[str]:
+    """Return the causes of what the table has no row for, each once."""
+    shared: dict[str, list[Difference]] = {}
+    shown = {_note(one) for one in members[:_MOST]} - {""}
+    for one in members[_MOST:]:
+        why = _note(one)
+        shared.setdefault("causes that stand above" if why in shown else why, []).append(one)
+    lines: list[str] = []
+    for why, alike in shared.items():
+        first, change = alike[0], alike[0].main
+        size = format_change(change.before, change.now) if change is not None else ""
+        more = f" and {len(alike) - 1} more" if alike[1:] else ""
+        name = f"{_name(first)}, {plain(first.device)}{more}"
+        lines.append(f"- {joined(joined(name, size), why, separator=': ')}")
+    kept = sum(length <= _ROOM for length in accumulate(map(len, lines)))
+    if kept < len(lines):
+        lines[kept:] = [f"- … and {len(lines) - kept} more causes"]
+    return [f"The {len(members) - _MOST} without a row, by cause:", "", *lines, ""] if lines else []
+
+
 def _changed(difference: Difference) -> str:
     change = difference.main
     if change is None:
@@ -231,17 +254,16 @@ def _changed(difference: Difference) -> str:
     else:
         sizes = format_step(change.before, change.now)
         cells = [label(change.figure), *sizes[:2], sizes[2] or "did not run"]
-    note = joined(_why(difference), plain(difference.note), separator="; ")
-    return _cells(_name(difference), plain(difference.device), *cells, note)
+    return _cells(_name(difference), plain(difference.device), *cells, _note(difference))
 
 
-def _why(difference: Difference) -> str:
-    """Return why memory grew, and where, if it can be told."""
-    if difference.diagnosis is None:
-        return ""
-    place = growth.place(difference.diagnosis)
-    why = growth.why(difference.diagnosis)
-    return joined(plain(why), code(place) if place else "", separator=": ")
+def _note(difference: Difference) -> str:
+    """Return why memory grew, and where, if it can be told, and what else there is to say."""
+    told = growth.told(difference.diagnosis) if difference.diagnosis is not None else ()
+    parts = (
+        joined(plain(one.why), code(one.where) if one.where else "", separator=": ") for one in told
+    )
+    return joined(joined(*parts, separator="; also "), plain(difference.note), separator="; ")
 
 
 def _what_changed(members: Sequence[Difference]) -> list[str]:

@@ -89,8 +89,8 @@ _OF_NO_TENSOR = (
 
 def why(diagnosis: Diagnosis) -> str:
     """Return in one part of a sentence why memory grew, or else what is new."""
-    if diagnosis.told is not None:
-        return diagnosis.told.why
+    if diagnosis.told:
+        return diagnosis.told[0].why
     if diagnosis.causes:
         cause, (operator, name) = diagnosis.causes[0], _function(diagnosis)
         said = operator if operator in cause.text else operator.removeprefix("aten::")
@@ -108,17 +108,25 @@ def why(diagnosis: Diagnosis) -> str:
 
 def place(diagnosis: Diagnosis) -> str:
     """Return operator, module and line of what grew; for a library's module the calling line."""
-    if diagnosis.told is not None:
-        return diagnosis.told.where
+    if diagnosis.told:
+        return diagnosis.told[0].where
     source, module, line = _allocated_by(diagnosis)
     caller = _caller(diagnosis, module, line)
     return joined(_inside(source, module), line, f"called in {caller}" if caller else "")
 
 
-def told(diagnosis: Diagnosis) -> Told:
-    """Return what is said of a growth, for those who know less of it."""
+_MOST_CAUSES = 3
+
+
+def told(diagnosis: Diagnosis) -> tuple[Told, ...]:
+    """Return what is said of a growth, also for those who know less of it; nothing if unknown."""
+    if diagnosis.told:
+        return diagnosis.told
     found = diagnosis.difference
-    return Told(found.moment, found.before, found.now, why(diagnosis), place(diagnosis))
+    moment = found.moment, found.before, found.now
+    first = Told(*moment, why(diagnosis), place(diagnosis))
+    others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
+    return (first, *others) if first.why else ()
 
 
 def by_cause(found: Iterable[tuple[T, Diagnosis | None]]) -> dict[tuple[str, str], list[T]]:
@@ -249,8 +257,14 @@ def signed(change: int) -> str:
     return f"+{format_size(change)}" if change > 0 else format_size(change)
 
 
-def others(causes: Sequence[Cause]) -> Iterator[str]:
-    """Yield the causes after the first, each with its place; those of the same row are one."""
+def others(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the causes after the first, each with its place."""
+    for one in told(diagnosis)[1:]:
+        yield wrapped(f"Also: {joined(one.why, one.where, separator=': ')}")
+
+
+def _others(causes: Sequence[Cause]) -> Iterator[tuple[str, str]]:
+    """Yield text and place of the causes after the first; those of the same row are one."""
     for number, cause in enumerate(causes):
         row, made = cause.row, cause.origin
         if not number or (row is not None and any(row is one.row for one in causes[:number])):
@@ -258,4 +272,4 @@ def others(causes: Sequence[Cause]) -> Iterator[str]:
         where = place_of(row.what, row.module) if row is not None else ""
         if made is not None:
             where = joined(_inside(made.operator, fold(made.module)[0]), made.line)
-        yield wrapped(f"Also: {joined(cause.text, where, separator=': ')}")
+        yield cause.text, where

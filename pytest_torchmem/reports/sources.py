@@ -182,7 +182,7 @@ def _report(name: str, data: dict[str, Any]) -> Source:
                     facts=format.read_facts(
                         check.get("facts", {}), "facts", older=data["schema"] < SCHEMA
                     ),
-                    grew=format.read_told(check.get("growth"), "growth"),
+                    grew=format.read_told(check.get("grew", check.get("growth")), "grew"),
                 )
                 source.entries[where] = entry
             # Older reports do not say whether it is left out, only whether the test passed.

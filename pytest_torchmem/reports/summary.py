@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.request import Settings
-from pytest_torchmem.checks.result import CheckResult, Outcome
+from pytest_torchmem.checks.result import CheckResult, Outcome, SnapshotResult
 from pytest_torchmem.reports import growth
 from pytest_torchmem.snapshots.calibration import CalibrationPlan
-from pytest_torchmem.snapshots.format import Key, alive_to_plain
+from pytest_torchmem.snapshots.format import Entry, Key, alive_to_plain, merged
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.snapshots.store import FilePlan, SnapshotPlan
 
@@ -116,6 +116,12 @@ class Summary:
         return relative(plan.stored.path, self.root)
 
 
+def explained(snapshot: SnapshotResult) -> Entry:
+    """Return what a snapshot is to hold now, with why it grew, if that is known."""
+    found = snapshot.diagnosis
+    return replace(snapshot.entry, grew=growth.told(found) if found is not None else ())
+
+
 PREFIX = "torchmem."
 
 
@@ -178,7 +184,8 @@ def plain_changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
 
 def _check(check: Check) -> dict[str, Any]:
     result, trace = check.result, check.result.trace
-    entry = result.snapshot.entry if result.snapshot is not None else None
+    snapshot = result.snapshot
+    entry = merged(explained(snapshot), snapshot.before) if snapshot is not None else None
     alive = entry.alive if entry is not None else None
     facts = entry.facts if entry is not None else {}
     return {
@@ -190,12 +197,13 @@ def _check(check: Check) -> dict[str, Any]:
         "test_passed": check.passed,
         "left_out": check.is_left_out,
         "figures": dict(result.figures),
-        "workload": result.snapshot.entry.workload if result.snapshot is not None else "",
+        "workload": entry.workload if entry is not None else "",
         "limits": dict(result.limits),
         "headroom": trace.headroom,
         "snapshot": _snapshot(result),
         "measurement": _measurement(result.measurement),
         "growth": _growth(result),
+        "grew": [one._asdict() for one in (entry.grew if entry is not None else ())],
         "alive": alive_to_plain(alive) if alive is not None else None,
         "facts": {topic: dict(known) for topic, known in facts.items()},
         "workspaces": dict(trace.workspaces),
@@ -219,7 +227,11 @@ def _growth(result: CheckResult) -> dict[str, Any] | None:
         return None
     found = diagnosis.difference
     return {
-        **growth.told(diagnosis)._asdict(),
+        "moment": found.moment,
+        "before": found.before,
+        "now": found.now,
+        "why": growth.why(diagnosis),
+        "where": growth.place(diagnosis),
         "causes": [plain_cause(cause) for cause in diagnosis.causes],
         "rows": [plain_row(row) for row in found.rows],
         "rest": found.rest,

@@ -262,13 +262,12 @@ def _grew(found: Changed, result: CheckResult) -> Told:
     size = f"{what}, {where_of(result.key)}"
     why, place = growth.why(diagnosis), growth.place(diagnosis)
     headline = layout.wrapped(layout.joined(size, why, separator=": "), first=True)
-    also = growth.others(diagnosis.causes[:3])
     others = _not_run(comparison.having(Verdict.NOT_RUN), "")
     others += _circumstances(comparison, result.trace, diagnosis)
     line = growth.line_of(diagnosis)
     grown = growth.signed((change.now or 0) - (change.before or 0))
     return Told(
-        "\n".join(filter(None, (headline, layout.wrapped(place), *also))),
+        "\n".join(filter(None, (headline, layout.wrapped(place), *growth.others(diagnosis)))),
         [*map(layout.wrapped, others)],
         growth.section(diagnosis),
         [one for one in comparison.told if one in worst],

@@ -162,6 +162,10 @@ _FORMER = tuple(f"at_{peak}" for peak in PEAKS)
 _OTHERS = ("reason", "tolerance", "measured", "alive", "facts", "timeline", "grew")
 
 
+_MOST_TOLD = 6
+"""Causes that an entry keeps: those of a pull request that was updated several times."""
+
+
 class Told(NamedTuple):
     """What a run said of a growth: the figure, its bytes before and now, why, and where."""
 
@@ -234,8 +238,8 @@ class Entry(ComputedLater):
     """Keys of their own that people wrote, kept as they are."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """What real GPUs counted, by their names in the catalogue."""
-    grew: Told | None = None
-    """What the run that wrote it said of its growth: it knew more than snapshots do."""
+    grew: tuple[Told, ...] = ()
+    """What runs said of each growth since it last shrank: they knew more than snapshots do."""
     _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -284,9 +288,11 @@ class Entry(ComputedLater):
         plain |= {name: value for name, value in notes.items() if value is not None}
         plain.update({key: self.extra[key] for key in sorted(self.extra)})
         plain.update(sized(_in_order(self.figures)))
-        if self.grew is not None:
-            sizes = sized({"before": self.grew.before, "now": self.grew.now})
-            plain["grew"] = {**self.grew._asdict(), **sizes}
+        if self.grew:
+            plain["grew"] = [
+                [one.moment, *sized({"before": one.before, "now": one.now}).values(), *one[3:]]
+                for one in self.grew
+            ]
         if self.facts:
             plain["facts"] = {topic: dict(known) for topic, known in self.facts.items()}
         if self.timeline:
@@ -361,13 +367,19 @@ def _entry(plain: Any, where: str, schema: int) -> Entry:
     )
 
 
-def read_told(plain: Any, where: str) -> Told | None:
-    """Return what was said of a growth, ``None`` if nothing; raises ``SnapshotError``."""
-    texts = texts_of(plain or {}, ("moment", "why", "where"), (), where)
-    if not texts["why"]:
-        return None
-    before, now = (size(plain.get(name), f"{where}: {name}") for name in ("before", "now"))
-    return Told(texts["moment"], before, now, texts["why"], texts["where"])
+def read_told(plain: Any, where: str) -> tuple[Told, ...]:
+    """Return what was said of growths; raises ``SnapshotError``.
+
+    Older files have an object for the last growth alone, and reports one for each.
+    """
+    found = []
+    for one in plain if isinstance(plain, list) else [plain or {}]:
+        row = dict(zip(Told._fields, one, strict=False)) if isinstance(one, list) else one
+        texts = texts_of(row, ("moment", "why", "where"), (), where)
+        if texts["why"]:
+            before, now = (size(row.get(name), f"{where}: {name}") for name in ("before", "now"))
+            found.append(Told(texts["moment"], before, now, texts["why"], texts["where"]))
+    return tuple(found)
 
 
 def read_key(plain: Any, texts: Mapping[str, str], where: str) -> Key:
@@ -396,15 +408,21 @@ def _in_order(figures: Mapping[str, int]) -> dict[str, int]:
 def merged(entry: Entry, before: Entry | None) -> Entry:
     """Return ``entry`` with what people wrote into ``before``, and what GPUs counted of it.
 
-    What GPUs counted is of the step as it was, so it is kept only where the trace is the same, as
-    is why that grew.
+    What GPUs counted is of the step as it was, so it is kept only where the trace is the same. Why
+    it grew is kept until a figure shrinks: then nobody knows which growth has gone.
     """
     if before is None:
         return entry
     same = before.same_trace(entry)
     measured = {**(before.measured if same else {}), **entry.measured}
-    grew = entry.grew or (before.grew if same else None)
+    known = before.grew if all(_lasts(one, entry) for one in before.grew) else ()
+    grew = (*known, *entry.grew)[-_MOST_TOLD:]
     return replace(with_notes(entry, before), measured=measured, grew=grew)
+
+
+def _lasts(told: Told, entry: Entry) -> bool:
+    """Tell whether an entry's figure has not lost a tenth of what it grew by."""
+    return entry.figures.get(told.moment, 0) >= told.now - (told.now - told.before) // 10
 
 
 def notes_of(entry: Entry) -> dict[str, Any]:

@@ -6,13 +6,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from pytest_torchmem.cli import main
+from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
 from pytest_torchmem.snapshots.files import write
-from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
+from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, Told, dump, load
 from tests.plugin.conftest import valid
 
 
@@ -138,8 +140,9 @@ def test_reports_of_runs(light, monkeypatch, capsys):
 def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, capsys):
     """The run saw the step: a report alone does not tell which function the program calls."""
     project.pytester.makepyfile(
-        net="import os\nfrom torch import nn\nclass Net(nn.Linear):\n"
+        net="import os\nfrom torch import nn\nkept = []\nclass Net(nn.Linear):\n"
         "    def forward(self, x):\n        x = super().forward(x)\n"
+        "        kept.extend([x.exp(), x.cos()] if os.environ.get('WIDTH') == '2' else [])\n"
         "        return x.double().sin() if os.environ.get('WIDTH') else x\n"
     )
     project.write(
@@ -163,11 +166,48 @@ def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, cap
     capsys.readouterr()
     main(["compare", str(tmp_path / "before" / "__torchmem__"), "__torchmem__"])
     text["compare files"] = capsys.readouterr().out
-    said = ("float64 comes from x.double", "x.double (aten::_to_copy) in Net, net.py:6")
+    said = ("float64 comes from x.double", "x.double (aten::_to_copy) in Net, net.py:8")
     for one in said:
         assert one in " ".join(line.removeprefix("E").strip() for line in result.outlines)
         assert [name for name, found in text.items() if one not in found] == []
     assert text["compare"].startswith("base.json -> head.json: 2 grew\n")
+    project.width(2)  # another commit of the same pull request, which is accepted as well
+    project.run("--torchmem-update", "--torchmem-json=head.json", passed=2)
+    assert [len(entry["grew"]) for entry in project.entries().values()] == [2, 2]
+    capsys.readouterr()
+    before = str(tmp_path / "before" / "__torchmem__")
+    for sides in ([before, "__torchmem__"], ["base.json", "head.json"]):
+        for command in ("compare", "explain", "compare --format=markdown", "compare --format=json"):
+            main([*shlex.split(command), *sides])
+            found = capsys.readouterr().out
+            assert [one for one in (*said, "kept", "net.py:7") if one not in found] == [], command
+    project.width(0)
+    project.run("--torchmem-update", passed=2)
+    assert not any("grew" in entry for entry in project.entries().values()), "it shrank"
+
+
+def test_the_causes_of_all_that_grew_stand_below_a_long_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    figures = {"forward_peak": 1000, "peak": 1000}
+    keys = [Key(f"test_{number}", device="cpu") for number in range(70)]
+    base = {
+        key: Entry(key, "2.13.0", "w", figures, Alive((), {}, ("forward_peak",))) for key in keys
+    }
+    head = {}
+    for number, key in enumerate(keys):
+        size = 2000 + number
+        told = Told("forward_peak", 1000, size, f"cause {number % 60}", "model.py:9")
+        now = {"forward_peak": size, "peak": size}
+        head[key] = replace(base[key], figures=now, grew=(told,))
+    write(tmp_path / "base" / "__torchmem__" / "test_net.json", dump(Snapshot(base)))
+    write(tmp_path / "head" / "__torchmem__" / "test_net.json", dump(Snapshot(head)))
+    main(["compare", "base", "head", "--format=markdown"])
+    table, _, below = capsys.readouterr().out.partition("The 20 without a row, by cause:\n")
+    assert "| … and 20 more |" in table
+    lines = [line for line in below.splitlines() if line.startswith("- ")]
+    assert lines[0] == "- `test_net.py::test_19`, cpu, +1019 B (+101.9 %): cause 19: `model.py:9`"
+    assert "test_9`, cpu and 9 more, +1009 B (+100.9 %): causes that stand above" in below
+    assert len(lines) == 11
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
