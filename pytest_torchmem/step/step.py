@@ -183,25 +183,31 @@ class StepPhases:
 
     Backward is while the autograd engine runs, and optimizer while a ``step`` does; of one in the
     other, such as a closure's backward, the inner one counts. Outside of both it is forward at
-    first, and between from a backward on until a module is called that no other module calls.
+    first, and between from a backward on until a module is called that no other module calls. A
+    ``step`` that calls one, in its closure, is forward until what runs next begins or ends.
     """
 
     def __init__(self) -> None:
         self._outside = Phase.FORWARD
         self._running: list[Phase] = []
+        self._in_closure = False
 
     @property
     def phase(self) -> Phase:
+        if self._in_closure:
+            return Phase.FORWARD
         return self._running[-1] if self._running else self._outside
 
     def begin(self, phase: Phase) -> None:
         """Begin a backward or an optimizer's step."""
+        self._in_closure = False
         self._running.append(phase)
         if phase is Phase.BACKWARD:
             self._outside = Phase.BETWEEN
 
     def end(self, phase: Phase | None = None) -> None:
         """End what began last, of phases of that name."""
+        self._in_closure = False
         if phase is None:
             self._running.pop()
             return
@@ -210,6 +216,7 @@ class StepPhases:
 
     def module_called(self) -> None:
         """Take note of a call of a module that no other module makes."""
+        self._in_closure = self._running[-1:] == [Phase.OPTIMIZER]
         if not self._running:
             self._outside = Phase.FORWARD
 

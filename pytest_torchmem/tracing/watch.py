@@ -19,10 +19,24 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import is_dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from queue import SimpleQueue
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
+from threading import get_ident
+from types import (
+    AsyncGeneratorType,
+    CellType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any, cast
 
 import torch.nn.functional as functional
@@ -49,6 +63,10 @@ _OF_MODULES = ("._parameters", "._buffers")
 """Where modules keep what their attributes seem to be."""
 _CONTAINERS = (list, tuple, dict, set, deque, SimpleQueue, partial, MethodType)
 _IN_CONTAINERS = tuple(f"the {one.__name__} " for one in (list, tuple, dict, set, deque))
+_SUSPENDED = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
+"""Where what is suspended has its variables."""
+_NAMED = (nn.Module, ModuleType, type, FunctionType, TracebackType, Tensor, *_SUSPENDED)
+"""What is told by a name of its own, or not at all; any other holder by what holds it."""
 _CACHES = (type(lru_cache(str)),)
 """What ``functools.lru_cache`` makes of a function: of C, and with an ordinary dictionary."""
 _MOST_TOGETHER = 2_000
@@ -125,6 +143,8 @@ class HeldNames:
         for frame in _frames_of_program():
             for name, value in tuple(frame.f_locals.items()):
                 self._note(f"{name} of {frame.f_code.co_name}", value)
+        for variable, value in copy_context().items():
+            self._note(f"{variable.name} of a context", value)
 
     def prepare(self, values: Iterable[object]) -> None:
         """Look at once for what refers to values that will be asked about."""
@@ -178,12 +198,18 @@ class HeldNames:
             return f"the lru_cache of {getattr(holder, '__qualname__', 'a function')}"
         if isinstance(holder, TracebackType):
             return self._of_traceback(holder)
+        if frame := getattr(holder, _SUSPENDED.get(type(holder), ""), None):
+            name = "" if is_own(frame.f_code) else _key_of(frame.f_locals, value)
+            return f"{name} of {frame.f_code.co_name}{self._around(holder)}" if name else ""
         if isinstance(holder, dict):
+            around = self._referrers.of(holder)
+            # a threading.local has those of each thread in a table (Modules/_threadmodule.c)
+            tables = (one for one in around if isinstance(one, dict))
             # a class shows its attributes through a proxy alone
             owner = next(
                 (
                     one
-                    for one in self._referrers.of(holder)
+                    for one in chain(around, *map(self._referrers.of, tables))
                     if getattr(one, "__dict__", None) is holder
                     or (isinstance(one, type) and vars(one).keys() == holder.keys())
                 ),
@@ -191,11 +217,16 @@ class HeldNames:
             )
             key = _key_of(holder, value)
             return self._attribute_of(owner, key) if owner is not None else ""
-        attributes = getattr(holder, "__dict__", None)
-        if isinstance(attributes, dict) and not isinstance(holder, type):
-            key = _key_of(attributes, value)
-            return self._attribute_of(holder, key)
-        return ""
+        if isinstance(holder, type):
+            return ""
+        slots = (vars(kind) for kind in type(holder).__mro__ if "__slots__" in vars(kind))
+        attributes = {
+            name: getattr(holder, name, None)
+            for names in slots
+            for name, one in names.items()
+            if isinstance(one, MemberDescriptorType)
+        } | getattr(holder, "__dict__", {})
+        return self._attribute_of(holder, _key_of(attributes, value))
 
     def _attribute_of(self, owner: object, key: str) -> str:
         """Return the name of an attribute, "" for those of a trace, which no program knows."""
@@ -249,7 +280,8 @@ class HeldNames:
                 break
             path.insert(0, key)
             outermost = outer
-        name = self._modules.get(id(outermost), type(outermost).__name__)
+        own_name = type(outermost).__qualname__.rpartition("<locals>.")[2].strip("_")
+        name = self._modules.get(id(outermost), own_name)
         if path or not is_dataclass(owner) or self._of_record:
             return _attribute(name, ".".join(path)), outermost
         self._of_record = True  # what a model returns is told by who keeps it
@@ -293,8 +325,8 @@ def _is_of_library(value: object) -> bool:
     owner = type(value).__module__
     if f"{owner}.".startswith(_NOT_OF_PROGRAMS):
         return False
-    file = getattr(sys.modules.get(owner), "__file__", None)
-    return isinstance(file, str) and not _is_of_program(file)
+    file = getattr(sys.modules.get(owner), "__file__", "<built in>")
+    return owner not in ("builtins", "__main__") and not _is_of_program(file)
 
 
 def _attribute(name: str, path: str) -> str:
@@ -311,19 +343,21 @@ def _inside(container: object, name: str, value: object) -> str:
         own, is_in, rest = name.partition(registry)
         if isinstance(container, dict) and is_in and not rest.partition(" ")[0]:
             return f"{own}.{_key_of(container, value)}{rest}"
-    return f"the {type(container).__name__} {name}"
+    return f"the {type(container).__name__.strip('_')} {name}"
 
 
 def _frames_of_program() -> Iterator[FrameType]:
-    """Yield the frames of the program's running functions, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = str(frame.f_globals.get("__name__", ""))
-        if owner == "pytest_torchmem.step.step":
-            break  # beyond is who asked for the trace
-        if not f"{owner}.".startswith(_NOT_OF_PROGRAMS):
-            yield frame
-        frame = frame.f_back
+    """Yield the frames of the program's functions, this thread's and the innermost first."""
+    here = get_ident()
+    for _, innermost in sorted(sys._current_frames().items(), key=lambda one: one[0] != here):
+        frame: FrameType | None = innermost
+        while frame is not None:
+            owner = str(frame.f_globals.get("__name__", ""))
+            if owner == "pytest_torchmem.step.step":
+                break  # beyond is who asked for the trace
+            if not f"{owner}.".startswith(_NOT_OF_PROGRAMS):
+                yield frame
+            frame = frame.f_back
 
 
 def _running_frames() -> set[int]:
@@ -339,7 +373,8 @@ def _running_frames() -> set[int]:
 
 def _is_container(value: object) -> bool:
     """Tell whether what holds a value is to be asked about instead."""
-    return isinstance(value, (*_CONTAINERS, CellType, FrameType))
+    of_trace = f"{type(value).__module__}.".startswith(_OF_CHECKS)
+    return not (of_trace or isinstance(value, _NAMED))
 
 
 def _part_of(function: FunctionType, value: object) -> str:

@@ -2,11 +2,16 @@
 
 import importlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import tee
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Thread, local
+from weakref import finalize
 
 import pytest
 import torch
@@ -98,6 +103,14 @@ class Box:
     tensor: Tensor
 
 
+@dataclass(slots=True, eq=False)
+class Slotted:
+    tensor: Tensor
+
+
+CURRENT: ContextVar[Tensor] = ContextVar("CURRENT")
+
+
 class Keeper:
     """Keeps tensors as programs do."""
 
@@ -152,6 +165,48 @@ class Keeper:
         self.samples[box] = 1
         return box.tensor
 
+    def split(self) -> Tensor:
+        first, self.second = tee([torch.zeros(1)])
+        return next(first)
+
+    def localize(self) -> Tensor:
+        self.state = local()
+        self.state.hidden = torch.zeros(1)
+        return self.state.hidden
+
+    def suspend(self) -> Tensor:
+        def stream() -> Iterator[Tensor]:
+            hidden = torch.zeros(1)
+            yield hidden
+
+        self.streams = [stream()]
+        return next(self.streams[0])
+
+    def finish(self) -> Tensor:
+        tensor = torch.zeros(1)
+        finalize(self, print, tensor)
+        return tensor
+
+    def in_context(self) -> Tensor:
+        CURRENT.set(torch.zeros(1))
+        return CURRENT.get()
+
+    def in_thread(self) -> Tensor:
+        taken: SimpleQueue[Tensor] = SimpleQueue()
+
+        def work() -> None:
+            batch = torch.zeros(1)
+            taken.put(batch)
+            self.queue.get()
+
+        self.worker = Thread(target=work, daemon=True)
+        self.worker.start()
+        return taken.get()
+
+    def in_slots(self) -> Tensor:
+        self.slotted = [Slotted(torch.zeros(1))]
+        return self.slotted[0].tensor
+
     def fail(self) -> Tensor:
         tensor = torch.zeros(1)
         try:
@@ -173,6 +228,13 @@ class Keeper:
         (Keeper.sample, "Box.tensor in the dict Keeper.samples"),
         (Keeper.bind, "the list Keeper.callbacks"),
         (Keeper.fail, "the traceback of ValueError in the list Keeper.errors"),
+        (Keeper.split, "the tee Keeper.second"),
+        (Keeper.localize, "local.hidden in Keeper.state"),
+        (Keeper.suspend, "hidden of stream in the list Keeper.streams"),
+        (Keeper.finish, "the tuple finalize._Info.args"),
+        (Keeper.in_context, "the variable CURRENT of a context"),
+        (Keeper.in_thread, "the variable batch of work"),
+        (Keeper.in_slots, "Slotted.tensor in the list Keeper.slotted"),
         (Keeper.cache, "the lru_cache of _VariableFunctionsClass.zeros"),
     ],
 )
