@@ -69,7 +69,8 @@ class MemoryProfile(ComputedLater, Tabular):
     backward_peak: int | None
     """The peak of the backward; ``None`` if it did not run."""
     optimizer_peak: int | None
-    """The peak of the optimizer's step; ``None`` if it did not run."""
+    """The peak of the optimizer's step; ``None`` if it did not run. Of its closure the forward and
+    the backward belong to these."""
     peak: int
     """The peak of the whole step."""
     retained: int | None
