@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.fixture import Torchmem
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.calibration import read_calibration, write_calibration
-    from pytest_torchmem.targets.calibration import Calibration
-    from pytest_torchmem.targets.gpus import Gpu
+    from pytest_torchmem.targets.gpus import Calibration, Gpu
     from pytest_torchmem.tracing.trace import trace
 
 __version__ = "0.1.0"
@@ -48,7 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Calibration": "pytest_torchmem.targets.calibration",
+    "Calibration": "pytest_torchmem.targets.gpus",
     "Gpu": "pytest_torchmem.targets.gpus",
     "MemoryProfile": "pytest_torchmem.profile.profile",
     "OperatorModel": "pytest_torchmem.operators.custom_operators",

@@ -26,9 +26,9 @@ from pytest_torchmem.reports.difference import (
     render,
     verdict,
 )
+from pytest_torchmem.reports.files import plain_cause, plain_changes
 from pytest_torchmem.reports.layout import coloured, columns, tabulated, wrapped
 from pytest_torchmem.reports.sources import Source, load_sources
-from pytest_torchmem.reports.summary import plain_cause, plain_changes
 from pytest_torchmem.snapshots.calibration import (
     StoredCalibration,
     place_name,

@@ -12,7 +12,7 @@ import pytest
 
 import pytest_torchmem
 from pytest_torchmem import MemoryProfile, errors, measure, trace
-from pytest_torchmem.checks.defaults import ARGUMENTS
+from pytest_torchmem.checks import ARGUMENTS
 from pytest_torchmem.cli import main
 from pytest_torchmem.plugin import hookspec
 from pytest_torchmem.plugin.fixture import Torchmem

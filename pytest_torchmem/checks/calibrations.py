@@ -24,7 +24,7 @@ from pytest_torchmem.snapshots.calibration import (
 )
 from pytest_torchmem.snapshots.location import calibration_path
 from pytest_torchmem.snapshots.store import change_file
-from pytest_torchmem.targets.calibration import (
+from pytest_torchmem.targets.gpus import (
     CUDNN,
     Calibration,
     Figures,

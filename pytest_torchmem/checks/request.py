@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_torchmem.checks.defaults import (
+from pytest_torchmem.checks import (
     ARGUMENTS,
     LIMITS,
     MARKER,
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.profile.profile import MemoryProfile
     from pytest_torchmem.snapshots.compare import Comparison
     from pytest_torchmem.snapshots.format import Entry
-    from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
-    from pytest_torchmem.targets.gpus import Gpu
+    from pytest_torchmem.targets.gpus import Gpu, WorkspaceKey, WorkspaceSize
 
 
 @dataclass(frozen=True, slots=True)

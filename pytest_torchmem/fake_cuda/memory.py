@@ -15,9 +15,8 @@ import torch
 from pytest_torchmem.allocator import caching
 from pytest_torchmem.allocator.device_memory import AllocatorOptions, Block, PoolId
 from pytest_torchmem.interception.ledger import DeviceLedger
-from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.profile.profile import PEAK_FIELDS
-from pytest_torchmem.profile.timeline import Allocation, Origin, Phase
+from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, without_collections
 from pytest_torchmem.targets.gpus import Gpu
 
 

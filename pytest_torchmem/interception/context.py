@@ -25,7 +25,7 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.sparse import storage_holder
 from pytest_torchmem.interception.values.contents import memory_for
 from pytest_torchmem.interception.values.known import NotKnown
-from pytest_torchmem.operators.sparse import COMPRESSED
+from pytest_torchmem.operators.layouts import COMPRESSED
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import Buffer
 from pytest_torchmem.profile.timeline import Kind, Phase

@@ -37,7 +37,7 @@ from pytest_torchmem.interception.values.contents import Assumption, Contents, m
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.journal.contents import SharedState, holds_tensor
 from pytest_torchmem.journal.in_place import InPlace, gradient_of
-from pytest_torchmem.operators.sparse import COMPRESSED
+from pytest_torchmem.operators.layouts import COMPRESSED
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private import tensors as private

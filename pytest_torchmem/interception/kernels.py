@@ -55,7 +55,7 @@ from pytest_torchmem.interception.values.computed import workspace_here
 from pytest_torchmem.interception.values.contents import NO_MEMORIES
 from pytest_torchmem.operators.calls import GivenCall
 from pytest_torchmem.operators.checks import check_apart, check_written_once, keeps_apart
-from pytest_torchmem.operators.sparse import COMPRESSED
+from pytest_torchmem.operators.layouts import COMPRESSED
 from pytest_torchmem.operators.spec import OperatorSpec
 from pytest_torchmem.operators.workspace import (
     Buffer,

@@ -31,7 +31,7 @@ from pytest_torchmem.torch_private.tensors import storage_address
 
 if TYPE_CHECKING:
     from pytest_torchmem.allocator.device_memory import PoolId
-    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+    from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 
 
 _Noted = tuple[int, int, Origin, int, str, tuple[int, ...], Work, str]

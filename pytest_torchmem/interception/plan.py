@@ -43,7 +43,7 @@ from pytest_torchmem.torch_private.tensors import storage_address, tensor_on
 
 if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library
-    from pytest_torchmem.targets.calibration import Calibration
+    from pytest_torchmem.targets.gpus import Calibration
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -2,7 +2,7 @@
 
 torch's kernels for both are run as they are, while the operators that they call on indices and
 values are intercepted; but for those that read data, which have a kernel of their own in
-``operators/sparse.py``. Where a kernel for COO tensors is neither, and the indices are known, what
+``operators/layouts.py``. Where a kernel for COO tensors is neither, and the indices are known, what
 it returns is found by running it on real tensors of the same indices, and its workspace is unknown.
 
 Such a run is for what it allocates, and need not compute what the kernel computes: values of sparse
@@ -19,7 +19,7 @@ from pytest_torchmem.interception.ledger import Ledger, StorageRecord
 from pytest_torchmem.interception.values.computed import laid_out_as
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.operators.calls import GivenCall
-from pytest_torchmem.operators.sparse import (
+from pytest_torchmem.operators.layouts import (
     COMPRESSED,
     compressed_indices,
     compressed_like,

@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profile.later import without_collections
+from pytest_torchmem.profile.timeline import without_collections
 from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.torch_private import settings as torch_settings

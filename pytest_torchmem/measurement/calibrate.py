@@ -23,11 +23,17 @@ from pytest_torchmem.measurement.device import Device
 from pytest_torchmem.operators.registry import OperatorKind
 from pytest_torchmem.operators.spec import OperatorSpec, spec_of
 from pytest_torchmem.operators.workspace_of import key_of
-from pytest_torchmem.profile.later import without_collections
+from pytest_torchmem.profile.timeline import without_collections
 from pytest_torchmem.step.imports import eager
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
-from pytest_torchmem.targets.gpus import Gpu, known_gpu
+from pytest_torchmem.targets.gpus import (
+    Calibration,
+    Gpu,
+    Setup,
+    WorkspaceKey,
+    WorkspaceSize,
+    known_gpu,
+)
 from pytest_torchmem.torch_private.dispatcher import interception
 from pytest_torchmem.torch_private.kernels import run_composite_explicit, run_composite_implicit
 from pytest_torchmem.torch_private.keys import FAKE, OpOverload, has_kernel_on, set_excluded

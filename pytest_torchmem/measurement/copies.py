@@ -12,7 +12,7 @@ from pytest_torchmem.journal.contents import ProgramState, Reached
 from pytest_torchmem.journal.in_place import Given, InPlace
 from pytest_torchmem.journal.journal import undisturbed
 from pytest_torchmem.measurement.device import cuda_device
-from pytest_torchmem.operators.sparse import COMPRESSED, compressed_indices
+from pytest_torchmem.operators.layouts import COMPRESSED, compressed_indices
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.torch_private.tensors import has_dispatch
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall
 from pytest_torchmem.operators.elementwise import like_first, like_operands
-from pytest_torchmem.operators.nested import NestedTensors
+from pytest_torchmem.operators.layouts import NestedTensors
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     CONTIGUOUS,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pytest_torchmem.operators.calls import CompositeCall, GivenCall, outputs
 from pytest_torchmem.operators.elementwise import converted, sum_buffers
-from pytest_torchmem.operators.nested import NestedTensors
+from pytest_torchmem.operators.layouts import NestedTensors
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import (
     ALL,

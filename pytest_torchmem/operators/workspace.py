@@ -38,7 +38,7 @@ from pytest_torchmem.targets.host import Host
 from pytest_torchmem.torch_private.kernels import run_on_meta
 
 if TYPE_CHECKING:
-    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+    from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 
 
 @dataclass(frozen=True, slots=True)

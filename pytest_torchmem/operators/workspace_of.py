@@ -60,7 +60,7 @@ from pytest_torchmem.torch_private.settings import library_settings
 
 if TYPE_CHECKING:
     from pytest_torchmem.operators.libraries.nvidia import Cudnn
-    from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
+    from pytest_torchmem.targets.gpus import WorkspaceKey, WorkspaceSize
 
 
 def workspace_of(
@@ -158,7 +158,7 @@ def key_of(spec: OperatorSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         kwargs = {name: value for name, value in kwargs.items() if name not in left_out}
     geometry = geometry_text(args, kwargs)
     settings = library_settings()
-    from pytest_torchmem.targets.calibration import WorkspaceKey
+    from pytest_torchmem.targets.gpus import WorkspaceKey
 
     return WorkspaceKey(spec.name, f"{geometry}; {', '.join(settings)}" if settings else geometry)
 

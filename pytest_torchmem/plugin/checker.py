@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchmem.checks import MARKER
 from pytest_torchmem.checks.check import Context, DeviceCheck, stored_for
-from pytest_torchmem.checks.defaults import MARKER
 from pytest_torchmem.checks.request import (
     Budget,
     CheckedTest,
@@ -33,11 +33,10 @@ from pytest_torchmem.checks.result import CheckResult, Outcome
 from pytest_torchmem.errors import NoCudaError, UsageError, add_note
 from pytest_torchmem.plugin import failure
 from pytest_torchmem.plugin.collection import Collection, test_id
-from pytest_torchmem.plugin.reported import UNUSED, add_attached, attach, why_skipped
+from pytest_torchmem.plugin.failure import UNUSED, add_attached, attach, why_skipped
 from pytest_torchmem.plugin.settings import budget_of
 from pytest_torchmem.plugin.start import node_id
 from pytest_torchmem.reports.summary import Check, properties
-from pytest_torchmem.reports.text import MOST_LINES, advice, headlines, plain_message, together
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.targets.world import World
@@ -203,6 +202,8 @@ class Checker:
             one.outcome is Outcome.NOT_CHECKED and one.figures.get("peak") == 0 for one in results
         )
         if idle and self._may_be_idle(request):
+            from pytest_torchmem.reports.text import plain_message
+
             notice = "allocated nothing, so nothing was checked"
             for one in results:
                 found, text = one.unchecked(), plain_message(one)
@@ -220,15 +221,16 @@ class Checker:
         failures = [check for check in checks if check.result.failed]
         if failures:
             last_line = self.first_line if self.in_body else ""
-            raise failure.MemoryCheckFailed(
-                self._together(failures, last_line), last_line, headlines(failures), failures
-            )
+            raise self._failure(failures, last_line)
         return profiles
 
-    def _together(self, failures: Sequence[Check], last_line: str) -> str:
+    def _failure(self, failures: Sequence[Check], last_line: str) -> failure.MemoryCheckFailed:
+        from pytest_torchmem.reports.text import MOST_LINES, headlines, together
+
         most = MOST_LINES - 2 * bool(last_line)
         verbose = self.context.settings.verbose
-        return together(failures, self.context.told, verbose=verbose, most=most)
+        text = together(failures, self.context.told, verbose=verbose, most=most)
+        return failure.MemoryCheckFailed(text, last_line, headlines(failures), failures)
 
     def one_failure(self, errors: Sequence[failure.MemoryCheckFailed]) -> failure.MemoryCheckFailed:
         """Merge the failures of several ranks into one."""
@@ -240,9 +242,7 @@ class Checker:
         if not all(error.checks for error in errors):
             text = "\n\n".join(dict.fromkeys(error.msg for error in errors))
             return failure.MemoryCheckFailed(text, headline=first.headline)
-        text = self._together(checks, first.last_line)
-        found = failure.MemoryCheckFailed(text, first.last_line, headlines(checks), checks)
-        return found.with_traceback(first.__traceback__)
+        return self._failure(checks, first.last_line).with_traceback(first.__traceback__)
 
     def note_skip(self, call: pytest.CallInfo[None]) -> None:
         """Record a test as never checked that was skipped, before its first check or whole."""
@@ -396,12 +396,16 @@ class Checker:
 
     def _reported(self, result: CheckResult, *, idle_may_pass: bool) -> Check:
         """Return a check with the text of what was found."""
-        text, notice = plain_message(result), ""
+        text = what_to_do = notice = ""
+        if result.findings:
+            from pytest_torchmem.reports.text import advice, plain_message
+
+            text = plain_message(result)
+            path = relative(self.item.path, self.item.config.invocation_params.dir)
+            what_to_do = advice(result, failure.update_command(path, test_id(self.item)))
         if idle_may_pass and result.figures.get("peak") == 0:
             result, notice = result.unchecked(), f"allocated nothing on {result.key.where}"
             text = f"not checked: {notice}"
-        path = relative(self.item.path, self.item.config.invocation_params.dir)
-        what_to_do = advice(result, failure.update_command(path, test_id(self.item)))
         return Check(node_id(self.item), self._location(), result, text, what_to_do, notice)
 
     def _keep(self, check: Check) -> None:

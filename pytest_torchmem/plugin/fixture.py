@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.checks import MARKER
 from pytest_torchmem.checks.request import CheckTarget
 from pytest_torchmem.errors import UsageError, refuse_misspelt
 from pytest_torchmem.plugin.checker import Checker
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.measurement.cuda import MeasuredProfile
     from pytest_torchmem.measurement.device import Device
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.targets.calibration import WorkspaceKey, WorkspaceSize
-    from pytest_torchmem.targets.gpus import Gpu
+    from pytest_torchmem.targets.gpus import Gpu, WorkspaceKey, WorkspaceSize
     from pytest_torchmem.targets.target import DeviceName
     from pytest_torchmem.tracing.compiled import Level
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
+from pytest_torchmem.checks import MARKER, SELECTED_BY, SIGNATURE, STAND_IN
 from pytest_torchmem.plugin import options, start
 from pytest_torchmem.printable import printable
 from pytest_torchmem.snapshots.location import DIRECTORY

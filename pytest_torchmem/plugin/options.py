@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from pytest_torchmem import __version__
-from pytest_torchmem.checks.defaults import DEFAULT_DEVICES, DEFAULT_GPU, SELECTED_BY
+from pytest_torchmem.checks import DEFAULT_DEVICES, DEFAULT_GPU, SELECTED_BY
 from pytest_torchmem.figures import DEFAULT_TOLERANCE
 
 if TYPE_CHECKING:

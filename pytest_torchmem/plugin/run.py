@@ -16,11 +16,12 @@ from pytest_torchmem.checks.calibrations import update_calibrations
 from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError
-from pytest_torchmem.plugin.reported import UNUSED
+from pytest_torchmem.plugin.failure import UNUSED
 from pytest_torchmem.plugin.start import let_fail
 from pytest_torchmem.plugin.update import Gone, Tests, Update, Updated, find_gone
-from pytest_torchmem.reports.files import write_reports
-from pytest_torchmem.reports.summary import Check, Summary, build, explained
+from pytest_torchmem.reports.files import build, write_reports
+from pytest_torchmem.reports.growth import explained
+from pytest_torchmem.reports.summary import Check, Summary
 from pytest_torchmem.snapshots.calibration import CalibrationPlan
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key

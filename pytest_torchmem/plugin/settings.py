@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchmem.checks.defaults import (
+from pytest_torchmem.checks import (
     DEFAULT_DEVICES,
     DEFAULT_GPU,
     DEFAULT_MEASURE_TOLERANCE,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER, VALUES_MODES
+from pytest_torchmem.checks import MARKER, VALUES_MODES
 from pytest_torchmem.checks.request import Worlds, gpu_name, parse_choice
 from pytest_torchmem.errors import UsageError, add_note
 from pytest_torchmem.plugin.settings import budget_of

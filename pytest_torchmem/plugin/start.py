@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.checks import MARKER
 from pytest_torchmem.printable import printable_lines
 from pytest_torchmem.snapshots.location import snapshot_path, state_of
 

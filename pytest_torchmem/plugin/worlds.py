@@ -18,7 +18,7 @@ from unittest import TestCase
 
 import pytest
 
-from pytest_torchmem.checks.defaults import MARKER
+from pytest_torchmem.checks import MARKER
 from pytest_torchmem.checks.request import worlds_of
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.failure import MemoryCheckFailed

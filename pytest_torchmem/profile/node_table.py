@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 from pytest_torchmem.printable import Tabular, printable
-from pytest_torchmem.profile.later import without_collections
 from pytest_torchmem.profile.timeline import (
     Kind,
     OperatorCall,
@@ -25,6 +24,7 @@ from pytest_torchmem.profile.timeline import (
     Phase,
     Timeline,
     operator_steps,
+    without_collections,
 )
 from pytest_torchmem.units import format_count, format_size
 

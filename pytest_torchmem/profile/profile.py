@@ -16,11 +16,12 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.figures import ALLOCATOR_PEAKS, FIGURES, HOST
 from pytest_torchmem.printable import Tabular
 from pytest_torchmem.profile.facts import Facts, read_facts
-from pytest_torchmem.profile.later import ComputedLater, Later
 from pytest_torchmem.profile.timeline import (
     Allocation,
+    ComputedLater,
     Confidence,
     Kind,
+    Later,
     OperatorCall,
     Origin,
     Phase,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.allocator.caching import Peaks
     from pytest_torchmem.profile.node_table import NodeTable
     from pytest_torchmem.profile.static_plan import StaticPlan
-    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+    from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 
 # What a profile is turned into is imported when it is asked for: most are asked for figures alone.
 
@@ -321,7 +322,7 @@ class MemoryProfile(ComputedLater, Tabular):
 
         ``MemoryProfile.load`` reads it. Left out are ``calls`` and what libraries were asked.
         """
-        from pytest_torchmem.profile.later import without_collections
+        from pytest_torchmem.profile.timeline import without_collections
 
         with without_collections():
             text = json.dumps({"kind": SAVED, "schema": SCHEMA, **self._plain()})
@@ -336,7 +337,7 @@ class MemoryProfile(ComputedLater, Tabular):
         (``torch.cuda.memory._dump_snapshot``). Raises ``UsageError`` for any other file.
         """
         from pytest_torchmem.profile.formats.saved import PICKLE, read_recording
-        from pytest_torchmem.profile.later import without_collections
+        from pytest_torchmem.profile.timeline import without_collections
 
         content = Path(path).read_bytes()
         try:
@@ -459,7 +460,7 @@ class MemoryProfile(ComputedLater, Tabular):
         ``PYTORCH_ALLOC_CONF``. Open the file at https://pytorch.org/memory_viz.
         """
         from pytest_torchmem.profile.formats.exports import write_memory_snapshot
-        from pytest_torchmem.profile.later import without_collections
+        from pytest_torchmem.profile.timeline import without_collections
 
         with without_collections(), Path(path).open("wb") as file:
             write_memory_snapshot(self.timeline, file, allocator)

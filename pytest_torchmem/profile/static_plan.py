@@ -20,8 +20,7 @@ from tabulate import tabulate
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import Tabular
-from pytest_torchmem.profile.later import without_collections
-from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline, without_collections
 from pytest_torchmem.units import format_size
 
 ALIGNMENT = {"cpu": 64, "cuda": 512}

@@ -16,7 +16,7 @@ from pytest_torchmem.reports.layout import table
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+    from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 
 
 _ITEM_SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}

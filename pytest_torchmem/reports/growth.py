@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
@@ -13,10 +13,11 @@ from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import in_two_lines, joined, width, wrapped
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.snapshots.compare import Change, main_change
-from pytest_torchmem.snapshots.format import Told
+from pytest_torchmem.snapshots.format import Entry, Told
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
+    from pytest_torchmem.checks.result import SnapshotResult
     from pytest_torchmem.diagnosis.causes import Cause
     from pytest_torchmem.diagnosis.diagnose import Diagnosis
     from pytest_torchmem.diagnosis.difference import Row
@@ -127,6 +128,12 @@ def told(diagnosis: Diagnosis) -> tuple[Told, ...]:
     first = Told(*moment, why(diagnosis), place(diagnosis))
     others = (Told(*moment, *one) for one in _others(diagnosis.causes[:_MOST_CAUSES]))
     return (first, *others) if first.why else ()
+
+
+def explained(snapshot: SnapshotResult) -> Entry:
+    """Return what a snapshot is to hold now, with why it grew, if that is known."""
+    found = snapshot.diagnosis
+    return replace(snapshot.entry, grew=told(found) if found is not None else ())
 
 
 def by_cause(found: Iterable[tuple[T, Diagnosis | None]]) -> dict[tuple[str, str], list[T]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.reports.summary import KIND, SCHEMA
+from pytest_torchmem.reports.files import KIND, SCHEMA
 from pytest_torchmem.snapshots import format
 from pytest_torchmem.snapshots.files import parse, size, table_of, texts_of
 from pytest_torchmem.snapshots.location import DIRECTORY, is_calibration, is_proposal, is_snapshot

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.snapshots import files
 from pytest_torchmem.snapshots.store import FilePlan, Stored, read_stored, refused
-from pytest_torchmem.targets.calibration import (
+from pytest_torchmem.targets.gpus import (
     CUDNN,
     Calibration,
     Figures,

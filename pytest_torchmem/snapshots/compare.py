@@ -24,8 +24,7 @@ from pytest_torchmem.figures import (
     phase_of,
 )
 from pytest_torchmem.profile.facts import outline_of
-from pytest_torchmem.profile.later import Later
-from pytest_torchmem.profile.timeline import Role
+from pytest_torchmem.profile.timeline import Later, Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
 from pytest_torchmem.snapshots.tolerance import BUILT_IN, Level, Tolerance, ToleranceRule, find_rule

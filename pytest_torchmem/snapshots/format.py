@@ -19,8 +19,7 @@ from pytest_torchmem.figures import FIGURES, MEASURED, PEAKS
 from pytest_torchmem.printable import printable
 from pytest_torchmem.profile import facts
 from pytest_torchmem.profile.facts import FULL, Facts, Outline, Stretch
-from pytest_torchmem.profile.later import ComputedLater, Later
-from pytest_torchmem.profile.timeline import Role
+from pytest_torchmem.profile.timeline import ComputedLater, Later, Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, Group, What
 from pytest_torchmem.snapshots.files import (
     FileContents,

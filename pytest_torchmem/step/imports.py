@@ -25,12 +25,15 @@ import torch
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.torch_private.compiler import (
+    COMPILER,
+    INDUCTOR,
+    LOWERING,
+    NotNeeded,
     compiled_calls,
     import_compiler,
     keep_stashed,
     tables_of_originals,
 )
-from pytest_torchmem.torch_private.not_needed import COMPILER, INDUCTOR, LOWERING, NotNeeded
 from pytest_torchmem.torch_private.patches import nothing_replaced, replaced, replaced_all
 
 _KEEPS_EXCEPTIONS = frozenset({"bitsandbytes"})

@@ -13,7 +13,7 @@ from pytest_torchmem.targets.world import World
 
 if TYPE_CHECKING:
     from pytest_torchmem.cudnn.library import Library
-    from pytest_torchmem.targets.calibration import Calibration
+    from pytest_torchmem.targets.gpus import Calibration
 
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 HostName: TypeAlias = Literal["reference", "here"]

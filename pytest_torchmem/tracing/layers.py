@@ -47,7 +47,7 @@ from pytest_torchmem.interception.split_modules import split_modules
 from pytest_torchmem.interception.values.contents import Values
 from pytest_torchmem.journal import journal
 from pytest_torchmem.journal.in_place import Given
-from pytest_torchmem.operators.sparse import COMPRESSED, compressed_indices, compressed_like
+from pytest_torchmem.operators.layouts import COMPRESSED, compressed_indices, compressed_like
 from pytest_torchmem.step.generators import keeping_forward_draws
 from pytest_torchmem.step.step import asked_engine, steps_seen
 from pytest_torchmem.targets.gpus import Gpu, find_gpu

@@ -31,9 +31,8 @@ from pytest_torchmem.interception.world import world_entered
 from pytest_torchmem.journal.contents import ProgramState, Reached, SharedState
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import process_kept, run_alone, settings_kept, undisturbed
-from pytest_torchmem.profile.later import Later, without_collections
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
-from pytest_torchmem.profile.timeline import Phase, Timeline
+from pytest_torchmem.profile.timeline import Later, Phase, Timeline, without_collections
 from pytest_torchmem.step.generators import is_alone, own_generators
 from pytest_torchmem.step.step import Step
 from pytest_torchmem.step.trees import Args, Kwargs, tensors_in
@@ -68,7 +67,7 @@ from pytest_torchmem.units import parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import DeviceMemory
-    from pytest_torchmem.targets.calibration import Calibration
+    from pytest_torchmem.targets.gpus import Calibration
 
 DEVICES = ("cpu", "cuda")
 WATCH: ContextVar[Any] = ContextVar("watch", default=None)
@@ -607,7 +606,7 @@ def _machine(
 
 
 def _is_calibration(given: object) -> bool:
-    from pytest_torchmem.targets.calibration import Calibration
+    from pytest_torchmem.targets.gpus import Calibration
 
     return isinstance(given, Calibration)
 

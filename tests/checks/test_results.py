@@ -28,7 +28,7 @@ from pytest_torchmem.figures import (
     SELECTORS,
 )
 from pytest_torchmem.profile.facts import Stretch
-from pytest_torchmem.profile.later import Later
+from pytest_torchmem.profile.timeline import Later
 from pytest_torchmem.reports.text import advice, message
 from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import compare

@@ -16,7 +16,7 @@ from pytest_torchmem.cudnn.questions import (
     Question,
 )
 from pytest_torchmem.reports import cudnn_table as tables
-from pytest_torchmem.targets.calibration import LibraryAnswer, WorkspaceKey
+from pytest_torchmem.targets.gpus import LibraryAnswer, WorkspaceKey
 
 MODEL = """
 import torch

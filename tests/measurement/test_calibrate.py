@@ -18,8 +18,15 @@ from pytest_torchmem.measurement.calibrate import record_figures
 from pytest_torchmem.measurement.device import version_of_cudnn
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
-from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
+from pytest_torchmem.targets.gpus import (
+    Calibration,
+    Gpu,
+    Setup,
+    WorkspaceKey,
+    WorkspaceSize,
+    find_gpu,
+    gpu_names,
+)
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 

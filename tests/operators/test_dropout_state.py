@@ -11,7 +11,7 @@ from pytest_torchmem.measurement.calibrate import _reserve_of
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.timeline import Allocation, Confidence
-from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
+from pytest_torchmem.targets.gpus import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 
 MAKER = torch.ops.aten._cudnn_init_dropout_state.default

@@ -23,7 +23,7 @@ import pytest_torchmem.reports.terminal  # noqa: F401
 from pytest_torchmem.checks import gpu as measuring
 from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.snapshots.calibration import load
-from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
+from pytest_torchmem.targets.gpus import Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.tracing.trace import trace
 from tests.measurement.stand_in import StandIn
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.snapshots.calibration import read_calibration_file
-from pytest_torchmem.targets.calibration import Setup, WorkspaceKey, WorkspaceSize
-from pytest_torchmem.targets.gpus import find_gpu
+from pytest_torchmem.targets.gpus import Setup, WorkspaceKey, WorkspaceSize, find_gpu
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
@@ -164,7 +163,7 @@ def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None
 # what the GPU says follows from the test.
 ANSWERS = """
 from pytest_torchmem.checks.calibrations import CalibrationResult, Calibrations
-from pytest_torchmem.targets.calibration import WorkspaceSize, WorkspaceKey, Setup
+from pytest_torchmem.targets.gpus import WorkspaceSize, WorkspaceKey, Setup
 
 def measure(self, module, target):
     size = target.trace("cuda", None, None).peak

@@ -31,13 +31,7 @@ from pytest_torchmem.snapshots.location import (
     snapshot_path,
 )
 from pytest_torchmem.snapshots.store import change_file
-from pytest_torchmem.targets.calibration import (
-    Calibration,
-    Figures,
-    Setup,
-    WorkspaceKey,
-    WorkspaceSize,
-)
+from pytest_torchmem.targets.gpus import Calibration, Figures, Setup, WorkspaceKey, WorkspaceSize
 from tests.plugin.conftest import valid
 
 A100 = Setup("a100-80gb", "2.13", "9.19.0")

@@ -10,7 +10,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.cudnn import library as asked
 from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan, Question
 from pytest_torchmem.measurement import device as devices
-from pytest_torchmem.targets.calibration import CUDNN, Setup, WorkspaceSize
+from pytest_torchmem.targets.gpus import CUDNN, Setup, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 from tests.plugin.conftest import Project, Result

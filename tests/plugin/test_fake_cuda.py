@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_torchmem import trace
-from pytest_torchmem.torch_private.not_needed import COMPILER, NotNeeded
+from pytest_torchmem.torch_private.compiler import COMPILER, NotNeeded
 from pytest_torchmem.torch_private.patches import replaced_all
 
 from .conftest import Project

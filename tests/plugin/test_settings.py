@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_torchmem.checks.defaults import DEFAULT_GPU
+from pytest_torchmem.checks import DEFAULT_GPU
 from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.figures import DEFAULT_TOLERANCE
 from pytest_torchmem.plugin.options import header

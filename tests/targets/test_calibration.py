@@ -13,7 +13,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace_of import geometry_text, key_of
 from pytest_torchmem.profile.timeline import Confidence, Kind
-from pytest_torchmem.targets.calibration import Calibration, Setup, WorkspaceKey, WorkspaceSize
+from pytest_torchmem.targets.gpus import Calibration, Setup, WorkspaceKey, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 
 A100 = Setup("a100-80gb", TORCH_SERIES, "9.19.0")

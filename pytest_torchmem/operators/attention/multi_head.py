@@ -22,7 +22,7 @@ from pytest_torchmem.operators.calls import (
     EncoderLayer,
     GivenCall,
 )
-from pytest_torchmem.operators.nested import NestedTensors, sizes_on_gpu
+from pytest_torchmem.operators.layouts import NestedTensors, sizes_on_gpu
 from pytest_torchmem.operators.registry import operator
 from pytest_torchmem.operators.workspace import contiguous_copy, like
 from pytest_torchmem.targets.gpus import Gpu

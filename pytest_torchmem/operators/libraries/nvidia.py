@@ -18,8 +18,7 @@ from torch import Tensor
 from pytest_torchmem.cudnn import questions
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.workspace import Buffer, Workspace
-from pytest_torchmem.targets.calibration import CUDNN, LibraryAnswer, WorkspaceKey
-from pytest_torchmem.targets.gpus import Gpu
+from pytest_torchmem.targets.gpus import CUDNN, Gpu, LibraryAnswer, WorkspaceKey
 from pytest_torchmem.targets.target import Target
 from pytest_torchmem.torch_private.names import TORCH_SERIES, TORCH_VERSION
 
