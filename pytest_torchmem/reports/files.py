@@ -357,7 +357,7 @@ def _check(check: Check) -> dict[str, Any]:
         "headroom": trace.headroom,
         "snapshot": _snapshot(result),
         "measurement": _measurement(result.measurement),
-        "growth": _growth(result),
+        "growth": _grown(result),
         "grew": [one._asdict() for one in (entry.grew if entry is not None else ())],
         "alive": alive_to_plain(alive) if alive is not None else None,
         "facts": {topic: dict(known) for topic, known in facts.items()},
@@ -375,7 +375,7 @@ def _check(check: Check) -> dict[str, Any]:
     }
 
 
-def _growth(result: CheckResult) -> dict[str, Any] | None:
+def _grown(result: CheckResult) -> dict[str, Any] | None:
     """Return what grew and why, ``None`` where nothing did."""
     diagnosis = result.diagnosis
     if diagnosis is None or result.outcome is not Outcome.GREW:
