@@ -74,6 +74,7 @@ from pytest_torchmem.torch_private.tensors import ENGINE_CODES, TensorBase, stor
 _CPU = torch.device("cpu")
 _BACKWARD = Phase.BACKWARD
 _ledger_of = attrgetter("ledger")
+_TO_COPY = "aten::_to_copy"
 LONGER: Final = object()
 """What a call gives that has to go the whole way."""
 _WITH_BODIES_IN_CPP = ("aten", "prims")
@@ -208,6 +209,8 @@ class Kernels:
         if spec.checks_values and not computes:
             return LONGER
         device = records[0].ledger
+        if spec.composite and torch.is_autocast_enabled(device.device.type):
+            return LONGER
         if len(ledger.devices) > 1 and [*map(_ledger_of, records)].count(device) < len(records):
             return LONGER
         if (
@@ -348,6 +351,8 @@ class Kernels:
             key = (key, *map(Tensor.is_conj, call.tensors))
         if spec.record.asks_grad_mode:
             key = (key, torch.is_grad_enabled())
+        if spec.composite and torch.is_autocast_enabled(device.device.type):
+            key = (key, torch.get_autocast_dtype(device.device.type))
         key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
         captured = False
         if device.routes:
@@ -406,6 +411,12 @@ class Kernels:
         ahead = self._parts.values.ahead_of_body(call, of_torch=of_torch)
         with self._log.body() as inner, self._placement.within_body(of_torch):
             result, plan = self._decompositions.run(body, call, device, origin)
+        if torch.is_autocast_enabled(device.device.type) and any(
+            work.spec.name == _TO_COPY for work in inner
+        ):  # it calls what autocast lowers, as ``_trilinear`` does ``bmm``: so are its values
+            ahead = None
+            if plan is not None:
+                plan.repeatable = False
         work = CallWork(call.operator, call.args, call.kwargs, result)
         work.of_body(tuple(inner))
         if plan is not None:

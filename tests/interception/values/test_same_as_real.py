@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from tests.results import result_of
 
@@ -230,3 +230,21 @@ def test_statistics_of_a_batch_that_is_not_known_are_not_known() -> None:
     told: list[str] = []
     trace(lambda: told.extend(step(torch.empty(4, 3))), values="real")
     assert told == ["0.0", "nan"]
+
+
+def test_autocast_lowers_what_a_body_calls_whatever_it_ran_in_before() -> None:
+    """``_trilinear`` calls ``bmm``; native/Linear.cpp."""
+
+    def bilinear(lowers: bool) -> Tensor:
+        torch.manual_seed(0)
+        layer, left, right = nn.Bilinear(20, 10, 6), torch.randn(8, 20), torch.randn(8, 10)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=lowers):
+            return layer(left, right)
+
+    for lowers in (False, True, True, False):
+        found: list[list[float]] = []
+        step = partial(bilinear, lowers)
+        note = partial(lambda found, step: found.append(step().tolist()), found, step)
+        profile = trace(note, device="cpu", values="real", host="here")
+        assert found == [step().tolist()]
+        assert profile.peak == measure(step, device="cpu").peak
