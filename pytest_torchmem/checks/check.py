@@ -39,7 +39,7 @@ from pytest_torchmem.checks.result import (
     overruns,
 )
 from pytest_torchmem.errors import SnapshotError, UsageError
-from pytest_torchmem.figures import END, PEAK, RESERVED
+from pytest_torchmem.figures import END, HOST, PEAK, RESERVED
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.snapshots.alive import Alive, What, alive_of, positions_of, what_of
 from pytest_torchmem.snapshots.calibration import merged
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.graphs.scaling import Scaling
     from pytest_torchmem.profile.profile import MemoryProfile
-    from pytest_torchmem.profile.timeline import Timeline
     from pytest_torchmem.snapshots.tolerance import Level
     from pytest_torchmem.targets.gpus import Gpu
     from pytest_torchmem.tracing.watch import Watch
@@ -265,7 +264,7 @@ class Judge:
             return [Leaks(outcome=Outcome.NOT_CHECKED, growth=own, allowed=str(allowed))]
         if found.most <= allowed.allowance(self.profile.baseline):
             return []
-        holder = self.check.holder(self.profile, found) if found is own else ""
+        holder = self.check.holder(self.profile, found, on_host=found is not own)
         return [Leaks(growth=found, allowed=str(allowed), holder=holder)]
 
     def _against_bounds(self) -> list[Finding]:
@@ -328,7 +327,10 @@ _KEPT = (
     *("left", "lives longer", "graph kept", "backwards", "operators", "copy"),
 )
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
-_OF_MODELS = (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY)
+_OF_MODELS = (
+    *(Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.GRADIENT_TEMPORARY),
+    Role.OPTIMIZER_STATE,
+)
 _ROLES = tuple(role.value for role in _MADE)
 _ROLES_AT_END = tuple(role.value for role in (*_OF_MODELS, *_MADE))
 _HELD = Role.HELD
@@ -377,12 +379,13 @@ class DeviceCheck:
         """Trace the target again for details of the findings; errors of this trace are ignored."""
         rules = {cause.rule for cause in found.causes}
         row = found.leading_row
-        kept = bool(rules.intersection(_KEPT)) or (row is not None and row.what.role == _HELD)
-        kept = kept or _is_of_models(found)
+        kept = not rules or bool(rules.intersection(_KEPT))
+        kept = kept or (row is not None and row.what.role == _HELD)
         if not kept and _ATTENTION not in rules:
             return None
+        on_host = found.difference.moment == HOST
         whats, at = _kept_at(profile, found) if kept else ({}, 0)
-        watch = self._watch(profile.timeline, whats, at, _ATTENTION in rules)
+        watch = self._watch(profile, whats, at, attention=_ATTENTION in rules, on_host=on_host)
         if watch is None:
             return None
         from pytest_torchmem.diagnosis.causes import Watched
@@ -395,11 +398,11 @@ class DeviceCheck:
         savers = {whats[index]: saver for index, saver in watch.savers.items()}
         return Watched(reasons, holders, savers, kept)
 
-    def holder(self, profile: MemoryProfile, found: StepGrowth) -> str:
+    def holder(self, profile: MemoryProfile, found: StepGrowth, *, on_host: bool) -> str:
         """Trace again and return what refers to a step's largest tensor, "" if unknown."""
-        timeline = profile.timeline
-        largest = sorted(found.made, key=lambda index: -timeline.allocations[index].nbytes)[:_MOST]
-        watch = self._watch(timeline, largest, found.end) if largest else None
+        made = (profile.host_timeline if on_host else profile.timeline).allocations
+        largest = sorted(found.made, key=lambda index: -made[index].nbytes)[:_MOST]
+        watch = self._watch(profile, largest, found.end, on_host=on_host) if largest else None
         if watch is None:
             return ""
         savers = {
@@ -410,7 +413,13 @@ class DeviceCheck:
         return next((named[index] for index in largest if index in named), "")
 
     def _watch(
-        self, timeline: Timeline, indices: Iterable[int], at: int, attention: bool = False
+        self,
+        profile: MemoryProfile,
+        indices: Iterable[int],
+        at: int,
+        *,
+        attention: bool = False,
+        on_host: bool = False,
     ) -> Watch | None:
         """Trace the target again, and see what refers to allocations after ``at`` events.
 
@@ -418,11 +427,13 @@ class DeviceCheck:
         """
         from pytest_torchmem.tracing.watch import watching
 
+        timeline = profile.host_timeline if on_host else profile.timeline
         wanted = {index: timeline.allocations[index].nbytes for index in indices}
         before = next((event - 1 for event in timeline.events[at:] if event > 0), -1)
         key = self.key
         try:
-            with watching(key.device, wanted, before, attention=attention) as watch:
+            device = "cpu" if on_host else key.device
+            with watching(device, wanted, before, attention=attention) as watch:
                 self.target.trace(key.device, key.gpu or None, self.world, memory="unlimited")
         except Exception:  # the first trace is the one that counts
             return None
@@ -487,19 +498,16 @@ class DeviceCheck:
         )
 
 
-def _is_of_models(found: Diagnosis) -> bool:
-    """Tell whether parameters or gradients grew for no cause that is known yet."""
-    row = found.leading_row
-    return not found.causes and row is not None and row.what.role in _OF_MODELS
-
-
 def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
     """Return the new allocations that may be referred to, and the events before the peak's last."""
     timeline, moment = profile.timeline, found.difference.moment
     gradients = any(cause.rule == "gradients kept" for cause in found.causes)
-    roles = _ROLES_AT_END if moment == END or gradients or _is_of_models(found) else _ROLES
+    roles = _ROLES_AT_END if moment == END or gradients or not found.causes else _ROLES
     came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
     at = positions_of(profile).get(moment)
+    if moment == HOST:
+        timeline = profile.host_timeline
+        _, at = max(timeline.peaks().values(), key=lambda peak: peak[0])
     if at is None or not came:
         return {}, 0
     lifetimes = Lifetimes.of(timeline)

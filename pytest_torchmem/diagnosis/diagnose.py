@@ -25,7 +25,7 @@ from pytest_torchmem.diagnosis.difference import (
 )
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
-from pytest_torchmem.figures import PEAK, RESERVED
+from pytest_torchmem.figures import HOST, PEAK, RESERVED
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.snapshots.alive import Alive, alive_at
@@ -98,7 +98,7 @@ def diagnose(
     if moment == RESERVED:  # of which no rows tell
         found = replace(found, now=now.figures[moment])
     ran = NOTHING_RAN
-    if profile is not None:
+    if profile is not None and moment != HOST:  # whose allocations are others
         ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))
     evidence = Evidence(before, now, found, whole, ran, watched or Watched())
     inputs = [change for change in evidence.facts if change.topic == "inputs"]

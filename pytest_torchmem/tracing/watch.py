@@ -39,6 +39,7 @@ from types import (
 )
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
@@ -508,6 +509,8 @@ class Watch:
             self._look(ledger, device)
 
     def _device_of(self, ledger: Ledger) -> DeviceLedger | None:
+        if self._device == "cpu":
+            ledger.on(torch.device("cpu"))  # of a trace on cuda, which may come to it later
         found = (
             one
             for one in ledger.devices.values()
@@ -521,7 +524,8 @@ class Watch:
             address: record.index - 1
             for address, record in ledger.records.items()
             if record.ledger is device
-            and device.entries[record.index - 1].nbytes == self._wanted.get(record.index - 1)
+            and device.foreign.get(record.index, device.entries[record.index - 1].nbytes)
+            == self._wanted.get(record.index - 1)
         }
         if alive:
             self._name(device, alive)

@@ -726,6 +726,15 @@ def masks_of_every_length(wrong: bool, device: str) -> None:
         model(torch.zeros(1, length, 8, device=device))
 
 
+@planted("kept", "the list results of logits_on_the_host", "", "cpu (aten::_to_copy)", "cuda")
+@torch.no_grad()
+def logits_on_the_host(wrong: bool, device: str) -> None:
+    model, results = nn.Linear(WIDTH, 64).to(device), []
+    for _ in range(4):
+        logits = model(torch.zeros(512, WIDTH, device=device))
+        results.append((logits if wrong else logits[0]).cpu())  # here: logits_on_the_host
+
+
 @planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)")
 def convolution_by_hand(wrong: bool) -> Step:
     """Most of it is made in the backward, by operators that nobody has called."""

@@ -14,7 +14,7 @@ from pytest_torchmem.diagnosis.causes import (
     times,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.figures import END
+from pytest_torchmem.figures import END, HOST
 from pytest_torchmem.profile.facts import Calls, Topic
 from pytest_torchmem.profile.timeline import Kind, Origin, Phase, Role
 
@@ -65,6 +65,9 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
     rows = [*evidence.came(Role.SAVED, Role.ACTIVATION, Role.HELD)]
     called = [evidence.counted(row.what.source) for row in rows]
     if not 0 < now < before or any(one and one.fell for one in called):
+        return None
+    known = {what[1:5] for what in evidence.known()}
+    if not any(row.what[1:5] in known for row in rows):  # as those of several graphs are
         return None
     words = {"now": f"backward runs {times(now)}", "before": f"run {times(before)}"}
     return cause("backwards", rows, **words)
@@ -250,7 +253,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         and not is_resized(evidence, row)
         and row.place not in anew
     ]
-    if not rows or evidence.has_other_inputs:
+    if not rows or evidence.has_other_inputs or evidence.difference.moment == HOST:
         return None
     known = {one[1:5] for one in evidence.known()}  # at another moment
     held = [row for row in rows if row.now in evidence.watched.holders]
@@ -269,6 +272,19 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         verb = "are" if count > 1 else "is"
         what = f"{what} {verb} larger than before, or {verb} freed later{holder}"
     return cause("lives longer", rows, first, what=what)
+
+
+@rule("kept", "the program keeps {what}{holder}", last=True)
+def kept_by_program(evidence: Evidence) -> Cause | None:
+    """Something refers to more results on the host, or to what a hook of an optimizer made."""
+    on_host = evidence.difference.moment == HOST
+    grown = evidence.came() if on_host else evidence.came(Role.OPTIMIZER_STATE)
+    rows = [row for row in grown if _is_more(row) and is_kept(evidence, row)]
+    if not rows or evidence.has_other_inputs:
+        return None
+    more, holder = rows[0].count_now - rows[0].count_before, holder_of(evidence, rows)
+    what = f"{tensors(more, rows[0].what)} of {rows[0].what.source}"
+    return cause("kept", rows, rows[0], what=what, holder=holder)
 
 
 def is_kept(evidence: Evidence, row: Row) -> bool:
