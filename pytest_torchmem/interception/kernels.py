@@ -209,7 +209,7 @@ class Kernels:
         if spec.checks_values and not computes:
             return LONGER
         device = records[0].ledger
-        if spec.composite and torch.is_autocast_enabled(device.device.type):
+        if spec.has_body and torch.is_autocast_enabled(device.device.type):
             return LONGER
         if len(ledger.devices) > 1 and [*map(_ledger_of, records)].count(device) < len(records):
             return LONGER
@@ -351,7 +351,7 @@ class Kernels:
             key = (key, *map(Tensor.is_conj, call.tensors))
         if spec.record.asks_grad_mode:
             key = (key, torch.is_grad_enabled())
-        if spec.composite and torch.is_autocast_enabled(device.device.type):
+        if spec.has_body and torch.is_autocast_enabled(device.device.type):
             key = (key, torch.get_autocast_dtype(device.device.type))
         key = (spec.cpu, device.device, key)  # as the overload does, and is the same for a spec
         captured = False
@@ -413,8 +413,9 @@ class Kernels:
             result, plan = self._decompositions.run(body, call, device, origin)
         if torch.is_autocast_enabled(device.device.type) and any(
             work.spec.name == _TO_COPY for work in inner
-        ):  # it calls what autocast lowers, as ``_trilinear`` does ``bmm``: so are its values
-            ahead = None
+        ):  # it calls what autocast lowers, as ``_trilinear`` does ``bmm``
+            if device.device != _CPU:
+                ahead = None  # the CPU's kernel does not lower what CUDA's does
             if plan is not None:
                 plan.repeatable = False
         work = CallWork(call.operator, call.args, call.kwargs, result)

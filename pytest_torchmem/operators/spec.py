@@ -137,6 +137,9 @@ class OperatorSpec:
             and (not self.opaque or keys.is_triton_operator(overload))
         )
         """Whether its body is a sequence of other operators, to be run for what it allocates."""
+        bodies = self.cpu.decomposition, self.cuda.decomposition
+        self.has_body = self.composite or bodies != (None, None)
+        """Whether other operators are run for it, which autocast may lower."""
         self.masks = record.masks
         by_data = not _BY_DATA.isdisjoint(overload.tags)
         self.dynamic = record.data_dependent or (not record.masks and by_data)

@@ -67,9 +67,11 @@ _AUTOCAST = tuple(map(dispatch_key, ("AutocastCPU", "AutocastPrivateUse1")))
 _INCLUDED = tuple(map(dispatch_key, ("BackendSelect", "ADInplaceOrView")))
 
 
-def at_kernels() -> Any:
-    """Return a context in which operators go to their kernels: no autograd, autocast or trace."""
-    return ExcludeKeys(_above_kernels())
+def at_kernels(*, lowers: bool = False) -> Any:
+    """Return a context in which operators go to their kernels: no autograd, autocast or trace.
+    ``lowers`` leaves them the CPU's autocast, which is on for what a kernel calls.
+    """
+    return ExcludeKeys(_above_kernels().remove(_AUTOCAST[0]) if lowers else _above_kernels())
 
 
 def with_autograd() -> Any:

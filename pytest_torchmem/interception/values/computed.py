@@ -104,7 +104,9 @@ def _run(call: Call, values: list[Tensor], alone: bool) -> Any:
         if kwargs:
             kwargs = replace_tensors(kwargs, lambda tensor: real[id(tensor)])
     equivalent = call.values
-    with OneThread() if alone else nullcontext(), at_kernels():
+    on_host = call.device is not None and call.device.device == _CPU
+    lowers = operator.has_body and on_host and torch.is_autocast_enabled("cpu")
+    with OneThread() if alone else nullcontext(), at_kernels(lowers=lowers):
         if equivalent is not None:
             return equivalent(args, kwargs)
         if operator.functional:  # its kernel would ask the group of processes

@@ -232,19 +232,30 @@ def test_statistics_of_a_batch_that_is_not_known_are_not_known() -> None:
     assert told == ["0.0", "nan"]
 
 
-def test_autocast_lowers_what_a_body_calls_whatever_it_ran_in_before() -> None:
+def _bilinear(lowers: bool) -> Tensor:
     """``_trilinear`` calls ``bmm``; native/Linear.cpp."""
+    torch.manual_seed(0)
+    layer, left, right = nn.Bilinear(20, 10, 6), torch.randn(8, 20), torch.randn(8, 10)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=lowers):
+        return layer(left, right)
 
-    def bilinear(lowers: bool) -> Tensor:
-        torch.manual_seed(0)
-        layer, left, right = nn.Bilinear(20, 10, 6), torch.randn(8, 20), torch.randn(8, 10)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=lowers):
-            return layer(left, right)
 
+def _fast_path(lowers: bool) -> Tensor:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=lowers):
+        return layer(x).float()
+
+
+@pytest.mark.parametrize("program", [_bilinear, _fast_path])
+def test_autocast_lowers_what_a_body_calls_whatever_it_ran_in_before(
+    program: Callable[[bool], Tensor],
+) -> None:
     for lowers in (False, True, True, False):
-        found: list[list[float]] = []
-        step = partial(bilinear, lowers)
-        note = partial(lambda found, step: found.append(step().tolist()), found, step)
+        found: list[Tensor] = []
+        step = partial(program, lowers)
+        note = partial(lambda found, step: found.append(torch.tensor(step().tolist())), found, step)
         profile = trace(note, device="cpu", values="real", host="here")
-        assert found == [step().tolist()]
+        torch.testing.assert_close(found[0], step())
         assert profile.peak == measure(step, device="cpu").peak
