@@ -264,8 +264,9 @@ class Judge:
             return [Leaks(outcome=Outcome.NOT_CHECKED, growth=own, allowed=str(allowed))]
         if found.most <= allowed.allowance(self.profile.baseline):
             return []
-        holder = self.check.holder(self.profile, found, on_host=found is not own)
-        return [Leaks(growth=found, allowed=str(allowed), holder=holder)]
+        on_host = found is not own
+        holder = self.check.holder(self.profile, found, on_host=on_host)
+        return [Leaks(growth=found, allowed=str(allowed), holder=holder, on_host=on_host)]
 
     def _against_bounds(self) -> list[Finding]:
         found: list[Finding] = []

@@ -245,6 +245,8 @@ class Leaks(Finding):
     allowed: str
     holder: str = ""
     """What refers to the largest tensor that a step left alive, as far as that can be told."""
+    on_host: bool = False
+    """Whether it is the host's memory that grows beside a GPU's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

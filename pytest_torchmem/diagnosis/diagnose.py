@@ -151,7 +151,7 @@ class StepGrowth:
     made: tuple[int, ...] = ()
     """Indices of what this step made and left alive."""
     end: int = 0
-    """The events before its end."""
+    """The events before the end of the step after it, if there is one."""
 
     @property
     def most(self) -> int:
@@ -173,15 +173,18 @@ def step_growth(timeline: Timeline) -> StepGrowth:
     worst = max(range(len(grown)), key=lambda index: grown[index])
     begin, end = ends[worst : worst + 2]
     before, now = (alive_at(timeline, {_MOMENT: at}, by_step=False) for at in (begin, end))
-    live_at = timeline.live_indices((begin, end))
-    earlier = {*live_at[begin]}
+    # When variables of the step are those of another, and something is made after it.
+    last = max(place for place, event in enumerate(timeline.events) if event > 0)
+    later = max(one for one in ends[worst + 1 : worst + 3] if one == end or one <= last)
+    live_at = timeline.live_indices((begin, end, later))
+    staying = {*live_at[later]} - {*live_at[begin]}
     return StepGrowth(
         steps,
         counted,
         grown,
         difference_between(before, now, _MOMENT),
-        tuple(index for index in live_at[end] if index not in earlier),
-        end,
+        tuple(index for index in live_at[end] if index in staying),
+        later,
     )
 
 

@@ -440,7 +440,8 @@ def _leaks(found: Leaks, result: CheckResult) -> Told:
             "with torchmem.check(fn, steps=4)"
         )
     diagnosis = Diagnosis(steps.difference)
-    place, number = growth.place(diagnosis), growth.signed(steps.most)
+    of_host = " of host memory" if found.on_host else ""
+    place, number = growth.place(diagnosis), f"{growth.signed(steps.most)}{of_host}"
     why = f"{found.holder} holds it, " if found.holder else ""
     why = f"{why}growth={found.allowed} allows no more"
     headline = f"{number} alive after a step and not before it, {where}: {why}"

@@ -149,22 +149,23 @@ class HeldNames:
 
     def prepare(self, values: Iterable[object]) -> None:
         """Look at once for what refers to values that will be asked about."""
-        self._referrers.find(value for value in values if id(value) not in self._variables)
+        self._referrers.find(values)
 
     def clear(self) -> None:
         """Let go of what was looked at: it would stay alive."""
         self._referrers.clear()
 
     def of(self, value: object) -> str:
-        """Return what refers to a value and is named, "" where nothing is."""
-        return self._of(value, {*self._ignore}, 0)
+        """Return what refers to a value and is named, "" where nothing is: of a variable and what
+        outlives it, such as a list, the latter.
+        """
+        found, variable = self._of(value, {*self._ignore}, 0), self._variables.get(id(value))
+        outlives = bool(found) and (found.startswith(_IN_CONTAINERS) or found[:4] != "the ")
+        return found if outlives or not variable else f"the variable {variable}"
 
     def _of(self, value: object, seen: set[int], depth: int) -> str:
         seen.add(id(value))
-        named = self._variables.get(id(value))
-        if named and not depth:
-            return f"the variable {named}"
-        if named:
+        if depth and (named := self._variables.get(id(value))):
             return named
         referrers = [one for one in self._referrers.of(value) if id(one) not in seen]
         seen.update(map(id, referrers))

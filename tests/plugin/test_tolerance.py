@@ -190,7 +190,7 @@ def test_what_grows_on_the_host_fails(project: Project, monkeypatch: pytest.Monk
         "*host peak*781.2 KiB*2.29 MiB*",
         "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*",
         "*2.29 MiB peak of host memory exceeds the budget of 1 MiB*cpu*",
-        "*+39.06 KiB alive after a step*",
+        "*+39.06 KiB of host memory alive after a step*",
     )
 
 
