@@ -55,6 +55,7 @@ class TraceContext:
         self.target = parts.target
         self.placing_on = interceptor.placing_on
         self.note_fused = parts.attribution.note_fused
+        self.note_emptied = lambda: parts.attribution.facts.emptied()
         self.mapped = parts.conversion.mapped
         self.handed = parts.conversion.handed
         self.streams = parts.streams

@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
+    EMPTY_CACHE,
     NO_BACKWARD,
     PACKED,
     TOPICS,
@@ -167,6 +168,8 @@ class FactCollector:
         """The lines at which a graph was compiled."""
         self._calls: dict[str, tuple[int, dict[str, None]]] = {}
         """How often outermost modules were called, and the lines that did."""
+        self._times: dict[str, int] = {}
+        """How often each module was called, but by checkpoints again."""
         self._seen: set[tuple[str, int]] = set()
         """Modules whose layer is noted."""
         self._arguments: dict[str, dict[str, None]] = {}
@@ -196,17 +199,12 @@ class FactCollector:
             name = getattr(hooks[0], "__qualname__", type(hooks[0]).__name__).partition(".")[0]
             packed = "" if name in _CHECKPOINT else name
         mode: Mode = _tuple(Mode, (torch.is_grad_enabled(), autocast, training, task != -1, packed))
+        if task == -1:
+            self._times[path] = self._times.get(path, 0) + 1
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
-                number, lines = self._calls.get(path, (0, {}))
-                if (
-                    number < _MOST_LOOKED_FOR
-                    and len(lines) < _MOST_LINES
-                    and (line := self._line())
-                ):
-                    lines[line] = None
-                self._calls[path] = number + 1, lines
+                self._count(path)
             outer = _USUAL
         own = (path, id(module))
         if own not in self._seen:
@@ -221,6 +219,17 @@ class FactCollector:
             for one in mode.beside(outer):
                 self._modes.setdefault((pattern, one), set()).add(numbers)
         return mode
+
+    def _count(self, name: str) -> None:
+        """Count a call, and take note of the lines of the first."""
+        number, lines = self._calls.get(name, (0, {}))
+        if number < _MOST_LOOKED_FOR and len(lines) < _MOST_LINES and (line := self._line()):
+            lines[line] = None
+        self._calls[name] = number + 1, lines
+
+    def emptied(self) -> None:
+        """Take note that the program gives free blocks back to the GPU."""
+        self._count(EMPTY_CACHE)
 
     def recomputed(self, path: str) -> None:
         """Take note that a checkpoint computes again what a module has not left to others."""
@@ -342,7 +351,7 @@ class FactCollector:
             found[Topic.COMPILED] = {"graphs": Calls(len(self._graphs), first)}
         found[Topic.CALLS] = {
             path: Calls(n, tuple(lines)) for path, (n, lines) in self._calls.items()
-        }
+        } | self._repeated()
         found[Topic.ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
         found[Topic.BACKWARD] = {
             name: Calls(number, (line,) if line and name != "calls" else ())
@@ -450,6 +459,17 @@ class FactCollector:
                 frozen.setdefault(pattern, set()).add(numbers)
         for name, child in module.named_children():
             self._find_frozen(child, f"{path}.{name}", frozen)
+
+    def _repeated(self) -> dict[str, Calls]:
+        """Return the modules that each call of the module around them calls more than once."""
+        found: dict[str, Calls] = {}
+        for path, number in self._times.items():
+            around = next((one for one in prefixes(path)[-2::-1] if one in self._times), None)
+            times = number // self._times[around] if around is not None else 1
+            pattern = fold(path)[0]
+            if times > max(1, found.get(pattern, Calls()).number):
+                found[pattern] = Calls(times)
+        return found
 
     def _unreached(self) -> _Patterns[InMode]:
         """Return the outermost modules that no backward comes to, by pattern and mode."""

@@ -98,6 +98,8 @@ class Counts(NamedTuple):
     """How often a backward came to it."""
 
 
+EMPTY_CACHE = "torch.cuda.empty_cache"
+"""Whose calls are counted beside those of modules."""
 AUTOCAST = "autocast"
 """The mode of modules within autocast, to the type that is its detail, or ``"off"``."""
 PACKED = "saved tensors by"
@@ -118,7 +120,8 @@ class Topic:
     ARGUMENTS = "arguments"
     """How outermost modules are called: ``{"Bert": ["labels", "output_hidden_states=True"]}``."""
     CALLS = "calls"
-    """How often outermost modules are called, and where: ``{"Net": [2, ["a.py:12"]]}``."""
+    """How often outermost modules are called, and where: ``{"Net": [2, ["a.py:12"]]}``; others
+    where that is more than once in a call of the module around them."""
     MODES = "modes"
     """Modules that are called in another mode than what calls them, and the modules of a step in
     another than the usual one: ``{"GPT.blocks.*": [["recomputed", "", "0-11"]]}``."""

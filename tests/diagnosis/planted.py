@@ -840,6 +840,19 @@ def gradients_of_outputs_kept(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
+@planted("called", "Messages.edge is called twice, and was once", "Messages", "aten::cat")
+def layer_called_twice(wrong: bool) -> Step:
+    class Messages(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            sides = [x, x.flip(0)] if wrong else [x]
+            return sum(
+                F.relu(self.edge(torch.cat([one, one.flip(1)], -1)))  # here: layer_called_twice
+                for one in sides
+            )
+
+    return Messages(edge=nn.Linear(2 * WIDTH, WIDTH)), (torch.zeros(BATCH, 4096, WIDTH),), {}
+
+
 @planted("called", "Wide is called 5 times, and was twice", "Wide", "weight", "cpu")
 def more_models(wrong: bool, device: str) -> None:
     class Wide(Parts):

@@ -163,8 +163,20 @@ def test_another_torch_is_told_where_nothing_else_has_changed() -> None:
     assert cause.text == f"torch is {now.torch}, and was 2.12.0"
 
 
+def test_free_blocks_that_are_no_longer_given_back() -> None:
+    def sizes(wrong: bool, device: str) -> None:
+        for size in (4, 6, 8):
+            torch.zeros(size << 20, device=device)
+            if not wrong:
+                torch.cuda.empty_cache()
+
+    result, _ = judged(lambda wrong: (functools.partial(sizes, wrong), None, {}), "cuda")
+    said = "torch.cuda.empty_cache() is called no more, and was 3 times at"
+    assert said in " ".join(message(result).split())
+
+
 def test_every_rule_is_planted() -> None:
-    tested_apart = {"torch", "process settings"}
+    tested_apart = {"torch", "process settings", "emptied"}
     assert set(RULES) == {one.rule for one in PLANTED} | tested_apart
 
 

@@ -10,6 +10,7 @@ from pytest_torchmem.diagnosis.causes import (
     cause,
     everything,
     fact_rule,
+    largest,
     placed_in,
     rule,
     shown_by,
@@ -20,8 +21,10 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layers import is_switched, new_modules, set_otherwise
 from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
+from pytest_torchmem.figures import RESERVED
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
+    EMPTY_CACHE,
     PACKED,
     UNCACHED,
     FactChange,
@@ -103,13 +106,6 @@ def _graphs(change: FactChange) -> Values:
         yield {"change": f"torch.compile{at} is new"}
     elif now > before:
         yield {"change": f"torch.compile{at} makes {now} graphs, and made {before}"}
-
-
-def _calls(change: FactChange) -> Values:
-    before, now, lines = change.before.number, change.now.number, change.now.lines
-    if 0 < before < now:
-        at = f": at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_SHOWN else ""
-        yield {"now": times(now), "before": times(before), "lines": at}
 
 
 def _parts(change: FactChange) -> tuple[list[str], list[str]]:
@@ -221,14 +217,6 @@ fact_rule(
 )
 fact_rule("settings", "{name} has {now}, and had {before}", Topic.MODULES, _settings)
 fact_rule(
-    "called",
-    "{name} is called {now}, and was {before}{lines}",
-    Topic.CALLS,
-    _calls,
-    _inside,
-    sure=False,
-)
-fact_rule(
     "arguments",
     "{module} is called with {now}{before}",
     Topic.ARGUMENTS,
@@ -244,6 +232,36 @@ fact_rule(
     _inside_or_all,
     sure=False,
 )
+
+
+@rule("called", "{module} is called {now}, and was {before}{lines}")
+def called_more_often(evidence: Evidence) -> Cause | None:
+    """A model runs once more, or a layer several times in one call of the module around it."""
+    found = []
+    for change in evidence.about(Topic.CALLS):
+        # Of a module in another one, a single call is no fact.
+        was = 1 if change.name in evidence.then(Topic.LAYERS) else 0
+        before, now = change.before.number or was, change.now.number
+        lines = change.now.lines if 1 < len(change.now.lines) <= _MOST_SHOWN else ()
+        at = f": at {' and '.join(lines)}" if lines else ""
+        rows = evidence.of_module(change.name) if 0 < before < now else []
+        words = {"now": times(now), "before": times(before), "lines": at}
+        found.append(cause("called", rows, module=evidence.short(change.name), **words))
+    return largest(found)
+
+
+@rule("emptied", "{name}() is called {now}, and was {before}{at}", sure=True)
+def cache_emptied_less(evidence: Evidence) -> Cause | None:
+    """Blocks that are free stay with the program where it gave them back: no tensor tells of it."""
+    change = evidence.difference.change
+    calls = (one for one in evidence.about(Topic.CALLS) if one.name == EMPTY_CACHE)
+    for one in calls if evidence.difference.moment == RESERVED and not evidence.growth else ():
+        if one.now.number < one.before.number:
+            now = times(one.now.number) if one.now.number else "no more"
+            at = f" at {one.before.lines[0]}" if one.before.lines else ""
+            words = {"name": one.name, "now": now, "before": times(one.before.number), "at": at}
+            return Cause("emptied", words, None, change)
+    return None
 
 
 def thawed(evidence: Evidence) -> list[FactChange]:

@@ -158,7 +158,7 @@ def _about(
     """Return what the modules have about a GPU, with its memory and its default generator."""
     memory = memories[index]
     gpu = memory.gpu
-    of_memory = memory_functions(memory, memories)
+    of_memory = memory_functions(memory, memories, trace.note_emptied)
     of_streams = streams.stream_functions(index)
     cuda = {
         **session.device_functions(trace, memory, index),
@@ -253,7 +253,7 @@ _SUMMARY: Callable[..., str] = torch.cuda.memory_summary
 
 
 def memory_functions(
-    memory: DeviceMemory, memories: Sequence[DeviceMemory]
+    memory: DeviceMemory, memories: Sequence[DeviceMemory], note_emptied: Callable[[], None]
 ) -> dict[str, Callable[..., Any]]:
     """Return the functions about a GPU's memory by name; all of them tell of one replay. A snapshot
     tells of the ``memories`` of all GPUs.
@@ -268,6 +268,7 @@ def memory_functions(
         return {"segments": all_segments(), "device_traces": traces, "external_annotations": []}
 
     def empty_cache() -> None:
+        note_emptied()
         for one in memories:
             one.empty_cache()
 
