@@ -31,6 +31,10 @@ KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
 OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What operators make that the program has not called by themselves."""
 _OF_FORWARD = (*MADE, Role.EARLIER)
+_NARROW = (
+    *("bool", "uint8", "int8", "int16", "int32"),
+    *("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "complex64"),
+)
 _STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
@@ -210,6 +214,22 @@ class Evidence:
             if (one.module, one.source) == (module, source) and one[1:5] not in now
         )
 
+    def narrower(self, row: Row) -> What | None:
+        """Return what was there in the place of a row, of the same shape and fewer bytes: of the
+        same operator, or else no fewer of the same role in the same module.
+        """
+        now = row.now
+        if now is None:
+            return None
+        known = (row.before,) if row.before else (*self.gone(now.module, now.source),)
+        if not row.before:
+            known += tuple(
+                one.what
+                for one in self.difference.rows
+                if one.now is None and one.count_before >= row.count_now and one.what[:2] == now[:2]
+            )
+        return next((was for was in known if _is_narrower(was, now)), None)
+
     def then(self, topic: str) -> Mapping[str, Any]:
         """Return the facts of a topic in the snapshot."""
         return self.before.facts.get(topic, {})
@@ -232,6 +252,12 @@ class Evidence:
         """Whether graphs are compiled in one of both steps alone."""
         graphs = self.about(Topic.COMPILED)
         return any(not (change.now.number and change.before.number) for change in graphs)
+
+
+def _is_narrower(was: What, now: What) -> bool:
+    if not was.dtype or was.shape != now.shape or was.dtype not in _NARROW:
+        return False
+    return was.dtype != now.dtype and was.nbytes < now.nbytes
 
 
 Finder = Callable[[Evidence], Cause | None]

@@ -26,6 +26,7 @@ from pytest_torchmem.diagnosis.difference import (
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import HOST, PEAK, RESERVED
+from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
 from pytest_torchmem.snapshots.alive import Alive, alive_at
@@ -101,7 +102,7 @@ def diagnose(
     if profile is not None and moment != HOST:  # whose allocations are others
         ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))
     evidence = Evidence(before, now, found, whole, ran, watched or Watched())
-    inputs = [change for change in evidence.facts if change.topic == "inputs"]
+    inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
     said = Diagnosis(
         found,
         find_causes(evidence),

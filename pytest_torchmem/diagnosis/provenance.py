@@ -119,8 +119,8 @@ class Provenance:
                 break
         return found
 
-    def first_of_type(self, index: int) -> Allocation:
-        """Return from where on values are of the type of an allocation.
+    def first_of_type(self, index: int) -> int:
+        """Return the index from where on values are of the type of an allocation.
 
         Goes up from operator to operator as long as these are given numbers of that type, as many
         rather than fewer: a constant or a mask, too, made narrower numbers this type.
@@ -134,7 +134,7 @@ class Provenance:
                 break
             index = (like or same)[0]
             seen.add(index)
-        return found[index]
+        return index
 
     def made(
         self, places: Collection[tuple[str, str, str, tuple[int, ...]]], dtype: str

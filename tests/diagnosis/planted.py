@@ -781,6 +781,47 @@ def not_cast_back(wrong: bool) -> Step:
     return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
+@planted("type", "bfloat16 became float32 from self.gain.float", "Gained", "self.gain.float", "cpu")
+@torch.no_grad()
+def weight_of_another_type(wrong: bool, device: str) -> None:
+    class Gained(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            gain = self.gain.float() if wrong else self.gain  # here: weight_of_another_type
+            return (gain * torch.sin(x)).to(x.dtype)
+
+    model = Gained(gain=nn.Parameter(torch.ones(WIDTH))).bfloat16().to(device)
+    model(torch.zeros(1024, WIDTH, dtype=torch.bfloat16, device=device))
+
+
+@planted("type", "uint8 became float32 from", "", "float (aten::_to_copy)", "cuda")
+def converted_earlier(wrong: bool, device: str) -> None:
+    """Of batches that are kept, each is converted when it is made, rather than when it is used."""
+
+    def load() -> Tensor:
+        batch = torch.zeros(64, 1024, dtype=torch.uint8, device=device)
+        return batch.float() / 255 if wrong else batch  # here: converted_earlier
+
+    batches = [load() for _ in range(4)]
+    for batch in batches:
+        nn.Linear(1024, 8).to(device)(batch if wrong else batch.float() / 255).sum().backward()
+
+
+@planted(
+    "given", "layers.1 is given [512, 64] of aten::cat, and was given [512, 32]", "Dense", "cat"
+)
+def joined_instead_of_added(wrong: bool) -> Step:
+    class Dense(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                made = layer(x).relu()
+                x = torch.cat([x, made], -1) if wrong else x + made  # here: joined_instead_of_added
+            return x
+
+    widths = [WIDTH * (1 + wrong * place) for place in range(4)]
+    layers = nn.ModuleList(nn.Linear(width, WIDTH) for width in widths)
+    return Dense(layers=layers), (torch.zeros(512, WIDTH),), {}
+
+
 @planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat", "cpu")
 @torch.no_grad()
 def turns_are_joined(wrong: bool, device: str) -> None:

@@ -373,7 +373,7 @@ def _given_larger(evidence: Evidence) -> dict[str, _Given]:
     """Return by pattern the larger inputs that layers are given, in the order of their calls."""
     found: dict[str, _Given] = {}
     for pattern, (before, now) in changed_values(evidence, Topic.GIVEN):
-        came, gone = new_in(now, before), new_in(before, now)
+        gone, came = exchanged(before, now)
         if came and gone and prod(came[0].shape) > prod(gone[0].shape):
             found[pattern] = _Given(came, gone[0], join_numbers([one.numbers for one in came]))
     return found

@@ -151,7 +151,7 @@ def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
 @rule("earlier steps", "tensors {made} are still alive{holder}")
 def earlier_steps(evidence: Evidence) -> Cause | None:
     """The graph of a step outlives it: a loss that was added up, a hidden state not detached."""
-    rows = [*evidence.came(Role.EARLIER)]
+    rows = [row for row in evidence.came(Role.EARLIER) if not evidence.narrower(row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
@@ -185,10 +185,11 @@ def held_by_program(evidence: Evidence) -> Cause | None:
 
     That something refers to a larger tensor than before is no news, nor is the output of a model.
     """
-    new = (
-        row for row in evidence.came(Role.HELD) if not row.before or row.before.role != Role.HELD
-    )
-    rows = [*new]
+    rows = [
+        row
+        for row in evidence.came(Role.HELD)
+        if (not row.before or row.before.role != Role.HELD) and not evidence.narrower(row)
+    ]
     what = "what it made in the forward"
     if not rows:
         named = evidence.watched.holders
@@ -203,7 +204,7 @@ def held_by_program(evidence: Evidence) -> Cause | None:
 @rule("held between", "{what}")
 def held_between(evidence: Evidence) -> Cause | None:
     """What is made after a backward stays: a copy of the weights, an average, a metric."""
-    rows = [*evidence.came(Role.OTHER)]
+    rows = [row for row in evidence.came(Role.OTHER) if not evidence.narrower(row)]
     if not rows:
         return None
     first = shown_by(rows)

@@ -343,7 +343,7 @@ _PART_OF_LOSS = "aten::_log_softmax"
 @rule("loss", "another loss is computed: {operator} is called {now}, and was {before}", sure=True)
 def another_loss(evidence: Evidence) -> Cause | None:
     """The same outputs go into one more loss, or a penalty."""
-    calls = evidence.about(Topic.CALLS)
+    calls = [one for one in evidence.about(Topic.CALLS) if one.before.number]
     counts = {name: one for name, one in evidence.counts().items() if _is_loss(name)}
     rising = [name for name, one in counts.items() if one.before and one.rose]
     if not rising or calls or evidence.has_other_inputs:

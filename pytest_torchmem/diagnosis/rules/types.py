@@ -25,10 +25,6 @@ from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.units import format_size
 
 _DOUBLE = ("float64", "complex128")
-_NARROW = (
-    *("bool", "uint8", "int8", "int16", "int32"),
-    *("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "complex64"),
-)
 _STANDING = (Role.BUFFER, Role.PARAMETER, Role.INPUT)
 
 
@@ -107,7 +103,7 @@ def _from(
         own = f"{first.module}.{first.what.source}" if first.module else first.what.source
         source = f"the {first.what.role} {evidence.short(own)}"
     elif (index := evidence.first(first)) >= 0:
-        made = evidence.ran.first_of_type(index).origin
+        made = evidence.ran.allocation(evidence.ran.first_of_type(index)).origin
         parameter = wider_parameter(evidence, first.what)
         if parameter is not None:
             source, origin = called(evidence, parameter), made if made.line else None
@@ -168,9 +164,9 @@ def _is_cast_parameter(evidence: Evidence, row: Row) -> bool:
 @rule("type", "{before} became {now} from {source} on")
 def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
-    rows = {id(row): was for row in evidence.came() if (was := _narrower(evidence, row))}
+    rows = {id(row): was for row in evidence.came() if (was := evidence.narrower(row))}
     if not rows:
-        return _of_wider_parameter(evidence)
+        return _of_wider_parameter(evidence) or _of_conversion(evidence)
     wider = [row for row in evidence.came() if id(row) in rows]
     first = min(wider, key=evidence.order)
     types = {"before": rows[id(first)].dtype, "now": first.what.dtype}
@@ -179,7 +175,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
     found = _from(evidence, "type", first, wider, **types)
     if found is None or found.origin is None:
         return found
-    made = evidence.ran.first_of_type(evidence.first(first))
+    made = evidence.ran.allocation(evidence.ran.first_of_type(evidence.first(first)))
     if not is_known(evidence, made) and not _converted_before(evidence, made.origin.operator):
         return found
     known = [rows[id(row)] for row in wider]
@@ -220,19 +216,27 @@ def _converted_before(evidence: Evidence, operator: str) -> bool:
     return converts and counted is not None and not counted.rose
 
 
-def _narrower(evidence: Evidence, row: Row) -> What | None:
-    """Return what was there in the place of a row, of the same shape and fewer bytes."""
-    now, before = row.now, row.before
-    if now is None:
-        return None
-    known = evidence.gone(now.module, now.source) if before is None else (before,)
-    return next((was for was in known if _is_narrower(was, now)), None)
+def _of_conversion(evidence: Evidence) -> Cause | None:
+    """Return that an operator is given numbers of another type, to which they are converted now."""
+    for row in evidence.came(*MADE):
+        counted = evidence.counted(row.what.source)
+        index = evidence.first(row)
+        if row.before is not None or index < 0 or counted is None or counted.rose:
+            continue
+        index = evidence.ran.first_of_type(index)
+        made, was = evidence.ran.allocation(index), next(iter(evidence.ran.read(index)), None)
+        converted = evidence.counted(made.origin.operator)
+        if converted is not None and converted.rose and was is not None and _is_wider(made, was):
+            rows = [one for one in evidence.came() if one.place == row.place]
+            words = {"before": was.dtype, "now": made.dtype, "source": made.origin.operator}
+            return cause("type", rows, row, made.origin, **words)
+    return None
 
 
-def _is_narrower(was: What, now: What) -> bool:
-    if not was.dtype or was.shape != now.shape or was.dtype not in _NARROW:
-        return False
-    return was.dtype != now.dtype and was.nbytes < now.nbytes
+def _is_wider(one: Allocation, other: Allocation) -> bool:
+    """Tell whether a tensor is another one converted to numbers of more bytes."""
+    is_converted = one.origin.operator.partition(".")[0] == _COPIES[0]
+    return is_converted and one.shape == other.shape and one.nbytes > other.nbytes
 
 
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
