@@ -36,6 +36,9 @@ _NARROW = (
     *("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "complex64"),
 )
 _STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
+_OF_NO_INPUT = (Role.PARAMETER, Role.BUFFER, Role.LIBRARY)
+_SLACK = 2
+"""For kernels that take more with other sizes."""
 _LONG = 30
 """A path of more letters is told without the model's name, which stands in the line below it."""
 
@@ -213,6 +216,15 @@ class Evidence:
             for one in self.known()
             if (one.module, one.source) == (module, source) and one[1:5] not in now
         )
+
+    def can_explain(self, factor: float) -> bool:
+        """Tell whether inputs that are larger by a factor can explain the growth: at most by their
+        square, as in attention.
+        """
+        found = self.difference
+        groups = (one for one in self.known_groups if one.what.role in _OF_NO_INPUT)
+        apart = sum(one.nbytes(found.moment) for one in groups)
+        return found.change <= _SLACK * (factor**2 - 1) * (found.before - apart)
 
     def narrower(self, row: Row) -> What | None:
         """Return what was there in the place of a row, of the same shape and fewer bytes: of the

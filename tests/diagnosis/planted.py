@@ -1683,6 +1683,17 @@ def no_longer_reentrant(wrong: bool) -> Step:
     return model, (torch.zeros(512, 64),), {}
 
 
+def one_position_more_in_a_copy(wrong: bool) -> Step:
+    """What a layer is given is hardly larger, and its output is copied."""
+
+    class Head(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.head(x)[:, 1:] if wrong else self.head(x[:, 1:])
+            return F.cross_entropy(logits.reshape(-1, 512), logits.argmax(-1).flatten())
+
+    return Head(head=nn.Linear(8, 512)), (torch.zeros(4, 129, 8),), {}
+
+
 def masked_with_numbers(wrong: bool) -> Step:
     """A mask is expanded where it is used, which makes no matrix of vectors."""
 
@@ -1699,6 +1710,7 @@ def masked_with_numbers(wrong: bool) -> Step:
 NOT_THE_CAUSE = {
     one_number_more: {"inputs"},
     masked_with_numbers: {"broadcast"},
+    one_position_more_in_a_copy: {"given"},
     no_longer_reentrant: {"gradients recorded"},
     dropout_by_hand: {"in place"},
     softmax_of_a_loss: {"attention"},

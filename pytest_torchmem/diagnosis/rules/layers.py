@@ -336,6 +336,9 @@ def given_more(evidence: Evidence) -> Cause | None:
     shapes = {one.shape for given in larger.values() for one in given.now}  # a layer may save them
     first, given = next(iter(larger.items()))  # in the order of their calls
     shape = given.now[0]
+    most = max(prod(one.now[0].shape) / max(prod(one.before.shape), 1) for one in larger.values())
+    if not evidence.can_explain(most):
+        return None
     own = [row for row in evidence.came() if any(within(one, row.what.module) for one in larger)]
     around = {path for one in larger for path in ("", *prefixes(one))}
     rows = own + [

@@ -185,13 +185,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     made = [row for row in rows if row.what.role in MADE]
     first = min(made, key=evidence.order) if made else shown_by(rows)
     assert first.before is not None
-    more = {name for name, one in evidence.counts().items() if one.rose}
-    earlier = [
-        row
-        for row in evidence.came(*MADE)
-        if row.what.source in more and evidence.order(row) < evidence.order(first)
-    ]
-    if total(earlier) > WEIGHTY * evidence.growth:
+    if _is_preceded(evidence, evidence.order(first)):
         return None
     was = str(list(first.before.shape))
     given = _new_of_inputs(evidence, first)
@@ -252,6 +246,14 @@ def _given(evidence: Evidence, one: Allocation, row: Row) -> str:
     return f", {verb} {one.tensor} of {one.origin.operator}, which {news}"
 
 
+def _is_preceded(evidence: Evidence, order: int) -> bool:
+    """Tell whether much was made before by operators that are called more often."""
+    more = {name for name, one in evidence.counts().items() if one.rose}
+    made = (row for row in evidence.came(*MADE) if row.what.source in more)
+    earlier = (row for row in made if evidence.order(row) < order)
+    return total(earlier) > WEIGHTY * evidence.growth
+
+
 def _larger_before(evidence: Evidence) -> Cause | None:
     """Return the output of a line that became larger at another moment, such as in the forward."""
     lines = {row.what.line for row in evidence.came()} - {""}
@@ -261,7 +263,7 @@ def _larger_before(evidence: Evidence) -> Cause | None:
             continue
         gone = (one for one in evidence.gone(what.module, what.source) if one.dtype == what.dtype)
         was = max(gone, key=lambda one: one.nbytes, default=None)
-        if was is None or was.nbytes >= what.nbytes:
+        if was is None or was.nbytes >= what.nbytes or _is_preceded(evidence, group.first):
             continue
         rows = [row for row in evidence.came() if row.what.line == what.line]
         values = {"operator": what.source, "now": what.tensor, "before": str(list(was.shape))}

@@ -49,9 +49,6 @@ _DECIDES = {
 """By parts of settings' names: what they decide, where that is not everything."""
 _MOST_SHOWN = 3
 _OF_OPTIMIZER = (Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
-_OF_NO_INPUT = (Role.PARAMETER, Role.BUFFER, Role.LIBRARY)
-_SLACK = 2
-"""For kernels that take more with other sizes."""
 
 Values = Iterator[dict[str, str]]
 
@@ -291,7 +288,7 @@ def _type(geometry: Geometry) -> str:
 
 
 def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
-    """Tell whether inputs can explain a growth: at most by their square, as in attention."""
+    """Tell whether inputs of another type, or by how much they are larger, can explain a growth."""
     grown = 1.0
     for change in changes:
         types, now = ({*map(_type, side)} for side in (change.before, change.now))
@@ -299,9 +296,7 @@ def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
             return True  # another type
         before, after = (max(prod(one.shape) for one in side) for side in change[2:])
         grown = max(grown, after / max(before, 1))
-    found, groups = evidence.difference, evidence.known_groups
-    apart = sum(one.nbytes(found.moment) for one in groups if one.what.role in _OF_NO_INPUT)
-    return found.change <= _SLACK * (grown**2 - 1) * (found.before - apart)
+    return evidence.can_explain(grown)
 
 
 def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:

@@ -250,7 +250,9 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         source, counted = row.what.source, evidence.counted(row.what.source)
         if source.partition(".")[0] not in _COPIES or row.before is not None:
             continue
-        if counted is not None and counted.now <= counted.before:
+        others = (one for one in evidence.difference.rows if one.what.source == source)
+        is_another = any(one.now is None for one in others)
+        if counted is not None and counted.now <= counted.before and not is_another:
             continue  # it copied before, too: the copy lives longer
         if any(_is_exchanged(row, one) for one in evidence.difference.rows):
             continue  # it stands in the place of what is gone
@@ -271,7 +273,12 @@ def _is_exchanged(row: Row, gone: Row) -> bool:
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
     """Tell whether what made a tensor is called more often than it was."""
-    called_by = evidence.ran.caller(one) or one.origin.operator
+    made = one.origin
+    gone = [row for row in evidence.difference.rows if row.now is None]
+    gone = [row for row in gone if row.place == (fold(made.module)[0], made.line)]
+    if any(row.what.source != made.operator and 2 * row.what.nbytes > one.nbytes for row in gone):
+        return False  # in the place of what another operator made
+    called_by = evidence.ran.caller(one) or made.operator
     counted = evidence.counted(called_by) if one.kind not in _STANDING_KINDS else None
     return counted is not None and counted.rose
 
