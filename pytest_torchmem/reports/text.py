@@ -40,6 +40,9 @@ MOST_LINES = 25
 _FEWEST_LINES = 6
 """Of rows with their title, for which the figures of other devices make room."""
 
+_ONE_ROW = 4
+"""Lines of one row with its title and the sum of the others."""
+
 Parts = list[str]
 """A headline, and the sections below it."""
 
@@ -137,7 +140,7 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     left = most - _lines([*heads, *sections, *advice])
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
         figures = _figures(told[:1], every=False)  # the headlines have those of other devices
-    left = max(left - _lines(figures), _FEWEST_LINES)
+    left = max(left - _lines(figures), _ONE_ROW)
     return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
 
 
@@ -477,14 +480,16 @@ def _circumstances(
 ) -> Iterable[str]:
     """Return what else is different and may be the cause: the workload, torch, cuDNN."""
     inputs = diagnosis.inputs if diagnosis is not None else ()
-    said = growth.why(diagnosis) if diagnosis is not None else ""
-    changed = "; ".join(_input(*one) for one in inputs if one[0] not in said)
+    causes = diagnosis.causes if diagnosis is not None else ()
+    said = " ".join(cause.text for cause in causes)
+    told = any(cause.rule == "inputs" for cause in causes)
+    changed = "; ".join(_input(*one) for one in inputs if not told and one[0] not in said)
     if comparison.workload_changed and changed:
         yield f"The workload differs from the snapshot's: {changed}"
     elif (
         comparison.workload_changed
         and not inputs
-        and not any(cause.is_specific for cause in (diagnosis.causes[:1] if diagnosis else ()))
+        and not any(cause.is_specific for cause in causes[:1])
     ):
         yield (
             "The workload differs from the snapshot's: the shapes or dtypes of the inputs, or the "

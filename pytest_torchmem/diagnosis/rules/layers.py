@@ -145,11 +145,12 @@ def _meet(numbers: list[set[int]], others: list[set[int]]) -> bool:
 
 
 def set_otherwise(evidence: Evidence) -> set[str]:
-    """Return the patterns of layers whose settings changed, and not their widths alone."""
+    """Return the patterns of layers of another class, or in another setting than their widths."""
     return {
         pattern
         for pattern, (before, now) in changed_values(evidence, Topic.LAYERS)
-        if any(change.is_set_otherwise for change in changes_between(before, now))
+        for change in changes_between(before, now)
+        if change.is_set_otherwise or not change.is_same_class
     }
 
 
