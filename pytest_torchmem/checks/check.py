@@ -382,10 +382,10 @@ class DeviceCheck:
         row = found.leading_row
         kept = not rules or bool(rules.intersection(_KEPT))
         kept = kept or (row is not None and row.what.role == _HELD)
-        if not kept and _ATTENTION not in rules:
-            return None
         on_host = found.difference.moment == HOST
         whats, at = _kept_at(profile, found) if kept else ({}, 0)
+        if not whats and _ATTENTION not in rules:
+            return None
         watch = self._watch(profile, whats, at, attention=_ATTENTION in rules, on_host=on_host)
         if watch is None:
             return None
