@@ -150,7 +150,7 @@ class StepGrowth:
     difference: MomentDifference | None = None
     """What is there after the step that grew most, and was not before it."""
     made: tuple[int, ...] = ()
-    """Indices of what this step made and left alive."""
+    """Indices of what this step made and left alive, of what grew."""
     end: int = 0
     """The events before the end of the step after it, if there is one."""
 
@@ -178,15 +178,16 @@ def step_growth(timeline: Timeline) -> StepGrowth:
     last = max(place for place, event in enumerate(timeline.events) if event > 0)
     later = max(one for one in ends[worst + 1 : worst + 3] if one == end or one <= last)
     live_at = timeline.live_indices((begin, end, later))
-    staying = {*live_at[later]} - {*live_at[begin]}
-    return StepGrowth(
-        steps,
-        counted,
-        grown,
-        difference_between(before, now, _MOMENT),
-        tuple(index for index in live_at[end] if index in staying),
-        later,
+    earlier, there = {*live_at[begin]}, {*live_at[later]}
+    grew = difference_between(before, now, _MOMENT)
+    tensors = {(row.what.shape, row.what.dtype) for row in grew.came}
+    made = tuple(
+        index
+        for index in live_at[end]
+        if index not in earlier and timeline.allocations[index][3:5] in tensors
     )
+    staying = tuple(index for index in made if index in there)
+    return StepGrowth(steps, counted, grown, grew, staying or made, later if staying else end)
 
 
 def ends_of_steps(timeline: Timeline) -> tuple[int, str, list[int]]:
