@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.checks.result import CheckResult, Outcome
@@ -15,9 +15,6 @@ from pytest_torchmem.snapshots.calibration import CalibrationPlan
 from pytest_torchmem.snapshots.format import Key
 from pytest_torchmem.snapshots.location import relative
 from pytest_torchmem.snapshots.store import FilePlan, SnapshotPlan
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.units import MOST, format_size, parse_size
-
-if TYPE_CHECKING:
-    pass
-
 
 PATIENCE = 120.0
 """Seconds to wait for another run that writes into the same directory."""
