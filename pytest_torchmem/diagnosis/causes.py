@@ -427,13 +427,13 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     """Return the weighty causes of a growth: the first, then sure ones that explain more."""
     found = _in_order(evidence)
     growth = evidence.growth or evidence.difference.change
-    explained = {id(row) for one in found[:1] for row in one.rows}
+    explained = {row for one in found[:1] for row in one.rows}
     kept = [*found[:1]]
     for one in found[1:]:
-        more = [row for row in one.rows if id(row) not in explained]
+        more = [row for row in one.rows if row not in explained]
         if RULES[one.rule].rank == 0 and total(more) >= WEIGHTY * growth:
             kept.append(one)
-            explained.update(map(id, more))
+            explained.update(more)
     return tuple(kept)
 
 

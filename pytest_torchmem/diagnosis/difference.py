@@ -268,7 +268,8 @@ def difference_between(
     for key in _ALIKE:
         pairs = [pair for pair in _replaced(left, left_now, key) if _are_alike(*pair)]
         for was, one in pairs:
-            numbers = one.numbers if one.numbers == was.numbers else _new_numbers(one, was)
+            same = one.numbers == was.numbers or one.what.module != was.what.module
+            numbers = one.numbers if same else only_in(one.numbers, was.numbers)
             was_count, count = left.counts.pop(was), left_now.counts.pop(one)
             rows.append(Row(was.what, one.what, was_count, count, numbers))
     then = {group.what[:6]: group.numbers for group in known.groups}
@@ -396,10 +397,6 @@ def _are_alike(was: _Hashed, now: _Hashed) -> bool:
     if was.what.line == now.what.line or was.what.dtype != now.what.dtype:
         return True
     return len(before) == len(after) and (len(before) < 2 or any(map(eq, before, after)))
-
-
-def _new_numbers(now: _Hashed, was: _Hashed) -> str:
-    return only_in(now.numbers, was.numbers) if was.what.module == now.what.module else now.numbers
 
 
 def _only(numbers: str, other: str | None) -> str:

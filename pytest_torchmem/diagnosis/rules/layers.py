@@ -59,16 +59,12 @@ def differing_settings(own: Layer, other: Layer) -> str:
     """
     if own.kind != other.kind and (own.is_of_torch or other.is_of_torch):
         return own.text if len(own.text) + len(other.text) <= 2 * _LONG else own.name
-    differ = {name for name, value in own.settings.items() if _differs(name, value, other)}
+    differ = {name for name, value in own.settings.items() if other.settings.get(name) != value}
     if any(name.isdecimal() for name in {*differ, *(other.settings.keys() - own.settings.keys())}):
         differ |= {name for name in own.settings if name.isdecimal()}  # their places say which
     kept = {name: value for name, value in own.settings.items() if name in differ}
     parts = ", ".join(parts_of(kept))
     return f"{own.name}({parts})" if own.is_of_torch else parts
-
-
-def _differs(name: str, value: Scalar, other: Layer) -> bool:
-    return name not in other.settings or other.settings[name] != value
 
 
 class LayerChange(NamedTuple):
@@ -106,7 +102,7 @@ class LayerChange(NamedTuple):
             not _is_width(name) and (self.layer.is_of_torch or type(value) not in (int, float))
             for own, other in sides
             for name, value in own.settings.items()
-            if _differs(name, value, other)
+            if other.settings.get(name) != value
         )
 
 
@@ -218,7 +214,7 @@ def _of_change(
 ) -> Cause | None:
     """Return what layers of a pattern that changed alike explain."""
     numbers = change.numbers
-    if pattern in larger and are_among(numbers, larger[pattern].numbers):
+    if pattern in larger and larger[pattern].are_given_more(numbers):
         return None  # what is before it makes more
     own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]
     resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
@@ -371,6 +367,15 @@ class _Given(NamedTuple):
     before: Sized
     numbers: str
     """Those of the modules that are given any of them."""
+    same: list[Sized]
+    """What others of the pattern are given, as before."""
+
+    def are_given_more(self, numbers: str) -> bool:
+        """Tell whether modules of these numbers are given more: of several stars, of which all
+        numbers go together, what is given as before tells.
+        """
+        as_before = any(are_among(numbers, one.numbers) for one in self.same)
+        return are_among(numbers, self.numbers) and not as_before
 
 
 def _given_larger(evidence: Evidence) -> dict[str, _Given]:
@@ -379,7 +384,8 @@ def _given_larger(evidence: Evidence) -> dict[str, _Given]:
     for pattern, (before, now) in changed_values(evidence, Topic.GIVEN):
         gone, came = exchanged(before, now)
         if came and gone and prod(came[0].shape) > prod(gone[0].shape):
-            found[pattern] = _Given(came, gone[0], join_numbers([one.numbers for one in came]))
+            numbers, same = join_numbers([one.numbers for one in came]), [*{*before} & {*now}]
+            found[pattern] = _Given(came, gone[0], numbers, same)
     return found
 
 

@@ -91,7 +91,7 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
     names = [evidence.short(part) for part in dict.fromkeys(parts)]
     are, were = ("are", "were") if names[1:] else ("is", "was")
-    found = cause("trained", setup.once(rows), modules=f"{some(names)} {are}", were=were)
+    found = cause("trained", dict.fromkeys(rows), modules=f"{some(names)} {are}", were=were)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
     return placed_in(evidence, lost[0].name, found)
@@ -128,8 +128,8 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
     if no_longer_frozen(evidence) or runs_with_gradients(evidence):
         return None  # which says the same, and why
     lost = [(change.name, one.numbers) for change, one in setup.lost_modes(evidence, NO_BACKWARD)]
-    own = setup.once(row for name, _ in lost for row in evidence.of_module(name))
-    rows = setup.once([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])
+    own = [*dict.fromkeys(row for name, _ in lost for row in evidence.of_module(name))]
+    rows = [*dict.fromkeys([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])]
     modules = some([evidence.module(name, numbers) for name, numbers in lost])
     return cause("reached", rows, shown_by(own or rows), modules=modules) if rows else None
 

@@ -279,20 +279,19 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     text = _step_of_input(changed[0]) + more + _fewer_calls(evidence, changed[0].name)
-    retyped = any({*map(_type, one.before)} != {*map(_type, one.now)} for one in changed)
+    retyped = any(_types(one.before) != _types(one.now) for one in changed)
     return cause("inputs", evidence.came() if retyped else evidence.of_sizes(), change=text)
 
 
-def _type(geometry: Geometry) -> str:
-    return geometry.dtype
+def _types(geometries: Iterable[Geometry]) -> set[str]:
+    return {one.dtype for one in geometries}
 
 
 def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
     """Tell whether inputs of another type, or by how much they are larger, can explain a growth."""
     grown = 1.0
     for change in changes:
-        types, now = ({*map(_type, side)} for side in (change.before, change.now))
-        if not types or types != now:
+        if not change.before or _types(change.before) != _types(change.now):
             return True  # another type
         before, after = (max(prod(one.shape) for one in side) for side in change[2:])
         grown = max(grown, after / max(before, 1))
@@ -645,7 +644,3 @@ def lost_modes(evidence: Evidence, name: str) -> Iterator[tuple[FactChange, InMo
 
 def _is_in(name: str, modes: Iterable[InMode]) -> bool:
     return any(one.name == name for one in modes)
-
-
-def once(rows: Iterable[Row]) -> list[Row]:
-    return [*{id(row): row for row in rows}.values()]

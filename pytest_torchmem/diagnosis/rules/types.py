@@ -164,12 +164,12 @@ def _is_cast_parameter(evidence: Evidence, row: Row) -> bool:
 @rule("type", "{before} became {now} from {source} on")
 def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
-    rows = {id(row): was for row in evidence.came() if (was := evidence.narrower(row))}
+    rows = {row: was for row in evidence.came() if (was := evidence.narrower(row))}
     if not rows:
         return _of_wider_parameter(evidence) or _of_conversion(evidence)
-    wider = [row for row in evidence.came() if id(row) in rows]
+    wider = [*rows]
     first = min(wider, key=evidence.order)
-    types = {"before": rows[id(first)].dtype, "now": first.what.dtype}
+    types = {"before": rows[first].dtype, "now": first.what.dtype}
     if types["now"] not in {what.dtype for what in evidence.known()}:  # there was none of it
         wider = [row for row in evidence.came() if row.what.dtype == types["now"]]
     found = _from(evidence, "type", first, wider, **types)
@@ -178,7 +178,7 @@ def wider_type(evidence: Evidence) -> Cause | None:
     made = evidence.ran.allocation(evidence.ran.first_of_type(evidence.first(first)))
     if not is_known(evidence, made) and not _converted_before(evidence, made.origin.operator):
         return found
-    known = [rows[id(row)] for row in wider]
+    known = [rows[row] for row in wider if row in rows]
     now = evidence.moved_lines()
     places = {(one.module, one.source, now.get(one.line, one.line), one.shape) for one in known}
     place = evidence.ran.made(places, first.what.dtype)
