@@ -177,6 +177,11 @@ class Evidence:
         called = (side.get(operator, Counts()).called for side in sides)
         return Counted(*called) if sides[0] else None
 
+    def made_at_most(self, row: Row) -> int:
+        """Return the bytes that the operator of a row made at most, where that was less; else 0."""
+        before = self.then(Topic.OPERATORS).get(row.what.source, Counts()).largest
+        return before if before < row.what.nbytes and row.what.dtype else 0
+
     def counts(self, which: str = "called") -> dict[str, Counted]:
         """Return the operators whose count ``which`` changed; nothing where it is not known."""
         before, now = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from pytest_torchmem.profile.module_paths import are_among, join_numbers, only_in
-from pytest_torchmem.profile.timeline import Timeline
+from pytest_torchmem.profile.timeline import OperatorCall, Phase, Timeline
 
 Scalar = bool | int | float | str
 _OF_TORCH = "nn."
@@ -96,6 +96,8 @@ class Counts(NamedTuple):
     """How often autograd did not record it."""
     in_backward: int = 0
     """How often a backward came to it."""
+    largest: int = 0
+    """The bytes of the largest tensor that it made there, 0 where that is not known."""
 
 
 EMPTY_CACHE = "torch.cuda.empty_cache"
@@ -211,7 +213,8 @@ def _read(kind: Any, plain: Any) -> Any:
     if origin is not None and isinstance(plain, dict) and issubclass(origin, Mapping):
         return {name: _read(inner[1], one) for name, one in plain.items()}
     if origin is None and issubclass(kind, tuple) and isinstance(plain, list | tuple):
-        return kind(*starmap(_read, zip(_fields(kind), plain, strict=True)))
+        fields = _fields(kind)[: None if kind is not Counts else len(plain)]  # of before, fewer
+        return kind(*starmap(_read, zip(fields, plain, strict=True)))
     if type(plain) is not kind or (kind is int and plain < 0):
         raise ValueError(f"{plain!r:.40} is not what stands here")
     return plain
@@ -311,6 +314,20 @@ class Stretch(NamedTuple):
     """How many allocations and frees there were."""
     shares: tuple[int, ...]
     """The largest bytes alive in each of as many equal parts, per mille of the step's largest."""
+
+
+def with_largest(facts: Facts, timeline: Timeline, calls: Iterable[OperatorCall]) -> Facts:
+    """Return facts with the largest tensor that each operator made in the forward."""
+    counts: dict[str, Counts] = dict(facts.get(Topic.OPERATORS, {}))
+    for call in calls:
+        name = call.origin.operator
+        if name in counts and call.origin.phase is Phase.FORWARD:
+            events = timeline.events[call.start : call.stop]
+            made = (timeline.allocations[event - 1] for event in events if event > 0)
+            largest = max((one.nbytes for one in made if one.dtype), default=0)
+            if largest > counts[name].largest:
+                counts[name] = counts[name]._replace(largest=largest)
+    return {**facts, Topic.OPERATORS: counts} if counts else facts
 
 
 Outline = tuple[Stretch, ...]

@@ -23,7 +23,7 @@ from pytest_torchmem.figures import (
     RESERVED,
     phase_of,
 )
-from pytest_torchmem.profile.facts import outline_of
+from pytest_torchmem.profile.facts import outline_of, with_largest
 from pytest_torchmem.profile.timeline import Later, Role
 from pytest_torchmem.snapshots.alive import MOMENTS, Alive, alive_of
 from pytest_torchmem.snapshots.format import Entry, Key, Measured
@@ -54,7 +54,9 @@ def entry_of(
         workload=profile.workload,
         figures=profile.figures(),
         alive=cast(Any, Later(shortened)),
-        facts=cast(Any, Later(lambda: profile.facts)),
+        facts=cast(
+            Any, Later(lambda: with_largest(profile.facts, profile.timeline, profile.calls or ()))
+        ),
         timeline=cast(Any, Later(partial(outline_of, profile.timeline))),
         measured=measured or {},
     )

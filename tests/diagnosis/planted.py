@@ -793,6 +793,18 @@ def weight_of_another_type(wrong: bool, device: str) -> None:
     model(torch.zeros(1024, WIDTH, dtype=torch.bfloat16, device=device))
 
 
+@planted(
+    "larger", "aten::cat makes float32[2048, 256], and made 16.00 KiB at most", "", "cat", "cuda"
+)
+@torch.no_grad()
+def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
+    layer = nn.Linear(8, 256).to(device)
+    parts = [torch.zeros(512, 8, device=device)] * 4
+    made = [layer(part) if wrong else layer(part).argmax(-1) for part in parts]
+    joined = torch.cat(made)  # here: joined_before_it_is_reduced
+    joined.argmax(-1)
+
+
 @planted("type", "uint8 became float32 from", "", "float (aten::_to_copy)", "cuda")
 def converted_earlier(wrong: bool, device: str) -> None:
     """Of batches that are kept, each is converted when it is made, rather than when it is used."""

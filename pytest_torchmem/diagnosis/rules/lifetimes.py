@@ -252,6 +252,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         if _same(evidence.counted(row.what.source))
         and _is_more(row)
         and not is_resized(evidence, row)
+        and not evidence.made_at_most(row)
         and row.place not in anew
     ]
     if not rows or evidence.has_other_inputs or evidence.difference.moment == HOST:

@@ -23,6 +23,7 @@ from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Role
 from pytest_torchmem.snapshots.alive import What
+from pytest_torchmem.units import format_size
 
 _KERNELS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -181,7 +182,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
     rows = [row for row in evidence.came() if row.is_resized]
     if not rows:
-        return _larger_before(evidence)
+        return _larger_before(evidence) or _larger_than_any(evidence)
     made = [row for row in rows if row.what.role in MADE]
     first = min(made, key=evidence.order) if made else shown_by(rows)
     assert first.before is not None
@@ -270,6 +271,18 @@ def _larger_before(evidence: Evidence) -> Cause | None:
         of = _of_standing(evidence, what, group.first)
         return cause("larger", rows, of=of, given="", **values)
     return None
+
+
+def _larger_than_any(evidence: Evidence) -> Cause | None:
+    """Return the largest of outputs that are larger than all that their operators made before."""
+    rows = [row for row in evidence.came(*MADE) if not row.before and evidence.made_at_most(row)]
+    if not rows:
+        return None
+    first = shown_by(rows)
+    of = _of_standing(evidence, first.what, evidence.first(first))
+    most = f"{format_size(evidence.made_at_most(first))} at most"
+    words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
+    return cause("larger", rows, first, of=of, given="", **words)
 
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
