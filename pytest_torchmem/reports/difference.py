@@ -171,8 +171,8 @@ MARKER = "<!-- pytest-torchmem -->"
 """By this line a workflow finds its own earlier comment."""
 _MOST = 50
 _MOST_TOLD = 5
-_ROOM = 30_000
-"""Characters for the causes below a table: a comment of GitHub has at most 65,536."""
+_LONGEST = 60_000
+"""Characters beyond which causes are left out: a comment of GitHub has at most 65,536."""
 _FOLDED = (DifferenceKind.WITHIN, DifferenceKind.NEW, DifferenceKind.GONE)
 
 
@@ -195,8 +195,10 @@ def render(
             title = f"{group.value} ({len(members)})"
             lines += [f"<details><summary>{title}</summary>", "", *table, "", "</details>", ""]
         else:
-            lines += [f"**{group.value} ({len(members)})**", "", *table, "", *_cut(members)]
-            lines += _what_changed(members)
+            changed = _what_changed(members)
+            left = _LONGEST - sum(map(len, (*lines, *table, *changed)))
+            lines += [f"**{group.value} ({len(members)})**", "", *table, ""]
+            lines += [*_cut(members, left), *changed]
     if DifferenceKind.SAME in groups:
         lines += [f"{len(groups[DifferenceKind.SAME])} unchanged.", ""]
     lines += [line for part in footer for line in (part, "")]
@@ -227,8 +229,8 @@ def _table(members: Sequence[Difference], base: str, head: str) -> list[str]:
     return lines
 
 
-def _cut(members: Sequence[Difference]) -> list[str]:
-    """Return the causes of what the table has no row for, each once."""
+def _cut(members: Sequence[Difference], characters: int) -> list[str]:
+    """Return the causes of what the table has no row for, each once, in so many characters."""
     shared: dict[str, list[Difference]] = {}
     shown = {_note(one) for one in members[:_MOST]} - {""}
     for one in members[_MOST:]:
@@ -241,7 +243,7 @@ def _cut(members: Sequence[Difference]) -> list[str]:
         more = f" and {len(alike) - 1} more" if alike[1:] else ""
         name = f"{_name(first)}, {plain(first.device)}{more}"
         lines.append(f"- {joined(joined(name, size), why, separator=': ')}")
-    kept = sum(length <= _ROOM for length in accumulate(map(len, lines)))
+    kept = sum(length <= characters for length in accumulate(map(len, lines)))
     if kept < len(lines):
         lines[kept:] = [f"- … and {len(lines) - kept} more causes"]
     return [f"The {len(members) - _MOST} without a row, by cause:", "", *lines, ""] if lines else []

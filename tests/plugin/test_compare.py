@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_torchmem.cli import main
+from pytest_torchmem.reports.difference import Difference, DifferenceKind, render
 from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
 from pytest_torchmem.snapshots.files import write
@@ -208,6 +209,16 @@ def test_the_causes_of_all_that_grew_stand_below_a_long_table(tmp_path, monkeypa
     assert lines[0] == "- `test_net.py::test_19`, cpu, +1019 B (+101.9 %): cause 19: `model.py:9`"
     assert "test_9`, cpu and 9 more, +1009 B (+100.9 %): causes that stand above" in below
     assert len(lines) == 11
+
+
+def test_a_comment_is_no_longer_than_github_takes():
+    failed = DifferenceKind.FAILED
+    notes = (f"cause {number} {'x' * 60}" for number in range(2000))
+    text = render(
+        [Difference("test_net.py::test_it", "", "cpu", failed, note=one) for one in notes]
+    )
+    assert 55_000 < len(text) < 65_536
+    assert text.splitlines()[-1].endswith("more causes")
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
