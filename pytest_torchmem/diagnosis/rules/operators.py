@@ -19,6 +19,7 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.lifetimes import kept_by
 from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
+from pytest_torchmem.figures import HOST
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Allocation, Kind, Role
@@ -276,13 +277,13 @@ def _larger_before(evidence: Evidence) -> Cause | None:
 def _larger_than_any(evidence: Evidence) -> Cause | None:
     """Return the largest of outputs that are larger than all that their operators made before."""
     rows = [row for row in evidence.came(*MADE) if not row.before and evidence.made_at_most(row)]
-    if not rows:
+    if not rows or evidence.difference.moment == HOST:  # of which holders tell
         return None
-    first = shown_by(rows)
+    first, kept = shown_by(rows), kept_by(evidence, rows)
     of = _of_standing(evidence, first.what, evidence.first(first))
     most = f"{format_size(evidence.made_at_most(first))} at most"
     words = {"operator": first.what.source, "now": first.what.tensor, "before": most}
-    return cause("larger", rows, first, of=of, given="", **words)
+    return cause("larger", rows, first, of=of, given=kept, **words)
 
 
 def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
