@@ -231,8 +231,12 @@ class TraceContext:
         storage = held.untyped_storage()
         record = self._parts.ledger.records.get(storage._cdata)
         uses = private.storage_use_count(storage._cdata)
-        if record is not None and uses <= tensors + 1:  # ``storage``
+        if uses > tensors + 1:  # ``storage``
+            return
+        if record is not None:
             self._parts.ledger.strike(record)
+        else:
+            self._parts.conversion.forget(storage._cdata)
 
     def holding(self, kind: Kind) -> AbstractContextManager[None]:
         """Let what is allocated meanwhile be of a kind."""
@@ -308,7 +312,7 @@ class TraceContext:
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         with self.turn():
             if self.own is not None:
-                self.own.note_optimizer(optimizer)
+                self.own.note_other(optimizer)
             self._parts.numbers.settle()
             self._parts.phases.enter_optimizer()
 

@@ -35,7 +35,7 @@ from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.sparse import storage_holder, without_entries
 from pytest_torchmem.interception.values.contents import Assumption, Contents, memory_for, zeros
 from pytest_torchmem.interception.values.known import KnownValues
-from pytest_torchmem.journal.contents import SharedState, holds_tensor
+from pytest_torchmem.journal.contents import ProgramState, holds_tensor
 from pytest_torchmem.journal.in_place import InPlace, gradient_of
 from pytest_torchmem.operators.layouts import COMPRESSED
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase
@@ -114,17 +114,14 @@ def give_survivors_data(ledger: Ledger, contents: Contents | None = None) -> Non
             _note(value, record, known)
 
 
-def let_go_of_tensors(ledger: Ledger, shared: SharedState) -> None:
-    """Take tensors that a trace has made out of global variables, classes and modules.
-
-    The next program would find a table that has no memory in the place of none, and its trace would
-    not count it. Optimizers and schedules go on from where they were.
+def give_back(ledger: Ledger, state: ProgramState) -> None:
+    """Give back what a function shares with others, without tensors that the trace has made: the
+    next program would find a table that has no memory in the place of none, and its trace would not
+    count it.
     """
-    shared.restore_settings()
     made = ledger.made()
-    if made:
-        with DisableTorchFunctionSubclass():
-            shared.let_go(lambda tensor: not is_lazy(tensor) and address_of(tensor) in made)
+    with DisableTorchFunctionSubclass():
+        state.give_back(lambda tensor: not is_lazy(tensor) and address_of(tensor) in made)
 
 
 def forget_cached() -> None:
@@ -279,8 +276,8 @@ class Conversion:
         """What threads that are in no trace have put in a queue in its course, by its address."""
         self.from_threads: dict[str, None] = {}
         """The lines at which the program first came with such a tensor."""
-        self._expected: dict[int, tuple[int, ref[torch.UntypedStorage]]] = {}
-        """Index and storage of what is booked and was not met so far, by its address."""
+        self._expected: dict[int, tuple[int, Any, DeviceLedger | None]] = {}
+        """Index, storage and device of what is booked and was not met so far, by its address."""
         self.lender: Lender = lambda address: None
         """Finds what a GPU has that stands between traces."""
         self.names: dict[int, tuple[Kind, str, str]] = {}
@@ -301,7 +298,7 @@ class Conversion:
         origin, shape = Origin(Phase.BASELINE, module), tuple(tensor.shape)
         entry = Allocation(nbytes, kind, origin, shape, dtype_name(tensor.dtype), label)
         hollow = not self.mapped.is_known(storage)
-        index, _ = self._expected.pop(private.storage_address(tensor), (0, None))
+        index, *_ = self._expected.pop(private.storage_address(tensor), (0,))
         if index:  # the program has made it in this trace
             record = self._ledger.attach(storage, index, device, hollow)
         else:
@@ -360,12 +357,13 @@ class Conversion:
 
     def _expect(self, storage: torch.UntypedStorage, index: int, device: DeviceLedger) -> None:
         address = storage._cdata
+        self._expected[address] = index, ref(storage, lambda _: self.forget(address)), device
 
-        def gone(_: object) -> None:
-            if self._expected.pop(address, None) is not None:
-                device.remove(index)
-
-        self._expected[address] = index, ref(storage, gone)
+    def forget(self, address: int) -> None:
+        """Book that a storage is gone which was booked and not met."""
+        index, _, device = self._expected.pop(address, (0, None, None))
+        if device is not None:
+            device.remove(index)
 
     def _adopt(self, lent: Lent, tensor: Tensor) -> StorageRecord:
         """Book a tensor whose storage belongs to another ledger as present from the beginning.
@@ -384,7 +382,7 @@ class Conversion:
         kind = Kind.PARAMETER if tensor.requires_grad else Kind.INPUT
         named = (entry.kind if entry.label else kind, entry.label, entry.origin.module)
         kind, label, module = self.names.get(private.storage_address(tensor), named)
-        index, _ = self._expected.pop(private.storage_address(tensor), (0, None))
+        index, *_ = self._expected.pop(private.storage_address(tensor), (0,))
         if index:
             device.name(index, kind, label, module)
         else:
@@ -403,7 +401,7 @@ class Conversion:
         # What a program takes of a weight first may be a view of it, such as its transpose.
         owner = private.view_base(tensor) if private.is_view_of_another(tensor) else tensor
         if owner is not None and self.own is not None:
-            self.own.note_use(owner)
+            self.own.note(owner, keeps=False)
 
     def write_back(self, tensor: Tensor) -> None:
         """Write the result of an operator into a real tensor; an unknown result makes it hollow.
@@ -447,7 +445,7 @@ class Conversion:
         nbytes, shape = storage.nbytes(), tuple(tensor.shape)
         entry = Allocation(nbytes, Kind.OTHER, origin, shape, dtype_name(tensor.dtype))
         on, hollow = self._ledger.on(device), hollow or not self.mapped.is_known(storage)
-        index, _ = self._expected.pop(private.storage_address(tensor), (0, None))
+        index, *_ = self._expected.pop(private.storage_address(tensor), (0,))
         if index:  # of the host, where its values are read before they go to ``device``
             self._ledger.on(_CPU).remove(index)
         record = self._ledger.book(storage, entry, on, hollow=hollow, memory=memory)

@@ -17,15 +17,15 @@ from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from copy import copy
 from dis import get_instructions, opmap
 from enum import EnumMeta, IntEnum
 from functools import partial
-from itertools import chain, compress
+from gc import is_tracked
+from itertools import chain, compress, repeat
 from operator import itemgetter
-from types import NoneType
+from types import MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -177,7 +177,7 @@ class Scope(IntEnum):
 
     OWN = 0
     MODULE = 1
-    """An attribute of a module, or in one."""
+    """An attribute of a module or an optimizer, or in one."""
     GLOBAL = 2
     """A global variable, an attribute of a class, or in one."""
 
@@ -200,8 +200,10 @@ class Reached:
         """Tables of modules' parameters."""
         self.tensors: list[ref[Tensor]] = []
         """Other tensors."""
+        self.modules: list[ref[nn.Module]] = []
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.settings: list[dict[str, Any]] = []
-        """Attributes of optimizers and what goes with them, and groups of parameters."""
+        """Attributes of objects of other classes that hold tensors, such as moving averages."""
         self._seen: dict[int, Any] = {}
         """What was looked at, by its id: it lives on, so that no other object gets its address."""
         self._kinds: set[type] = set()
@@ -252,7 +254,7 @@ class Reached:
                     seen[number] = one
                     found += self._inside(one, scope)
                 elif isinstance(one, Tensor):
-                    self.tensors.append(ref(one))
+                    self.tensors.append(Weak(one))
             waiting, levels = found, levels - 1
 
     def _inside(self, one: Any, scope: Scope) -> Iterable[Any]:
@@ -310,16 +312,22 @@ class Reached:
         self._kinds.add(type(one))
         own, module = getattr(one, "__dict__", None), isinstance(one, nn.Module)
         inside: list[Any] = []
-        scope = max(scope, Scope.MODULE) if module else scope
-        if type(own) is dict:
-            if isinstance(one, (Optimizer, LRScheduler, GradScaler)):
-                self.settings += (own, *own.get("param_groups", ()))
-            self.holders.append((own, Scope.MODULE if module else scope))
-            if not module:
-                inside += own.values()
+        if type(own) is dict and module:
+            self.modules.append(Weak(one))
+            self.holders.append((own, Scope.MODULE))
+            waiting = self._waiting[max(scope, Scope.MODULE)]
+            waiting += [own[name] for name in own if name not in _STAYS]
+            self.parameters += [own[name] for name in (PARAMETERS,) if name in own]
+        elif type(own) is dict:
+            inside += own.values()
+            if isinstance(one, _TRAINING):
+                self.holders += [(held, Scope.MODULE) for held in (own, *_changeable_in(inside))]
+                if isinstance(one, Optimizer):
+                    self.optimizers.add(one)
             else:
-                self._waiting[scope] += [own[name] for name in own if name not in _STAYS]
-                self.parameters += [own[name] for name in (PARAMETERS,) if name in own]
+                self.holders.append((own, scope))
+                if type(one) is not types.SimpleNamespace and any(map(_is_trained, inside)):
+                    self.settings.append(own)
         slots = names_of_slots(one)
         if slots is not None:
             self.holders.append((slots, scope))
@@ -346,6 +354,25 @@ class Reached:
         self._walk([one for one in values if not isinstance(one, nn.Module)], Scope.GLOBAL, _LEVELS)
 
 
+_TRAINING = (Optimizer, LRScheduler, GradScaler)
+"""What belongs to a program as its modules do."""
+
+
+def _is_trained(one: Any) -> bool:
+    """Return whether something is or holds a tensor, or is a module or an optimizer."""
+    return isinstance(one, (nn.Module, *_TRAINING)) or holds_tensor(one, lambda _: True, 1)
+
+
+def _changeable_in(values: Iterable[Any], levels: int = _LEVELS) -> Iterator[Any]:
+    """Yield containers that can be changed, and those in them."""
+    for one in values:
+        if (container := container_of(type(one))) in CHANGEABLE:
+            yield one
+            if levels:
+                inside = container.values(one) if container in MAPPINGS else items_of(one)
+                yield from _changeable_in(inside, levels - 1)
+
+
 def container_of(kind: type) -> Any:
     """Return which kind of container the objects of a class are, ``None`` if they are none.
 
@@ -364,7 +391,7 @@ def items_of(one: Any) -> list[Any]:
     return list(container_of(type(one)).__iter__(one))
 
 
-_WITH_STATE = ("torch.optim", "torch.nn", "torch.distributions", "torch.amp")
+_WITH_STATE = ("torch.optim", "torch.nn", "torch.distributions", "torch.amp", "torch.utils.hooks")
 """Modules of torch whose objects have state of the program."""
 
 
@@ -398,11 +425,11 @@ _AS_THEY_ARE = _EMPTY_KINDS | CHANGEABLE
 """What is noted of objects of these types keeps none of the program's alive."""
 _DEEPEST = 3
 """Levels of containers and objects that are looked into."""
-_SETTINGS = (int, float, str, NoneType)
-_OF_OPTIMIZERS = "param_groups", "params"
-"""The lists of groups, and of the parameters of one."""
+_SETTINGS = (int, float, str)
+_OF_TORCH = (Tensor, nn.Module)
 GONE: Any = object()
 """Stands for what was there before, and is no more."""
+_is_gone = partial(operator.is_, GONE)
 
 
 class Reference:
@@ -446,12 +473,25 @@ def resolved(one: Any) -> Any:
 
 def all_resolved(contents: Any) -> Any:
     """Return contents with what was noted in the place of what stands for it."""
-    if isinstance(contents, dict):
-        return {
-            name: one.found() if isinstance(one, Reference) else one
-            for name, one in contents.items()
-        }
-    return [*map(resolved, contents)]
+    if not isinstance(contents, dict):
+        return [*map(resolved, contents)]
+    found = {
+        name: one.found() if isinstance(one, Reference) else one for name, one in contents.items()
+    }
+    if any(issubclass(kind, Reference) for kind in set(map(type, found))):
+        return {resolved(name): one for name, one in found.items()}
+    return found
+
+
+def settled(contents: Any, now: Any) -> Any:
+    """Return the same; what is gone of it stays as it is ``now``, or away."""
+    found = all_resolved(contents)
+    if not any(map(_is_gone, _parts(found))):  # as of most
+        return found
+    if isinstance(found, dict):
+        kept = ((key, now.get(key, GONE) if one is GONE else one) for key, one in found.items())
+        return {key: one for key, one in kept if key is not GONE and one is not GONE}
+    return [one for one in found if one is not GONE]
 
 
 def weakly(one: Any) -> Any:
@@ -467,6 +507,8 @@ def weakly(one: Any) -> Any:
     if container is not None:
         parts = items_of(one)
         return one if _hold_nothing(parts) else _Parts(kind, [*map(weakly, parts)])
+    if not (is_tracked(one) and (isinstance(one, _OF_TORCH) or not is_of_program(kind))):
+        return one  # it holds nothing, or its attributes were reached, and are held
     try:
         return Weak(one)
     except TypeError:  # ``SimpleNamespace`` for one, whose attributes are noted
@@ -474,60 +516,52 @@ def weakly(one: Any) -> Any:
 
 
 class ProgramState:
-    """The contents of all that a program can reach and change. What is held ``elsewhere`` is not
-    held here: references stand for it, by its ids.
+    """The contents of all that a program can reach and change. What is held elsewhere is not held
+    here: ``references`` stand for it, by its ids; and what the program may let go of no more than
+    weakly, unless this ``keeps`` it. ``of_modules``: only modules and optimizers.
     """
 
-    def __init__(self, reached: Reached, elsewhere: Mapping[int, Reference] | None = None) -> None:
-        self._held = elsewhere is not None
-        references = elsewhere or {}
-        instead, numbers = references.get, references.keys()
-
-        def noted(place: Any) -> Any:
-            contents = place.copy() if type(place) is dict else contents_of(place)
-            if isinstance(contents, dict):
-                if numbers.isdisjoint(map(id, contents.values())):
-                    return contents
-                return {name: instead(id(one), one) for name, one in contents.items()}
-            return [instead(id(one), one) for one in contents] if contents else contents
+    def __init__(
+        self,
+        reached: Reached,
+        references: Mapping[int, Reference] = MappingProxyType({}),
+        *,
+        keeps: bool = False,
+        of_modules: bool = False,
+    ) -> None:
+        def noted(one: Any) -> Any:
+            return references.get(id(one)) or (one if keeps else weakly(one))
 
         self._noted: list[tuple[Any, Scope, Any]] = []
         self._empty: list[tuple[Any, Scope, Any]] = []
         """The same of containers that were empty, as most are."""
-        for place, scope in reached.holders:
-            contents = noted(place)
-            is_empty = not contents and type(place) in CONTAINERS
-            (self._empty if is_empty else self._noted).append((place, scope, contents))
-        # Of parameters no more than weak references, or it would not be seen that they are gone.
-        self._parameters = [
-            (table, noted(table) if self._held else mapped(weakly, table))
-            for table in reached.parameters
+        for place, scope in chain(reached.holders, zip(reached.parameters, repeat(Scope.MODULE))):
+            if of_modules and scope is not Scope.MODULE:
+                continue
+            contents = place.copy() if type(place) is dict else contents_of(place)
+            if not contents and type(place) in CONTAINERS:
+                self._empty.append((place, scope, contents))
+            elif _AS_THEY_ARE.issuperset(map(type, _parts(contents))):
+                self._noted.append((place, scope, contents))
+            else:
+                self._noted.append((place, scope, mapped(noted, contents)))
+        self._settings = [
+            (place, {name: one for name, one in place.items() if isinstance(one, _SETTINGS)})
+            for place in reached.settings
         ]
 
-    def has_let_go(self) -> bool:
-        """Return whether something was lost that only what is kept here holds. Its memory was not
-        freed then, as it would have been. What is held in place was.
-        """
-        if self._held:
-            return False
-        for place, _, contents in chain(self._noted, self._empty):
-            now = contents_of(place)
-            if is_same(now, contents):
-                continue
-            there = set(map(id, _parts(now)))
-            gone = (one for one in _parts(contents) if id(one) not in there)
-            if any(isinstance(one, Tensor) or not isinstance(one, PLAIN) for one in gone):
-                return True
-        return False
-
-    def restore(self) -> None:
-        """Give everything its contents back."""
+    def _changed(self) -> Iterator[tuple[Any, Scope, Any, Any]]:
+        """Yield what does not hold the very same now, with what it held and holds."""
         filled = compress(self._empty, map(itemgetter(0), self._empty))
         for place, scope, noted in chain(self._noted, filled):
             now = place if type(place) is dict else contents_of(place)
-            if is_same(now, noted):  # as most are
-                continue
-            contents = all_resolved(noted)
+            if not is_same(now, noted):
+                yield place, scope, noted, now
+
+    def restore(self) -> None:
+        """Give everything its contents back, as before the first run."""
+        for place, scope, noted, now in self._changed():
+            contents = settled(noted, now)
             if is_same(now, contents):
                 continue
             if scope is Scope.GLOBAL and isinstance(place, dict):
@@ -535,89 +569,64 @@ class ProgramState:
                 new = {key: one for key, one in now.items() if key not in contents}
                 contents |= {key: one for key, one in new.items() if isinstance(one, CODE)}
             fill(place, contents, now)
-        for table, noted in self._parameters:
-            found = all_resolved(noted)
-            if is_same(table, found):
-                continue
-            there = (found[name] for name, one in noted.items() if one is not None)
-            if not any(one is GONE or one is None for one in there):
-                fill(table, found)
 
-
-class SharedState:
-    """What is shared with other programs, which is to hold no tensors of a trace that is over.
-    Tensors that it held before are not kept alive: a program may let go of them.
-    """
-
-    def __init__(self, reached: Reached) -> None:
-        self._settings = [
-            (place, {name: copy(one) for name, one in place.items() if _is_setting(one)})
-            for place in reached.settings
-        ]
-        self._groups = [
-            (one, mapped(weakly, one))
-            for place in reached.settings
-            for one in map(place.get, _OF_OPTIMIZERS)
-            if type(one) is list
-        ]
-        places = [place for place, scope in reached.holders if scope is not Scope.OWN]
-        self._noted = [
-            (
-                place,
-                contents
-                if _AS_THEY_ARE.issuperset(
-                    map(type, contents.values() if isinstance(contents, dict) else contents)
-                )
-                else mapped(weakly, contents),
-            )
-            for place in (*places, *reached.parameters)
-            for contents in (contents_of(place),)
-        ]
-
-    def restore_settings(self) -> None:
-        """Give optimizers and what goes with them their learning rates, counts and groups back."""
-        for place, settings in self._settings:
-            place.update(settings)
-        for listed, noted in self._groups:
-            contents = all_resolved(noted)
-            if not any(one is GONE for one in contents):
-                fill(listed, contents)
-
-    def let_go(self, is_made_here: Callable[[Tensor], bool]) -> None:
-        """Put what was there before in the place of what holds tensors that a trace has made. What
-        a program holds beside them is its own: the tables of a cache, with what it had computed.
+    def give_back(self, is_made_here: Callable[[Tensor], bool]) -> None:
+        """Give modules and optimizers all their contents back, and what is elsewhere its tensors
+        and objects. There a function's own variables keep what it has put in besides, and others
+        all but the tensors of the trace: the tables of a cache, with what it had computed.
         """
-
-        def is_over(one: Any, before: Any) -> bool:
-            known = type(one) in _EMPTY_KINDS or not holds_tensor(one, is_made_here)
-            return not known and not _is_the_same(one, before)
-
-        for place, noted in self._noted:
-            now = contents_of(place)
-            if isinstance(now, dict):
-                contents: Any = {**now}
-                for name, one in now.items():
-                    before = noted.get(name, GONE)
-                    if is_over(one, before):
-                        contents[name] = resolved(before)
-                        if contents[name] is GONE and name in noted and isinstance(place, Names):
-                            contents[name] = None  # a tensor that is gone
-                        elif contents[name] is GONE:
-                            del contents[name]
+        for place, scope, noted, now in self._changed():
+            if scope is Scope.MODULE:
+                contents = settled(noted, now)
+            elif isinstance(now, dict):
+                contents = self._names(place, scope, noted, now, is_made_here)
             else:
-                contents = all_resolved(noted)
-                there = {id(one): then for one, then in zip(contents, noted, strict=True)}
-                kept = [one for one in now if not is_over(one, there.get(id(one), GONE))]
-                if len(kept) == len(now) or any(one is GONE for one in contents):
-                    contents = kept
+                contents = self._items(scope, noted, now, is_made_here)
             fill(place, contents, now)
+        for place, settings in self._settings:
+            place.update({name: one for name, one in settings.items() if name in place})
+
+    def _names(
+        self, place: Any, scope: Scope, noted: Any, now: Any, is_made_here: Callable[[Tensor], bool]
+    ) -> dict[Any, Any]:
+        contents: dict[Any, Any] = {}
+        known = {resolved(key): one for key, one in noted.items()}
+        for name, reference in known.items():
+            then, one = resolved(reference), now.get(name, GONE)
+            if one is not GONE and _is_the_same(one, reference):
+                contents[name] = one
+                continue
+            lost = one is not GONE and scope is not Scope.OWN and holds_tensor(one, is_made_here)
+            kept = then if lost or _holds_memory(then) else one
+            if kept is GONE and lost and isinstance(place, Names):
+                kept = None  # a tensor that is gone
+            if kept is not GONE and name is not GONE:
+                contents[name] = kept
+        for name, one in now.items():
+            if name not in known and (scope is Scope.OWN or not holds_tensor(one, is_made_here)):
+                contents[name] = one
+        return contents
+
+    def _items(
+        self, scope: Scope, noted: Any, now: Any, is_made_here: Callable[[Tensor], bool]
+    ) -> list[Any]:
+        before: list[Any] = settled(noted, now)
+        present, known = set(map(id, now)), set(map(id, before))
+        lost = any(id(one) not in present and _holds_memory(one) for one in before)
+        if scope is not Scope.OWN:
+            new = (one for one in now if id(one) not in known)
+            lost = lost or any(holds_tensor(one, is_made_here) for one in new)
+        return before if lost else now
 
 
-def _is_setting(one: Any) -> bool:
-    """Return whether something is a number or a text, or a few of them."""
-    return isinstance(one, _SETTINGS) or (
-        isinstance(one, (list, tuple)) and all(isinstance(part, _SETTINGS) for part in one)
-    )
+def _holds_memory(one: Any, depth: int = _DEEPEST) -> bool:
+    """Return whether something is, or holds, a tensor or an object that may have any."""
+    kind = type(one)
+    if kind in _EMPTY_KINDS or one is GONE:
+        return False
+    if container_of(kind) is None:
+        return not isinstance(one, _HOLD_NOTHING)
+    return depth > 0 and any(_holds_memory(part, depth - 1) for part in _parts(contents_of(one)))
 
 
 def _is_the_same(one: Any, noted: Any) -> bool:
@@ -630,9 +639,13 @@ def _is_the_same(one: Any, noted: Any) -> bool:
 
 def mapped(function: Callable[[Any], Any], contents: Any) -> Any:
     """Return contents with what a function returns for each in its place."""
-    if isinstance(contents, dict):
-        return {name: function(one) for name, one in contents.items()}
-    return [*map(function, contents)]
+    if not isinstance(contents, dict):
+        return [one if type(one) in _AS_THEY_ARE else function(one) for one in contents]
+    if not _AS_THEY_ARE.issuperset(map(type, contents)):
+        contents = {function(name): one for name, one in contents.items()}
+    return {
+        name: one if type(one) in _AS_THEY_ARE else function(one) for name, one in contents.items()
+    }
 
 
 def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _DEEPEST) -> bool:
@@ -653,7 +666,7 @@ def holds_tensor(one: Any, is_meant: Callable[[Tensor], bool], depth: int = _DEE
     contents = contents_of(one)
     if not inside and _hold_nothing(contents):
         return False
-    inside += _parts(contents)
+    inside += [*_parts(contents)]
     return any(
         holds_tensor(part, is_meant, depth - 1) for part in inside if type(part) not in _EMPTY_KINDS
     )
@@ -697,11 +710,9 @@ def fill(place: Any, contents: Any, now: Any = None) -> None:
         (kind.update if kind is set else kind.extend)(place, contents)
 
 
-def _parts(container: Any) -> list[Any]:
+def _parts(container: Any) -> Iterable[Any]:
     """Return what a container holds, keys and values alike."""
-    if isinstance(container, dict):
-        return [part for pair in container.items() for part in pair]
-    return list(container)
+    return chain(container, container.values()) if isinstance(container, dict) else container
 
 
 def is_same(now: Any, before: Any) -> bool:

@@ -8,30 +8,19 @@ note is taken before of what it had.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from functools import partial
 from itertools import compress
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
-from pytest_torchmem.journal.contents import (
-    GONE,
-    Reached,
-    Reference,
-    Weak,
-    all_resolved,
-    fill,
-    mapped,
-    weakly,
-)
+from pytest_torchmem.journal.contents import GONE, ProgramState, Reached, Reference, Weak, fill
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path, tensors_in
 from pytest_torchmem.torch_private import tensors as private
@@ -59,7 +48,7 @@ class Given(Reference):
         moves: bool = True,
         scripted: Any = None,
     ) -> None:
-        self.tensor, self.kind, self.name = ref(tensor), kind, name
+        self.tensor, self.kind, self.name = Weak(tensor), kind, name
         self.path = path
         """That of the module which it is a parameter or buffer of; None for others."""
         self.moves = moves
@@ -79,19 +68,19 @@ Other = Callable[[Tensor, Given], Tensor | None]
 
 
 class _Tensor(Reference):
-    """A tensor with other data, and ``own``, which has what it had; it may be kept alive or not."""
+    """A tensor as it was, and ``own``, which has its data; it may be kept alive or not."""
 
-    __slots__ = ("_attributes", "_hooked", "_hooks", "_kind", "own", "tensor")
+    __slots__ = ("_attributes", "_hooked", "_hooks", "_kind", "one", "own")
 
-    def __init__(self, tensor: Tensor, own: Tensor) -> None:
+    def __init__(self, tensor: Tensor, own: Any) -> None:
         self.own, self._kind = own, type(tensor)
-        self.tensor: Callable[[], Tensor | None] = lambda: None
+        self.one: Callable[[], Tensor | None] = lambda: None
         self._attributes = {**tensor.__dict__}
         self._hooks = _hooks_of(tensor)
         self._hooked = [{**table} if table else {} for table in self._hooks]
 
-    def found(self) -> Tensor:
-        tensor = self.tensor()
+    def found(self) -> Any:
+        tensor = self.one()
         if tensor is not None:
             return tensor
         if self.own.__class__ is not self._kind:
@@ -101,7 +90,7 @@ class _Tensor(Reference):
     def exchange(self, tensor: Tensor) -> None:
         """Let the tensor be ``own``, with its hooks, which C++ has with the implementation."""
         _exchange(tensor, self.own)
-        self.tensor = ref(tensor)
+        self.one = Weak(tensor)
         if any(self._hooks):
             for name, table in zip(_HOOKS, self._hooks, strict=True):
                 if table:
@@ -125,45 +114,122 @@ class _Tensor(Reference):
                 fill(own, before)
 
 
-class _Module(Reference):
-    """A module as it was, which is not kept alive: one that a step lets go of is made anew of what
-    it had. ``beside``: the contents of tables that it had beside those of hooks, and no other
-    attributes.
+class Gone:
+    """Told of the data of tensors that a program lets go of."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[Tensor], object] = lambda data: None
+
+
+class Noted(_Tensor):
+    """A tensor that stays where it is. Where a program lets go of one whose data is kept, ``gone``
+    is told, and it is made anew of that.
     """
 
-    def __init__(self, module: nn.Module, beside: Mapping[str, Any] | None = None) -> None:
+    __slots__ = ("_gone", "_gradient", "_nbytes", "_other", "_requires_grad", "_version", "_was")
+
+    def __init__(self, tensor: Tensor, gradient: "Noted | None", gone: "Gone") -> None:
+        super().__init__(tensor, None)
+        self._gradient, self._gone, self._requires_grad = gradient, gone, tensor.requires_grad
+        self._version = -1 if tensor.is_inference() else private.version_of(tensor)
+        self._was = _geometry(tensor)
+        self._nbytes = _storage_bytes(tensor)
+        self._other: Weak | None = None
+        """The tensor which has its data by a swap."""
+        self.one = Weak(tensor)
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the data of the tensor."""
+        self.own = tensor.data
+        self.one = self._watched(tensor)
+
+    def _watched(self, tensor: Tensor) -> Weak:
+        own, gone = self.own, self._gone
+        if self._nbytes is None:
+            return Weak(tensor)
+        return Weak(tensor, lambda _: gone.tell(own))
+
+    def swapped(self, other: Tensor) -> None:
+        self._other = self._watched(other)
+
+    def found(self) -> Any:
+        tensor = self.one()
+        if tensor is None and self.own is not None:
+            tensor = super().found()
+            self.keep(tensor)
+            self.restore()
+        return GONE if tensor is None else tensor
+
+    def restore(self) -> None:
+        """Let the tensor be as it was, if it is there."""
+        tensor = self.one()
+        if tensor is None:
+            return
+        self._restore_attributes(tensor)
+        self._other = None
+        if self._nbytes is not None and self.own is not None:
+            storage = self.own.untyped_storage()
+            if storage.nbytes() != self._nbytes and storage.resizable():
+                storage.resize_(self._nbytes)
+        gradient = None if self._gradient is None else self._gradient.found()
+        moved = self.own is not None and not _is_where(tensor, self.own)
+        if moved or (self.own is not None and _geometry(tensor) != self._was):
+            _let_lie(tensor, self.own, gradient)
+        elif gradient_of(tensor) is not gradient:
+            tensor.grad = gradient
+        if self._version >= 0:
+            _as_it_began(tensor, self._version, self._requires_grad)
+
+
+def _is_hollow(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a fake GPU that stands between traces: it dies there, too."""
+    try:
+        storage = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return False
+    no_memory = storage.nbytes() > 0 and not tensor.is_meta and not private.has_memory(storage)
+    return no_memory or hasattr(storage, "shown")
+
+
+def _storage_bytes(tensor: Tensor) -> int | None:
+    """Return what a strided tensor's storage takes."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+class _Module(Reference):
+    """A module as it was, which is not kept alive: one that a step lets go of is made anew of what
+    it had.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
         self._kind, self._own = type(module), vars(module)
-        self._names = None if beside is None else frozenset(self._own)
-        self.tables: dict[str, dict[Any, Any]] = {
-            name: {**self._own[name]} for name in _filled(self._own)
-        }
-        self.tables |= beside or {}
-        self._anew: nn.Module | None = None
-        names = (private.PARAMETERS, private.BUFFERS, private.CHILDREN) if beside is None else ()
-        self.module: ref[nn.Module] = ref(module, partial(_clear, [*map(self._own.get, names)]))
+        self._tables = {name: {**self._own[name]} for name in _filled(self._own)}
+        self._hold(module)
+
+    def _hold(self, module: nn.Module) -> None:
+        names = private.PARAMETERS, private.BUFFERS, private.CHILDREN
+        self.one = Weak(module, partial(_clear, [*map(self._own.get, names)]))
 
     def found(self) -> nn.Module:
-        found = self.module()
+        found: nn.Module | None = self.one()
         if found is None:
-            found = self._anew = self._anew or object.__new__(self._kind)
+            found = object.__new__(self._kind)
             found.__dict__ = self._own
+            self._hold(found)
         return found
 
     def restore(self) -> None:
-        """Give it back its class and tables; what is gone of these stays as it is now."""
-        module, own = self.module(), self._own
+        """Give it back its class and hooks."""
+        module, own = self.one(), self._own
         if module is not None and type(module) is not self._kind:
             module.__class__ = self._kind  # as a lazy one changes it
-        if self._names is not None:
-            for name in own.keys() - self._names:
-                del own[name]
-        for name in dict.fromkeys((*_filled(own), *self.tables)):
-            now, before = own.get(name), self.tables.get(name)
-            if now or before:
-                table = own.setdefault(name, {})  # the same dictionary: others may hold it
-                found = all_resolved(before or {}).items()
-                kept = ((key, table.get(key, GONE) if one is GONE else one) for key, one in found)
-                fill(table, {key: one for key, one in kept if one is not GONE})
+        for name in dict.fromkeys((*_filled(own), *self._tables)):
+            fill(own.setdefault(name, {}), self._tables.get(name, {}))
 
 
 def _filled(own: Mapping[str, Any]) -> Iterable[str]:
@@ -176,36 +242,6 @@ def _clear(tables: Iterable[Any], _: object) -> None:
     for table in tables:
         if isinstance(table, dict):
             table.clear()
-
-
-def _lying(tensor: Tensor | None) -> Callable[[], None] | None:
-    """Return what lets a strided tensor lie as it does, if it is on the same storage by then. An
-    operator in place that changes no more than that (``resize_``, ``t_``) runs on the program's own
-    tensor.
-    """
-    if type(tensor) not in _OF_TORCH or tensor is None or tensor.layout is not torch.strided:
-        return None
-    try:
-        address, nbytes = private.storage_address(tensor), tensor.untyped_storage().nbytes()
-        version = -1 if tensor.is_inference() else private.version_of(tensor)
-        geometry, held = _geometry(tensor), ref(tensor)
-    except (RuntimeError, NotImplementedError):  # it has no storage, or is a lazy parameter
-        return None
-
-    def restore() -> None:
-        tensor = held()
-        if tensor is None or private.storage_address(tensor) != address:
-            return
-        storage = tensor.untyped_storage()
-        if storage.nbytes() != nbytes and storage.resizable():
-            storage.resize_(nbytes)
-        if _geometry(tensor) != geometry:
-            with torch.no_grad():
-                tensor.set_(storage, *geometry)
-            if version >= 0:
-                private.set_version((tensor,), (version,))
-
-    return restore
 
 
 class InPlace:
@@ -227,19 +263,12 @@ class InPlace:
         self._scripted: list[tuple[Given, Tensor]] = []
         self._gradients: list[tuple[ref[Tensor], Tensor | None]] = []
         """Those of tensors whose parts lie elsewhere."""
-        self._lie: list[Callable[[], None] | None] = []
-        """What lets tensors that stay where they are lie as they did."""
-        self._changed: Any = WeakIdKeyDictionary()
-        """Modules that a program changes. Weakly: one that it makes on another thread dies."""
-        self._moved: Any = WeakIdKeyDictionary()
-        """Tensors to which it gives other data."""
-        self._buffers: Any = WeakIdKeyDictionary()
-        """Buffers of modules to which it gives others, by name."""
-        self._used: Any = WeakIdKeyDictionary()
-        """Gradients of leaves, and versions of tensors, that it uses."""
-        self._optimizers: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
-        """States of optimizers that step, None of its own."""
-        self.by_tensor = self._moved, self._used
+        self._noted: dict[int, Noted] = {}
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        """Those of the program's own, and those that it has made."""
+        self._others: list[Callable[[], None]] = []
+        """What gives back what is noted in the course of a step."""
+        self.gone = Gone()
         with DisableTorchFunctionSubclass():
             self._note_modules(target, "")
             for position, value in enumerate(args):
@@ -247,16 +276,26 @@ class InPlace:
             for name, value in kwargs.items():
                 self._note_value(value, name)
             self._note_modules(loss_fn, "loss_fn.")
-            for tensor in reached.every_tensor(held=True):
+            if target is not None or args or kwargs:
+                for tensor in reached.every_tensor(held=True):
+                    if id(tensor) not in self.given:
+                        self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
+        self._note_reached(reached)
+
+    def _note_reached(self, reached: Reached) -> None:
+        with DisableTorchFunctionSubclass():
+            for module in filter(None, (one() for one in reached.modules)):
+                if self.knows(module):
+                    continue
+                self.modules[id(module)] = _Module(module)
+                for _, table in _TABLES:
+                    for tensor in (getattr(module, table) or {}).values():
+                        if tensor is not None and id(tensor) not in self.given:
+                            self.note(tensor)
+            for tensor in reached.every_tensor():
                 if id(tensor) not in self.given:
-                    self.given[id(tensor)] = Given(tensor, _kind_of(tensor), moves=False)
-            self._began = [
-                (ref(one), private.version_of(one), one.requires_grad)
-                for one in reached.every_tensor()
-                if not one.is_inference()
-            ]
-            stay = (one() for one in reached.tensors)
-            self._lie += [_lying(one) for one in stay if id(one) not in self.given]
+                    self.note(tensor, keeps=not _is_hollow(tensor))
+            self._optimizers.update(reached.optimizers)
 
     def _note_value(self, value: Any, name: str) -> None:
         self._note_modules(value, f"{name}.")
@@ -286,7 +325,11 @@ class InPlace:
 
     def references(self) -> Mapping[int, Reference]:
         """Return what stands for its tensors and modules, by their ids."""
-        return {**self.given, **self.modules}
+        notes: list[Noted | _Module] = [*self._noted.values(), *self.modules.values()]
+        found: dict[int, Reference] = {
+            id(one): noted for noted in notes for one in (noted.one(),) if one is not None
+        }
+        return found | self.given
 
     def own_bytes(self) -> int:
         """Return what the elements of the target's own dense tensors take."""
@@ -319,7 +362,7 @@ class InPlace:
             return
         made = other(tensor, given)
         if made is None:
-            self._lie.append(_lying(tensor))
+            self.note(tensor)
             return
         gradient = gradient_of(tensor)
         if made.requires_grad != tensor.requires_grad:
@@ -338,82 +381,56 @@ class InPlace:
 
     # -- what a program changes itself -------------------------------------------------------------
 
-    def note_use(self, tensor: Tensor) -> None:
-        """Take note of the gradient and version of a tensor that an operator is about to use."""
-        if tensor not in self._used:
-            version = -1 if tensor.is_inference() else private.version_of(tensor)
-            leaf = tensor.requires_grad and tensor.is_leaf
-            self._used[tensor] = (tensor.grad,) if leaf else (), version
-
-    def note_data(self, tensor: Tensor) -> Tensor:
-        """Take note of the data of a tensor that is about to be given other, and return that."""
-        if tensor not in self._moved:
-            own = tensor.data
-            own.requires_grad_(tensor.requires_grad)
-            own.grad = gradient_of(tensor)
-            self._moved[tensor] = _Tensor(tensor, own)
-        noted: Tensor = self._moved[tensor].own
+    def note(self, tensor: Tensor, *, keeps: bool = True) -> Noted | None:
+        """Return what a tensor was that stays where it is, before anything is done with it.
+        ``keeps``: with its data.
+        """
+        noted = self._noted.get(id(tensor))
+        if noted is None or noted.one() is not tensor:
+            if id(tensor) in self._laid or private.has_dispatch(tensor):
+                return None
+            gradient = gradient_of(tensor)
+            of_gradient = None if gradient is None else self.note(gradient)
+            noted = Noted(tensor, of_gradient, self.gone)
+            self._noted[id(tensor)] = noted
+        if keeps and noted.own is None:
+            noted.keep(tensor)
         return noted
 
     def knows(self, module: nn.Module) -> bool:
         """Return whether note was taken of a module."""
         given = self.modules.get(id(module))
-        return (given is not None and given.module() is module) or module in self._changed
+        return given is not None and given.one() is module
 
-    def note_module(self, module: nn.Module, beside: dict[str, Any]) -> None:
-        """Take note of a module whose tables, and what it has ``beside``, are about to change."""
-        own = vars(module)
-        tables = {
-            name: mapped(weakly, own[name]) for name in (private.PARAMETERS, private.CHILDREN)
-        }
-        self._changed[module] = _Module(module, tables | beside)
-
-    def keep(self, module: nn.Module, name: str, when_gone: Callable[[Tensor], object]) -> None:
-        """Keep the data that a parameter of a module came with, or one on ``meta`` itself.
-        ``when_gone`` is called with the data when the parameter itself is gone.
+    def note_other(
+        self, one: nn.Module | Optimizer, tables: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Take note of a module or an optimizer that could not be reached from the beginning.
+        ``tables``: what has been in these of its own, which were changed already.
         """
-        parameter, changed = private.own_parameters(module).get(name), self._changed.get(module)
-        if parameter is None or changed is None or parameter not in self._moved:
+        if self.knows(one) if isinstance(one, nn.Module) else one in self._optimizers:
             return
-        held, moved = changed.tables[private.PARAMETERS], self._moved[parameter]
-        weak = held.get(name)
-        if type(weak) is not Weak or weak() is not parameter:
-            return  # it is kept, or of the trace
-        if moved.own.is_meta:
-            held[name] = parameter
-            return
-        data = moved.own
-        moved.tensor = ref(parameter, lambda _: when_gone(data))
-        held[name] = moved
+        reached = Reached(None, one)
+        self._note_reached(reached)
+        self._others += [partial(fill, vars(one)[name], tables[name]) for name in tables]
+        self._others.append(ProgramState(reached, self.references(), of_modules=True).restore)
 
-    def keep_buffer(self, module: nn.Module, name: str, buffer: Tensor) -> None:
-        """Keep a buffer in whose place another is about to be."""
-        self._buffers.setdefault(module, {}).setdefault(name, buffer)
-
-    def note_optimizer(self, optimizer: Optimizer, *, is_new: bool = False) -> None:
-        """Take note of the state of an optimizer that is about to step; a new one keeps its own."""
-        if is_new:
-            self._optimizers[optimizer] = None
-        elif optimizer not in self._optimizers:
-            self._optimizers[optimizer] = {
-                key: copy(one) if isinstance(one, dict) else one
-                for key, one in optimizer.state.items()
-            }
+    def note_new(self, optimizer: Optimizer) -> None:
+        """Take note that a program has made an optimizer, which keeps its state."""
+        self._optimizers.add(optimizer)
 
     # -- and given back ----------------------------------------------------------------------------
 
     def restore(self) -> None:
         torch.clear_autocast_cache()
         with DisableTorchFunctionSubclass():
-            try:
-                self._undo_changes()
-            finally:
-                self._lift()
-            for reference, version, requires_grad in self._began:
-                if (tensor := reference()) is not None:
-                    _as_it_began(tensor, version, requires_grad)
-        for module in self.modules.values():
+            self._lift()
+            for noted in [*self._noted.values()]:  # gradients before what they are of
+                noted.restore()
+        for module in [*self.modules.values()]:
             module.restore()
+        while self._others:
+            self._others.pop()()
 
     def _lift(self) -> None:
         """Let tensors lie where they did."""
@@ -422,7 +439,7 @@ class InPlace:
             setattr(given.scripted, given.name.rpartition(".")[2], tensor)
         while self._laid:
             key, laid = self._laid.popitem()
-            own = laid.tensor()
+            own = laid.one()
             if own is not None:
                 laid.give_back(own)
             elif key in self.given:
@@ -431,29 +448,6 @@ class InPlace:
             if (wrapper := holder()) is not None:
                 wrapper.grad = gradient
         self._gradients.clear()
-        for restore in filter(None, self._lie):
-            restore()
-
-    def _undo_changes(self) -> None:
-        for changed in [*self._changed.values()]:
-            changed.restore()
-        for tensor, moved in reversed([*self._moved.items()]):  # gradients before what they are of
-            if not moved.own.is_meta and _place(tensor) != _place(moved.own):
-                _let_lie(tensor, moved.own, moved.own.grad)
-        for module, named in [*self._buffers.items()]:
-            private.own_buffers(module).update(named)
-        for tensor, (gradients, version) in [*self._used.items()]:
-            for gradient in gradients:
-                tensor.grad = gradient
-            if version >= 0 and private.version_of(tensor) != version:
-                private.set_version((tensor,), (version,))
-        for optimizer, state in [*self._optimizers.items()]:
-            if state is not None:
-                optimizer.state.clear()
-                optimizer.state.update(state)
-        for notes in (self._changed, self._moved, self._buffers, self._used, self._optimizers):
-            if notes:
-                notes.clear()
 
 
 def _exchange(tensor: Tensor, other: Tensor) -> None:
@@ -487,16 +481,23 @@ def _as_it_began(tensor: Tensor, version: int, requires_grad: bool) -> None:
 def _let_lie(tensor: Tensor, data: Tensor, gradient: Tensor | None) -> None:
     tensor.grad = None
     tensor.data = data
-    tensor.grad = gradient
+    if gradient is not None:
+        tensor.grad = gradient
 
 
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        return ()
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Return what differs between two tensors that are not on the same memory."""
-    return private.storage_address(tensor), int(tensor.storage_offset())
+def _is_where(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are of one kind, on the same memory."""
+    try:
+        same = private.storage_address(tensor) == private.storage_address(other)
+    except (RuntimeError, NotImplementedError):  # of other layouts, whose parts are not exchanged
+        return tensor.layout is other.layout
+    return same and tensor.dtype is other.dtype
 
 
 def gradient_of(tensor: Tensor) -> Tensor | None:

@@ -41,7 +41,7 @@ def on_copies(
     module = target if isinstance(target, nn.Module) else None
     reached = Reached(module, args, kwargs, step.loss_fn if module is not None else None)
     in_place = InPlace(reached, module, args, kwargs, step.loss_fn)
-    state = ProgramState(reached, in_place.references())
+    state = ProgramState(reached, in_place.references(), keeps=True)
 
     def run(begins: Callable[[], None] | None = None) -> object:
         return step.run(target, args, kwargs, begins)

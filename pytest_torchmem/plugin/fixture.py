@@ -341,7 +341,7 @@ def _state_of(*reached: Any) -> ProgramState | None:
         if error.name != "torch":
             raise
         return None
-    return ProgramState(Reached(*reached))
+    return ProgramState(Reached(*reached), keeps=True)
 
 
 def _is_module(target: Any) -> bool:

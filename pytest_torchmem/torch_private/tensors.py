@@ -76,6 +76,10 @@ HOOK_TABLES = (
     private_name("torch.nn.Module._forward_pre_hooks_with_kwargs"),
     private_name("torch.nn.Module._backward_hooks"),
     private_name("torch.nn.Module._backward_pre_hooks"),
+    private_name("torch.nn.Module._state_dict_hooks"),
+    private_name("torch.nn.Module._state_dict_pre_hooks"),
+    private_name("torch.nn.Module._load_state_dict_pre_hooks"),
+    private_name("torch.nn.Module._load_state_dict_post_hooks"),
 )
 #: Those that say what it is made of, too.
 

@@ -8,7 +8,6 @@ from pytest_torchmem.errors import UnknownValueError, add_note
 from pytest_torchmem.interception.conversion import forget_cached
 from pytest_torchmem.interception.values import messages as mail
 from pytest_torchmem.interception.values.contents import Values, ValuesNeeded
-from pytest_torchmem.journal.contents import ProgramState
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.targets.target import Selected, Target
 
@@ -21,7 +20,7 @@ def run_passes(
     run: Run,
     machine: Target,
     passes: tuple[Values, ...],
-    begin: Callable[[], ProgramState],
+    restore: Callable[[], None],
     lowering: "Lowering",
 ) -> MemoryProfile:
     """Return the profile of the first pass that comes to its end. One that ended because of what
@@ -34,7 +33,7 @@ def run_passes(
         if place == len(passes) and not lowering.reason:
             break
         if not alone:
-            ended = _in_world(run, machine, one, begin)
+            ended = _in_world(run, machine, one, restore)
         elif is_last and not lowering.is_open:
             try:
                 return run(machine, one, None)
@@ -43,16 +42,14 @@ def run_passes(
                     raise
                 ended = end.with_traceback(None)
         else:
-            ended = _attempt(partial(run, machine, one, None), begin)
+            ended = _attempt(partial(run, machine, one, None), restore)
         if isinstance(ended, MemoryProfile):
             return ended
     assert isinstance(ended, ValuesNeeded)
     raise ended  # the last pass has no other after it, and says what it lacks
 
 
-def _in_world(
-    run: Run, machine: Target, values: Values, begin: Callable[[], ProgramState]
-) -> _Ended:
+def _in_world(run: Run, machine: Target, values: Values, restore: Callable[[], None]) -> _Ended:
     """Run a pass of one rank, after the ranks whose messages or files it asks for."""
     messages: mail.Messages = {}
     awaited: list[mail.Message] = []
@@ -69,7 +66,7 @@ def _in_world(
         make = partial(mail.Mailbox, messages, rank, awaiting, looks=message is None)
         try:
             one_pass = partial(_run_with, run, process, values, make)
-            ended = _attempt(one_pass, begin, for_profile=message is None)
+            ended = _attempt(one_pass, restore, for_profile=message is None)
         except BaseException as error:
             if of_file and message is not None and isinstance(error, Exception):
                 messages[message] = (mail.is_there(message),)
@@ -137,29 +134,21 @@ def _as_rank(machine: Target, rank: int) -> Target:
 
 
 def _attempt(
-    run: Callable[[], MemoryProfile], begin: Callable[[], ProgramState], *, for_profile: bool = True
+    run: Callable[[], MemoryProfile], restore: Callable[[], None], *, for_profile: bool = True
 ) -> _Ended:
-    """Run a pass of a program that may have to be run again, as if for the first time.
-
-    So it always has to unless it is run ``for_profile``. Returns why, where it has to. While what
-    it ``begin``s with is kept nothing of that is freed, so a pass in which something should have
-    been is run once more without.
+    """Run a pass of a program that may have to be run again, as if for the first time. So it always
+    has to unless it is run ``for_profile``. Returns why, where it has to.
     """
-    state = begin()
     ended: _Ended
     try:
         ended = run()
-        if for_profile and not state.has_let_go():
-            return ended
     except (ValuesNeeded, mail.MessageNeeded, mail.MessageSent) as end:
         ended = end.with_traceback(None)
         ended.__context__ = ended.__cause__ = None
-    state.restore()
     if not (for_profile and isinstance(ended, MemoryProfile)):
+        restore()
         forget_cached()
-        return ended
-    del state, ended
-    return run()
+    return ended
 
 
 _BY_VALUES = "the program decides by values, which Inductor's kernels do not compute here"

@@ -18,7 +18,7 @@ from pytest_torchmem.errors import NoCudaError, TorchmemError, UsageError, add_n
 from pytest_torchmem.interception import operator_log
 from pytest_torchmem.interception.attribution import Attribution
 from pytest_torchmem.interception.context import TraceContext
-from pytest_torchmem.interception.conversion import give_survivors_data, let_go_of_tensors
+from pytest_torchmem.interception.conversion import give_back, give_survivors_data
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.interception.placement import ON_TWO_DEVICES
@@ -28,7 +28,7 @@ from pytest_torchmem.interception.values.contents import Values, ValuesMode, Val
 from pytest_torchmem.interception.values.known import KnownValues
 from pytest_torchmem.interception.values.messages import Mailbox
 from pytest_torchmem.interception.world import world_entered
-from pytest_torchmem.journal.contents import ProgramState, Reached, SharedState
+from pytest_torchmem.journal.contents import ProgramState, Reached
 from pytest_torchmem.journal.in_place import InPlace
 from pytest_torchmem.journal.journal import process_kept, run_alone, settings_kept, undisturbed
 from pytest_torchmem.profile.profile import MemoryProfile, Suggest, figures_of, host_peak_of
@@ -178,16 +178,13 @@ def _in_passes(
     in_place = InPlace(reached, target, *inputs) if is_module else InPlace(reached)
     if machine.gpu is not None and has_gpu():
         in_place.note_on_gpu(reached.every_tensor())
-    if not is_module:
+    state = ProgramState(reached, in_place.references(), keeps=is_module)
 
-        def letting_go(ledger: Ledger) -> Callable[[], None]:
-            return partial(let_go_of_tensors, ledger, SharedState(reached))
+    def giving_back(ledger: Ledger) -> Callable[[], None]:
+        return state.restore if is_module else partial(give_back, ledger, state)
 
-        run = partial(run, in_place, letting_go, lowering=lowering)
-        return run_passes(run, machine, passes, partial(ProgramState, reached), lowering)
-    state = ProgramState(reached, in_place.references())
-    run = partial(run, in_place, lambda _: state.restore, lowering=lowering)
-    return run_passes(run, machine, passes, lambda: state, lowering)
+    run = partial(run, in_place, giving_back, lowering=lowering)
+    return run_passes(run, machine, passes, state.restore, lowering)
 
 
 _POSITIONAL = ("target", "args", "kwargs")

@@ -1,5 +1,6 @@
 """A trace leaves the user's model, the generators and torch as they were."""
 
+import copy
 import gc
 import random
 import threading
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.forward_ad import dual_level, enter_dual_level, make_dual
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.utils import prune
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -169,23 +171,102 @@ def test_data_that_a_function_gives_to_parameters_is_its_own(device: str) -> Non
         assert profile.peak == measured.peak - unused
 
 
-@pytest.mark.parametrize("target", [torch.float64, "meta"])
+def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return all that a program could have changed of them, as far as it can be compared."""
+
+    def shown(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            hooks = len(one._backward_hooks or ()), len(one._post_accumulate_grad_hooks or ())  # type: ignore[attr-defined]
+            gradient = None if one.grad is None else shown(one.grad)
+            return type(one), one.dtype, one.tolist(), one._version, vars(one), hooks, gradient
+        if isinstance(one, dict):
+            return [*map(shown, one), *map(shown, one.values())]
+        if isinstance(one, (list, set)):
+            return [*map(shown, one)]
+        return type(one) if isinstance(one, nn.Module) else one
+
+    found = {name: (type(one), shown(vars(one))) for name, one in model.named_modules()}
+    return found | {"optimizer": (type(optimizer), shown(vars(optimizer)))}
+
+
+class _Other(nn.Linear):
+    pass
+
+
+def _swapped(model: nn.Module, _: Any) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    model.zero_grad()
+    model.half()
+
+
+_Change = Callable[[Any, Any], object]
+_CHANGES: dict[str, _Change] = {
+    "parameters": lambda model, _: model[0]._parameters.update(weight=nn.Parameter(torch.ones(3))),
+    "buffers": lambda model, _: model[1]._buffers.update(running_mean=torch.ones(4)),
+    "children": lambda model, _: model._modules.update({"0": nn.ReLU()}),
+    "deleted": lambda model, _: (model.__delattr__("0"), model.__delattr__("mask")),
+    "none": lambda model, _: (setattr(model[0], "bias", None), setattr(model, "mask", None)),
+    "registered": lambda model, _: (
+        model.register_parameter("more", nn.Parameter(torch.ones(1))),
+        model.register_buffer("mask", torch.zeros(1), persistent=False),
+    ),
+    "sequential": lambda model, _: (model.pop(0), model.extend([nn.ReLU(), nn.ReLU()])),
+    "inserted": lambda model, _: model.insert(0, nn.Linear(4, 4)),
+    "weight_norm": lambda model, _: nn.utils.parametrizations.weight_norm(model[0]),
+    "hooked weight_norm": lambda model, _: nn.utils.weight_norm(model[0]),
+    "pruned": lambda model, _: prune.l1_unstructured(model[0], "weight", 0.5),
+    "class": lambda model, _: setattr(model[0], "__class__", _Other),
+    "forward": lambda model, _: setattr(model[0], "forward", nn.Identity()),
+    "modes": lambda model, _: (model.eval(), model.requires_grad_(False), setattr(model, "n", 2)),
+    "attributes": lambda model, _: (setattr(model, "rows", model.rows * 2), model.names.append(1)),
+    "converted": lambda model, _: (model.half(), model.to("meta")),
+    "hooks of parameters": lambda model, _: (
+        model[0].weight.register_hook(lambda gradient: None),
+        model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None),
+    ),
+    "hooks of modules": lambda model, _: (
+        model[0].register_full_backward_hook(lambda *_: None),
+        model[0].register_state_dict_post_hook(lambda *_: None),
+        model[0].register_load_state_dict_pre_hook(lambda *_: None),
+    ),
+    "hooks of optimizers": lambda _, optimizer: optimizer.register_step_post_hook(lambda *_: None),
+    "groups": lambda model, optimizer: setattr(optimizer, "param_groups", [{"params": []}]),
+    "unfrozen": lambda model, optimizer: (
+        optimizer.add_param_group({"params": [torch.ones(2)], "lr": 0.1}),
+        optimizer.param_groups[0]["params"].clear(),
+        optimizer.defaults.clear(),
+    ),
+    "states": lambda model, optimizer: optimizer.state.clear(),
+    "loaded": lambda _, optimizer: optimizer.load_state_dict(
+        copy.deepcopy(optimizer.state_dict())
+    ),
+    "swapped": lambda model, _: torch.utils.swap_tensors(
+        model[0].bias, nn.Parameter(torch.ones(2))
+    ),
+    "swapped as they are converted": _swapped,
+    "assigned": lambda model, _: model.load_state_dict(
+        {name: one * 2 for name, one in model.state_dict().items()}, assign=True
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_model_with_gradients_that_a_function_converts_is_as_it_was(
-    target: Any, device: str
-) -> None:
-    model = nn.Linear(4, 4)
-    model(torch.ones(1, 4)).sum().backward()
-    before = [(one.tolist(), one.grad) for one in model.parameters()]
+@pytest.mark.parametrize("change", _CHANGES.values(), ids=_CHANGES)
+def test_what_a_function_changes_of_a_model_is_as_it_was(change: _Change, device: str) -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model.register_buffer("mask", torch.ones(1))
+    model.rows, model.names, model.n = torch.ones(2), ["a"], 1
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(2, 4)).square().sum().backward()
+    optimizer.step()
+    before = _described(model, optimizer)
 
-    def body() -> None:
-        model.to(target)
+    def function(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        change(model.to(device), optimizer)
 
-    trace(body, device=device)
-    for parameter, (values, gradient) in zip(model.parameters(), before, strict=True):
-        assert parameter.tolist() == values
-        assert parameter.grad is gradient
-        assert parameter.grad.dtype is torch.float32
+    for _ in range(2):
+        trace(function, model, optimizer, device=device)
+        assert _described(model, optimizer) == before
 
 
 def test_threads_from_before_run_for_real() -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import operator
 import pickle
 from collections import UserDict, defaultdict, deque
 from collections.abc import Callable
@@ -72,22 +71,6 @@ def test_schedules_and_scalers_go_on_from_where_they_were(schedule: Callable[[An
     before = repr([one.state_dict() for one in (optimizer, plan, scaler)])
     torchmem.trace(step, plan)
     assert repr([one.state_dict() for one in (optimizer, plan, scaler)]) == before
-
-
-def test_groups_and_parameters_that_a_step_adds_to_an_optimizer_are_its_own() -> None:
-    """As where layers are unfrozen, or points are split into two."""
-    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    optimizer = torch.optim.Adam(layers[0].parameters())
-
-    def step(optimizer: torch.optim.Optimizer) -> None:
-        optimizer.add_param_group({"params": [*layers[1].parameters()], "lr": 0.1})
-        optimizer.param_groups[0]["params"][0] = nn.Parameter(torch.ones(8))
-        layers(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-
-    torchmem.trace(step, optimizer)
-    (group,) = optimizer.param_groups
-    assert all(map(operator.is_, group["params"], layers[0].parameters()))
 
 
 def test_versions_of_what_is_averaged_are_as_before() -> None:

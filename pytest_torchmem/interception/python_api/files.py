@@ -13,8 +13,8 @@ Programs compare addresses of storages without memory, and libraries read and wr
 torch (safetensors): each is the beginning of pages that the operating system gives when they are
 first touched.
 
-torch swaps no tensor (``torch.utils.swap_tensors``) that has a weak reference, and a trace has
-some: they are gone meanwhile.
+torch swaps no tensor (``torch.utils.swap_tensors``) that has a weak reference: those of a trace are
+not counted.
 """
 
 import ctypes
@@ -23,6 +23,7 @@ import mmap
 import os
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -30,6 +31,7 @@ from ctypes import string_at
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any, cast
 from zipfile import ZipFile
 
@@ -42,8 +44,10 @@ from pytest_torchmem.interception.context import LASTING, Functions, Layer, Trac
 from pytest_torchmem.interception.conversion import WRITTEN, Region
 from pytest_torchmem.interception.plan import Output
 from pytest_torchmem.interception.values.contents import zeros
+from pytest_torchmem.journal.contents import Weak
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.modes import made_by, make
+from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import is_wrapper
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -258,6 +262,10 @@ class Pickling(Functions):
 _NOTHING = object()
 
 
+def _of_others(tensor: Tensor) -> list[Any]:
+    return [one for one in weakref.getweakrefs(tensor) if type(one) is not Weak]
+
+
 class Swaps(Functions):
     """``swap_tensors`` in a trace."""
 
@@ -267,23 +275,24 @@ class Swaps(Functions):
         if not self._trace.on_thread():
             original(t1, t2)
             return
-        stay, move = (
-            self._trace.own.by_tensor if self._trace.own else (),
-            self._trace.noted_contents,
-        )
-        tables = [*stay, *move]
-        notes = [(table.pop(t1, _NOTHING), table.pop(t2, _NOTHING)) for table in tables]
-        swapped = False
+        own = self._trace.own
+        noted = [own.note(one) if own and self._trace.brought(one) else None for one in (t1, t2)]
+        tables = self._trace.noted_contents
+        notes = [(table.pop(t2, _NOTHING), table.pop(t1, _NOTHING)) for table in tables]
         try:
-            original(t1, t2)
-            swapped = True
+            with replaced(torch.utils, weakref=SimpleNamespace(getweakrefs=_of_others)):
+                original(t1, t2)
+            for one, note in zip((t2, t1), noted, strict=True):
+                if note is not None:
+                    note.swapped(one)
+        except BaseException:
+            notes = [(second, first) for first, second in notes]
+            raise
         finally:
-            for position, (table, (first, second)) in enumerate(zip(tables, notes, strict=True)):
-                if swapped and position >= len(stay):
-                    first, second = second, first
-                for tensor, note in ((t1, first), (t2, second)):
-                    if note is not _NOTHING:
-                        table[tensor] = note
+            for table, both in zip(tables, notes, strict=True):
+                for tensor, content in zip((t1, t2), both, strict=True):
+                    if content is not _NOTHING:
+                        table[tensor] = content
 
 
 _Writer: Any = patches.file_writer.original

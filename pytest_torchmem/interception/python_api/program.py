@@ -50,15 +50,12 @@ from pytest_torchmem.torch_private import module_calls, patches
 from pytest_torchmem.torch_private.dispatcher import reach_past_modes
 from pytest_torchmem.torch_private.keys import FAKE, excluded, is_excluded, set_excluded
 from pytest_torchmem.torch_private.modes import fakes_of_meta, makes_fake_tensors
-from pytest_torchmem.torch_private.tensors import (
-    TensorBase,
-    has_dispatch,
-    own_buffers,
-    own_parameters,
-)
+from pytest_torchmem.torch_private.tensors import TensorBase
 
 _MAKING = ("__init__", "__setstate__")
-_HOOKING = (
+_CHANGING = (
+    module_calls.APPLIES,
+    "__delattr__",
     "register_forward_pre_hook",
     "register_forward_hook",
     "register_full_backward_pre_hook",
@@ -72,12 +69,7 @@ class Changes(Functions):
     def __init__(self, trace: TraceContext) -> None:
         super().__init__(trace)
         self._methods = module_calls.ModuleMethods(
-            {
-                **dict.fromkeys(_HOOKING, self._hooking),
-                **dict.fromkeys(_MAKING, self._making),
-                module_calls.APPLIES: self._apply,
-                "__delattr__": self._deleting,
-            }
+            {**dict.fromkeys(_CHANGING, self._changing), **dict.fromkeys(_MAKING, self._making)}
         )
         """What has to be seen of modules: how they are made, hooked, moved and converted."""
         self._all_applied = False
@@ -101,9 +93,7 @@ class Changes(Functions):
         applied = patches.applied_item()
         self._all_applied = applied is None
         found = [] if applied is None else [(applied, {"__init__": self._applying})]
-        owner, self._tables = module_calls.registration_tables(
-            self._parameter_registered, self._child_registered
-        )
+        owner, self._tables = module_calls.registration_tables(self._note, self._note)
         data = property(TensorBase.data.__get__, self._give_data)
         return [*super().replacements(), *found, (owner, self._tables), (Tensor, {"data": data})]
 
@@ -114,11 +104,13 @@ class Changes(Functions):
             yield
             return
         self._trace.note_module = self._whole
+        self._trace.own.gone.tell = self._trace.strike_unless_used
         try:
             with self._methods:
                 yield
         finally:
             self._trace.note_module = lambda module: None
+            self._trace.own.gone.tell = lambda data: None
 
     @property
     def _own(self) -> InPlace:
@@ -144,35 +136,12 @@ class Changes(Functions):
 
     def _note_new(self, optimizer: Optimizer) -> None:
         if self._trace.own is not None and self._trace.on_thread():
-            self._trace.own.note_optimizer(optimizer, is_new=True)
+            self._trace.own.note_new(optimizer)
 
     def _applying(self, item: Any) -> None:
         """Note that a composable function is applied, such as ``fully_shard``."""
         if self._trace.on_thread():
             self._applied[id(item)] = ref(item)
-
-    def _deleting(self, original: Any) -> Callable[..., Any]:
-        """Return what is called instead of a module's ``__delattr__``."""
-
-        @wraps(original)
-        def delete(module: nn.Module, name: str) -> Any:
-            if name in own_parameters(module) and self._is_brought(module):
-                self._parameter_registered(module, name, None)
-            return original(module, name)
-
-        return delete
-
-    def _apply(self, original: Any) -> Callable[..., Any]:
-        def apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            buffers = () if self._trace.off() else self._note_tensors(module)
-            result = original(module, *args, **kwargs)
-            now = {*map(id, own_buffers(module).values())}
-            for buffer in buffers:
-                if id(buffer) not in now:
-                    self._trace.strike_unless_used(buffer)
-            return result
-
-        return apply
 
     def _making(self, original: Any) -> Callable[..., Any]:
         @wraps(original)
@@ -183,13 +152,13 @@ class Changes(Functions):
 
         return make
 
-    def _hooking(self, original: Any) -> Callable[..., Any]:
+    def _changing(self, original: Any) -> Callable[..., Any]:
         @wraps(original)
-        def register(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._child_registered(module)
+        def change(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._note(module)
             return original(module, *args, **kwargs)
 
-        return register
+        return change
 
     def _is_brought(self, module: nn.Module) -> bool:
         """Whether a module was there before the trace, on whose thread the caller is. Dynamo
@@ -203,37 +172,24 @@ class Changes(Functions):
 
     # -- what is noted -----------------------------------------------------------------------------
 
-    def _parameter_registered(self, module: Any, name: str, _: Any) -> None:
-        """Note a module that is about to get a parameter in the place of another."""
-        if self._is_brought(module):
-            self._note_tensors(module)
-            self._note(module)
-            self._own.keep(module, name, self._trace.strike_unless_used)
-
     def _give_data(self, tensor: Tensor, data: Tensor) -> None:
         """Give a tensor other data (``p.data = ...``, ``Module.to``)."""
         before = None
-        if not self._trace.off() and self._trace.own is not None and self._is_real(tensor):
-            before = self._own.note_data(tensor)
+        if not self._trace.off() and self._trace.own is not None and self._trace.brought(tensor):
+            before = self._trace.own.note(tensor)
         TensorBase.data.__set__(tensor, data)
         if before is not None:
-            self._trace.strike_unless_used(before, 1)
-
-    def _child_registered(self, module: Any, *_: Any) -> None:
-        """Note a module that is about to get a child, or a hook."""
-        if self._is_brought(module):
-            self._note(module)
+            self._trace.strike_unless_used(before.own, 1)
 
     def _whole(self, module: nn.Module) -> None:
         """Note a module and all inside it, whose parameters are about to be replaced."""
         for one in module.modules():
-            self._child_registered(one)
-            for name in own_parameters(one):
-                self._parameter_registered(one, name, None)
+            self._note(one)
 
-    def _note(self, module: nn.Module) -> None:
-        if not self._own.knows(module):
-            self._own.note_module(module, dict(self._applied_before(vars(module))))
+    def _note(self, module: nn.Module, *_: Any) -> None:
+        """Note a module that is about to be changed, and could not be reached before."""
+        if self._is_brought(module) and not self._own.knows(module):
+            self._own.note_other(module, dict(self._applied_before(vars(module))))
 
     def _applied_before(self, own: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any]]]:
         """Yield the tables of composable functions, without what was applied in the trace."""
@@ -248,29 +204,6 @@ class Changes(Functions):
     def _is_of_trace(self, item: Any) -> bool:
         applied = self._applied.get(id(item))
         return self._all_applied or (applied is not None and applied() is item)
-
-    def _note_tensors(self, module: nn.Module) -> list[Tensor]:
-        """Keep the data, gradients and buffers of a module that is about to be converted, and
-        return the buffers.
-        """
-        for name, parameter in own_parameters(module).items():
-            if parameter is None or not self._is_real(parameter):
-                continue
-            self._own.note_data(parameter)
-            if self._is_brought(module):  # from meta and to meta another takes its place
-                self._note(module)
-                self._own.keep(module, name, self._trace.strike_unless_used)
-        named = own_buffers(module).items()
-        buffers = {name: one for name, one in named if one is not None and self._trace.brought(one)}
-        for name, buffer in buffers.items():
-            self._own.keep_buffer(module, name, buffer)
-            if not has_dispatch(buffer):
-                self._own.note_data(buffer)
-        return [*buffers.values()]
-
-    def _is_real(self, tensor: Tensor) -> bool:
-        """Whether a tensor came with the program; wrappers and fake tensors are its own."""
-        return self._trace.brought(tensor) and not has_dispatch(tensor)
 
 
 _RUN = "run"
