@@ -328,6 +328,13 @@ class TraceContext:
         with self.working():
             self._parts.conversion.meet(tensor, device, sys._getframe(1), **hollow)
 
+    def hold(self, owner: object, nbytes: int, by: str) -> Callable[[], object]:
+        """Book bytes of the host that no storage has, until their owner is gone or what is returned
+        is called.
+        """
+        with self.turn():
+            return self._parts.conversion.hold(owner, nbytes, by, sys._getframe(1))
+
     def expect_made(self, storage: torch.UntypedStorage) -> None:
         """Book a storage of the host that was made just now without an operator."""
         if not self.stands and storage.nbytes():

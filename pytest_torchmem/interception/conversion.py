@@ -326,6 +326,16 @@ class Conversion:
                 finalize(own, storage.nbytes)
             record.ledger.foreign[record.index] = storage.nbytes()
 
+    def hold(self, owner: object, nbytes: int, by: str, frame: FrameType) -> Callable[[], object]:
+        """Book bytes that an object of Python's holds; return what strikes them off."""
+        origin = self._attribution.origin(self._phases.find(), by, frame)
+        ledger = self._ledger.on(_CPU)
+        index = ledger.add(Allocation(0, Kind.OTHER, origin, (nbytes,), "uint8"))
+        ledger.foreign[index] = nbytes
+        gone = finalize(owner, ledger.remove, index)
+        gone.atexit = False
+        return gone
+
     def lent(self, tensor: Tensor) -> Lent | None:
         """Return what is known of a tensor of another ledger, or of a trace that is over."""
         address = private.storage_address(tensor)

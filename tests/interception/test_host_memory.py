@@ -2,7 +2,9 @@
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +68,26 @@ def test_memory_of_others_counts_on_the_host_alone(name: str, device: str) -> No
 
     profile = torchmem.trace(program, device=device)
     assert (profile.peak, profile.host_peak) == (0, BYTES)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_saved_into_memory_counts_as_long_as_it_is_there(device: str) -> None:
+    sizes: list[int] = []
+
+    def program(kept: int) -> None:
+        files = deque[BytesIO](maxlen=kept)
+        tensor = torch.zeros(ROWS, 100, device=device)
+        for _ in range(4):
+            files.append(BytesIO())
+            torch.save(tensor, files[-1])
+            torch.save(tensor, files[-1])
+        sizes[:] = [len(one.getvalue()) for one in files]
+
+    for kept in (1, 4):
+        profile = torchmem.trace(lambda kept=kept: program(kept), device=device)
+        assert len(sizes) == kept
+        assert min(sizes) > 2 * BYTES
+        assert profile.host_peak == sum(sizes) + (BYTES if device == "cpu" else 0)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -258,4 +258,6 @@ def test_what_files_take_while_they_are_read() -> None:
         lambda: pickle.loads(pickle.dumps(torch.ones(2))),
     ]
     for program in programs:
-        assert trace(program, host="here").figures() == measure(program).figures()
+        traced = trace(program, host="here").figures()
+        traced.pop("host_peak", None)  # of Python's memory, which torch's profiler does not see
+        assert traced == measure(program).figures()

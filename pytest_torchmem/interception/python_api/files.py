@@ -31,8 +31,10 @@ from ctypes import string_at
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 from zipfile import ZipFile
 
 import torch
@@ -197,12 +199,15 @@ class Pickling(Functions):
         self._zeros_of: dict[tuple[torch.device, int], Tensor] = {}
         self._places: dict[int, tuple[torch.UntypedStorage, str]] = {}
         """Storages that were pickled, and the devices they belong to in the trace, by address."""
+        self._files: WeakKeyDictionary[BytesIO, Callable[[], object]] = WeakKeyDictionary()
+        """Files in memory, and what strikes their bytes off."""
 
     def begin(self) -> None:
         """Forget what was pickled in the trace before."""
         self.unknown.clear()
         self._zeros_of.clear()
         self._places.clear()
+        self._files.clear()
 
     @instead_of(Tensor, "__reduce_ex__")
     def reduce(self, original: Any, tensor: Tensor, protocol: Any) -> Any:
@@ -234,6 +239,12 @@ class Pickling(Functions):
             self._places[storage._cdata] = storage, place
             real = Output.of(tensor).on(storage)
             return original(real.requires_grad_(tensor.requires_grad), protocol)
+
+    def keep(self, file: BytesIO) -> None:
+        """Book what a program has written into memory of Python's, until it is gone."""
+        if file in self._files:
+            self._files.pop(file)()  # it is longer now
+        self._files[file] = self._trace.hold(file, file.getbuffer().nbytes, "torch.save")
 
     @instead_of(torch.serialization)
     def location_tag(self, original: Any, storage: Any) -> Any:
@@ -341,6 +352,7 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> patches.Replacement
     class Writer(_Writer):  # type: ignore[misc]
         def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
             self._file = None if isinstance(file, str) else _Careful(file)
+            self._target = file
             super().__init__(self._file or file, *args, **kwargs)
             self._with_holes = isinstance(file, str) or _can_seek(file)
             self._unknown: list[str] = []
@@ -367,6 +379,8 @@ def sparse_files(trace: TraceContext, pickling: Pickling) -> patches.Replacement
                 super().write_record(_OLDER, b"1", 1)
             super().write_end_of_file()
             self._raise()
+            if isinstance(self._target, BytesIO) and not trace.off():
+                pickling.keep(self._target)
 
         def _raise(self) -> None:
             """Raise what the file has raised, once."""
