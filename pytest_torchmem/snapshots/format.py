@@ -415,7 +415,7 @@ def merged(entry: Entry, before: Entry | None) -> Entry:
     same = before.same_trace(entry)
     measured = {**(before.measured if same else {}), **entry.measured}
     known = before.grew if all(_lasts(one, entry) for one in before.grew) else ()
-    grew = (*known, *entry.grew)[-_MOST_TOLD:]
+    grew = (*dict.fromkeys((*known, *entry.grew)),)[-_MOST_TOLD:]  # a proposal has both
     return replace(with_notes(entry, before), measured=measured, grew=grew)
 
 

@@ -15,7 +15,7 @@ from pytest_torchmem.reports.difference import Difference, DifferenceKind, rende
 from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
 from pytest_torchmem.snapshots.files import write
-from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, Told, dump, load
+from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, Told, dump, load, merged
 from tests.plugin.conftest import valid
 
 
@@ -209,6 +209,13 @@ def test_the_causes_of_all_that_grew_stand_below_a_long_table(tmp_path, monkeypa
     assert lines[0] == "- `test_net.py::test_19`, cpu, +1019 B (+101.9 %): cause 19: `model.py:9`"
     assert "test_9`, cpu and 9 more, +1009 B (+100.9 %): causes that stand above" in below
     assert len(lines) == 11
+
+
+def test_what_a_proposal_has_of_older_growth_is_there_once():
+    told = [Told("peak", size, 2 * size, "cause", "model.py:9") for size in (100, 200)]
+    stored = Entry(Key("test_it", device="cpu"), "2.13.0", "w", {"peak": 200}, grew=(told[0],))
+    proposed = replace(stored, figures={"peak": 400}, grew=(*told,))
+    assert merged(proposed, stored).grew == (*told,)
 
 
 def test_a_comment_is_no_longer_than_github_takes():
