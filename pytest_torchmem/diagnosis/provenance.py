@@ -128,7 +128,8 @@ class Provenance:
         found = self._allocations
         own, seen = found[index], {index}
         while reads := self.reads(index):
-            same = [one for one in reads if one not in seen and _is_of_type(found[one], own)]
+            new = [one for one in reads if one not in seen and found[one].kind not in _STANDING]
+            same = [one for one in new if found[one].dtype == own.dtype]
             like = [one for one in same if prod(found[one].shape) >= prod(own.shape)]
             if not same:
                 break
@@ -229,10 +230,6 @@ class Provenance:
 def _read(call: OperatorCall) -> list[int]:
     """Return the indices of what a call read, in the order of its arguments."""
     return [one - 1 for one in call.reads if one > 0]
-
-
-def _is_of_type(one: Allocation, other: Allocation) -> bool:
-    return one.dtype == other.dtype and one.kind not in _STANDING
 
 
 NOTHING_RAN = Provenance(Timeline())

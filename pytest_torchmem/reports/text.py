@@ -135,7 +135,10 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
     sections = [*dict.fromkeys(part for one in told for part in one.sections)]
     figures = _figures(told, every=verbose)
     if verbose:
-        shown = [_of_device(one, told).text(most=len(one.rows.rows)) for one in told]
+        each = [one.rows for one in told]
+        if told[1:]:
+            each = [replace(one.rows, title=f"{one.rows.title}, {one.where}") for one in told]
+        shown = [one.text(most=len(one.rows)) for one in each]
         return _shown([*heads, *filter(None, shown), *sections, *figures, *advice])
     left = most - _lines([*heads, *sections, *advice])
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
@@ -147,10 +150,6 @@ def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bo
 def _lines(parts: Iterable[str]) -> int:
     """Return the lines of parts, each of which an empty one ends."""
     return sum(part.count("\n") + 2 for part in parts)
-
-
-def _of_device(one: Told, told: Sequence[Told]) -> Section:
-    return replace(one.rows, title=f"{one.rows.title}, {one.where}") if len(told) > 1 else one.rows
 
 
 def _shown(parts: Iterable[str]) -> str:

@@ -226,17 +226,14 @@ def _of_conversion(evidence: Evidence) -> Cause | None:
         index = evidence.ran.first_of_type(index)
         made, was = evidence.ran.allocation(index), next(iter(evidence.ran.read(index)), None)
         converted = evidence.counted(made.origin.operator)
-        if converted is not None and converted.rose and was is not None and _is_wider(made, was):
+        is_converted = made.origin.operator.partition(".")[0] == _COPIES[0]
+        if was is None or not is_converted or made.shape != was.shape or made.nbytes <= was.nbytes:
+            continue
+        if converted is not None and converted.rose:
             rows = [one for one in evidence.came() if one.place == row.place]
             words = {"before": was.dtype, "now": made.dtype, "source": made.origin.operator}
             return cause("type", rows, row, made.origin, **words)
     return None
-
-
-def _is_wider(one: Allocation, other: Allocation) -> bool:
-    """Tell whether a tensor is another one converted to numbers of more bytes."""
-    is_converted = one.origin.operator.partition(".")[0] == _COPIES[0]
-    return is_converted and one.shape == other.shape and one.nbytes > other.nbytes
 
 
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::contiguous", "aten::repeat")
@@ -254,7 +251,8 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         is_another = any(one.now is None for one in others)
         if counted is not None and counted.now <= counted.before and not is_another:
             continue  # it copied before, too: the copy lives longer
-        if any(_is_exchanged(row, one) for one in evidence.difference.rows):
+        of_its_kind = (one for one in evidence.difference.rows if one.what[3:5] == row.what[3:5])
+        if any(one.change == -row.change for one in of_its_kind):
             continue  # it stands in the place of what is gone
         if row.what.role == Role.HELD and is_kept(evidence, row):
             continue  # who keeps it is nearer to the cause
@@ -265,10 +263,6 @@ def kept_twice(evidence: Evidence) -> Cause | None:
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
         return cause("copy", rows, row, operator=source, kept=kept_by(evidence, [row]), **values)
     return None
-
-
-def _is_exchanged(row: Row, gone: Row) -> bool:
-    return gone.change == -row.change and gone.what[3:5] == row.what[3:5]
 
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
