@@ -41,6 +41,12 @@ settings.register_profile("torchmem", derandomize=False, deadline=None, print_bl
 settings.load_profile("torchmem")
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Both devices that a trace models, one after the other."""
+    return str(request.param)
+
+
 @pytest.fixture
 def chance() -> random.Random:
     """Random numbers that are others in every run of the tests."""

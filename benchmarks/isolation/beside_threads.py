@@ -13,7 +13,7 @@ import sys
 import time
 
 from benchmarks.conformance.report import machine
-from tests.tracing.test_other_threads import train_beside
+from tests.tracing.test_threads import train_beside
 
 
 def main() -> int:

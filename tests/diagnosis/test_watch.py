@@ -25,7 +25,6 @@ from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
 PLANTED = Path(__file__).with_name("planted.py")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_constraint_that_attention_does_not_keep(device: str) -> None:
     with watching(device, attention=True) as watch:
         trace(Decoder(depth=1, wrong={"strided": True}).bfloat16(), ids(), device=device)
@@ -35,7 +34,6 @@ def test_the_constraint_that_attention_does_not_keep(device: str) -> None:
     assert reason == f"value is not contiguous in its last dimension, of stride {LENGTH}"
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_keeps_a_tensor(device: str) -> None:
     kept: dict[str, Tensor] = {}
 
@@ -244,7 +242,6 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_cycle_is_told_with_the_programs_object_in_it(device: str) -> None:
     class Trainer:
         def __init__(self) -> None:

@@ -196,7 +196,6 @@ def test_bags_of_embeddings_have_sparse_gradients() -> None:
     assert on_fake_cuda(body) == [torch.sparse_coo, "cuda", (4, 4)]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_new_of_a_tensor_is_that_tensor(device: str) -> None:
     def body() -> list[Any]:
         x = torch.ones(2, device=device)

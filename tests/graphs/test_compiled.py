@@ -319,7 +319,6 @@ def test_a_thread_compiles_as_well() -> None:
     assert (profile.level, profile.warnings) == ("inductor", ())
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_state_that_a_compiled_step_begins_with_is_counted(device: str) -> None:
     if device == "cuda":
         pytest.importorskip("triton")
@@ -345,7 +344,6 @@ def test_the_state_that_a_compiled_step_begins_with_is_counted(device: str) -> N
     assert not brought.state
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_modules_that_are_made_in_compiled_code_do_not_break_its_graph(device: str) -> None:
     class Sliced(nn.Module):  # as models of transformers choose their layers
         def __init__(self) -> None:
@@ -466,7 +464,6 @@ def test_random_state_of_checkpoints_is_kept_by_generators_of_the_gpu() -> None:
     assert (profile.level, profile.warnings) == ("inductor", ())
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_compiled_autograd_is_profiled_as_compiled(device: str) -> None:
     """Its graph makes one gradient beside its parameter, and adds to the other."""
 
@@ -574,7 +571,6 @@ def test_reduce_overhead_takes_what_it_takes_on_the_cpu_and_says_what_is_missing
     assert any("private pools" in one for one in on_gpu.warnings)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_inductor_leaves_to_aten_is_copied_to_the_device(device: str) -> None:
     """Complex numbers of a rotary embedding, which it calls ``prims::device_put`` on."""
 
@@ -590,7 +586,6 @@ def test_what_inductor_leaves_to_aten_is_copied_to_the_device(device: str) -> No
     assert 64 * 8 * 8 in [one.nbytes for one in profile.timeline.allocations]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_number_that_is_not_known_may_be_given_to_compiled_code(device: str) -> None:
     """Dynamo asks for numbers on the host of 64 bits when it makes fake tensors of them."""
 

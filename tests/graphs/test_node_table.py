@@ -27,7 +27,6 @@ def row_of(table: NodeTable, operator: str) -> NodeRow:
     return row
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", MODELS)
 def test_totals_are_the_peaks_of_the_profile(name: str, device: str) -> None:
     build, make_input = MODELS[name]
@@ -149,7 +148,6 @@ def test_a_node_without_operator_has_a_row_of_its_own() -> None:
     assert row_of(table, "SliceBackward0").bwd_out == 4 * 6 * 4
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_operations_are_those_of_the_counter_of_torch(device: str) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
@@ -289,7 +287,6 @@ def test_a_measurement_has_no_operators() -> None:
         measure(nn.Linear(4, 2), torch.randn(3, 4)).node_table()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_products_of_sparse_matrices_are_operators_with_operations(device: str) -> None:
     def step() -> None:
         sparse = torch.eye(64, device=device).to_sparse().requires_grad_()

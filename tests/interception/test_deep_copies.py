@@ -29,7 +29,6 @@ def test_a_storage_is_copied_as_a_whole(copied: Callable[[Tensor], object]) -> N
     assert (traced.peak, traced.retained) == (measure(program).peak, measure(program).retained)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_copies_of_views_share_what_their_originals_did(device: str) -> None:
     found: list[object] = []
 

@@ -234,7 +234,6 @@ WHOLE: dict[str, Callable[[Process], Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_every_collective_has_its_shapes(device: str, size: int) -> None:
     def program() -> None:
@@ -252,7 +251,6 @@ def test_every_collective_has_its_shapes(device: str, size: int) -> None:
         assert not trace(program, device=device, world_size=size, rank=rank, values="none").warnings
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_objects_of_others(device: str, rank: int) -> None:
     """What all have is that of this process, with a warning; what one sends is asked of it."""
@@ -333,7 +331,6 @@ def test_a_chain_of_processes_that_send_to_the_next() -> None:
         trace(lambda: dist.init_process_group() or wait_for(2), world_size=4, rank=3)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("counted", ["histc", "bincount"])
 def test_tokens_whose_experts_are_not_known_are_spread_evenly(counted: str, device: str) -> None:
     def program() -> None:
@@ -413,7 +410,6 @@ def test_values_that_processes_put_together_are_made_of_as_many_as_this_one_has(
         assert all("what other processes have is not known" in one for one in warnings)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_was_waited_for_is_what_was_received(device: str) -> None:
     def step() -> None:
         dist.init_process_group("gloo" if device == "cpu" else "nccl")

@@ -35,7 +35,6 @@ def written_down(*target: Any, **options: Any) -> tuple[Any, ...]:
     return profile.timeline, profile.figures(), calls
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: getattr(step, "__name__", step))
 def test_both_ways_write_down_the_same(device, step, monkeypatch):
     if isinstance(step, str):

@@ -203,7 +203,6 @@ def _reparametrized(model: Any, device: str) -> Any:
     return shard(model.to(device), mesh=start(device))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     "change", [_adapted, _checkpointed, _parallel, _replicated, _reparametrized]
 )

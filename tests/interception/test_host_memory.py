@@ -59,7 +59,6 @@ FOREIGN: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_memory_of_others_counts_on_the_host_alone(name: str, device: str) -> None:
     def program() -> None:
@@ -70,7 +69,6 @@ def test_memory_of_others_counts_on_the_host_alone(name: str, device: str) -> No
     assert (profile.peak, profile.host_peak) == (0, BYTES)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_saved_into_memory_counts_as_long_as_it_is_there(device: str) -> None:
     sizes: list[int] = []
 
@@ -90,7 +88,6 @@ def test_what_is_saved_into_memory_counts_as_long_as_it_is_there(device: str) ->
         assert profile.host_peak == sum(sizes) + (BYTES if device == "cpu" else 0)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_memory_of_others_that_was_there_before(device: str) -> None:
     brought, views = torch.from_numpy(array()), torch.from_numpy(array())
 

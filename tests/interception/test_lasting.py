@@ -5,7 +5,6 @@ import importlib
 import sys
 import threading
 
-import pytest
 import torch
 from torch import nn
 
@@ -18,7 +17,6 @@ def ask(found: list[int], device: str) -> None:
     found.append(tensor.untyped_storage().nbytes() + torch.tensor([tensor.shape[0]]).item())
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_another_function_that_was_put_there_between_traces_is_called(device, monkeypatch):
     own, called = torch.tensor, []
 
@@ -38,14 +36,12 @@ def test_another_function_that_was_put_there_between_traces_is_called(device, mo
     assert found == [15, 15, 15]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_function_that_a_program_keeps_belongs_to_no_trace_afterwards(device: str) -> None:
 
     make, item = result_of(lambda: (torch.empty, torch.Tensor.item), device=device)
     assert item(make(2).fill_(3.0).sum()) == 6.0
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_traces_between_those_with_threads_have_the_same_figures(device: str) -> None:
     def beside() -> None:
         torch.empty(5, device=device).sum().item()
@@ -62,7 +58,6 @@ def test_traces_between_those_with_threads_have_the_same_figures(device: str) ->
     assert peaks[0] == peaks[2] == peaks[4]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_trace_that_is_over_is_freed(device: str) -> None:
     model, input = nn.Linear(4, 4), torch.randn(2, 4)
     for _ in range(3):

@@ -140,7 +140,6 @@ def test_numbers_of_a_graph_that_autograd_saves_are_what_they_are() -> None:
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_torchscript_knows_functions_that_are_replaced(device: str) -> None:
     """It finds operators by the identity of the functions."""
     modules = (torch, torch.linalg, torch.special, torch._C._nn, F, math)

@@ -4,7 +4,6 @@ import copy
 import pickle
 from typing import Any, ClassVar
 
-import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -53,7 +52,6 @@ def program(device: str) -> list[str]:
     return list(Noted.asked)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_same_functions_are_asked_for(device: str) -> None:
     really = program("cpu")
     assert result_of(lambda: program(device), device=device) == really
@@ -72,7 +70,6 @@ def test_a_subclass_finds_what_it_knows() -> None:
     torchmem.trace(body, device="cuda")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_backward_asks_no_subclass(device: str) -> None:
     def body(device: str) -> list[str]:
         weight = torch.randn(4, 4).as_subclass(Unwrapped).to(device).requires_grad_()
@@ -96,7 +93,6 @@ class Asked(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_mode_sees_what_the_program_calls(device: str) -> None:
     def body(device: str) -> list[str]:
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(device)
@@ -141,7 +137,6 @@ def test_tables_that_a_trace_makes_find_torch_functions() -> None:
     torchmem.trace(body, device="cuda")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_mode_is_asked_for_what_stands_in_torch(device: str) -> None:
     class Named(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:

@@ -79,7 +79,6 @@ def test_every_backend_is_there_and_gone_afterwards(device: str, backend: str | 
     assert dict(os.environ) == variables
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_backends_are_chosen_and_checked_as_in_a_process(device: str) -> None:
     has_mpi = dist.is_mpi_available()
 

@@ -264,7 +264,6 @@ def _outputs_given(device: str = "cpu") -> list[tuple[tuple[int, ...], float]]:
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("values", ["auto", "real"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_an_output_that_is_given_is_resized_each_time(device: str, values: str) -> None:
     found: list[Any] = []
     traced = trace(

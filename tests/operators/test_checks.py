@@ -146,7 +146,6 @@ def test_they_are_refused_in_the_words_of_torch() -> None:
         assert found == real
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_was_refused_holds_nothing(device: str) -> None:
     """A program that goes on with less has what the arguments took, without a collection."""
 
@@ -291,7 +290,6 @@ def test_rows_are_selected_by_integers(device: str, words: str) -> None:
         trace(program, device=device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_list_takes_as_many_scalars_as_it_has_tensors(device: str) -> None:
     def program() -> None:
         given = [torch.ones(300, device=device) for _ in range(2)]

@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pytest_torchmem import trace
+from pytest_torchmem import measure, trace
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import (
     CudaBackend,
@@ -191,3 +191,24 @@ def test_what_float64_copies_on_cuda_is_copied_once() -> None:
     profile = trace(step, device="cuda")
     copies = [one.nbytes for one in profile.timeline.allocations if one.kind is Kind.WORKSPACE]
     assert copies == [2 * 4 * 6 * 6 * 8]
+
+
+class Lines(nn.Module):
+    """A convolution between layers that keep channels last."""
+
+    def __init__(self, groups: int, kernel: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(64, 64, kernel, padding=kernel // 2, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(self.convolution(x.transpose(1, 2))).transpose(1, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 64])
+@pytest.mark.parametrize("kernel", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_turned_lines(groups: int, kernel: int, dtype: torch.dtype) -> None:
+    model = Lines(groups, kernel).to(dtype)
+    x = torch.rand(2, 49, 64, dtype=dtype, requires_grad=True)
+    traced, measured = trace(model, x, host="here"), measure(model, x)
+    assert traced.figures() == measured.figures()

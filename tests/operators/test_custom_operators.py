@@ -70,7 +70,6 @@ torch.library.define("torchmem_tests::undescribed", "(Tensor x) -> Tensor")
 undescribed = torch.ops.torchmem_tests.undescribed.default
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_custom_operators_need_no_further_step(device: str) -> None:
     weight = nn.Parameter(torch.ones(256, 256))
 
@@ -88,7 +87,6 @@ def test_custom_operators_need_no_further_step(device: str) -> None:
     assert weight.grad is None
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_lists_and_written_arguments(device: str) -> None:
     def program() -> None:
         x = torch.zeros(256, device=device)
@@ -119,7 +117,6 @@ def test_a_custom_operator_is_cast_by_autocast() -> None:
     assert dtypes == [torch.bfloat16, torch.float32, torch.float32, torch.float32]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_custom_operator_that_nobody_described(device: str) -> None:
     with pytest.raises(
         UnsupportedOperatorError,
@@ -128,7 +125,6 @@ def test_a_custom_operator_that_nobody_described(device: str) -> None:
         trace(lambda: undescribed(torch.ones(3, device=device)), device=device)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_custom_operator_is_described_from_outside(device: str) -> None:
     def peak() -> int:
         return trace(lambda: undescribed(torch.ones(3, device=device)), device=device).peak
@@ -278,7 +274,6 @@ def test_a_kernel_in_python_is_what_it_calls() -> None:
     assert calls == ["cpu", "cpu", "cuda"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_where_register_fake_cannot_say_the_kernel_shows(device: str) -> None:
     """For sizes that depend on data, and where it asserts that tensors are on a GPU."""
 

@@ -16,7 +16,6 @@ samples = pytest.importorskip("benchmarks.conformance.samples")
 from benchmarks.isolation.sample import NothingToDifferentiate  # noqa: E402
 from tests.conformance.operators import OPERATORS  # noqa: E402
 
-DEVICES = ("cpu", "cuda")
 aten = torch.ops.aten
 
 
@@ -29,7 +28,6 @@ def unmodelled(x: Tensor) -> Tensor:
 unmodelled.register_fake(lambda x: x.new_empty(5))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_custom_operator_that_nobody_modelled_is_unknown(device: str) -> None:
     profile = trace(lambda: unmodelled(torch.ones(3, device=device)), device=device)
     assert profile.unknown_workspaces == ("torchmem_tests::unmodelled",)
@@ -38,7 +36,6 @@ def test_a_custom_operator_that_nobody_modelled_is_unknown(device: str) -> None:
     assert profile.peak == 12 + 20
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_an_operator_that_leaves_the_table_is_unknown(monkeypatch, device):
     def program() -> Tensor:
         return torch.ones(3, 4, device=device).flip(0)

@@ -1,17 +1,30 @@
-"""How workspaces of CUDA kernels are booked: where, for how long, and how sure."""
+"""Workspaces of CUDA kernels: their formulas; where they are booked, how long and how sure."""
 
+import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as functional
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor, linalg, nn
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.operators.attention.fused import Shape, efficient_backward_bytes, flash_splits
+from pytest_torchmem.operators.elementwise import sum_buffers
+from pytest_torchmem.operators.libraries import cub
+from pytest_torchmem.operators.libraries.nvidia import blas_buffer
+from pytest_torchmem.operators.spec import spec_of
+from pytest_torchmem.operators.workspace import Workspace, as_workspace
+from pytest_torchmem.operators.workspace_of import takes_nothing
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind
+from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.asked import workspace_of
 from tests.operators.cuda_programs import PROGRAMS, read_requests, requests
 
 MIB = 2**20
@@ -270,3 +283,226 @@ def test_numbers_of_four_bits(inner: int, rows: int, width: int, group: int) -> 
             torch._weight_int4pack_mm(x.float(), packed, group, scales)
 
     trace(program, device="cuda")
+
+
+FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16
+EXACT, BOUNDED, UNKNOWN = Confidence.EXACT, Confidence.BOUNDED, Confidence.UNKNOWN
+A100, H100 = find_gpu("a100"), find_gpu("h100")
+
+
+def meta(*shape: int, dtype: torch.dtype = FLOAT) -> Tensor:
+    """Return a tensor without data."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def found(operator: str, outputs: Any, *args: Any, gpu: Gpu = A100, **kwargs: Any) -> Workspace:
+    """Return what an operator takes."""
+    return workspace_of(operator, gpu, outputs, *args, **kwargs)
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def bytes_of(workspace: Workspace) -> tuple[int, ...]:
+    """Return the requests of a workspace beside the outputs."""
+    return tuple(one for one in workspace.requests if isinstance(one, int) and one)
+
+
+def test_where_shared_memory_decides_the_larger_kernel_is_a_limit() -> None:
+    """128 queries and keys in registers, or 64 of each and the keys' gradients in memory."""
+    shape = (2, 8, 512, 512)
+    limit = efficient_backward_bytes(find_gpu("rtx-5090"), HALF, Shape(*shape, 128, 128))
+    keys, queries = 2 * 512 * 128, (128 // 64) * (512 // 64) * (4 + 64 * 64)
+    assert (limit.confidence, bytes_of(limit)) == (BOUNDED, (4 * 16 * 512, 64 * (keys + queries)))
+
+
+def test_volta_sums_the_rows_of_large_heads_before() -> None:
+    """``kKernelComputesDelta``: two casts to float, their product, its sum, and that dense."""
+    shape, sums = (8, 32, 1024, 1024), 4 * 8 * 32 * 1024
+    large = efficient_backward_bytes(find_gpu("v100"), HALF, Shape(*shape, 256, 256))
+    assert bytes_of(large)[:3] == (3 * sums * 256, sums, sums)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def test_products_of_groups_and_scaled_ones() -> None:
+    """GroupedBlas.cpp, ``_grouped_mm_cuda``."""
+    x, weights = meta(64, 32, dtype=BFLOAT), meta(4, 32, 16, dtype=BFLOAT)
+    assert found("_grouped_mm", None, x, weights, gpu=H100).confidence is UNKNOWN
+    assert found("_grouped_mm", None, x, weights).kept == (blas_buffer(A100),)
+    # ScaledBlas.cpp: cuBLASLt with a scale for each matrix, CUTLASS with one for each row.
+    x = meta(64, 32, dtype=torch.float8_e4m3fn)
+    tensor = found("_scaled_mm", None, x, x.t(), meta(1), meta(1), gpu=H100)
+    rows = found("_scaled_mm", None, x, x.t(), meta(64, 1), meta(1, 64), gpu=H100)
+    assert (tensor.confidence, rows.confidence) == (EXACT, UNKNOWN)
+    assert tensor.kept == rows.kept == (blas_buffer(H100),)
+
+
+# -- what holds for all ----------------------------------------------------------------------------
+
+shapes = st.lists(st.sampled_from([1, 2, 3, 8, 33, 128, 1000, 4096]), min_size=1, max_size=4)
+
+
+@given(
+    st.sampled_from(gpu_names()), shapes, st.data(), st.sampled_from([FLOAT, BFLOAT, torch.float64])
+)
+def test_reductions_take_what_their_blocks_can_use(name, shape, data, dtype):
+    assume(math.prod(shape) < 2**36)
+    dims = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    gpu = find_gpu(name)
+    buffers = sum_buffers(gpu, shape, sorted(dims), dtype)
+    assert buffers == sum_buffers(gpu, shape, sorted(dims, reverse=True), dtype)
+    if buffers and math.prod(shape) < 2**28:
+        assert all(size > 0 for size in buffers)
+        partial, semaphores = buffers
+        inputs = math.prod(shape[dim] for dim in dims)
+        outputs = math.prod(shape) // inputs
+        accumulator = max(4, dtype.itemsize)
+        assert semaphores % 4 == 0
+        assert semaphores <= 4 * outputs
+        assert partial % (accumulator * outputs) == 0
+        # A block adds up 16 values of a thread at least, and outputs have room for 512 threads.
+        assert partial <= accumulator * outputs * 512 * -(-inputs // 16)
+
+
+@given(
+    st.sampled_from(gpu_names()),
+    st.integers(1, 8),
+    st.integers(1, 32),
+    st.integers(1, 3000),
+    st.integers(1, 3000),
+    st.integers(1, 32),
+)
+def test_attention_takes_no_negative_bytes_and_more_for_more(
+    name: str, batch: int, heads: int, queries: int, keys: int, size: int
+) -> None:
+    gpu, shape, size = find_gpu(name), (batch, heads, queries, keys), 8 * size
+    splits = flash_splits(gpu, batch, queries, keys, heads, size)
+    assert 1 <= splits <= min(128, 2 * gpu.multiprocessors)
+    for dtype in (HALF, FLOAT):
+        one = efficient_backward_bytes(gpu, dtype, Shape(*shape, size, size))
+        twice = efficient_backward_bytes(
+            gpu, dtype, Shape(batch, heads, 2 * queries, keys, size, size)
+        )
+        assert 0 < one.nbytes <= twice.nbytes
+
+
+CUB = {
+    "t4": """12373247 10250239 9147903 4182783 7167 2250239 7167 1199103 21759 16381439 5119
+        13311 5119 3327 23551 3583 13311 367103 11519 51199 1279""",
+    "a100": """12342527 10598399 9460223 4136703 2559 2598399 1791 1321983 21759 16284159 3071
+        5119 5119 3327 23551 17663 4351 269823 11519 13055 1279""",
+    "rtx-3090": """12342527 10465279 9360383 4136703 7167 2465279 7167 1255423 21759 16284159 5119
+        13311 5119 3327 23551 10239 13311 269823 11519 51199 1279""",
+    "h100": """12200191 10187007 299519 4157183 2047 2110207 2303 108031 21759 16240127 3583
+        2815 5119 3327 23551 21503 2815 225791 10751 4351 1279""",
+    "b200": """12200191 10187007 299519 4157183 2303 2138879 2303 108031 21759 16240127 3583
+        2815 5119 3327 23551 24063 3071 225791 5119 4351 1279""",
+    "rtx-5090": """12200191 10187007 299519 4157183 2303 2138879 2303 108031 21759 16240127 3583
+        2815 5119 3327 23551 20735 3071 225791 5119 4351 1279""",
+}
+"""What torch 2.13.0's code for CUDA 13.0 asks for, without a GPU, for a million elements: sorted
+as float, bfloat16 and bool; unique float, int16, int8 with counts and int64 with an inverse; summed
+up in float, bfloat16 and complex64; the nonzero ones of float; a gradient of ten embeddings by
+frequency."""
+
+
+@pytest.mark.parametrize("name", CUB)
+def test_cub_takes_what_its_policies_say(name: str) -> None:
+    gpu, n = find_gpu(name), 1_000_000
+    computed = [
+        *(cub.radix_sort(gpu, n, size, 8) for size in (4, 2, 1)),
+        *(cub.radix_sort(gpu, n, 4, single=True), cub.distinct(gpu, n, 4)),
+        *(cub.radix_sort(gpu, n, 2), cub.distinct(gpu, n, 2)),
+        *(cub.radix_sort(gpu, n, 1), cub.run_lengths(n)),
+        *(cub.radix_sort(gpu, n, 8, 8), cub.running_count(gpu, n), cub.distinct(gpu, n, 8)),
+        *(cub.scan(n, 4), cub.scan(n, 2, primitive=False), cub.scan(n, 8, primitive=False)),
+        *(cub.reduce(gpu, n, 4), cub.flagged(gpu, n)),
+        *(cub.radix_sort(gpu, n, 8, 8, bits=4), cub.scan_by_key(gpu, n, 8)),
+        *(cub.distinct_keys(gpu, n, 8), cub.scan(10, 8)),
+    ]
+    assert computed == [int(one) for one in CUB[name].split()]
+
+
+@pytest.mark.parametrize("name", ["add", "add_", "relu_", "cat", "copy_", "zeros", "dropout"])
+def test_operators_that_take_nothing(name: str) -> None:
+    packet = getattr(torch.ops.aten, name)
+    assert takes_nothing(getattr(packet, packet.overloads()[0]), "cuda") == (name != "dropout")
+
+
+def test_the_helper_of_moving_averages_is_not_among_the_fused_optimizers() -> None:
+    aten = torch.ops.aten
+    assert takes_nothing(aten._fused_adamw_.default, "cuda")
+    assert not takes_nothing(aten._fused_moving_avg_obs_fq_helper.default, "cuda")
+
+
+@pytest.mark.parametrize("name", ["linalg_eig"])
+def test_operators_of_which_nothing_is_known(name: str) -> None:
+    overload = getattr(torch.ops.aten, name).default
+    assert spec_of(overload).cuda.workspace is None
+    assert not takes_nothing(overload, "cuda")
+
+
+def test_unknown_is_only_what_no_source_tells() -> None:
+    query = meta(2, 4, 64, 64, dtype=BFLOAT)
+    assert found("_scaled_dot_product_cudnn_attention", [None], query).confidence is UNKNOWN
+    assert takes_nothing(torch.ops.aten.native_dropout.default, "cuda")
+
+
+class Silent:
+    """A cuDNN that knows nothing."""
+
+    def ask(self, question: object) -> None:
+        """Return no workspace."""
+
+
+def test_a_gradient_of_attention_is_copied_where_it_lies_otherwise() -> None:
+    """MHA.cpp, ``same_strides``: those of dimensions of size 1 do not count."""
+    query = meta(1, 4, 64, 64, dtype=BFLOAT)
+    operator = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    function = spec_of(operator).on("cuda").workspace
+    assert function is not None
+
+    def copied(gradient: Tensor) -> int:
+        rest = (query, query, query, query, meta(1, 4, 64, 1), *[meta(0)] * 2, *[None] * 3)
+        given = (gradient, *rest, 64, 64, 0.0, False)
+        taken = function(given, {}, machine=H100, outputs=None, cudnn=Silent())
+        return sum(as_workspace(taken, "").requests)
+
+    assert copied(query) == copied(query.as_strided(query.shape, (7, *query.stride()[1:]))) == 0
+    assert copied(query.transpose(1, 2).contiguous().transpose(1, 2)) == query.numel() * 2
+
+
+@pytest.mark.parametrize(("channels", "told"), [(64, 221_668), (256, 201_544), (2048, 655_488)])
+def test_batch_norm_of_cudnn_has_a_bound(channels: int, told: int) -> None:
+    """Of the plans that cuDNN 9.20 lists for a batch norm on an A100, the largest workspace."""
+    x = meta(32, channels, 14, 14, dtype=torch.float16)
+    weight = meta(channels)
+    assert found("cudnn_batch_norm", None, x, weight, None, None, None, True).requests == ()
+    last = x.to(memory_format=torch.channels_last)
+    taken = found("cudnn_batch_norm", None, last, weight, None, None, None, True)
+    assert taken.confidence is BOUNDED
+    assert told <= sum(taken.requests) <= max(5 * told, MIB)
+
+
+def test_the_loss_of_sequences_of_cudnn_has_a_bound() -> None:
+    """More than warp-ctc's, whose interface it has: a table, probabilities and sums."""
+    steps, batch, labels, longest = 50, 4, 20, 10
+    arguments = (meta(steps, batch, labels), meta(40), [50] * 4, [longest, 3, 2, 1], 0, True, False)
+    taken = found("_cudnn_ctc_loss", None, *arguments)
+    assert taken.confidence is BOUNDED
+    assert sum(taken.requests) > 4 * batch * steps * (2 * longest + 1 + labels + 1)
+
+
+def test_a_long_slice_is_sorted_in_a_copy_to_find_its_mode() -> None:
+    """The sort is what torch 2.13.0's CUDA code asks an A100 for, without a GPU."""
+    n, outputs = 1_000_000, (meta(2), meta(2))
+    long = found("mode", outputs, meta(2, n))
+    each = (8 * n, 12_342_527, -12_342_527, -8 * n)
+    assert long == Workspace((2 * n * 4, *each, *each), BOUNDED)
+    truths = found("mode", outputs, meta(2, 20_000, dtype=torch.bool))
+    each = (34_823, -34_823, 69_391, -69_391)
+    assert truths == Workspace((40_000, *each, *each))
+    assert found("mode", (meta(4), meta(4)), meta(5000, 4), 0).requests[0] == 4 * 5000 * 4
+    assert found("mode", (meta(4), meta(4)), meta(4, 2000)).requests in ((), (0,))

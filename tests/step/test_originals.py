@@ -72,7 +72,6 @@ def figures(model: Any, device: str, **options: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_model_is_reached_by_another_way(device: str) -> None:
     expected = figures(Layers(), device, optimizer=torch.optim.AdamW)
     for way in WAYS:
@@ -82,7 +81,6 @@ def test_a_model_is_reached_by_another_way(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_scripted_model(device: str) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     expected = figures(model, device, optimizer=torch.optim.AdamW)
@@ -103,7 +101,6 @@ class Trainer:
         return torch.optim.AdamW([{"params": list(one.parameters())} for one in self.model])
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_methods_of_an_object_that_holds_the_model(device: str) -> None:
     def plain() -> dict[str, Any]:
         model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
@@ -164,7 +161,6 @@ def penalised_loss(output: Tensor) -> Tensor:
     return output.sum() + penalty() + PENALISED.weight.norm()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_loss_names_the_model_as_a_global_variable(device: str) -> None:
     def own_penalty() -> Tensor:
         return sum(one.pow(2).sum() for one in model.parameters())  # type: ignore[return-value]

@@ -59,7 +59,6 @@ def test_a_gpu_of_another_maker_is_not_taken_for_one_of_nvidia(name: str) -> Non
 
 
 @pytest.mark.parametrize("other", ["mps", "xpu"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="a build for such a device runs it")
 def test_a_program_for_another_maker_hears_what_is_modelled(device: str, other: str) -> None:
     for step in (lambda: torch.zeros(4, device=other), lambda: torch.nn.Linear(3, 3).to(other)):

@@ -135,7 +135,6 @@ def test_reference_host_does_not_depend_on_this_machine() -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_copies_have_the_layout_that_is_asked_for(device: str) -> None:
     def program() -> None:
         image = torch.zeros(2, 3, 4, 5, device=device)

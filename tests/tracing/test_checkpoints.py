@@ -69,7 +69,6 @@ def ways(folder: Path, device: str) -> dict[str, Callable[[Any], dict[str, Tenso
     return found
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_known_is_read_back_and_what_is_not_stays_unknown(device, tmp_path):
     def program() -> None:
         unknown = torch.randn(2_000, device=device).bool().sum(dtype=torch.int64).repeat(3)
@@ -85,7 +84,6 @@ def test_what_is_known_is_read_back_and_what_is_not_stays_unknown(device, tmp_pa
     trace(program, device=device, values="none")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_gibibyte_takes_neither_disk_nor_memory_nor_time(device: str, tmp_path: Path) -> None:
     def program() -> None:
         layer = nn.Linear(LARGE // 1024, 1024, bias=False, device=device)
@@ -174,7 +172,6 @@ def test_a_program_may_ask_for_the_older_format_in_the_place_of_torch_save(monke
     trace(program, device="cuda")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_pickled_tensors_keep_what_is_known_of_them(device: str) -> None:
     """``pickle`` saves each storage in the older format."""
 

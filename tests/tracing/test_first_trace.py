@@ -216,7 +216,6 @@ def program():
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_module_imported_in_a_trace_keeps_its_constants(device, tmp_path, monkeypatch):
     """They are real ones, and count as little as if the module had been imported before."""
     (tmp_path / "constants.py").write_text(_CONSTANTS)

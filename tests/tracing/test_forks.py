@@ -27,7 +27,6 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return rows.sum(0), torch.tensor(index)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_workers_load_what_a_traced_program_trains_on(device: str) -> None:
     labels: list[int] = []
 

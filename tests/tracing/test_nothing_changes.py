@@ -29,8 +29,6 @@ from pytest_torchmem.torch_private.settings import all_settings, answers
 from tests.processes import run_program
 from tests.tracing.programs import MODELS, hooked
 
-DEVICES = ("cpu", "cuda")
-
 
 class Raises(nn.Module):
     def __init__(self, error: BaseException) -> None:
@@ -43,7 +41,6 @@ class Raises(nn.Module):
         raise self.error
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
 def test_model_is_as_it_was(name: str, device: str) -> None:
     build, make_input = MODELS[name]
@@ -77,7 +74,6 @@ def test_model_is_as_it_was(name: str, device: str) -> None:
     assert random.getstate() == python_state
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=repr)
 def test_model_is_as_it_was_after_an_exception(device: str, error: BaseException) -> None:
     collects = gc.isenabled()
@@ -92,7 +88,6 @@ def test_model_is_as_it_was_after_an_exception(device: str, error: BaseException
     assert torch.ones(3).sum().item() == 3
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_captured_model_gets_its_tensors_back(device: str) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     weight, mean = model[0].weight.detach().clone(), model[1].running_mean.clone()
@@ -108,7 +103,6 @@ def test_captured_model_gets_its_tensors_back(device: str) -> None:
     assert model(torch.randn(4, 8)).sum().isfinite()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_what_is_frozen_or_gets_a_history_is_as_it_was(device: str) -> None:
     layer, constant, whole = nn.Linear(4, 4), torch.zeros(4), torch.zeros(2, 4)
     row, average = whole[0], [torch.zeros(4)]
@@ -127,7 +121,6 @@ def test_what_is_frozen_or_gets_a_history_is_as_it_was(device: str) -> None:
     assert all(parameter.requires_grad for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_parameters_that_grow_are_as_they_were(device: str) -> None:
     """Each is used before another takes its place, as where a model is widened."""
     splats = nn.ParameterDict({name: nn.Parameter(torch.ones(3)) for name in ("colour", "place")})
@@ -156,7 +149,6 @@ def _follow(models: list[nn.Sequential]) -> None:
     second.bfloat16()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_data_that_a_function_gives_to_parameters_is_its_own(device: str) -> None:
     models = [nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(4096)) for _ in range(2)]
     before = [{name: one.clone() for name, one in model.state_dict().items()} for model in models]
@@ -250,7 +242,6 @@ _CHANGES: dict[str, _Change] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("change", _CHANGES.values(), ids=_CHANGES)
 def test_what_a_function_changes_of_a_model_is_as_it_was(change: _Change, device: str) -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
@@ -354,7 +345,6 @@ def test_traces_do_not_nest():
         trace(lambda: trace(nn.Linear(2, 2), torch.randn(1, 2)))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("first", [lambda weight: weight.t(), lambda weight: weight.detach().t()])
 def test_a_captured_weight_met_as_something_else_gets_its_gradient_back(device, first):
     """The transpose of a weight is what ``Linear`` hands to the first operator that runs."""
@@ -391,7 +381,6 @@ def test_the_number_of_threads_is_never_set(monkeypatch: pytest.MonkeyPatch) -> 
     assert numbers == []
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_default_dtype_is_that_of_the_moment(device: str) -> None:
     found: list[torch.dtype] = []
 
@@ -455,7 +444,6 @@ class _DispatchMode(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_a_program_enters_and_never_leaves(device: str, raises: bool) -> None:
     """The thread's modes, hooks and dual level are those of before."""
@@ -500,7 +488,6 @@ def other(value: object) -> object:
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
     settings = all_settings()
     before = answers(settings)
@@ -528,7 +515,6 @@ def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
     assert changed > len(settings) // 2
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_dispatch_mode_is_asked_first(device: str) -> None:
     """On every version of torch: before 2.13 the key of the interception comes before a mode's."""
 
@@ -639,7 +625,6 @@ def test_hooks_of_steps_are_gone_through_while_a_trace_begins_and_ends() -> None
             handle.remove()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_loss_from_before_a_trace_can_go_backward_after_it(device: str) -> None:
     """Nothing was written to what it has saved, which versions tell."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
@@ -672,7 +657,6 @@ def trained() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "entered",
     [

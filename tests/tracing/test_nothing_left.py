@@ -24,7 +24,6 @@ from pytest_torchmem import trace
 from pytest_torchmem.journal.in_place import InPlace
 from tests.processes import run_program
 
-DEVICES = ("cpu", "cuda")
 OWN_KEYS = ("Fake", "AutocastIPU", "AutocastHPU")
 """Keys that nothing but a trace uses, and that its threads alone include."""
 
@@ -178,7 +177,6 @@ ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], in_thread: bool) -> None:
@@ -228,7 +226,6 @@ def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], in_threa
     assert after[2] == before[2]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_dispatch_tables_are_written_once(device: str) -> None:
     trace(lambda: whole_step(device), device=device)
     before = tables()
@@ -433,7 +430,6 @@ def test_an_interrupt_while_tensors_are_laid_leaves_them_as_they_were() -> None:
             assert one.grad is gradient
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_trace_is_freed_without_the_garbage_collector(device: str) -> None:
     model, batch = nn.Linear(4, 4), torch.ones(2, 4)
     trace(model, batch, device=device)
@@ -451,7 +447,6 @@ def test_a_trace_is_freed_without_the_garbage_collector(device: str) -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_nothing_of_a_module_s_trace_is_looked_for_among_all_objects(device, monkeypatch):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     trace(model, torch.ones(2, 4), device=device)
@@ -463,7 +458,6 @@ def test_nothing_of_a_module_s_trace_is_looked_for_among_all_objects(device, mon
     trace(model, torch.ones(2, 4), device=device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_tensors_of_the_caller_lie_as_they_did(device: str) -> None:
     grown, turned, out = torch.ones(2, 3), torch.arange(6.0).view(2, 3), torch.empty(0)
 

@@ -223,7 +223,6 @@ def test_a_trace_on_the_cpu_says_what_is_on_cuda(gpu: StandingGpu) -> None:
         trace(lambda: torch.empty(8, device="cuda"))
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("other", ["mps", "cuda", "mtia"])
 def test_devices_that_a_trace_does_not_model(device: str, other: str) -> None:
     """Also where C++ takes the device for initialised already."""

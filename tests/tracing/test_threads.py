@@ -1,21 +1,25 @@
-"""The threads that a traced program starts are in its trace."""
+"""The threads that a traced program starts are in its trace; others of the process are not."""
 
 import _thread
 import asyncio
+import math
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pytest_torchmem import trace
+from pytest_torchmem.errors import UsageError
+from tests.processes import run_program
 
-DEVICES = ("cpu", "cuda")
 BEFORE = ThreadPoolExecutor(1)
 """A pool whose thread was there before any trace."""
 BEFORE.submit(int).result()
@@ -84,7 +88,6 @@ def train(device: str) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_training_in_a_thread_is_one_in_the_step(way: Any, device: str) -> None:
     plain = trace(lambda: train(device), device=device)
@@ -94,7 +97,6 @@ def test_a_training_in_a_thread_is_one_in_the_step(way: Any, device: str) -> Non
     assert "tests/tracing/test_threads.py" in lines
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_tensors_of_a_thread_are_on_the_device_that_they_say(device: str) -> None:
     def program() -> None:
         x = torch.ones(1 << 40, device=device)
@@ -120,7 +122,6 @@ def test_a_backward_belongs_to_the_lines_of_the_thread_that_ran_the_forward() ->
     assert [origin.module for origin in gradients] == ["Sequential.1"]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_threads_that_wait_for_each_other(device: str) -> None:
     def program() -> None:
         there: queue.Queue[Tensor | None] = queue.Queue(1)
@@ -143,7 +144,6 @@ def test_threads_that_wait_for_each_other(device: str) -> None:
     assert figures[0] == figures[1]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_many_threads_at_once(device: str) -> None:
     def program() -> None:
         with ThreadPoolExecutor(8) as pool:
@@ -168,7 +168,6 @@ def test_an_exception_in_a_thread_is_the_threads() -> None:
     assert trace(program).peak
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_thread_that_outlives_its_trace_runs_for_real(device: str) -> None:
     ended, wrong = threading.Event(), []
 
@@ -247,7 +246,6 @@ def test_an_operator_that_starts_threads() -> None:
     library._destroy()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_threads_that_are_at_work_when_a_trace_ends(device: str) -> None:
     over, failures = threading.Event(), list[BaseException]()
 
@@ -273,3 +271,310 @@ def test_threads_that_are_at_work_when_a_trace_ends(device: str) -> None:
         for thread in threads:
             thread.join()
     assert not failures
+
+
+def attention() -> Tensor:
+    query = torch.linspace(-1, 1, 2 * 4 * 8 * 8).view(2, 4, 8, 8).requires_grad_()
+    nn.functional.scaled_dot_product_attention(query, query, query).sin().sum().backward()
+    assert query.grad is not None
+    return query.grad
+
+
+def of_module(build: Callable[[], nn.Module]) -> Callable[[], Tensor]:
+    """Return a training step whose gradients are the same whenever and wherever it runs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build()
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    lock = threading.Lock()
+
+    def step() -> Tensor:
+        with lock:
+            model.zero_grad()
+            model.load_state_dict(weights, strict=False)
+            output = model(torch.linspace(-1, 1, 2 * 5 * 16).view(2, 5, 16))
+            output = output[0] if isinstance(output, tuple) else output
+            output.sin().sum().backward()
+            gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+            return torch.cat([gradient.flatten() for gradient in gradients])
+
+    return step
+
+
+def losses() -> Tensor:
+    scores = torch.linspace(-1, 1, 30).view(6, 5).requires_grad_()
+    labels = torch.arange(6) % 5
+    loss = nn.functional.cross_entropy(scores, labels)
+    lengths = torch.tensor([2])
+    paths = scores.log_softmax(-1).unsqueeze(1)
+    loss = loss + nn.functional.ctc_loss(paths, torch.tensor([[1, 2]]), torch.tensor([6]), lengths)
+    loss.backward()
+    assert scores.grad is not None
+    return scores.grad
+
+
+def dropout() -> Tensor:
+    """The random numbers are those of the process, so only what holds for all is compared."""
+    x = torch.ones(64, requires_grad=True)
+    output = nn.functional.dropout(x, 0.5)
+    output.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, output)
+    return (output == 0) | (output == 2)
+
+
+def on_other_paths() -> Tensor:
+    """Operators that take another path on a GPU, which must stay its alone."""
+    x = torch.linspace(-1, 1, 2 * 3 * 4 * 4).view(2, 3, 4, 4).requires_grad_()
+    functional = nn.functional
+    weight = torch.linspace(-0.5, 0.5, 3 * 3 * 3 * 3).view(3, 3, 3, 3)
+    y = functional.batch_norm(functional.conv2d(x, weight, padding=1), None, None, training=True)
+    y = functional.mish(functional.silu(functional.instance_norm(y)))
+    y = functional.rms_norm(y, [4]).softmax(-1, dtype=torch.float64).float()
+    grid = torch.linspace(-1, 1, 2 * 4 * 4 * 2).view(2, 4, 4, 2)
+    functional.grid_sample(y, grid, align_corners=False).sin().sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+STEPS = {
+    "attention": attention,
+    "other paths": on_other_paths,
+    "lstm": of_module(lambda: nn.LSTM(16, 8, 2)),
+    "gru cell": of_module(lambda: nn.Sequential(nn.Flatten(0, 1), nn.GRUCell(16, 8))),
+    "encoder": of_module(lambda: nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0)),
+    "losses": losses,
+    "dropout": dropout,
+}
+
+
+def traced_program(number: int) -> Callable[[], None]:
+    """Return a step on fake cuda, of other shapes and devices for other numbers.
+
+    What was planned before is looked up, and what is new is worked out beside the threads.
+    """
+    batch, length = 1 + number % 7, 1 + number % 5
+    dtype = (torch.bfloat16, torch.float16)[number % 2]
+
+    def program() -> None:
+        x = torch.randn(batch, length, 16, device="cuda", requires_grad=True)
+        layer = nn.TransformerEncoderLayer(16, 2, 16).cuda()
+        with torch.autocast("cuda", dtype=dtype):
+            output = nn.LSTM(16, 8).cuda()(layer(x))[0]
+        images = nn.functional.batch_norm(x.unsqueeze(1), None, None, training=True)
+        loss = nn.functional.mish(nn.functional.rms_norm(images, [16])).sum()
+        labels = torch.ones(batch).long().cuda()
+        (loss + nn.functional.cross_entropy(output.float()[:, 0], labels)).backward()
+
+    return program
+
+
+def train_beside(traces, seconds=math.inf, told=lambda taken, made, wrong: None):
+    """Train in four threads while ``traces`` run, or as many as ``seconds`` allow.
+
+    Return the steps and the traces that were made, and what went wrong. ``told`` is called with the
+    same after every hundred traces.
+    """
+    expected = {name: step() for name, step in STEPS.items()}
+    over, wrong, taken, made = threading.Event(), list[str](), [0] * 4, 0
+
+    def work(number: int) -> None:
+        while not over.is_set():
+            for name, step in STEPS.items():
+                try:
+                    found = step()
+                    if not torch.equal(found, expected[name]) or found.device.type != "cpu":
+                        wrong.append(f"{name}: {found}")
+                except Exception as error:
+                    wrong.append(f"{name}: {error!r}")
+                taken[number] += 1
+                over.wait(0.05)  # or the traces would come to their turn too rarely
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + seconds
+    try:
+        while made < traces and time.monotonic() < until:
+            trace(traced_program(made), device="cuda")
+            made += 1
+            if made % 100 == 0:
+                told(sum(taken), made, wrong)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    return sum(taken), made, wrong
+
+
+def test_training_beside_traces() -> None:
+    taken, made, wrong = train_beside(20)
+    assert taken > made == 20
+    assert not wrong
+
+
+def test_a_trace_is_the_same_beside_others(device: Any) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 16)
+    alone = trace(layer, torch.randn(2, 5, 16), device=device).figures()
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            losses()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert trace(layer, torch.randn(2, 5, 16), device=device).figures() == alone
+    finally:
+        over.set()
+        thread.join()
+
+
+def drawing_beside(draw: Callable[[], object], device: Any) -> list[object]:
+    """Return what a thread drew while programs that seed and draw were traced."""
+    drawn: list[object] = []
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            drawn.append(draw())
+
+    def program() -> None:
+        random.seed(3)
+        numpy.random.seed(3)
+        torch.manual_seed(3)
+        random.random(), numpy.random.rand(2), torch.rand(3, device=device).sum().item()
+        nn.functional.dropout(torch.ones(8, device=device))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            trace(program, device=device)
+    finally:
+        over.set()
+        thread.join()
+    return drawn
+
+
+def test_other_threads_never_draw_the_same_again(device: Any) -> None:
+    for draw in (
+        random.random,
+        lambda: numpy.random.random_sample(),
+        lambda: torch.rand(1, dtype=torch.float64).item(),
+    ):
+        drawn = drawing_beside(draw, device)
+        assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("values", ["none", "real"])
+def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: Any) -> None:
+    found: list[object] = []
+
+    def program() -> None:
+        torch.manual_seed(7)
+        numbers = [random.random(), numpy.random.rand(), torch.initial_seed()]
+        state = torch.get_rng_state()
+        numbers.append(nn.functional.dropout(torch.ones(100)).sum().item())
+        numbers.append(torch.randint(1000, (1,)).item())
+        torch.set_rng_state(state)
+        found.append(numbers)
+
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        state = torch.get_rng_state()
+        for _ in range(2):
+            trace(program, values=values)
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        over.set()
+        thread.join()
+    assert found[0] == found[1]
+
+
+def test_a_module_is_not_called_while_another_thread_traces_it() -> None:
+    class Waits(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            assert called.wait(60)
+            return super().forward(x)
+
+    inside, called = threading.Event(), threading.Event()
+    model, errors, x = Waits(4, 4), [], torch.ones(2, 4)
+
+    def call() -> None:
+        inside.wait(60)
+        try:
+            model(x)
+        except UsageError as error:
+            errors.append(str(error))
+        called.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    trace(model, x)
+    thread.join()
+    assert "Waits is called while another thread traces it" in errors[0]
+    assert model(x).isfinite().all()
+
+
+ENDS = """
+import threading, torch
+from pytest_torchmem import trace
+
+began, model, inputs = threading.Event(), torch.nn.Linear(8, 8), torch.randn(2, 8)
+
+def work():
+    while True:
+        trace(model, inputs, device="cuda")
+        began.set()
+
+threading.Thread(target=work, daemon=True).start()
+began.wait()
+"""
+
+
+def test_a_process_ends_while_a_daemon_thread_traces() -> None:
+    for _ in range(2):
+        run_program(ENDS)
+
+
+def test_another_thread_prints_a_tensor_while_a_module_is_asked_about_itself(monkeypatch):
+    asked, printed, own, found = threading.Event(), threading.Event(), torch.ones(2), list[str]()
+
+    def other() -> None:
+        asked.wait(60)
+        found.append(repr(own))
+        printed.set()
+
+    def extra_repr(module: nn.Linear) -> str:
+        asked.set()
+        assert printed.wait(60)
+        return "in_features=2"
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    monkeypatch.setattr(nn.Linear, "extra_repr", extra_repr)
+    assert trace(nn.Linear(2, 2), torch.ones(1, 2)).facts
+    thread.join()
+    assert found == ["tensor([1., 1.])"]
+
+
+_WHILE_THE_COMPILER_IS_IMPORTED = """
+import importlib.util, sys
+import torch
+import pytest_torchmem as torchmem
+half = importlib.util.module_from_spec(importlib.util.find_spec("torch._dynamo"))
+half.__spec__._initializing = True
+sys.modules["torch._dynamo"] = half
+print(torchmem.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).peak)
+"""
+
+
+def test_another_thread_imports_the_compiler() -> None:
+    """As the first step of an optimizer does (torch/_compile.py)."""
+    assert int(run_program(_WHILE_THE_COMPILER_IS_IMPORTED).stdout) > 0

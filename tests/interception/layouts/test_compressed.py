@@ -130,7 +130,6 @@ def test_on_cuda_reducing_products_do_not_exist() -> None:
         torchmem.trace(Reduced("sum"), csr(), dense(6, 8), device="cuda")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_matrices_that_outlive_their_trace_can_be_printed(device: str) -> None:
     kept: list[Tensor] = []
 

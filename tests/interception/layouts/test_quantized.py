@@ -65,7 +65,6 @@ def trained(device: str) -> Any:
     return converted(torch.ones(2, 1, 8, 8)).tolist()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("program", [tensors, dynamic, trained])
 def test_numbers_are_those_of_the_real_run(program: Callable[[str], Any], device: str) -> None:
     assert result_of(lambda: program(device), device=device, values="real") == program("cpu")

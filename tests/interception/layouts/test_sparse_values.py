@@ -27,7 +27,6 @@ QUESTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_values_are_those_of_the_real_run(question: str, layout: torch.layout, device: str) -> None:
@@ -72,7 +71,6 @@ def powers_of_a_graph(device: str) -> float:
     return float((squared @ x).sum() + (both @ x).sum() + (twice.coalesce() @ x).sum())
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_products_and_sums_of_sparse_matrices(device: str) -> None:
     assert result_of(lambda: powers_of_a_graph(device), device=device) == pytest.approx(
         powers_of_a_graph("cpu"), rel=1e-5
@@ -94,7 +92,6 @@ def differences(device: str) -> list[list[float]]:
     return [answer.to_dense().flatten().tolist() for answer in answers]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_differences_of_sparse_matrices(device: str) -> None:
     found: list[list[list[float]]] = []
     profile = trace(lambda: found.append(differences(device)), device=device, values="real")
@@ -155,7 +152,6 @@ def test_sparse_tensors_are_printed_on_fake_cuda(layout: torch.layout) -> None:
     assert "device='cuda:0'" in found[2]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_no_rows_are_added(device: str) -> None:
     def program() -> None:
         index = torch.empty(0, dtype=torch.int64, device=device)

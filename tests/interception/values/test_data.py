@@ -81,7 +81,6 @@ def unknown(device: str, kind: str) -> Tensor:
     return (total * 3).long() if kind == "integer" else total
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", ["floating", "integer"])
 @pytest.mark.parametrize("name", READS)
 def test_an_unknown_value_is_told_or_refused(device: str, kind: str, name: str) -> None:
@@ -99,7 +98,6 @@ def test_an_unknown_value_is_told_or_refused(device: str, kind: str, name: str) 
     assert any("test_data.py:" in line and "unknown" in line for line in told), told
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", WRITES)
 def test_what_needs_no_value_runs(device: str, name: str) -> None:
     assert not trace(
@@ -107,7 +105,6 @@ def test_what_needs_no_value_runs(device: str, name: str) -> None:
     ).warnings
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_tensor_says_whether_it_is_in_shared_memory(device: str) -> None:
     def program() -> None:
         host, on_device = torch.zeros(3), torch.zeros(3, device=device)
@@ -124,7 +121,6 @@ def open_files() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_model_that_a_program_shares_stays_where_it_is(device: str) -> None:
     model = torch.nn.Linear(2, 2)
 
@@ -145,7 +141,6 @@ def test_a_tensor_goes_through_a_queue_of_processes() -> None:
     trace(program)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_known_values_are_read(device: str) -> None:
     def program() -> None:
         three = torch.tensor(3, device=device)
@@ -286,7 +281,6 @@ def shared_with_numpy(device: str) -> list[Any]:
     return [*found, float(other.sum()), on_device.sum().item()]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_memory_is_shared_with_numpy(device: str) -> None:
     assert result_of(lambda: shared_with_numpy(device), device=device) == shared_with_numpy("cpu")
 
@@ -306,7 +300,6 @@ def test_arrays_take_what_they_take() -> None:
     assert traced.figures() == measured | {"host_peak": 8812}
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_sparse_tensors_are_saved_and_copied(device: str) -> None:
     def program() -> None:
         sparse = torch.eye(3, device=device).to_sparse()
@@ -333,7 +326,6 @@ class _FullDisk(io.BytesIO):
         return super().write(data)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("room", [0, 300, 1_200, 5_000])
 def test_a_file_that_cannot_be_written_raises_what_it_raises(room: int, device: str) -> None:
     def program() -> None:

@@ -240,7 +240,6 @@ def test_with_values(drawn: Steps, seed: int, device: str) -> None:
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("values", ["none", "auto"])
 def test_an_operator_decides_the_same_at_each_call(device: str, values: str) -> None:
     """The first is made of others, for what it allocates; later ones follow its plan."""
@@ -254,7 +253,6 @@ def test_an_operator_decides_the_same_at_each_call(device: str, values: str) -> 
     assert trace(program, device=device, values=values).warnings == ()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_numbers_settle_what_masks_count_as(device: str) -> None:
     """``mask | True`` is made of others at its first call, and follows a plan at the second."""
 

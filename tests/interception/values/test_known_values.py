@@ -124,7 +124,6 @@ def test_accuracy_is_added_up_and_told() -> None:
     assert told == ["?/4 ? nan True", "?/8 ? nan True", "?"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_values_that_leave_torch_are_ones_and_positions_the_first(device: str) -> None:
     found: list[object] = []
 
@@ -148,7 +147,6 @@ def test_an_array_keeps_the_storage_alive() -> None:
         assert (figures.peak, figures.end) == (6000, 4000)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_libraries_that_read_and_write_at_an_address(device: str) -> None:
     def program() -> None:
         x, mask = torch.randn(1000, device=device), torch.ones(10, dtype=torch.bool, device=device)

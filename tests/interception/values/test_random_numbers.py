@@ -79,7 +79,6 @@ def draws_then_tells(told: dict[str, list[float]]) -> None:
             told.setdefault(name, []).extend([*numbers, torch.randn(1).item()])
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_numbers_after_draws_that_are_not_computed(device, monkeypatch):
     monkeypatch.setattr(Values, "budget", lambda self: ValuesBudget(0, 0))
     for_real: dict[str, list[float]] = {}
@@ -159,7 +158,6 @@ def test_initialisers_that_reject_are_not_counted() -> None:
     assert told[-1] == told[0]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("draw_in", ["exponential_", "cauchy_", "log_normal_", "geometric_"])
 def test_a_generator_of_the_program_draws(draw_in: str, device: str) -> None:
     """Torch's Python functions for the shapes of these refuse a generator."""

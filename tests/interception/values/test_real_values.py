@@ -16,8 +16,6 @@ from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 from pytest_torchmem.step.generators import ForwardDraws, forward_draws
 from tests.results import result_of
 
-DEVICES = ("cpu", "cuda")
-
 
 class Chosen(nn.Module):
     """Preferences, whose loss keeps a buffer for its backward on the CPU alone, and dropout."""
@@ -116,7 +114,6 @@ def losses(make: Callable[[], nn.Module], shape: tuple[int, ...], device: str) -
     return found
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_are_those_of_the_real_run(model: str, device: str) -> None:
     found: list[float] = []
@@ -272,7 +269,6 @@ DECISIONS: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("question", DECISIONS)
 def test_decisions_are_those_of_the_real_run(question: str, device: str) -> None:
     """But for a text that was made of a number: nobody can follow that."""
@@ -450,7 +446,6 @@ def test_another_word_is_refused() -> None:
         trace(nn.Linear(2, 2), torch.ones(1, 2), values="all")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_is_made_like_a_tensor_on_meta_has_values(device: str) -> None:
     def program(device: str) -> list[float]:
         torch.manual_seed(0)
@@ -490,7 +485,6 @@ def test_gradients_of_what_complex_numbers_are_multiplied_with() -> None:
         assert got == pytest.approx(real)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_printed_tensor_reads_as_torch_writes_it_and_takes_what_that_takes(device: str) -> None:
     written: list[str] = []
 

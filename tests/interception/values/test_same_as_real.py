@@ -1,4 +1,7 @@
-"""Programs compute in a trace what they compute for real: outputs, gradients, losses."""
+"""Programs compute in a trace what they compute for real: outputs, gradients, losses.
+
+Collectives of a group of one process are among them.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import _functional_collectives as functional
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
@@ -114,7 +119,6 @@ PROGRAMS: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_outputs_and_gradients(program: str, device: str, dtype: torch.dtype) -> None:
     def run(device: str) -> list[Tensor]:
@@ -143,7 +147,6 @@ _EMPTY: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", _EMPTY)
 def test_memory_that_nobody_has_written_to_is_not_known(kind: str, device: str) -> None:
     told: list[str] = []
@@ -159,7 +162,6 @@ def test_memory_that_nobody_has_written_to_is_not_known(kind: str, device: str) 
     assert told == ["?" if kind == "integers" else "nan"]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_tensor_with_nan_equals_itself_on_cuda_alone(device: str) -> None:
     """Native/ReduceOps.cpp, ``cpu_equal``, and cuda/Equal.cpp."""
     found: list[bool] = []
@@ -192,7 +194,6 @@ def test_attention_on_cuda_that_drops_everything(dtype: torch.dtype) -> None:
         assert made == [True, True, False]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_real_tensors_that_the_step_reaches_read_as_they_were_written(device: str) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), torch.randn(4, 3)
@@ -259,3 +260,68 @@ def test_autocast_lowers_what_a_body_calls_whatever_it_ran_in_before(
         profile = trace(note, device="cpu", values="real", host="here")
         torch.testing.assert_close(found[0], step())
         assert profile.peak == measure(step, device="cpu").peak
+
+
+@pytest.mark.parametrize("values", ["auto", "none", "real"])
+def test_a_process_alone_gets_its_own(device: str, values: str) -> None:
+    def program() -> None:
+        backend = "nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+        x = torch.arange(4, device=device)
+
+        def empty() -> torch.Tensor:
+            return torch.empty(4, dtype=torch.int64, device=device)
+
+        gathered, reduced, exchanged, listed = empty(), empty(), empty(), [empty()]
+        dist.all_gather_into_tensor(gathered, x)
+        dist.reduce_scatter_tensor(reduced, x)
+        dist.all_to_all_single(exchanged, x)
+        dist.all_gather(listed, x)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        for one in (gathered, reduced, exchanged, listed[0], x):
+            assert one.sum() == 6
+        if values != "none":
+            assert functional.all_reduce(x, "sum", dist.group.WORLD).sum() == 6
+        dist.barrier()
+
+    trace(program, device=device, values=values)
+
+
+def test_objects(device: str) -> None:
+    def program() -> None:
+        backend = "nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+        gathered: list[object] = [None]
+        dist.all_gather_object(gathered, {"loss": 1.5})
+        assert gathered == [{"loss": 1.5}]
+        sent = ["a", {"b": 2}]
+        dist.broadcast_object_list(sent, 0)
+        assert sent == ["a", {"b": 2}]
+        at_root: list[object] = [None]
+        dist.gather_object({"x": 1}, at_root)
+        assert at_root == [{"x": 1}]
+        scattered: list[object] = [None]
+        dist.scatter_object_list(scattered, [{"y": 2}])
+        assert scattered == [{"y": 2}]
+
+    trace(program, device=device)
+
+
+def test_a_functional_collective_requests_its_output_once() -> None:
+    def program() -> None:
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        x = torch.ones(1 << 16)
+        found = functional.all_reduce(x, "sum", dist.group.WORLD)
+        assert found.shape == x.shape
+
+    assert trace(program).peak == 2 * 4 * (1 << 16)
+
+
+def test_a_tensor_that_is_resized_keeps_its_values() -> None:
+    def program() -> None:
+        for size in (8, 1 << 20):
+            bytes_ = torch.arange(8, dtype=torch.uint8).resize_(size)
+            assert bytes_[5] == 5
+
+    trace(program, device="cpu")
