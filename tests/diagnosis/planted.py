@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.modules import Parts
+
 WIDTH, HEADS, LENGTH, BATCH, WORDS = 32, 4, 64, 4, 200
 Step = tuple[Any, tuple[Any, ...] | None, dict[str, Any]]
 """A target, its arguments (None: the device), and the options of its trace."""
@@ -67,16 +69,6 @@ def planted(
         return build
 
     return register
-
-
-class Parts(nn.Module):
-    """A module of the modules, parameters, buffers and other attributes that it is given."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            buffer = isinstance(part, Tensor) and not isinstance(part, nn.Parameter)
-            self.register_buffer(name, part) if buffer else setattr(self, name, part)
 
 
 class Block(nn.Module):
@@ -275,11 +267,7 @@ def casts_are_not_kept(wrong: bool, device: str) -> None:
 
 @planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat", "cpu")
 def cache_in_training(wrong: bool) -> Step:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kv = nn.Linear(WIDTH, 2 * WIDTH)
-
+    class Layer(Parts):
         def forward(self, x: Tensor, cache: list[Tensor] | None) -> Tensor:
             k, v = self.kv(x).view(BATCH, LENGTH, HEADS, -1).transpose(1, 2).chunk(2, -1)
             if cache is not None:
@@ -298,7 +286,7 @@ def cache_in_training(wrong: bool) -> Step:
     def loss(output: tuple[Tensor, Any]) -> Tensor:
         return output[0].sum()
 
-    model = Cached(layers=nn.ModuleList(Layer() for _ in range(3)))
+    model = Cached(layers=nn.ModuleList(Layer(kv=nn.Linear(WIDTH, 2 * WIDTH)) for _ in range(3)))
     return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
 
 
@@ -709,11 +697,7 @@ def switched_in_some_stages(wrong: bool) -> Step:
 @planted("lives longer", "the dict model.masks of masks_of_every", "Masked", "aten::triu", "cpu")
 @torch.no_grad()
 def masks_of_every_length(wrong: bool, device: str) -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.masks: dict[int, Tensor] = {}
-
+    class Masked(Parts):
         def forward(self, x: Tensor) -> Tensor:
             key = x.shape[1] if wrong else 0
             if key not in self.masks or len(self.masks[key]) != x.shape[1]:
@@ -721,7 +705,7 @@ def masks_of_every_length(wrong: bool, device: str) -> None:
                 self.masks[key] = wide.triu(1)  # here: masks_of_every_length
             return (x @ x.transpose(1, 2) + self.masks[key]).softmax(-1) @ x
 
-    model = Masked()
+    model = Masked(masks={})
     for length in (128, 160, 192, 256):
         model(torch.zeros(1, length, 8, device=device))
 

@@ -21,6 +21,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.tracing.watch import HeldNames, watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
+from tests.modules import Parts
 
 PLANTED = Path(__file__).with_name("planted.py")
 
@@ -37,17 +38,13 @@ def test_the_constraint_that_attention_does_not_keep(device: str) -> None:
 def test_what_keeps_a_tensor(device: str) -> None:
     kept: dict[str, Tensor] = {}
 
-    class Keeping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Block(kept=True)
-
+    class Keeping(Parts):
         def forward(self, x: Tensor) -> Tensor:
             self.last = x * 2
             return self.block(x)
 
     def program() -> None:
-        model = Keeping().to(device)
+        model = Keeping(block=Block(kept=True)).to(device)
         model(torch.zeros(BATCH, LENGTH, WIDTH, device=device)).sum().backward()
         kept["model"] = model
 

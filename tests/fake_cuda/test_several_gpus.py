@@ -16,6 +16,7 @@ from torch import device as torch_device
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.profile import MemoryProfile
+from tests.modules import Parts
 
 SECOND = torch.device("cuda", 1)
 KIB = 1024
@@ -87,19 +88,14 @@ def test_streams_belong_to_a_gpu() -> None:
     on_two(program)
 
 
-class Pipeline(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(256, 128).to(0)
-        self.second = nn.Linear(128, 64).to("cuda:1")
-
+class Pipeline(Parts):
     def forward(self, input: Tensor) -> Tensor:
         return self.second(self.first(input).to(1))
 
 
 def test_a_pipeline_has_each_stage_on_its_gpu() -> None:
     def program() -> None:
-        model = Pipeline()
+        model = Pipeline(first=nn.Linear(256, 128).to(0), second=nn.Linear(128, 64).to("cuda:1"))
         optimizer = torch.optim.Adam(model.parameters())
         model(torch.ones(32, 256, device=0)).sum().backward()
         optimizer.step()

@@ -16,6 +16,7 @@ from pytest_torchmem import MemoryProfile, advise, trace
 from pytest_torchmem.advice.suggest import Trials, changes_of
 from pytest_torchmem.cli import main
 from pytest_torchmem.errors import UsageError
+from tests.modules import Parts
 
 
 class Block(nn.Module):
@@ -27,11 +28,7 @@ class Block(nn.Module):
         return x + self.inner(x)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, layers: nn.Sequential) -> None:
-        super().__init__()
-        self.layers = layers
-
+class Checkpointed(Parts):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False)
@@ -49,7 +46,7 @@ def test_checkpoints_save_what_they_save_when_they_are_written() -> None:
     model = blocks()
     found = {one.change.partition(":")[0]: one for one in advise(model, X)}
     one = found["checkpoint each of * (6)"]
-    written = trace(Checkpointed(model), X)
+    written = trace(Checkpointed(layers=model), X)
     assert one.profile.peak == written.peak
     assert one.saved == trace(model, X).peak - written.peak > 0
     assert one.flops == 6 * 2 * 64 * 32 * 128  # all but the last product, which nobody asks for
@@ -83,11 +80,7 @@ def test_activations_in_place() -> None:
 
 
 def test_a_lower_precision_saves_what_autocast_saves() -> None:
-    class Lower(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
+    class Lower(Parts):
         def forward(self, x: Tensor) -> Tensor:
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 return self.inner(x)  # type: ignore[no-any-return]
@@ -96,7 +89,7 @@ def test_a_lower_precision_saves_what_autocast_saves() -> None:
     found = {one.change.partition(" under")[0]: one for one in advise(model, x, device="cuda")}
     one = found["the forward"]
     assert one.saved == trace(model, x, device="cuda").peak - one.profile.peak > 0
-    assert one.profile.peak == trace(Lower(model), x, device="cuda").peak
+    assert one.profile.peak == trace(Lower(inner=model), x, device="cuda").peak
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert all("autocast" not in one.change for one in advise(model, x))
 
@@ -222,7 +215,7 @@ def test_changes_of_compiled_code_save_what_they_save_when_they_are_written() ->
         def __init__(self, checkpoints: bool = False, loss: str = "") -> None:
             super().__init__()
             layers = blocks(2)
-            self.layers = Checkpointed(layers) if checkpoints else layers
+            self.layers = Checkpointed(layers=layers) if checkpoints else layers
             self.head = Head(loss)
 
         def forward(self, x: Tensor, target: Tensor) -> Tensor:

@@ -16,13 +16,10 @@ from pytest_torchmem import MemoryProfile, graph_profile, measure, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
+from tests.modules import Parts
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(32, 96)
-
+class Attention(Parts):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         parts = self.inner(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind()
@@ -221,7 +218,7 @@ def test_new_values_of_inputs_are_gone_after_the_forward() -> None:
 
 
 def test_a_graph_for_a_gpu_has_its_operators() -> None:
-    model, x = nn.Sequential(Attention()), torch.randn(2, 24, 32)
+    model, x = nn.Sequential(Attention(inner=nn.Linear(32, 96))), torch.randn(2, 24, 32)
     names: dict[Any, str] = {"cpu": "flash_attention_for_cpu", "cuda": "efficient_attention"}
     for device, name in names.items():
         forward, _ = trace(model, x, mode="aot", loss_fn=total, device=device, gpu="t4").graphs
@@ -260,16 +257,12 @@ def test_the_program_is_as_it_was_and_the_nodes_have_rows() -> None:
 
 
 def test_copies_to_the_host_are_on_the_host() -> None:
-    class Moves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(64, 64)
-
+    class Moves(Parts):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.linear(x)
             return y.sum() + (y.cpu() * 2).sum().cuda() + y.new_tensor([1.0]).sum()
 
-    given = Moves(), torch.randn(256, 64)
+    given = Moves(linear=nn.Linear(64, 64)), torch.randn(256, 64)
     graphs = trace(*given, device="cuda", mode="aot")
     assert graphs.peak == trace(*given, device="cuda", mode="eager").peak
 

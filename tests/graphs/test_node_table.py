@@ -17,6 +17,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.registry import load, records
 from pytest_torchmem.profile.node_table import COLUMNS, NodeRow, NodeTable
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.modules import Parts
 from tests.tracing.programs import MODELS, PROGRAMS
 
 FIGURES = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
@@ -253,15 +254,11 @@ def test_export_and_text() -> None:
 
 
 def test_a_graph_is_filled_in_node_by_node() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 8)
-
+    class Model(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return torch.sigmoid(self.linear(x)) * 2
 
-    model, x = Model(), torch.randn(3, 4)
+    model, x = Model(linear=nn.Linear(4, 8)), torch.randn(3, 4)
     graph = fx.symbolic_trace(model)
     code = graph.code
     table = node_table(graph, x)

@@ -14,15 +14,11 @@ from torch.nn import functional
 from pytest_torchmem import largest, scaling, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.graphs.fitting import Grid, Polynomial
+from tests.modules import Parts
 
 
-class Attention(nn.Module):
+class Attention(Parts):
     """One layer; ``flash`` says whether scores are made."""
-
-    def __init__(self, flash: bool) -> None:
-        super().__init__()
-        self.flash = flash
-        self.inner = nn.Linear(32, 96)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.inner(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
@@ -34,7 +30,7 @@ class Attention(nn.Module):
 
 def attention(flash: bool) -> Any:
     def build(batch: int, sequence: int) -> tuple[nn.Module, Tensor]:
-        return Attention(flash), torch.randn(batch, sequence, 32)
+        return Attention(flash=flash, inner=nn.Linear(32, 96)), torch.randn(batch, sequence, 32)
 
     return build
 

@@ -29,6 +29,7 @@ from pytest_torchmem.targets.gpus import (
 )
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
+from tests.modules import Parts
 
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 GEOMETRY = "float32[2,3,8,8], float32[4,3,3,3], float32[4], [1,1], [0,0], [1,1], False, [0,0], 1"
@@ -114,16 +115,12 @@ def test_of_several_calls_the_largest_counts(gpu: StandIn) -> None:
 
 
 def test_a_recomputed_forward_answers_too(gpu: StandIn) -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = net()
-
+    class Checkpointed(Parts):
         def forward(self, x: torch.Tensor) -> Any:
             return checkpoint(self.inner, x, use_reentrant=False)
 
     gpu.workspaces = {FORWARD: 300, BACKWARD: 400}
-    found = torchmem.calibrate(Checkpointed(), torch.randn(2, 3, 8, 8))
+    found = torchmem.calibrate(Checkpointed(inner=net()), torch.randn(2, 3, 8, 8))
     assert figures(found) == {FORWARD: WorkspaceSize(300), BACKWARD: WorkspaceSize(400)}
 
 
@@ -168,31 +165,23 @@ def test_operators_inside_of_composite_ones_answer(gpu: StandIn) -> None:
 
 
 def test_operators_that_inference_mode_leaves_whole_answer(gpu: StandIn) -> None:
-    class Inference(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = net()
-
+    class Inference(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.inference_mode():
                 return self.inner(x)
 
     gpu.workspaces = {FORWARD: 600}
-    found = torchmem.calibrate(Inference(), torch.randn(2, 3, 8, 8), backward=False)
+    found = torchmem.calibrate(Inference(inner=net()), torch.randn(2, 3, 8, 8), backward=False)
     assert figures(found) == {FORWARD: WorkspaceSize(600)}
 
 
 def test_settings_of_cudnn_are_part_of_what_is_asked(gpu: StandIn) -> None:
-    class Deterministic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = net()
-
+    class Deterministic(Parts):
         def forward(self, x: torch.Tensor) -> Any:
             with torch.backends.cudnn.flags(enabled=True, deterministic=True):
                 return self.inner(x)
 
-    found = torchmem.calibrate(Deterministic(), torch.randn(2, 3, 8, 8), backward=False)
+    found = torchmem.calibrate(Deterministic(inner=net()), torch.randn(2, 3, 8, 8), backward=False)
     (question,) = found.figures[SETUP]
     assert question == WorkspaceKey(FORWARD, f"{GEOMETRY}; deterministic")
 

@@ -11,6 +11,7 @@ from benchmarks.comparison import Status
 from benchmarks.isolation.sample import Sample
 from benchmarks.operator_lists import differences, recorded_in_trace, run_sample
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
+from tests.modules import Parts
 
 
 def test_lists_that_differ() -> None:
@@ -26,11 +27,7 @@ def test_lists_that_differ() -> None:
     )
 
 
-class _Step(nn.Module):
-    def __init__(self, body: Any) -> None:
-        super().__init__()
-        self.body = body
-
+class _Step(Parts):
     def forward(self, x: torch.Tensor) -> Any:
         return self.body(x)
 
@@ -38,10 +35,10 @@ class _Step(nn.Module):
 STEPS = {
     "linear": (nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), (4, 8), {}),
     "convolution": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), (2, 3, 8, 8), {}),
-    "lstm": (_Step(nn.LSTM(8, 4, 2)), (5, 2, 8), {"loss_fn": lambda output: output[0].sum()}),
-    "used three times": (_Step(lambda x: (x * 2) * (x * 3) + x), (4, 4), {}),
-    "composite bodies": (_Step(lambda x: torch.linalg.pinv(x) + x.t()), (4, 4), {}),
-    "numbers": (_Step(lambda x: torch.where(x > 0, x, 0.5).clamp(0.1) ** 2), (4, 4), {}),
+    "lstm": (_Step(body=nn.LSTM(8, 4, 2)), (5, 2, 8), {"loss_fn": lambda output: output[0].sum()}),
+    "used three times": (_Step(body=lambda x: (x * 2) * (x * 3) + x), (4, 4), {}),
+    "composite bodies": (_Step(body=lambda x: torch.linalg.pinv(x) + x.t()), (4, 4), {}),
+    "numbers": (_Step(body=lambda x: torch.where(x > 0, x, 0.5).clamp(0.1) ** 2), (4, 4), {}),
     "lazy": (nn.LazyLinear(3), (2, 4), {}),
     "forward": (nn.Linear(3, 3), (2, 3), {"backward": False}),
     "optimizer": (nn.Linear(3, 3), (2, 3), {"optimizer": torch.optim.AdamW}),
@@ -77,7 +74,7 @@ def test_a_step_that_fails_is_skipped_and_a_trace_that_fails_is_not(monkeypatch)
         return x * int(x.long().sum().item())
 
     for body, status in ((fails, Status.SKIPPED), (asks, Status.UNSUPPORTED)):
-        sample = Sample(0, _Step(body), (torch.full((2000,), 2.0, requires_grad=True),))
+        sample = Sample(0, _Step(body=body), (torch.full((2000,), 2.0, requires_grad=True),))
         assert run_sample("", sample, lambda: None, "cpu", None).status is status
 
 

@@ -20,6 +20,7 @@ from pytest_torchmem.allocator.device_memory import DriverAddresses
 from pytest_torchmem.checks.gpu import find_parting
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.modules import Parts
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("STAND_IN_NAME") != find_gpu("a100-80gb").product,
@@ -96,12 +97,8 @@ def requested_by_rows(rows: int) -> list[int]:
     return [one["size"] for one in requests if one["action"] == "alloc"]
 
 
-class Attended(nn.Module):
+class Attended(Parts):
     """A projection of what attention without a dimension of its own for images gives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.projection = nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.projection(x)
@@ -127,7 +124,7 @@ STEPS: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "normalization": lambda: (nn.BatchNorm2d(64), torch.randn(8, 64, 56, 56)),
     "attention of three dimensions": lambda: (
-        half(Attended()),
+        half(Attended(projection=nn.Linear(64, 64))),
         torch.randn(4, 32, 64, dtype=torch.bfloat16),
     ),
     "groups in half precision": lambda: (
@@ -148,12 +145,8 @@ def test_what_the_allocator_counts_is_the_traced(name: str, optimizer: Any) -> N
     assert traced.figures() == measured.figures()
 
 
-class Autocast(nn.Module):
+class Autocast(Parts):
     """A module in bfloat16 by autocast."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -173,12 +166,8 @@ class Applied(nn.Module):
         return self.function(x @ self.weight)
 
 
-class Cells(nn.Module):
+class Cells(Parts):
     """A recurrent layer whose cells run one by one."""
-
-    def __init__(self, inner: nn.RNNBase) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.backends.cudnn.flags(enabled=False):
@@ -205,12 +194,8 @@ class Evaluated(nn.Module):
         return self.attention.out_proj(found[0])
 
 
-class Turned(nn.Module):
+class Turned(Parts):
     """A module whose input and gradient are not dense."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.inner(x.transpose(1, 2))
@@ -230,7 +215,7 @@ class Slow(nn.Module):
 
 ORDERED: dict[str, Callable[[], nn.Module]] = {
     "autocast": lambda: Autocast(
-        nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.LayerNorm(700), nn.Linear(700, 30))
+        inner=nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.LayerNorm(700), nn.Linear(700, 30))
     ),
     "largest element": lambda: Applied(torch.Tensor.max),
     "absolute of complex": lambda: Applied(lambda x: torch.fft.rfft(x).abs()),
@@ -251,7 +236,7 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
         nn.Unflatten(1, (8, 8, 1)), nn.Conv2d(8, 16, 3, padding=1, groups=8)
     ),
     "dense operands of a depthwise convolution": lambda: nn.Sequential(
-        nn.Unflatten(1, (8, 4, 2)), Turned(nn.Conv2d(4, 8, 3, padding=1, groups=4))
+        nn.Unflatten(1, (8, 4, 2)), Turned(inner=nn.Conv2d(4, 8, 3, padding=1, groups=4))
     ),
     "convolution": lambda: Slow(nn.Conv2d, 40, 50),
     "convolution of groups": lambda: Slow(nn.Conv2d, 40, 50, groups=4),
@@ -259,7 +244,7 @@ ORDERED: dict[str, Callable[[], nn.Module]] = {
     "transposed convolution": lambda: Slow(nn.ConvTranspose2d, 40, 50, stride=2, groups=2),
     "convolution of volumes": lambda: Slow(nn.Conv3d, 10, 4, 50),
     "transposed convolution of volumes": lambda: Slow(nn.ConvTranspose3d, 10, 4, 50),
-    "cells of both directions": lambda: Cells(nn.GRU(64, 32, 2, bidirectional=True)),
+    "cells of both directions": lambda: Cells(inner=nn.GRU(64, 32, 2, bidirectional=True)),
 }
 
 

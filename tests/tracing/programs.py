@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MemoryProfile
+from tests.modules import Parts
 
 
 class Tied(nn.Module):
@@ -50,12 +51,8 @@ class Multiply(torch.autograd.Function):
         return gradients[0] * right, gradients[0] * left
 
 
-class First(nn.Module):
+class First(Parts):
     """A module that returns the first of what another returns."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x)[0]
@@ -95,10 +92,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: torch.randn(128, 64, requires_grad=True),
     ),
     "two-layer RNN": (
-        lambda: First(nn.RNN(16, 32, 2, batch_first=True)),
+        lambda: First(module=nn.RNN(16, 32, 2, batch_first=True)),
         lambda: torch.randn(4, 5, 16),
     ),
-    "RNN": (lambda: First(nn.RNN(16, 32)), lambda: torch.randn(5, 4, 16)),
+    "RNN": (lambda: First(module=nn.RNN(16, 32)), lambda: torch.randn(5, 4, 16)),
 }
 
 

@@ -26,16 +26,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.torch_private.settings import all_settings, answers
+from tests.modules import Parts
 from tests.processes import run_program
 from tests.tracing.programs import MODELS, hooked
 
 
-class Raises(nn.Module):
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.error = error
-
+class Raises(Parts):
     def forward(self, x: Tensor) -> Tensor:
         self.linear(x).sum().backward()
         raise self.error
@@ -77,7 +73,7 @@ def test_model_is_as_it_was(name: str, device: str) -> None:
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=repr)
 def test_model_is_as_it_was_after_an_exception(device: str, error: BaseException) -> None:
     collects = gc.isenabled()
-    model = Raises(error)
+    model = Raises(linear=nn.Linear(8, 8), error=error)
     weight = model.linear.weight.detach().clone()
     with pytest.raises(type(error)) as raised:
         trace(model, torch.randn(2, 8), device=device)

@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler as rates
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UsageError
+from tests.modules import Parts
 
 
 def training() -> Any:
@@ -163,16 +164,11 @@ runs = 0
 table: torch.Tensor | None = None
 
 
-class Cached(nn.Module):
+class Cached(Parts):
     """Keeps tables in every place where other programs find them as well."""
 
     calls = 0
     rows: torch.Tensor | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.columns: torch.Tensor | None = None
-        self.linear = nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Fill each cache that is empty, on the device of ``x``."""
@@ -236,15 +232,10 @@ def cycle() -> list[Any]:
 HELD["itself"] = (cycle, lambda held, new: held.append(new))
 
 
-class Holding(nn.Module):
+class Holding(Parts):
     """Writes into a container of its class, and into one of its file."""
 
     held: Any = None
-
-    def __init__(self, write: Callable[[Any, torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 5)
-        self.write = write
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Write twice."""
@@ -264,7 +255,7 @@ def test_what_a_container_held_before_a_trace_stays(case: str, of: str) -> None:
     make, write = HELD[case]
     places = Holding.held, globals()["held_here"] = make(), make()
     shown = list(map(repr, places))
-    model = Holding(write)
+    model = Holding(linear=nn.Linear(4, 5), write=write)
     try:
         torchmem.trace(model if of == "module" else lambda x: model(x), torch.zeros(2, 4))
         assert Holding.held is places[0]
@@ -277,7 +268,7 @@ def test_what_a_container_held_before_a_trace_stays(case: str, of: str) -> None:
 @pytest.mark.parametrize("of", ["module", "function"])
 @pytest.mark.parametrize("values", ["auto", "real"])
 def test_caches_that_others_use_hold_nothing_of_a_trace(of: str, values: str) -> None:
-    model = Cached()
+    model = Cached(columns=None, linear=nn.Linear(64, 64))
 
     def function(x: torch.Tensor) -> None:
         model(x.to("cuda" if torch.cuda.is_available() else "cpu")).backward()

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MemoryProfile, trace
+from tests.modules import Parts
 
 BLOCK = 512
 COMPILED = torch.compile(flex_attention)
@@ -128,11 +129,7 @@ def test_compiled_masks_are_never_made() -> None:
     assert any("create_block_mask, compiled" in told for told in compiled.warnings)
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.projection = nn.Linear(32, 96)
-
+class Block(Parts):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.projection(x).unflatten(-1, (3, 2, 16)).transpose(1, 3)
         query, key, value = parts.unbind(2)
@@ -147,7 +144,7 @@ def test_what_is_inside_a_compiled_model_is_fused(checkpointed: bool) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.block = Block()
+            self.block = Block(projection=nn.Linear(32, 96))
 
         def forward(self, x: Tensor) -> Tensor:
             if checkpointed:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
+from tests.modules import Parts
 from tests.tracing.programs import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -48,11 +49,7 @@ class Product(nn.Module):
         return left @ right
 
 
-class Reduced(nn.Module):
-    def __init__(self, reduce: str) -> None:
-        super().__init__()
-        self.reduce = reduce
-
+class Reduced(Parts):
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.sparse.mm(left, right, self.reduce)
 
@@ -73,9 +70,9 @@ CASES: dict[str, tuple[nn.Module, Callable[[], tuple[Any, ...]]]] = {
     "by columns": (Product(), lambda: (csc(), dense(3, 8))),
     "from the left": (Product(), lambda: (dense(8, 3), csr())),
     "a matrix laid out otherwise": (Product(), lambda: (csr(), dense(8, 6).t())),
-    "sums": (Reduced("sum"), lambda: (csr(True), dense(6, 8))),
-    "means": (Reduced("mean"), lambda: (csr(True), dense(6, 8))),
-    "largest": (Reduced("max"), lambda: (csr(True), dense(6, 8))),
+    "sums": (Reduced(reduce="sum"), lambda: (csr(True), dense(6, 8))),
+    "means": (Reduced(reduce="mean"), lambda: (csr(True), dense(6, 8))),
+    "largest": (Reduced(reduce="max"), lambda: (csr(True), dense(6, 8))),
     "sampled": (Sampled(), lambda: (csr(), dense(3, 7), dense(7, 6))),
 }
 
@@ -127,7 +124,7 @@ def test_on_cuda_a_matrix_says_where_it_is() -> None:
 
 def test_on_cuda_reducing_products_do_not_exist() -> None:
     with pytest.raises(NotImplementedError, match="SparseCsrCUDA"):
-        torchmem.trace(Reduced("sum"), csr(), dense(6, 8), device="cuda")
+        torchmem.trace(Reduced(reduce="sum"), csr(), dense(6, 8), device="cuda")
 
 
 def test_matrices_that_outlive_their_trace_can_be_printed(device: str) -> None:

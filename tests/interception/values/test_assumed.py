@@ -16,6 +16,7 @@ from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.interception.values import contents
 from pytest_torchmem.operators.spec import spec_of
+from tests.modules import Parts
 from tests.tracing.programs import differences
 
 
@@ -257,18 +258,14 @@ def test_what_is_written_through_a_mask_says_how_many_rows_it_has() -> None:
 
 
 def test_models_without_memory_have_bounds() -> None:
-    class Routed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.expert = nn.Linear(64, 4), nn.Linear(64, 64)
-
+    class Routed(Parts):
         def forward(self, x: Tensor) -> Tensor:
             rows = self.gate(x).argmax(1) == 2
             x[rows] = self.expert(x[rows])
             return x
 
     with torch.device("meta"):
-        model = Routed()
+        model = Routed(gate=nn.Linear(64, 4), expert=nn.Linear(64, 64))
     profile = trace(model, torch.randn(128, 64))
     assert profile.values == "guessed"
     assert "every element counts as kept" in profile.warnings[0]

@@ -14,6 +14,7 @@ from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError, UsageError
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 from pytest_torchmem.step.generators import ForwardDraws, forward_draws
+from tests.modules import Parts
 from tests.results import result_of
 
 
@@ -380,17 +381,13 @@ def test_over_the_budget_a_program_that_decides_nothing_is_traced(monkeypatch):
 def test_parameters_without_values_decide_nothing() -> None:
     model = nn.Linear(4, 4, device="meta")
 
-    class Choosing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
+    class Choosing(Parts):
         def forward(self, x: Tensor) -> Tensor:
             output: Tensor = self.inner(x)
             return output if output.mean() > 0 else output * 2
 
     with pytest.raises(UnknownValueError, match="computed from tensors on meta"):
-        trace(Choosing(), torch.randn(2, 4), values="real")
+        trace(Choosing(inner=model), torch.randn(2, 4), values="real")
 
 
 def test_values_of_the_program_itself_are_never_written_to() -> None:

@@ -1,0 +1,15 @@
+"""Modules that tests are written with."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Parts(nn.Module):
+    """A module of the modules, parameters, buffers and other attributes that it is given."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            buffer = isinstance(part, Tensor) and not isinstance(part, nn.Parameter)
+            self.register_buffer(name, part) if buffer else setattr(self, name, part)
