@@ -13,53 +13,45 @@ from torch.nn import functional
 from pytest_torchmem import measure, trace
 
 
-def numbers(*shape: int, dtype: torch.dtype = torch.float32, device: str) -> torch.Tensor:
+def zeros(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 #: Programs with a mistake that CPU and CUDA word alike.
 MISTAKES: dict[str, Callable[[str], Any]] = {
-    "batched product": lambda d: torch.bmm(
-        numbers(2, 3, 4, dtype=torch.half, device=d), numbers(2, 4, 5, device=d)
+    "batched product": lambda d: torch.bmm(zeros(d, 2, 3, 4, dtype=torch.half), zeros(d, 2, 4, 5)),
+    "bias": lambda d: functional.linear(zeros(d, 3, 4), zeros(d, 5, 4), zeros(d, 3)),
+    "gelu": lambda d: functional.gelu(zeros(d, 3), approximate="other"),
+    "norm": lambda d: functional.rms_norm(zeros(d, 3, 4), (4,), zeros(d, 3)),
+    "norm of another shape": lambda d: functional.rms_norm(zeros(d, 3, 4), (5,)),
+    "norm of no shape": lambda d: functional.rms_norm(zeros(d, 3, 4), ()),
+    "buckets": lambda d: torch.bucketize(zeros(d, 3), zeros(d, 3, 4)),
+    "no samples": lambda d: torch.multinomial(zeros(d, 4), 0),
+    "too many samples": lambda d: torch.multinomial(zeros(d, 4), 5),
+    "elements": lambda d: zeros(d, 3).put_(
+        zeros(d, 2, dtype=torch.long), zeros(d, 2, dtype=torch.double)
     ),
-    "bias": lambda d: functional.linear(
-        numbers(3, 4, device=d), numbers(5, 4, device=d), numbers(3, device=d)
-    ),
-    "gelu": lambda d: functional.gelu(numbers(3, device=d), approximate="other"),
-    "norm": lambda d: functional.rms_norm(numbers(3, 4, device=d), (4,), numbers(3, device=d)),
-    "norm of another shape": lambda d: functional.rms_norm(numbers(3, 4, device=d), (5,)),
-    "norm of no shape": lambda d: functional.rms_norm(numbers(3, 4, device=d), ()),
-    "buckets": lambda d: torch.bucketize(numbers(3, device=d), numbers(3, 4, device=d)),
-    "no samples": lambda d: torch.multinomial(numbers(4, device=d), 0),
-    "too many samples": lambda d: torch.multinomial(numbers(4, device=d), 5),
-    "elements": lambda d: numbers(3, device=d).put_(
-        numbers(2, dtype=torch.long, device=d), numbers(2, dtype=torch.double, device=d)
-    ),
-    "complex": lambda d: torch.complex(
-        numbers(3, device=d), numbers(3, dtype=torch.double, device=d)
-    ),
-    "variance": lambda d: torch.var(numbers(3, dtype=torch.long, device=d)),
-    "loss": lambda d: functional.smooth_l1_loss(
-        numbers(3, device=d), numbers(3, device=d), beta=-1.0
-    ),
-    "copy to one place": lambda d: numbers(1, device=d).expand(3).copy_(numbers(3, device=d)),
-    "one place in place": lambda d: torch.relu_(numbers(1, device=d).expand(3)),
-    "limits": lambda d: torch.clamp(numbers(3, device=d)),
-    "range": lambda d: numbers(3, device=d).uniform_(2, 1),
-    "rate": lambda d: torch.poisson(numbers(3, device=d) - 1),
-    "deviation": lambda d: torch.normal(0.0, numbers(3, device=d) - 1),
-    "no probabilities": lambda d: torch.multinomial(numbers(3, device=d), 1),
+    "complex": lambda d: torch.complex(zeros(d, 3), zeros(d, 3, dtype=torch.double)),
+    "variance": lambda d: torch.var(zeros(d, 3, dtype=torch.long)),
+    "loss": lambda d: functional.smooth_l1_loss(zeros(d, 3), zeros(d, 3), beta=-1.0),
+    "copy to one place": lambda d: zeros(d, 1).expand(3).copy_(zeros(d, 3)),
+    "one place in place": lambda d: torch.relu_(zeros(d, 1).expand(3)),
+    "limits": lambda d: torch.clamp(zeros(d, 3)),
+    "range": lambda d: zeros(d, 3).uniform_(2, 1),
+    "rate": lambda d: torch.poisson(zeros(d, 3) - 1),
+    "deviation": lambda d: torch.normal(0.0, zeros(d, 3) - 1),
+    "no probabilities": lambda d: torch.multinomial(zeros(d, 3), 1),
     "overlap in place": lambda d: shifted(torch.add, d),
     "overlap of a copy": lambda d: shifted(lambda given, _, out: out.copy_(given), d),
     "output in one place": lambda d: torch.mm(
-        numbers(2, 2, device=d), numbers(2, 2, device=d), out=numbers(2, device=d).expand(2, 2)
+        zeros(d, 2, 2), zeros(d, 2, 2), out=zeros(d, 2).expand(2, 2)
     ),
     "target of a loss": lambda d: functional.multi_margin_loss(
-        numbers(5, 4, device=d), numbers(5, 4, dtype=torch.long, device=d)
+        zeros(d, 5, 4), zeros(d, 5, 4, dtype=torch.long)
     ),
-    "rate of decay": lambda d: numbers(3, device=d).exponential_(0.0),
-    "matrix": lambda d: numbers(2, 2, 2, device=d).trace(),
-    "stride of a pool": lambda d: functional.max_pool1d(numbers(2, 8, device=d), 2, stride=0),
+    "rate of decay": lambda d: zeros(d, 3).exponential_(0.0),
+    "matrix": lambda d: zeros(d, 2, 2, 2).trace(),
+    "stride of a pool": lambda d: functional.max_pool1d(zeros(d, 2, 8), 2, stride=0),
     "number that fills": lambda d: large(d).fill_(1e300),
     "number at a mask": lambda d: large(d).masked_fill_(large(d, torch.bool), 1j),
     "number at rows": lambda d: large(d).index_fill_(0, large(d, torch.long)[:1], 1e300),
@@ -79,29 +71,22 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "complex number for a list": lambda d: torch._foreach_add_([large(d)], 1j),
     "power for a list": lambda d: torch._foreach_pow([large(d, torch.long)], -1),
     "norms of a list": lambda d: torch._foreach_norm([large(d, torch.long)]),
-    "value at rows": lambda d: numbers(9, device=d).index_put_(
-        (numbers(2, dtype=torch.long, device=d),), numbers(3, device=d)
+    "value at rows": lambda d: zeros(d, 9).index_put_(
+        (zeros(d, 2, dtype=torch.long),), zeros(d, 3)
     ),
     "type at rows": lambda d: large(d).__setitem__(large(d, torch.long), large(d, torch.double)),
     "types of products": lambda d: torch.addbmm(
-        numbers(2, 2, device=d),
-        numbers(3, 2, 2, dtype=torch.half, device=d),
-        numbers(3, 2, 2, device=d),
+        zeros(d, 2, 2), zeros(d, 3, 2, 2, dtype=torch.half), zeros(d, 3, 2, 2)
     ),
-    "reflectors": lambda d: torch.ormqr(
-        numbers(3, 3, device=d), numbers(2, device=d), numbers(3, 3, device=d)
-    ),
+    "reflectors": lambda d: torch.ormqr(zeros(d, 3, 3), zeros(d, 2), zeros(d, 3, 3)),
     "type of extremes": lambda d: torch.aminmax(
         large(d), dim=0, out=(large(d, torch.double), large(d, torch.double))
     ),
     "type of a cross product": lambda d: torch.cross(
-        numbers(9, 3, device=d),
-        numbers(9, 3, device=d),
-        dim=1,
-        out=numbers(9, 3, dtype=torch.double, device=d),
+        zeros(d, 9, 3), zeros(d, 9, 3), dim=1, out=zeros(d, 9, 3, dtype=torch.double)
     ),
     "row of a bag": lambda d: functional.embedding_bag(
-        torch.full((1, 2), 5, device=d), numbers(5, 3, device=d)
+        torch.full((1, 2), 5, device=d), zeros(d, 5, 3)
     ),
     "floor of complex": lambda d: large(d, torch.cfloat).floor(),
     "type of a mask": lambda d: large(d).masked_scatter(large(d, torch.uint8), large(d)),
@@ -109,9 +94,7 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "overlap of a value": lambda d: torch.kthvalue(
         (kept := large(d)), 1, out=(kept, large(d, torch.long))
     ),
-    "position": lambda d: numbers(1 << 16, 64, device=d).gather(
-        0, torch.full((1, 1), 1 << 16, device=d)
-    ),
+    "position": lambda d: zeros(d, 1 << 16, 64).gather(0, torch.full((1, 1), 1 << 16, device=d)),
 }
 
 
@@ -122,7 +105,7 @@ def large(device: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def shifted(run: Callable[..., Any], device: str) -> None:
     """Write what is made of a tensor's beginning behind it."""
-    whole = numbers(5, device=device)
+    whole = zeros(device, 5)
     run(whole[:-1], 1, out=whole[1:])
 
 
@@ -165,9 +148,9 @@ def test_what_kernels_take_is_not_refused() -> None:
     found: list[float] = []
 
     def program() -> None:
-        found.extend(numbers(3, device="cuda").copy_(5).tolist())
-        in_one_place = numbers(1, device="cuda").expand(3)
-        torch.mv(numbers(3, 2, device="cuda"), numbers(2, device="cuda"), out=in_one_place)
+        found.extend(zeros("cuda", 3).copy_(5).tolist())
+        in_one_place = zeros("cuda", 1).expand(3)
+        torch.mv(zeros("cuda", 3, 2), zeros("cuda", 2), out=in_one_place)
         large("cuda", torch.int8).add_(300)  # wraps around
 
     trace(program, device="cuda")
@@ -178,29 +161,25 @@ def test_what_kernels_take_is_not_refused() -> None:
 def test_a_layer_in_another_dtype_than_its_input(device: str, names: str) -> None:
     layer = torch.nn.Linear(4, 5, bias=False).half()
     with pytest.raises(RuntimeError, match=f"expected {names} to have the same dtype"):
-        trace(lambda: layer.to(device)(numbers(3, 4, device=device)), device=device)
+        trace(lambda: layer.to(device)(zeros(device, 3, 4)), device=device)
 
 
 #: Programs that the CPU refuses, most of them by its own name for the kernel.
 TYPES: dict[str, Callable[[], Any]] = {
     "softmax of integers": lambda: large("cpu", torch.long)[:9].softmax(0),
-    "loss of integers": lambda: functional.mse_loss(
-        *[numbers(9, dtype=torch.long, device="cpu")] * 2
-    ),
+    "loss of integers": lambda: functional.mse_loss(*[zeros("cpu", 9, dtype=torch.long)] * 2),
     "gelu of integers": lambda: functional.gelu(large("cpu", torch.long)),
-    "greatest of complex": lambda: numbers(9, dtype=torch.cfloat, device="cpu").max(),
+    "greatest of complex": lambda: zeros("cpu", 9, dtype=torch.cfloat).max(),
     "bits of numbers": lambda: large("cpu") & large("cpu"),
-    "inverse in half precision": lambda: torch.linalg.inv(
-        numbers(3, 3, dtype=torch.half, device="cpu")
-    ),
+    "inverse in half precision": lambda: torch.linalg.inv(zeros("cpu", 3, 3, dtype=torch.half)),
     "convolution of two types": lambda: functional.conv2d(
-        numbers(1, 3, 9, 9, dtype=torch.half, device="cpu"), numbers(4, 3, 3, 3, device="cpu")
+        zeros("cpu", 1, 3, 9, 9, dtype=torch.half), zeros("cpu", 4, 3, 3, 3)
     ),
     "norm of two types": lambda: functional.layer_norm(
-        numbers(3, 4, device="cpu"), (4,), numbers(4, dtype=torch.half, device="cpu")
+        zeros("cpu", 3, 4), (4,), zeros("cpu", 4, dtype=torch.half)
     ),
     "products of two types": lambda: torch.bmm(
-        numbers(2, 3, 4, dtype=torch.half, device="cpu"), numbers(2, 4, 5, device="cpu")
+        zeros("cpu", 2, 3, 4, dtype=torch.half), zeros("cpu", 2, 4, 5)
     ),
 }
 
@@ -230,7 +209,7 @@ def test_types_that_the_cpu_refuses(mistake: Callable[[], Any]) -> None:
     ids=str,
 )
 def test_types_that_the_gpu_refuses(mistake: torch.nn.Module, words: str) -> None:
-    given = numbers(3, 9, 9, dtype=torch.half, device="cpu")
+    given = zeros("cpu", 3, 9, 9, dtype=torch.half)
     others = [given.double()] if isinstance(mistake, torch.nn.BCELoss) else []
     with pytest.raises((RuntimeError, ValueError), match=re.escape(words)):
         trace(mistake, given, *others, device="cuda", loss_fn=lambda output: output.sum())
@@ -239,10 +218,7 @@ def test_types_that_the_gpu_refuses(mistake: torch.nn.Module, words: str) -> Non
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (
-            lambda: numbers(9, dtype=torch.long, device="cuda").softmax(0),
-            "not implemented for 'Long'",
-        ),
+        (lambda: zeros("cuda", 9, dtype=torch.long).softmax(0), "not implemented for 'Long'"),
         (lambda: functional.gelu(large("cuda", torch.long)), "not implemented for 'Long'"),
         (lambda: large("cuda") & large("cuda"), "\"bitwise_and_cuda\" not implemented for 'Float'"),
     ],
@@ -254,14 +230,12 @@ def test_types_that_no_kernel_knows(mistake: Callable[[], Any], words: str) -> N
 
 def test_what_only_kernels_of_the_gpu_take() -> None:
     def program() -> None:
-        torch.histc(numbers(9, dtype=torch.long, device="cuda"))
+        torch.histc(zeros("cuda", 9, dtype=torch.long))
         large("cuda", torch.bool).abs()
-        numbers(3, 3, dtype=torch.bool, device="cuda").trace()
-        torch.linalg.norm(numbers(9, dtype=torch.half, device="cuda"))
+        zeros("cuda", 3, 3, dtype=torch.bool).trace()
+        torch.linalg.norm(zeros("cuda", 9, dtype=torch.half))
         functional.batch_norm(
-            numbers(2, 3, 4, dtype=torch.half, device="cuda"),
-            numbers(3, device="cuda"),
-            numbers(3, device="cuda"),
+            zeros("cuda", 2, 3, 4, dtype=torch.half), zeros("cuda", 3), zeros("cuda", 3)
         )
 
     trace(program, device="cuda")
@@ -269,7 +243,7 @@ def test_what_only_kernels_of_the_gpu_take() -> None:
 
 def test_a_mask_of_another_shape() -> None:
     def program(device: str) -> None:
-        numbers(9, device=device)[numbers(8, dtype=torch.bool, device=device)]
+        zeros(device, 9)[zeros(device, 8, dtype=torch.bool)]
 
     with pytest.raises(IndexError) as real:
         program("cpu")
@@ -284,7 +258,7 @@ def test_a_mask_of_another_shape() -> None:
 )
 def test_rows_are_selected_by_integers(device: str, words: str) -> None:
     def program() -> None:
-        numbers(3, 4, device=device).index_select(0, numbers(2, device=device))
+        zeros(device, 3, 4).index_select(0, zeros(device, 2))
 
     with pytest.raises(RuntimeError, match=words):
         trace(program, device=device)
