@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import linalg, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from pytest_torchmem import MemoryProfile, measure
@@ -168,11 +168,11 @@ def lists_of_autocast() -> None:
     classes = zeros(4, dtype=LONG)
     with torch.autocast("cuda"):
         for run in (
-            *(lambda: x @ x, lambda: functional.linear(x, x), lambda: double @ double),
+            *(lambda: x @ x, lambda: F.linear(x, x), lambda: double @ double),
             *(lambda: torch.einsum("ab,bc->ac", x, x), lambda: torch.cat([half, half])),
-            *(lambda: half.softmax(-1), half.exp, lambda: functional.layer_norm(half, (4,))),
+            *(lambda: half.softmax(-1), half.exp, lambda: F.layer_norm(half, (4,))),
             *(half.sum, lambda: half.sum(dtype=DOUBLE), lambda: half.norm(2), lambda: half**2),
-            *(lambda: functional.cross_entropy(half, classes), classes.sum, half.relu),
+            *(lambda: F.cross_entropy(half, classes), classes.sum, half.relu),
             *(lambda: torch.addcmul(half, x, half), lambda: torch.addcmul(half, half, half)),
             lambda: half + half,
         ):
@@ -187,7 +187,7 @@ def both_directions() -> None:
 
 def without_cudnn() -> None:
     with torch.backends.cudnn.flags(enabled=False):
-        functional.conv2d(empty(2, 4, 10, 10), empty(8, 4, 3, 3))
+        F.conv2d(empty(2, 4, 10, 10), empty(8, 4, 3, 3))
 
 
 def ctc() -> None:
@@ -340,14 +340,14 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         _aten._log_softmax_backward_data(*[empty(4, 8, 512, 512)] * 2, -1, FLOAT),
     ),
     "losses": lambda: (
-        functional.mse_loss(empty(100, 10), empty(100, 10)),
-        functional.mse_loss(empty(100, 10), empty(100, 10), reduction="none"),
-        functional.binary_cross_entropy(empty(100, 10), empty(100, 10)),
+        F.mse_loss(empty(100, 10), empty(100, 10)),
+        F.mse_loss(empty(100, 10), empty(100, 10), reduction="none"),
+        F.binary_cross_entropy(empty(100, 10), empty(100, 10)),
     ),
     "losses of margins": lambda: (
-        functional.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG)),
-        functional.multi_margin_loss(empty(4, 6).t(), zeros(6, dtype=LONG)),
-        functional.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG), reduction="none"),
+        F.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG)),
+        F.multi_margin_loss(empty(4, 6).t(), zeros(6, dtype=LONG)),
+        F.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG), reduction="none"),
         _aten.multilabel_margin_loss_forward(empty(4, 6).t(), zeros(6, 4, dtype=LONG), 1),
     ),
     "losses of classes": lambda: [
@@ -460,11 +460,11 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "channels interpolated": lambda: (interpolated(4), interpolated(16)),
     "volumes interpolated": volumes,
     "columns folded": lambda: (
-        functional.fold(empty(2, 144, 1024), (32, 32), 3, padding=1),
-        differentiated(lambda x: functional.unfold(x, 3, padding=1), empty(2, 16, 32, 32)),
+        F.fold(empty(2, 144, 1024), (32, 32), 3, padding=1),
+        differentiated(lambda x: F.unfold(x, 3, padding=1), empty(2, 16, 32, 32)),
     ),
     "pooling": pooled,
-    "pooling undone": lambda: functional.max_unpool3d(
+    "pooling undone": lambda: F.max_unpool3d(
         empty(2, 8, 4, 4, 4).transpose(2, 3), zeros(2, 8, 4, 4, 4, dtype=LONG), 2
     ),
     "windows of images": lambda: [
@@ -488,16 +488,13 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "product with itself": lambda: differentiated(lambda x: x @ x.mT, empty(64, 64)),
     "product with a vector": lambda: torch.mv(empty(16, 32)[:, ::2], empty(16), out=empty(16)),
     "linear layer": lambda: differentiated(
-        lambda *given: functional.linear(*given).square(),
-        empty(8192, 256),
-        empty(768, 256),
-        empty(768),
+        lambda *given: F.linear(*given).square(), empty(8192, 256), empty(768, 256), empty(768)
     ),
     "clipped gradients": clipped,
     "distances by products": lambda: _aten._euclidean_dist(empty(640, 32), empty(480, 32)),
     "convolution without cuDNN": without_cudnn,
     "repetitions": lambda: (empty(100, 100).repeat(2, 3), empty(10, 10).tile(2, 1, 3)),
-    "group norm in bfloat16": lambda: functional.group_norm(
+    "group norm in bfloat16": lambda: F.group_norm(
         empty(4, 6, 5, dtype=BFLOAT), 3, empty(6, dtype=BFLOAT), empty(6, dtype=BFLOAT)
     ),
     "draws in bfloat16": lambda: torch.bernoulli(zeros(2, 3, 4, dtype=BFLOAT)),
@@ -509,33 +506,33 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "batch norm in evaluation": lambda: differentiated(
         torch.nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)
     ),
-    "dropout": lambda: functional.dropout(empty(4096), 0.5),
+    "dropout": lambda: F.dropout(empty(4096), 0.5),
     "lists of autocast": lists_of_autocast,
     "recurrent layers without cuDNN": both_directions,
     "cells and their gradients": lambda: (
         differentiated(torch.nn.GRUCell(8, 64, device="cuda"), empty(2, 8)),
         differentiated(lambda x: torch.nn.LSTMCell(8, 64, device="cuda")(x)[0], empty(2, 8)),
     ),
-    "log sigmoid": lambda: functional.logsigmoid(empty(1024)),
+    "log sigmoid": lambda: F.logsigmoid(empty(1024)),
     "softmax of halves in float32": lambda: [
         differentiated(lambda x, of=of: of(x, -1, dtype=FLOAT), empty(4, 8, dtype=dtype))
-        for of in (functional.softmax, functional.log_softmax)
+        for of in (F.softmax, F.log_softmax)
         for dtype in (HALF, BFLOAT)
     ],
     "rms norm": lambda: (
         differentiated(torch.nn.RMSNorm(64, device="cuda"), empty(2, 8, 64)),
-        functional.rms_norm(empty(2, 64, dtype=HALF), (64,), empty(64)),
+        F.rms_norm(empty(2, 64, dtype=HALF), (64,), empty(64)),
     ),
     "group norm where channels are the densest": lambda: differentiated(
-        lambda x, scale: functional.group_norm(x, 2, scale), last(2, 8, 4, 8), empty(8)
+        lambda x, scale: F.group_norm(x, 2, scale), last(2, 8, 4, 8), empty(8)
     ),
     "shuffled pixels": lambda: [
         differentiated(lambda x, of=of: of(x, 2), last(2, 8, 4, 4))
-        for of in (functional.pixel_shuffle, functional.pixel_unshuffle)
+        for of in (F.pixel_shuffle, F.pixel_unshuffle)
     ],
     "encoders in evaluation": lambda: [encoded(dtype) for dtype in (HALF, FLOAT, DOUBLE)],
     "a loss of sequences with targets on the host": lambda: differentiated(
-        lambda x: functional.ctc_loss(
+        lambda x: F.ctc_loss(
             x.log_softmax(-1),
             torch.tensor([[1, 2], [3, 4]]),
             torch.tensor([10, 10]),
@@ -544,7 +541,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         empty(10, 2, 5),
     ),
     "a loss of sequences by batch": lambda: differentiated(
-        lambda x: functional.ctc_loss(
+        lambda x: F.ctc_loss(
             x.log_softmax(-1).transpose(0, 1),
             zeros(2, 3, dtype=LONG),
             torch.tensor([10, 10]),
@@ -553,9 +550,9 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         empty(2, 10, 5),
     ),
     "a loss whose mean comes last": lambda: differentiated(
-        lambda x: functional.huber_loss(x, zeros(500, 3)), empty(500, 3)
+        lambda x: F.huber_loss(x, zeros(500, 3)), empty(500, 3)
     ),
-    "attention with a mask of padding": lambda: functional.scaled_dot_product_attention(
+    "attention with a mask of padding": lambda: F.scaled_dot_product_attention(
         empty(2, 2, 5, 16), *[empty(2, 2, 7, 16)] * 2, attn_mask=zeros(5, 7, dtype=BOOL)
     ),
     "attention in evaluation of heads of 12": lambda: attended(48, 4),

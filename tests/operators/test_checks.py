@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
+import torch.nn.functional as F
 
 from pytest_torchmem import measure, trace
 
@@ -20,11 +20,11 @@ def zeros(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch
 #: Programs with a mistake that CPU and CUDA word alike.
 MISTAKES: dict[str, Callable[[str], Any]] = {
     "batched product": lambda d: torch.bmm(zeros(d, 2, 3, 4, dtype=torch.half), zeros(d, 2, 4, 5)),
-    "bias": lambda d: functional.linear(zeros(d, 3, 4), zeros(d, 5, 4), zeros(d, 3)),
-    "gelu": lambda d: functional.gelu(zeros(d, 3), approximate="other"),
-    "norm": lambda d: functional.rms_norm(zeros(d, 3, 4), (4,), zeros(d, 3)),
-    "norm of another shape": lambda d: functional.rms_norm(zeros(d, 3, 4), (5,)),
-    "norm of no shape": lambda d: functional.rms_norm(zeros(d, 3, 4), ()),
+    "bias": lambda d: F.linear(zeros(d, 3, 4), zeros(d, 5, 4), zeros(d, 3)),
+    "gelu": lambda d: F.gelu(zeros(d, 3), approximate="other"),
+    "norm": lambda d: F.rms_norm(zeros(d, 3, 4), (4,), zeros(d, 3)),
+    "norm of another shape": lambda d: F.rms_norm(zeros(d, 3, 4), (5,)),
+    "norm of no shape": lambda d: F.rms_norm(zeros(d, 3, 4), ()),
     "buckets": lambda d: torch.bucketize(zeros(d, 3), zeros(d, 3, 4)),
     "no samples": lambda d: torch.multinomial(zeros(d, 4), 0),
     "too many samples": lambda d: torch.multinomial(zeros(d, 4), 5),
@@ -33,7 +33,7 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     ),
     "complex": lambda d: torch.complex(zeros(d, 3), zeros(d, 3, dtype=torch.double)),
     "variance": lambda d: torch.var(zeros(d, 3, dtype=torch.long)),
-    "loss": lambda d: functional.smooth_l1_loss(zeros(d, 3), zeros(d, 3), beta=-1.0),
+    "loss": lambda d: F.smooth_l1_loss(zeros(d, 3), zeros(d, 3), beta=-1.0),
     "copy to one place": lambda d: zeros(d, 1).expand(3).copy_(zeros(d, 3)),
     "one place in place": lambda d: torch.relu_(zeros(d, 1).expand(3)),
     "limits": lambda d: torch.clamp(zeros(d, 3)),
@@ -46,20 +46,20 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "output in one place": lambda d: torch.mm(
         zeros(d, 2, 2), zeros(d, 2, 2), out=zeros(d, 2).expand(2, 2)
     ),
-    "target of a loss": lambda d: functional.multi_margin_loss(
+    "target of a loss": lambda d: F.multi_margin_loss(
         zeros(d, 5, 4), zeros(d, 5, 4, dtype=torch.long)
     ),
     "rate of decay": lambda d: zeros(d, 3).exponential_(0.0),
     "matrix": lambda d: zeros(d, 2, 2, 2).trace(),
-    "stride of a pool": lambda d: functional.max_pool1d(zeros(d, 2, 8), 2, stride=0),
+    "stride of a pool": lambda d: F.max_pool1d(zeros(d, 2, 8), 2, stride=0),
     "number that fills": lambda d: large(d).fill_(1e300),
     "number at a mask": lambda d: large(d).masked_fill_(large(d, torch.bool), 1j),
     "number at rows": lambda d: large(d).index_fill_(0, large(d, torch.long)[:1], 1e300),
-    "number around": lambda d: functional.pad(large(d), (1, 1), value=1e300),
+    "number around": lambda d: F.pad(large(d), (1, 1), value=1e300),
     "numbers of a factory": lambda d: torch.full((9,), 300, dtype=torch.uint8, device=d),
     "number of a factory": lambda d: torch.scalar_tensor(1j, dtype=torch.float, device=d),
-    "number of an activation": lambda d: functional.softshrink(large(d), -0.5),
-    "rows of a grouped product": lambda d: functional.grouped_mm(
+    "number of an activation": lambda d: F.softshrink(large(d), -0.5),
+    "rows of a grouped product": lambda d: F.grouped_mm(
         torch.ones(8, 37, device=d),
         torch.ones(2, 16, 37, device=d).mT,
         offs=torch.tensor([3, 8], device=d, dtype=torch.int32),
@@ -85,9 +85,7 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "type of a cross product": lambda d: torch.cross(
         zeros(d, 9, 3), zeros(d, 9, 3), dim=1, out=zeros(d, 9, 3, dtype=torch.double)
     ),
-    "row of a bag": lambda d: functional.embedding_bag(
-        torch.full((1, 2), 5, device=d), zeros(d, 5, 3)
-    ),
+    "row of a bag": lambda d: F.embedding_bag(torch.full((1, 2), 5, device=d), zeros(d, 5, 3)),
     "floor of complex": lambda d: large(d, torch.cfloat).floor(),
     "type of a mask": lambda d: large(d).masked_scatter(large(d, torch.uint8), large(d)),
     "output of complex": lambda d: torch.complex(large(d), large(d), out=large(d)),
@@ -167,15 +165,15 @@ def test_a_layer_in_another_dtype_than_its_input(device: str, names: str) -> Non
 #: Programs that the CPU refuses, most of them by its own name for the kernel.
 TYPES: dict[str, Callable[[], Any]] = {
     "softmax of integers": lambda: large("cpu", torch.long)[:9].softmax(0),
-    "loss of integers": lambda: functional.mse_loss(*[zeros("cpu", 9, dtype=torch.long)] * 2),
-    "gelu of integers": lambda: functional.gelu(large("cpu", torch.long)),
+    "loss of integers": lambda: F.mse_loss(*[zeros("cpu", 9, dtype=torch.long)] * 2),
+    "gelu of integers": lambda: F.gelu(large("cpu", torch.long)),
     "greatest of complex": lambda: zeros("cpu", 9, dtype=torch.cfloat).max(),
     "bits of numbers": lambda: large("cpu") & large("cpu"),
     "inverse in half precision": lambda: torch.linalg.inv(zeros("cpu", 3, 3, dtype=torch.half)),
-    "convolution of two types": lambda: functional.conv2d(
+    "convolution of two types": lambda: F.conv2d(
         zeros("cpu", 1, 3, 9, 9, dtype=torch.half), zeros("cpu", 4, 3, 3, 3)
     ),
-    "norm of two types": lambda: functional.layer_norm(
+    "norm of two types": lambda: F.layer_norm(
         zeros("cpu", 3, 4), (4,), zeros("cpu", 4, dtype=torch.half)
     ),
     "products of two types": lambda: torch.bmm(
@@ -219,7 +217,7 @@ def test_types_that_the_gpu_refuses(mistake: torch.nn.Module, words: str) -> Non
     ("mistake", "words"),
     [
         (lambda: zeros("cuda", 9, dtype=torch.long).softmax(0), "not implemented for 'Long'"),
-        (lambda: functional.gelu(large("cuda", torch.long)), "not implemented for 'Long'"),
+        (lambda: F.gelu(large("cuda", torch.long)), "not implemented for 'Long'"),
         (lambda: large("cuda") & large("cuda"), "\"bitwise_and_cuda\" not implemented for 'Float'"),
     ],
 )
@@ -234,9 +232,7 @@ def test_what_only_kernels_of_the_gpu_take() -> None:
         large("cuda", torch.bool).abs()
         zeros("cuda", 3, 3, dtype=torch.bool).trace()
         torch.linalg.norm(zeros("cuda", 9, dtype=torch.half))
-        functional.batch_norm(
-            zeros("cuda", 2, 3, 4, dtype=torch.half), zeros("cuda", 3), zeros("cuda", 3)
-        )
+        F.batch_norm(zeros("cuda", 2, 3, 4, dtype=torch.half), zeros("cuda", 3), zeros("cuda", 3))
 
     trace(program, device="cuda")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as functional
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,7 +47,7 @@ def attention(gpu, dtype=HALF, size=64, mask=None, key_heads=4, keys=16, **optio
         bias = None
         if mask is not None:
             bias = torch.ones(16, keys, device="cuda", dtype=mask)
-        functional.scaled_dot_product_attention(query, key, value, bias, **options).sum().backward()
+        F.scaled_dot_product_attention(query, key, value, bias, **options).sum().backward()
 
     found = operators(body, gpu)
     chosen = [name for name in (FLASH, EFFICIENT, CUDNN, MATH) if name in found]
@@ -130,7 +130,7 @@ def test_attention_switches_and_order() -> None:
 def test_attention_of_three_dimensions_is_plain() -> None:
     def body() -> None:
         query = cuda(2, 16, 64, dtype=HALF)
-        functional.scaled_dot_product_attention(query, query, query).sum().backward()
+        F.scaled_dot_product_attention(query, query, query).sum().backward()
 
     assert MATH in operators(body)
 
@@ -223,7 +223,7 @@ def test_sampling_is_cudnn_where_corners_are_aligned() -> None:
     def body(align: bool) -> Callable[[], None]:
         def program() -> None:
             image, grid = cuda(1, 3, 8, 8), cuda(1, 4, 4, 2)
-            functional.grid_sample(image, grid, align_corners=align).sum().backward()
+            F.grid_sample(image, grid, align_corners=align).sum().backward()
 
         return program
 
@@ -334,9 +334,7 @@ def test_ctc_loss(options: dict[str, Any], expected: str, lengths_in_tensors: bo
         if lengths_in_tensors:
             lengths = [torch.tensor(one) for one in lengths]
         for reduction in ("mean", "sum", "none"):
-            loss = functional.ctc_loss(
-                scores, targets, *lengths, blank=given["blank"], reduction=reduction
-            )
+            loss = F.ctc_loss(scores, targets, *lengths, blank=given["blank"], reduction=reduction)
             assert loss.shape == ((4,) if reduction == "none" else ())
             loss.sum().backward(retain_graph=True)
 
@@ -354,7 +352,7 @@ def test_group_norm_without_gradients(context: Any) -> None:
 
     def body() -> None:
         with context():
-            functional.group_norm(image.cuda(), 2)
+            F.group_norm(image.cuda(), 2)
 
     found = operators(body)
     # Since torch 2.14 the operator makes the copy that its kernel needs.
