@@ -42,7 +42,6 @@ def _fits(argument: Any, given: Any) -> bool:
 
 
 def workspace_of(name, machine, outputs, *args, **kwargs) -> Workspace:
-    """Return what the kernel of an operator takes."""
     device = "cuda" if isinstance(machine, Gpu) else "cpu"
     spec = spec_of(overload_of(name, args, kwargs))
     function = spec.on(device).workspace

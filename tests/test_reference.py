@@ -33,7 +33,6 @@ def section(title: str) -> str:
 
 
 def named(text: str) -> set[str]:
-    """Return the words that stand in code."""
     code = re.findall(r"`([^`\n]+)`", text)
     return {word for part in code for word in re.findall(r"[A-Za-z_][\w-]*", part)}
 
@@ -45,7 +44,6 @@ def parameters(function: Any) -> set[str]:
 
 
 def options() -> Iterator[str]:
-    """Yield the options of the plugin."""
     names: list[str] = []
     group = SimpleNamespace(addoption=lambda name, **_: names.append(name))
     add_options(SimpleNamespace(getgroup=lambda *_: group, addini=lambda *_, **__: None))

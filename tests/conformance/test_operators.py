@@ -32,7 +32,6 @@ def samples_are_not_garbage() -> None:
 
 
 def compare(unit: Any) -> list[Comparison]:
-    """Compare a unit's samples."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [

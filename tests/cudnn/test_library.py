@@ -248,7 +248,6 @@ def test_an_interrupted_question_does_not_answer_the_next(tmp_path, cache, monke
 
 
 def interrupted(_: object) -> None:
-    """Stand for what waits for an answer."""
     raise KeyboardInterrupt
 
 

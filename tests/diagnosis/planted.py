@@ -109,8 +109,6 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small decoder."""
-
     def __init__(
         self, depth: int = 4, tied: bool = True, recompute: Any = (), wrong: Any = None
     ) -> None:

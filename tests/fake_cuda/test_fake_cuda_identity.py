@@ -404,12 +404,10 @@ def test_torch_has_put_nothing_of_a_program_there() -> None:
 
 
 def make_class(return_value: object) -> type:
-    """Return a class of a test's own, whose instances are never made."""
     return type("Own", (), {"__new__": lambda *_, **__: return_value})
 
 
 def make_function(return_value: object) -> Any:
-    """Return a function that returns ``return_value``."""
     return lambda *_, **__: return_value
 
 

@@ -22,7 +22,6 @@ def cuda(nbytes: int) -> torch.Tensor:
 
 
 def answers(body: Callable[[], Any], **options: Any) -> Any:
-    """Run ``body`` on fake cuda; return what it returns."""
     return result_of(body, device="cuda", **options)
 
 

@@ -204,8 +204,6 @@ def test_sizes_that_cannot_be_fitted(sizes: Any, message: str) -> None:
 
 
 class TestLargest:
-    """The largest size that fits."""
-
     @staticmethod
     def build(batch: int) -> tuple[nn.Module, Tensor]:
         with torch.device("meta"):

@@ -30,15 +30,12 @@ class Process:
         self.beside = (self.rank + 1) % self.size
 
     def part(self, rows: int = ROWS) -> Tensor:
-        """Return one process's tensor."""
         return torch.ones(rows, 4, device=self.device)
 
     def whole(self) -> Tensor:
-        """Return a tensor of all processes' rows."""
         return self.part(ROWS * self.size)
 
     def parts(self) -> list[Tensor]:
-        """Return one tensor for each process."""
         return [self.part() for _ in range(self.size)]
 
     def at_first(self, objects: list[Any]) -> list[Any] | None:

@@ -38,7 +38,6 @@ SETUP = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """The GPU of this machine."""
     found = StandIn()
     monkeypatch.setattr(devices, "cuda_device", lambda: found)
     return found
@@ -53,7 +52,6 @@ def figures(calibration: Calibration) -> dict[str, WorkspaceSize]:
 
 
 def net() -> nn.Module:
-    """Return a network with one convolution."""
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
 
 

@@ -37,7 +37,6 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def empty(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
-    """Return a tensor on the GPU."""
     return torch.empty(shape, dtype=dtype, device="cuda")
 
 
@@ -197,8 +196,6 @@ def ctc() -> None:
 
 
 def deterministic(body: Callable[[], object]) -> Callable[[], object]:
-    """Return ``body`` by deterministic algorithms."""
-
     def run() -> None:
         torch.use_deterministic_algorithms(True)
         try:

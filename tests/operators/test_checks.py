@@ -108,7 +108,6 @@ def shifted(run: Callable[..., Any], device: str) -> None:
 
 
 def refusal(mistake: Callable[[str], Any], device: str) -> str:
-    """Return what an operator says that refuses."""
     with pytest.raises(RuntimeError) as refused:
         mistake(device)
     return str(refused.value)

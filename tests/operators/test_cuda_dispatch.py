@@ -31,7 +31,6 @@ def operators(body: Callable[[], Any], gpu: str = "a100", device: str = "cuda") 
 
 
 def cuda(*shape: int, dtype: torch.dtype = FLOAT, requires_grad: bool = True) -> torch.Tensor:
-    """Return a tensor on the GPU."""
     return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=requires_grad)
 
 

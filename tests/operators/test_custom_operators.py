@@ -30,7 +30,6 @@ scaled.register_autograd(lambda ctx, grad: (scaled(grad, 2.0), None))
 
 @torch.library.custom_op("torchmem_tests::filled", mutates_args=("x",))
 def filled(x: Tensor, value: float) -> None:
-    """Write to an argument."""
     x.fill_(value)
 
 

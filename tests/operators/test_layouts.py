@@ -386,7 +386,6 @@ POOL = torch.ops.aten.max_pool2d_with_indices_backward.default
 
 
 def image(dtype: torch.dtype = torch.float32, **layout: Any) -> torch.Tensor:
-    """Return images with 120 elements."""
     return torch.empty(2, 3, 4, 5, dtype=dtype, device="meta").contiguous(**layout)
 
 

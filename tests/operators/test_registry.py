@@ -81,7 +81,6 @@ def test_torch_has_the_operators() -> None:
 
 
 def every_function() -> Iterator[tuple[OperatorRecord, str, str, Callable[..., Any]]]:
-    """Yield the functions of all records."""
     for name in sorted(records()):
         record = record_of(name)
         for aspect in FUNCTIONS:

@@ -32,12 +32,10 @@ CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
 def cuda(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
-    """Return a tensor on the GPU."""
     return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=grad)
 
 
 def workspaces(profile: MemoryProfile) -> list[Allocation]:
-    """Return all workspaces of a profile, in order."""
     return [one for one in profile.timeline.allocations if one.kind is Kind.WORKSPACE]
 
 
@@ -45,12 +43,10 @@ def workspaces(profile: MemoryProfile) -> list[Allocation]:
 
 
 def kept(profile: MemoryProfile) -> list[int]:
-    """Return the workspaces that stay."""
     return [one.nbytes for one in workspaces(profile) if one.label]
 
 
 def step() -> None:
-    """Two products forward and their gradients."""
     x = cuda(8, 8)
     ((x @ x) @ x).sum().backward()
 
@@ -291,12 +287,10 @@ A100, H100 = find_gpu("a100"), find_gpu("h100")
 
 
 def meta(*shape: int, dtype: torch.dtype = FLOAT) -> Tensor:
-    """Return a tensor without data."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def found(operator: str, outputs: Any, *args: Any, gpu: Gpu = A100, **kwargs: Any) -> Workspace:
-    """Return what an operator takes."""
     return workspace_of(operator, gpu, outputs, *args, **kwargs)
 
 
@@ -451,8 +445,6 @@ def test_unknown_is_only_what_no_source_tells() -> None:
 
 
 class Silent:
-    """A cuDNN that knows nothing."""
-
     def ask(self, question: object) -> None:
         """Return no workspace."""
 

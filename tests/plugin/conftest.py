@@ -132,7 +132,6 @@ class Project:
             (self.path / f"{name}.py").write_text(dedent(text))
 
     def width(self, width: int) -> None:
-        """Set the width of the model."""
         self._monkeypatch.setenv("WIDTH", str(width))
 
     def run(self, *options: str, cache: bool = False, **outcomes: int) -> Result:
@@ -154,11 +153,9 @@ class Project:
         return result, valid(report, "report")["checks"]
 
     def ini(self, *lines: str) -> None:
-        """Write the settings of the project."""
         (self.path / "pytest.ini").write_text("\n".join(["[pytest]", *lines, ""]))
 
     def file(self, module: str = "test_net") -> Path:
-        """Return the snapshot file of a module."""
         return self.path / "__torchmem__" / f"{module}.json"
 
     def entries(self, module: str = "test_net") -> dict[str, dict[str, Any]]:

@@ -58,7 +58,6 @@ NONE = StandIn(why_not="there is no CUDA device here")
 
 @pytest.fixture
 def project(project: Project) -> Project:
-    """A project with one check."""
     project.write(model=MODEL, test_net=ONE)
     return project
 

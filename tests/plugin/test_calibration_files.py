@@ -83,7 +83,6 @@ TEXT = """\
 
 
 def stored(figures: object, path: Path = Path("gpu-calibration.json")) -> StoredCalibration:
-    """Return what a file with ``figures`` holds."""
     text = dump(figures)  # type: ignore[arg-type]
     return StoredCalibration(path, dict(flat(load(text))), {}, True, text)
 

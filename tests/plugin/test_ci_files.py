@@ -40,7 +40,6 @@ def _scripts() -> dict[str, str]:
 
 
 def _commands(program: str) -> Iterator[list[str]]:
-    """Return the arguments of every call of ``program``."""
     for script in _scripts().values():
         for line in script.replace("\\\n", " ").splitlines():
             words = shlex.split(line)

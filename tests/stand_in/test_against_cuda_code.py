@@ -146,8 +146,6 @@ def test_what_the_allocator_counts_is_the_traced(name: str, optimizer: Any) -> N
 
 
 class Autocast(Parts):
-    """A module in bfloat16 by autocast."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16):
             y: torch.Tensor = self.inner(x)
@@ -155,8 +153,6 @@ class Autocast(Parts):
 
 
 class Applied(nn.Module):
-    """A function of a product."""
-
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(64, 64))

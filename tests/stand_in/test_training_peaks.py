@@ -15,8 +15,6 @@ pytestmark = pytest.mark.skipif(
 
 
 class Loss(nn.Sequential):
-    """The loss of a small model."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).sum()
 

@@ -89,8 +89,6 @@ def test_a_scripted_model(device: str) -> None:
 
 
 class Trainer:
-    """Has a model, a loss that calls it, and an optimizer for it."""
-
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 

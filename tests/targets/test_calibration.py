@@ -22,7 +22,6 @@ CONVOLUTION = WorkspaceKey("aten::convolution", GEOMETRY)
 
 
 def cuda(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
-    """Return a tensor on the GPU."""
     return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=grad)
 
 

@@ -166,8 +166,6 @@ def test_modules_as_deep_as_python_lets_them_be(request: pytest.FixtureRequest) 
 
 
 class Block(nn.Module):
-    """A layer, and the next block."""
-
     def __init__(self, following: Block | None) -> None:
         super().__init__()
         self.linear, self.following = nn.Linear(4, 4), following

@@ -85,7 +85,6 @@ def tables() -> dict[str, int]:
 
 
 def hooks() -> dict[str, int]:
-    """Return how many global hooks modules and optimizers have."""
     return {
         name: len(value)
         for owner in (modules, optimizers)

@@ -223,7 +223,6 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], Any]]] = 
 
 
 def cycle() -> list[Any]:
-    """Return a list that holds itself."""
     held: list[Any] = [THERE]
     held.append(held)
     return held

@@ -57,11 +57,9 @@ class Recorder(CachingAllocator):
         self.addresses = Places(chance)
 
     def note(self, action: str, address: int, size: int) -> None:
-        """Write one entry."""
         self.trace.append({"action": action, "addr": address, "size": size, "stream": 0})
 
     def request(self, nbytes: int) -> Block:
-        """Make a request, and write it down with the segment made for it."""
         before = self.segments()
         block = self.allocate(nbytes)
         for address, size in self.segments().items():
@@ -71,7 +69,6 @@ class Recorder(CachingAllocator):
         return block
 
     def give_back(self, block: Block) -> None:
-        """Free a block, and write it down."""
         self.note("free_requested", block.address, block.requested)
         self.note("free_completed", block.address, block.requested)
         self.free(block)

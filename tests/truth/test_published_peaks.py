@@ -7,7 +7,6 @@ from benchmarks.truth.published.peaks import FORMER, PROGRAMS, Figure, figures, 
 
 
 def figure(program: str) -> Figure:
-    """Return the first published figure of a program."""
     return next(one for one in figures() if one.program == program)
 
 

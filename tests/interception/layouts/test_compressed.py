@@ -26,7 +26,6 @@ def csr(requires_grad: bool = False) -> Tensor:
 
 
 def csc() -> Tensor:
-    """Return the transposed matrix, by columns."""
     return torch.sparse_csc_tensor(
         torch.tensor(ROWS), torch.tensor(COLUMNS), torch.randn(6), size=(6, 3)
     )

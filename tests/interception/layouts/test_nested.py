@@ -39,8 +39,6 @@ class Encoder(nn.Module):
 
 
 class Attention(nn.Module):
-    """An attention layer in inference."""
-
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
@@ -122,8 +120,6 @@ def test_an_unknown_mask_is_an_error_that_names_the_line() -> None:
 
 
 class Ragged(nn.Module):
-    """Two sequences of different lengths through a layer."""
-
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
         self.linear = nn.Linear(16, 32)

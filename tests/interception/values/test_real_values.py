@@ -31,8 +31,6 @@ class Chosen(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer and what reads its last output."""
-
     def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
         super().__init__()
         self.layer = kind(6, 8, 2, batch_first=True, **options)
@@ -43,8 +41,6 @@ class Recurrent(nn.Module):
 
 
 class Cells(nn.Module):
-    """Cells by hand."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lstm, self.gru = nn.LSTMCell(6, 8), nn.GRUCell(8, 8)
@@ -100,7 +96,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def losses(make: Callable[[], nn.Module], shape: tuple[int, ...], device: str) -> list[float]:
-    """Train for three steps and return the losses."""
     torch.manual_seed(1)
     model, x = make().to(device), torch.randn(shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
