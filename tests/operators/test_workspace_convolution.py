@@ -73,12 +73,10 @@ def test_every_kind_of_convolution(threads, dims, dtype, chance):
     """1 in 13 of them, which go round all values of every choice."""
     part = chance.randrange(13)
     assert_predicted(
-        calls_of(
-            *(
-                run
-                for number, (differs, run) in enumerate(grid(dims, dtype))
-                if number % 13 == part and not differs
-            )
+        *(
+            run
+            for number, (differs, run) in enumerate(grid(dims, dtype))
+            if number % 13 == part and not differs
         )
     )
 
@@ -90,21 +88,19 @@ def test_gradients_that_are_not_wanted(dims: int, chance: random.Random) -> None
     kinds = itertools.product((1, 3), (1, 2), (False, True), (False, True), (1, 3), masks)
     part = chance.randrange(15)
     assert_predicted(
-        calls_of(
-            *(
-                program(
-                    dims,
-                    torch.float64,
-                    kernel=kernel,
-                    dilation=dilation,
-                    transposed=transposed,
-                    channels_last=last,
-                    batch=batch,
-                    wanted=mask,
-                )
-                for number, (kernel, dilation, transposed, last, batch, mask) in enumerate(kinds)
-                if number % 15 == part
+        *(
+            program(
+                dims,
+                torch.float64,
+                kernel=kernel,
+                dilation=dilation,
+                transposed=transposed,
+                channels_last=last,
+                batch=batch,
+                wanted=mask,
             )
+            for number, (kernel, dilation, transposed, last, batch, mask) in enumerate(kinds)
+            if number % 15 == part
         )
     )
 
@@ -126,7 +122,7 @@ def test_convolutions_known_to_differ(threads: int, dims: int, most: int) -> Non
     found = max(abs(call.measured - call.predicted(host)) for call in calls)
     if found != most:
         pytest.fail(f"they differ by up to {found} bytes, not {most}")
-    assert_predicted(calls)
+    assert not found
 
 
 @onednn
@@ -145,17 +141,8 @@ def test_sizes_of_convolutions(dims, channels, filters, kernel, dilation, bias, 
     if kernel == 1:
         dilation = 1
     assert_predicted(
-        calls_of(
-            program(
-                dims,
-                dtype,
-                channels,
-                filters,
-                kernel=kernel,
-                dilation=dilation,
-                bias=bias,
-                batch=batch,
-            )
+        program(
+            dims, dtype, channels, filters, kernel=kernel, dilation=dilation, bias=bias, batch=batch
         )
     )
 

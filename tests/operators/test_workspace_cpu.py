@@ -12,7 +12,7 @@ from pytest_torchmem import measure, trace
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.targets.host import REFERENCE
 from tests.asked import workspace_of
-from tests.operators.workspaces import assert_predicted, calls_of, onednn, skip_estimates
+from tests.operators.workspaces import assert_predicted, onednn, skip_estimates
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32, channels_last: bool = False):
@@ -27,11 +27,9 @@ def test_normalization(threads: int, channels_last: bool) -> None:
     x = image(2, 16, 9, 9, channels_last=channels_last)
     weight, bias = image(16), image(16)
     assert_predicted(
-        calls_of(
-            lambda: F.batch_norm(x, None, None, weight, bias, True),
-            lambda: F.group_norm(x, 4, weight, bias),
-            lambda: F.layer_norm(x, (9,), image(9)),
-        )
+        lambda: F.batch_norm(x, None, None, weight, bias, True),
+        lambda: F.group_norm(x, 4, weight, bias),
+        lambda: F.layer_norm(x, (9,), image(9)),
     )
 
 
@@ -39,16 +37,14 @@ def test_normalization(threads: int, channels_last: bool) -> None:
 def test_pooling_and_padding(threads: int, channels_last: bool) -> None:
     x = image(2, 3, 17, 18, channels_last=channels_last)
     assert_predicted(
-        calls_of(
-            lambda: F.max_pool2d(x, 3, 2, 1),
-            lambda: F.avg_pool2d(x, 2),
-            lambda: F.adaptive_avg_pool2d(x, (2, 5)),
-            lambda: F.pad(x, (1, 2, 2, 1), mode="reflect"),
-            lambda: F.interpolate(x, scale_factor=2, mode="bilinear"),
-            lambda: F.interpolate(x, size=(90, 90), mode="bicubic"),
-            lambda: x.median(1),
-            lambda: x.nanmedian(2),
-        )
+        lambda: F.max_pool2d(x, 3, 2, 1),
+        lambda: F.avg_pool2d(x, 2),
+        lambda: F.adaptive_avg_pool2d(x, (2, 5)),
+        lambda: F.pad(x, (1, 2, 2, 1), mode="reflect"),
+        lambda: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        lambda: F.interpolate(x, size=(90, 90), mode="bicubic"),
+        lambda: x.median(1),
+        lambda: x.nanmedian(2),
     )
 
 
@@ -56,16 +52,14 @@ def test_pooling_and_padding(threads: int, channels_last: bool) -> None:
 def test_reductions(threads: int, dtype: torch.dtype) -> None:
     x = image(8, 300, 17, dtype=dtype)
     assert_predicted(
-        calls_of(
-            lambda: x.sum(),
-            lambda: x.sum((0, 2)),
-            lambda: x.mean(1),
-            lambda: x.logsumexp(0),
-            lambda: x.detach().transpose(0, 2).argmax(),
-            lambda: x.detach().bool().sum(1),
-            lambda: F.softmax(x, 1),
-            lambda: torch.sort(x, 1),
-        )
+        lambda: x.sum(),
+        lambda: x.sum((0, 2)),
+        lambda: x.mean(1),
+        lambda: x.logsumexp(0),
+        lambda: x.detach().transpose(0, 2).argmax(),
+        lambda: x.detach().bool().sum(1),
+        lambda: F.softmax(x, 1),
+        lambda: torch.sort(x, 1),
     )
 
 
@@ -73,7 +67,7 @@ def test_types_are_promoted(threads: int) -> None:
     x = image(8, 30, 5)
     mask = torch.ones(8, 30, 5, dtype=torch.bool)
     assert_predicted(
-        calls_of(lambda: x * mask, lambda: x + 2, lambda: x.detach().bfloat16().add_(x.detach()))
+        lambda: x * mask, lambda: x + 2, lambda: x.detach().bfloat16().add_(x.detach())
     )
 
 
@@ -84,13 +78,11 @@ def test_products(threads: int, rows: int, dtype: torch.dtype) -> None:
     first, second = image(rows, 65, dtype=dtype), image(65, 34, dtype=dtype)
     batch, bias = image(3, rows, 65, dtype=dtype), image(34, dtype=dtype)
     assert_predicted(
-        calls_of(
-            lambda: first @ second,
-            lambda: torch.addmm(bias, first, second, alpha=0.5),
-            lambda: F.linear(batch, second.t(), bias),
-            lambda: torch.bmm(batch, second.expand(3, 65, 34)),
-            lambda: torch.baddbmm(image(3, rows, 34, dtype=dtype), batch, second.expand(3, 65, 34)),
-        )
+        lambda: first @ second,
+        lambda: torch.addmm(bias, first, second, alpha=0.5),
+        lambda: F.linear(batch, second.t(), bias),
+        lambda: torch.bmm(batch, second.expand(3, 65, 34)),
+        lambda: torch.baddbmm(image(3, rows, 34, dtype=dtype), batch, second.expand(3, 65, 34)),
     )
 
 
@@ -128,17 +120,15 @@ def test_products_with_a_vector(threads: int) -> None:
     row, column = image(1, 300, dtype=torch.bfloat16), image(400, 1, dtype=torch.bfloat16)
     tall, deep = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((64, 16384), (33, 20000)))
     assert_predicted(
-        calls_of(
-            lambda: row.detach() @ matrix.detach(),
-            lambda: row.detach() @ wide.detach()[:, :400],
-            lambda: matrix.detach() @ column.detach(),
-            lambda: torch.bmm(row.detach().expand(2, 1, 300), matrix.detach().expand(2, 300, 400)),
-            lambda: tall.new_zeros(1, 16384) @ tall.t(),
-            lambda: tall.t().contiguous().t() @ tall.new_zeros(16384, 1),
-            lambda: deep @ deep.new_zeros(20000, 1),
-            lambda: torch.dot(deep[0], deep[1]),
-            lambda: torch.vdot(deep[0, ::2], deep[0, :10000]),
-        )
+        lambda: row.detach() @ matrix.detach(),
+        lambda: row.detach() @ wide.detach()[:, :400],
+        lambda: matrix.detach() @ column.detach(),
+        lambda: torch.bmm(row.detach().expand(2, 1, 300), matrix.detach().expand(2, 300, 400)),
+        lambda: tall.new_zeros(1, 16384) @ tall.t(),
+        lambda: tall.t().contiguous().t() @ tall.new_zeros(16384, 1),
+        lambda: deep @ deep.new_zeros(20000, 1),
+        lambda: torch.dot(deep[0], deep[1]),
+        lambda: torch.vdot(deep[0, ::2], deep[0, :10000]),
     )
 
 
@@ -146,9 +136,8 @@ def test_products_with_a_vector(threads: int) -> None:
 def test_attention(threads: int, dtype: torch.dtype) -> None:
     skip_estimates(dtype)
     query, key, value = (image(1, 2, length, 32, dtype=dtype) for length in (300, 700, 700))
-    calls = calls_of(lambda: F.scaled_dot_product_attention(query, key, value))
+    calls = assert_predicted(lambda: F.scaled_dot_product_attention(query, key, value))
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {call.name for call in calls}
-    assert_predicted(calls)
 
 
 @onednn
@@ -156,10 +145,8 @@ def test_attention_in_bfloat16(threads: int) -> None:
     query, key, value = (image(2, 3, 130, 64, dtype=torch.bfloat16) for _ in range(3))
     lonely = image(1, 2, 33, 64, dtype=torch.bfloat16)  # the last of its rows is a block
     assert_predicted(
-        calls_of(
-            lambda: F.scaled_dot_product_attention(query, key, value),
-            lambda: F.scaled_dot_product_attention(lonely, key[:1, :2], value[:1, :2]),
-        )
+        lambda: F.scaled_dot_product_attention(query, key, value),
+        lambda: F.scaled_dot_product_attention(lonely, key[:1, :2], value[:1, :2]),
     )
 
 
@@ -178,8 +165,7 @@ def test_lstm(threads, dtype, inputs, hidden, steps, batch):
             layer(x)
 
     assert trace(inference, layer, x, host="here").peak == measure(inference, layer, x).peak
-    calls = calls_of(lambda: layer(x))
-    assert_predicted(calls)
+    calls = assert_predicted(lambda: layer(x))
     layers = [call for call in calls if call.name == "aten::mkldnn_rnn_layer"]
     assert layers
     for call in layers:
@@ -213,11 +199,9 @@ def test_a_reduced_loss_keeps_the_storage_of_all_elements() -> None:
 def test_counts(threads: int) -> None:
     tokens, halves = torch.arange(2000) % 7, torch.ones(2000).half()
     assert_predicted(
-        calls_of(
-            lambda: tokens.bincount(),
-            lambda: tokens[::2].bincount(halves[::2], minlength=9),
-            lambda: tokens.bincount(halves.float()),
-        )
+        lambda: tokens.bincount(),
+        lambda: tokens[::2].bincount(halves[::2], minlength=9),
+        lambda: tokens.bincount(halves.float()),
     )
 
 
@@ -244,11 +228,9 @@ def test_numbers_in_place(threads: int, shape: tuple[int, ...]) -> None:
     """A Python number decides less than a tensor without sides, and an answer is converted."""
     x, counts = image(*shape).detach(), torch.ones(shape, dtype=torch.int64)
     assert_predicted(
-        calls_of(
-            lambda: x.clone().div_(2.0),
-            lambda: x.bfloat16().mul_(2.0),
-            lambda: x.lt(2.0),
-            lambda: counts.clone().eq_(2.5),
-            lambda: torch.lt(counts, 2.5, out=torch.empty(shape)),
-        )
+        lambda: x.clone().div_(2.0),
+        lambda: x.bfloat16().mul_(2.0),
+        lambda: x.lt(2.0),
+        lambda: counts.clone().eq_(2.5),
+        lambda: torch.lt(counts, 2.5, out=torch.empty(shape)),
     )

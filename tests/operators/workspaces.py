@@ -29,12 +29,13 @@ def calls_of(*programs: Program) -> list[Call]:
     return recorder.calls
 
 
-def assert_predicted(calls: list[Call]) -> None:
-    """Fail with the calls whose workspace differs."""
-    host = this_machine()
+def assert_predicted(*programs: Program) -> list[Call]:
+    """Run programs, and return their calls; fail with those whose workspace differs."""
+    host, calls = this_machine(), calls_of(*programs)
     different = [
         f"{call}: {call.predicted(host)}, measured {call.measured}"
         for call in calls
         if call.predicted(host) != call.measured
     ]
     assert not different, "\n".join(different)
+    return calls
