@@ -134,21 +134,27 @@ class Project:
     def width(self, width: int) -> None:
         self._monkeypatch.setenv("WIDTH", str(width))
 
-    def run(self, *options: str, cache: bool = False, **outcomes: int) -> Result:
+    def _outcomes(self, given: dict[str, int | str]) -> dict[str, int]:
+        """Write the modules that a run is given, and return the outcomes that it has to have."""
+        self.write(**{name: text for name, text in given.items() if isinstance(text, str)})
+        return {name: number for name, number in given.items() if isinstance(number, int)}
+
+    def run(self, *options: str, cache: bool = False, **given: int | str) -> Result:
         """Run pytest in this process; ``cache`` keeps what ``--lf`` needs."""
-        plain = (*PLAIN, *(() if cache else NO_CACHE))
+        outcomes, plain = self._outcomes(given), (*PLAIN, *(() if cache else NO_CACHE))
         self._keeper.put_back()
         run = self.pytester.runpytest_inprocess(*plain, *options, plugins=[self._keeper])
         return Result.of(run, outcomes)
 
-    def run_apart(self, *options: str, **outcomes: int) -> Result:
+    def run_apart(self, *options: str, **given: int | str) -> Result:
         """Run pytest in a process of its own."""
+        outcomes = self._outcomes(given)
         return Result.of(self.pytester.runpytest_subprocess(*PLAIN, *NO_CACHE, *options), outcomes)
 
-    def checks(self, *options: str, **outcomes: int) -> tuple[Result, list[dict[str, Any]]]:
+    def checks(self, *options: str, **given: int | str) -> tuple[Result, list[dict[str, Any]]]:
         """Run pytest; return the result, and the checks of its JSON report, which is valid."""
         sys.modules.pop("model", None)  # which a test may have written
-        result = self.run("--torchmem-json=report.json", *options, **outcomes)
+        result = self.run("--torchmem-json=report.json", *options, **given)
         report = json.loads((self.path / "report.json").read_text())
         return result, valid(report, "report")["checks"]
 

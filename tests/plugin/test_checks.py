@@ -115,8 +115,7 @@ def test_budgets(project):
                 f"@pytest.mark.memory_budget({marker})",
                 f"def {step}_body():\n    make(){on}(inputs(){on}).sum().backward()",
             ]
-    project.write(test_net="\n".join(tests))
-    result = project.run("-k", "keeps", passed=6, deselected=8)
+    result = project.run("-k", "keeps", test_net="\n".join(tests), passed=6, deselected=8)
     result = project.run("-k", "exceeds", failed=8, deselected=6)
     said = r"(E +MemoryCheckFailed: )?[0-9].* exceeds the budget of .* by .*, cpu(, cuda.*)?"
     result.stdout.re_match_lines([said] * 8)
@@ -124,12 +123,11 @@ def test_budgets(project):
 
 
 def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
-    project.write(
+    result = project.run(
         test_net="from model import *\n"
         '@pytest.mark.memory_budget(backward="1 KiB", device="cpu")\n'
         "def test_it():\n    make()(inputs()).sum().backward()\n"
     )
-    result = project.run()
     result.tells(
         "*KiB backward peak exceeds the budget of 1 KiB by *KiB (+*%), cpu",
         "test_net.py:2: MemoryCheckFailed",
@@ -147,8 +145,7 @@ def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
     project.write(test_net=test.format(", device='cuda'"))
     project.run(failed=1).tells("*not checked: nothing was allocated on cuda*")
     # Where the devices are only those of the settings, one of them is enough.
-    project.write(test_net=test.format(""))
-    project.run(passed=1).tells("*cuda (a100-80gb) *not checked")
+    project.run(test_net=test.format(""), passed=1).tells("*cuda (a100-80gb) *not checked")
 
 
 def test_a_device_that_was_chosen_on_import_names_the_way_out(project):
@@ -159,8 +156,7 @@ def test_a_device_that_was_chosen_on_import_names_the_way_out(project):
         "def test_it():\n    make().to(DEVICE)(inputs().to(DEVICE)).sum().backward()\n"
         "def test_half():\n    make().cuda()(inputs().to(DEVICE)).sum().backward()\n"
     )
-    project.write(test_net=test)
-    text = " ".join(project.run(failed=2).stdout.str().split())
+    text = " ".join(project.run(test_net=test, failed=2).stdout.str().split())
     assert "no GPU: with --torchmem-fake-cuda there is one" in text
     assert "in the traced function, or run pytest with --torchmem-fake-cuda)" in text
     project.run("--torchmem-fake-cuda=h100", passed=2)
@@ -185,11 +181,9 @@ def test_a_budget_through_the_fixture_needs_no_snapshot_unless_a_tolerance_asks_
         "from model import *\n@pytest.mark.memory_budget('1 GiB'{})\n"
         "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
     )
-    project.write(test_net=test.format(""))
-    project.run("--torchmem-update", passed=1)
+    project.run("--torchmem-update", test_net=test.format(""), passed=1)
     assert not project.file().exists()
-    project.write(test_net=test.format(", tolerance='5%'"))
-    project.run(failed=1)
+    project.run(test_net=test.format(", tolerance='5%'"), failed=1)
     project.run("--torchmem-update", passed=1)
     assert len(project.entries()) == 2
 
@@ -225,8 +219,7 @@ class TestNet:
 def test_budget():
     make()(inputs()).sum().backward()
 """
-    project.write(test_net=body)
-    project.run("--torchmem-update", "-k", "test_it", passed=1)
+    project.run("--torchmem-update", "-k", "test_it", test_net=body, passed=1)
     project.width(640)
     result = project.run(failed=2)
     shown = [line for line in result.outlines if line.startswith(("E ", "  ")) and len(line) > 80]
@@ -342,8 +335,7 @@ def test_markers_that_cannot_be_read(project):
         for number, marker in enumerate(UNREADABLE)
         for argument in ("", "torchmem")
     ]
-    project.write(test_net="import pytest\n" + "".join(tests))
-    result = project.run(errors=1)
+    result = project.run(test_net="import pytest\n" + "".join(tests), errors=1)
     said = [line for line in result.outlines if line.startswith("test_net.py:")]
     for place, message in enumerate(one for one in UNREADABLE.values() for _ in range(2)):
         assert said[place].startswith(f"test_net.py:{3 * place + 2}: test_it_{place // 2}_")
@@ -521,8 +513,7 @@ def test_fixture(torchmem):
 
 
 def test_without_the_plugin_and_collect_only(project):
-    project.write(test_net="def test_it(): pass\n")
-    project.run("-p", "no:torchmem", passed=1)
+    project.run("-p", "no:torchmem", test_net="def test_it(): pass\n", passed=1)
     project.write(test_net="def test_it(torchmem): pass\n")
     result = project.run("--collect-only", "--torchmem-update")
     assert result.ret == 0
@@ -530,18 +521,16 @@ def test_without_the_plugin_and_collect_only(project):
 
 
 def test_unstable_ids_are_warned_of(project):
-    project.write(
+    project.run(
+        "--torchmem-update",
         test_net="""
 from model import *
 
 @pytest.mark.parametrize("x", [1], ids=["<object at 0x7f31c0a8>"])
 def test_it(torchmem, x):
     torchmem.check(make(), inputs())
-"""
-    )
-    project.run("--torchmem-update").tells(
-        "*contains the address of an object*pytest.param(..., id=...)*"
-    )
+""",
+    ).tells("*contains the address of an object*pytest.param(..., id=...)*")
 
 
 def test_ids_that_two_tests_share_are_refused(project):
@@ -579,10 +568,8 @@ def test_a_phase_of_the_snapshot_that_does_not_run_any_more_was_not_checked(proj
         "from model import *\ndef test_it(torchmem):\n"
         "    torchmem.check(make(), inputs(), device='cpu', backward={})\n"
     )
-    project.write(test_net=test.format(True))
-    project.run("--torchmem-update", passed=1)
-    project.write(test_net=test.format(False))
-    project.run(failed=1).tells(
+    project.run("--torchmem-update", test_net=test.format(True), passed=1)
+    project.run(test_net=test.format(False), failed=1).tells(
         "*cpu: not checked: the snapshot has a backward peak, but this run never *"
     )
     project.run("--torchmem-update", passed=1)

@@ -132,8 +132,7 @@ def test_reports_of_runs(light, monkeypatch, capsys):
     assert "1 failed, 2 gone" in output.splitlines()[0]
     assert "not checked" in output
     # A run that has nothing to check, or cannot collect, leaves no older report behind.
-    light.write(test_net="syntax error")
-    light.run("--torchmem-json=nothing.json")
+    light.run("--torchmem-json=nothing.json", test_net="syntax error")
     assert json.loads((light.path / "nothing.json").read_text())["checks"] == []
 
 

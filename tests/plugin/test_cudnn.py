@@ -62,8 +62,7 @@ def there_is(monkeypatch: pytest.MonkeyPatch, found: Told | str) -> Any:
 
 def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the check of the JSON report."""
-    project.write(model=MODEL)
-    result, (check,) = project.checks(*options, **outcomes)
+    result, (check,) = project.checks(*options, model=MODEL, **outcomes)
     return result, check
 
 
@@ -152,8 +151,7 @@ def test_it(torchmem):
         torchmem.trace(net(), image(), device="cuda", cudnn="live")
 """
     )
-    project.write(model=MODEL)
-    project.run(passed=1)
+    project.run(model=MODEL, passed=1)
 
 
 def test_stored_answers_where_cudnn_fails(project, monkeypatch):

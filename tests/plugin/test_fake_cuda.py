@@ -116,8 +116,7 @@ def test_a_suite(project: Project) -> None:
 
 
 def test_it_is_an_option_or_stands_in_the_ini_file(project: Project) -> None:
-    project.write(conftest=CONFTEST, test_net=SUITE)
-    project.run(skipped=11)
+    project.run(conftest=CONFTEST, test_net=SUITE, skipped=11)
     project.write(test_net="import torch\ndef test_net():\n    assert torch.cuda.is_available()\n")
     (project.path / "pytest.ini").write_text("[pytest]\ntorchmem_fake_cuda = t4\n")
     project.run(passed=1)
@@ -133,8 +132,7 @@ def test_an_import_that_fails_shows_the_lines_of_the_program(monkeypatch):
 
 
 def test_a_gpu_that_is_not_known(project: Project) -> None:
-    project.write(test_net="def test_net(): pass")
-    result = project.run("--torchmem-fake-cuda=h1000")
+    result = project.run("--torchmem-fake-cuda=h1000", test_net="def test_net(): pass")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*'h1000' is not a known GPU*"])
     result = project.run("--torchmem-fake-cuda=h100", "--torchmem-measure=require")

@@ -178,8 +178,7 @@ def test_a_bad_file_fails_its_tests_and_is_left_alone(stored):
 
 def test_a_bad_file_of_a_module_without_checks_is_an_error_of_the_run(stored):
     stored.file().write_text("{")
-    stored.write(test_net="def test_it(): pass\n")
-    result = stored.run("--torchmem-update")
+    result = stored.run("--torchmem-update", test_net="def test_it(): pass\n")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.tells("error: *test_net.json: is not JSON*")
     assert stored.file().read_text() == "{"

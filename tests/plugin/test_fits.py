@@ -29,8 +29,7 @@ TOO_MUCH, ENOUGH = "rows(1 << 21)", "rows(1 << 10)"
 
 
 def run(project: Project, body: str, *options: str, **outcomes: int) -> Any:
-    project.write(test_it=MODEL + body)
-    return project.checks(*options, **outcomes)
+    return project.checks(*options, test_it=MODEL + body, **outcomes)
 
 
 NAMED = f"""

@@ -19,8 +19,7 @@ def budgets(light):
     """A function that runs one test with the double of the profiler."""
 
     def run(text, *options, **outcomes):
-        light.write(test_net=HEAD + text)
-        return light.run(*options, **outcomes)
+        return light.run(*options, test_net=HEAD + text, **outcomes)
 
     return run
 
@@ -283,8 +282,7 @@ def test_a_command_with_an_empty_value_does_nothing(capsys, arguments, named):
 def test_obsolete_entries_fail_in_ci(light, monkeypatch):
     light.write(test_net="def test_a(torchmem):\n    torchmem.check(1000, device='cpu')\n")
     light.run("--torchmem-update")
-    light.write(test_net="def test_plain(): pass\n")
-    assert light.run().ret == 0
+    assert light.run(test_net="def test_plain(): pass\n").ret == 0
     monkeypatch.setenv("CI", "true")
     result = light.run()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -369,8 +367,7 @@ def test_body():
 
 
 def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch):
-    project.write(test_net=_ONE_DEVICE)
-    project.run("--torchmem-update", "-k", "test_function")
+    project.run("--torchmem-update", "-k", "test_function", test_net=_ONE_DEVICE)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     reports = ["markdown=found.md", "html=pages", "json=found.json"]
@@ -391,7 +388,6 @@ def test_a_device_on_which_a_test_allocated_before_may_not_be_left_alone(project
     project.run("--torchmem-update", "-k", "test_function", passed=1).tells(
         "1 test checked on cuda alone, which the program asks for: *"
     )
-    project.write(test_net=_ONE_DEVICE)
-    project.run("-k", "test_function", failed=1).tells(
+    project.run("-k", "test_function", test_net=_ONE_DEVICE, failed=1).tells(
         "*not checked: nothing was allocated on cuda*"
     )

@@ -180,11 +180,9 @@ def test_an_estimate_that_is_off_fails(project: Project, there_is: Any) -> None:
 
 
 def test_both_failures_are_told(project: Project, gpu: StandIn, there_is: Any) -> None:
-    project.write(test_net=ONE.format("[:32]"))
-    project.checks("--torchmem-update")
+    project.checks("--torchmem-update", test_net=ONE.format("[:32]"))
     there_is(Wasteful())
-    project.write(test_net=ONE.format(""))
-    _, checks = project.checks(failed=1)
+    _, checks = project.checks(test_net=ONE.format(""), failed=1)
     assert checks[1]["outcome"] == "grew"
     for part in ("grew by", "trace and a100-80gb disagree", "measured on a100-80gb, "):
         assert part in checks[1]["message"]
@@ -204,8 +202,7 @@ def test_a_budget_holds_for_what_the_gpu_counts(project, gpu, there_is):
 
 
 def test_a_whole_body_is_run_for_real_on_copies_of_its_fixtures(project, gpu):
-    project.write(test_net=BODY)
-    _, checks = project.checks("--torchmem-update", passed=2)
+    _, checks = project.checks("--torchmem-update", test_net=BODY, passed=2)
     assert all(check["measurement"]["figures"]["peak"] > MIB for check in checks)
 
 
@@ -297,8 +294,7 @@ def test_what_the_real_step_raises_is_the_tests_own(project: Project, there_is: 
 
 def test_workers_send_what_they_measured(project: Project, gpu: StandIn, there_is: Any) -> None:
     text = ONE.format("") + "def test_other(torchmem):\n    torchmem.check(Net(), inputs()[:8])\n"
-    project.write(test_net=text)
-    project.checks("--torchmem-update", passed=2)
+    project.checks("--torchmem-update", test_net=text, passed=2)
     path = project.file()
     serial = path.read_bytes()
     path.unlink()

@@ -20,8 +20,7 @@ RENAMED = TWO.replace("test_other", "test_called_otherwise")
 @pytest.fixture
 def noted(light):
     """A project with a note on an entry."""
-    light.write(test_net=TWO)
-    light.run("--torchmem-update", passed=2)
+    light.run("--torchmem-update", test_net=TWO, passed=2)
     light.edit("test_other cpu", reason="ours")
     return light
 
@@ -70,8 +69,7 @@ def test_a_renamed_module_that_is_skipped_keeps_its_old_file(noted):
     (noted.path / "sub").mkdir()
     skip = "import pytest\npytest.skip('no network', allow_module_level=True)\n"
     (noted.path / "sub" / "test_new.py").write_text(skip + TWO)
-    noted.write(test_more="def test_more(): pass\n")
-    noted.run("--torchmem-update")
+    noted.run("--torchmem-update", test_more="def test_more(): pass\n")
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
@@ -181,8 +179,7 @@ def test_modules_whose_files_a_link_makes_one(noted, part):
 )
 def test_an_early_end_that_calls_itself_a_success(noted, how):
     (noted.path / "test_net.py").rename(noted.path / "test_renamed.py")
-    noted.write(test_a=f"import pytest\ndef test_it():\n    {how}\n")
-    noted.run("--torchmem-update")
+    noted.run("--torchmem-update", test_a=f"import pytest\ndef test_it():\n    {how}\n")
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
@@ -352,8 +349,7 @@ def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
     noted.write(test_net=other[0], test_more="def test_more(torchmem):\n    torchmem.check(7)\n")
     noted.run("--torchmem-update=new")
     moved = "import pytest\n" + (noted.path / "test_more.py").read_text() + "".join(other[1:])
-    noted.write(test_more=moved)
-    result = noted.run("--torchmem-update", "test_net.py")
+    result = noted.run("--torchmem-update", "test_net.py", test_more=moved)
     result.tells("renamed? *test_other · cpu may have moved to test_more.py, *")
     assert notes(noted) == {"test_other cpu": "ours"}
     for hindrance in ("@pytest.mark.skip", "@pytest.mark.xfail(run=False)"):
@@ -361,8 +357,7 @@ def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
         result = noted.run("--torchmem-update")
         result.tells("renamed? *test_more.py::test_other may be*")
         assert notes(noted) == {"test_other cpu": "ours"}
-    noted.write(test_more=moved)
-    noted.run("--torchmem-update=new").tells(
+    noted.run("--torchmem-update=new", test_more=moved).tells(
         "  moved: test_other · cpu -> *test_more.json: test_other · cpu"
     )
     assert notes(noted, "test_more") == {"test_other cpu": "ours"}
@@ -373,8 +368,7 @@ def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
 def test_two_modules_that_exchange_their_tests(noted):
     head, name, body = TWO.partition("def test_other")
     kept = "def test_kept(torchmem):\n    torchmem.check(500, device='cpu')\n"
-    noted.write(test_more=kept.replace("kept", "more"))
-    noted.run("--torchmem-update")
+    noted.run("--torchmem-update", test_more=kept.replace("kept", "more"))
     noted.edit("test_more cpu", module="test_more", reason="theirs")
     noted.write(test_net=head + kept.replace("kept", "more"), test_more=name + body)
     noted.run("--torchmem-update", passed=3)
@@ -383,8 +377,7 @@ def test_two_modules_that_exchange_their_tests(noted):
 
 
 def test_a_rename_is_one_also_where_only_new_entries_are_asked_for(noted):
-    noted.write(test_net=RENAMED)
-    noted.run("--torchmem-update=new", passed=2)
+    noted.run("--torchmem-update=new", test_net=RENAMED, passed=2)
     assert notes(noted) == {"test_called_otherwise cpu": "ours"}
     assert noted.run("--torchmem-strict").ret == 0
 
@@ -394,8 +387,7 @@ def test_sides_of_a_merge_conflict_that_differ_at_the_top(noted):
     sides = '<<<<<<< a\n  "$c": "ours",\n=======\n  "$c": "theirs",\n>>>>>>> b\n  "entries"'
     noted.file().write_text("\ufeff" + text.replace('  "entries"', sides))
     before = noted.file().read_bytes()
-    noted.write(test_net=TWO.replace("3000", "9000"))
-    noted.run("--torchmem-update").tells(
+    noted.run("--torchmem-update", test_net=TWO.replace("3000", "9000")).tells(
         "error: *merge conflict differ at their top, in: $c. Resolve*"
     )
     assert noted.file().read_bytes() == before

@@ -29,8 +29,7 @@ GONE = {"test_kept second cpu", "test_gone cpu"}
 @pytest.fixture
 def changed(light):
     """A project whose module lost a test and a name since its snapshots were taken."""
-    light.write(test_net=BOTH, test_else="def test_else(): pass\n")
-    light.run("--torchmem-update", passed=3)
+    light.run("--torchmem-update", test_net=BOTH, test_else="def test_else(): pass\n", passed=3)
     light.write(test_net=ONE)
     return light
 
@@ -120,14 +119,12 @@ def test_interrupted_runs_and_last_failed_prove_nothing(changed):
     changed.write(test_net=ONE.replace("    pass", "    raise KeyboardInterrupt"))
     changed.run_apart("--torchmem-update")
     assert changed.file().read_bytes() == before
-    changed.write(test_net=ONE)
-    changed.run("--lf", "--torchmem-update", cache=True)
+    changed.run("--lf", "--torchmem-update", test_net=ONE, cache=True)
     assert changed.file().read_bytes() == before
 
 
 def test_no_test_left_in_the_module(changed):
-    changed.write(test_net="")
-    changed.run("--torchmem-update").tells("removed __torchmem__/test_net.json")
+    changed.run("--torchmem-update", test_net="").tells("removed __torchmem__/test_net.json")
     assert not changed.file().exists()
     assert not changed.file().parent.exists()
 
@@ -148,8 +145,7 @@ def test_a_worker_that_died_proves_nothing(changed):
 
 
 def test_a_rename_is_offered_and_keeps_what_people_wrote(light):
-    light.write(test_net="def test_old(torchmem):\n    torchmem.check(1000)\n")
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net="def test_old(torchmem):\n    torchmem.check(1000)\n")
     for device in ("cpu", "cuda"):
         light.edit(f"test_old {device}", reason=f"why {device}", tolerance="7%")
     light.write(test_net="def test_new(torchmem):\n    torchmem.check(1000)\n")
@@ -165,12 +161,10 @@ def test_a_rename_is_offered_and_keeps_what_people_wrote(light):
 
 def test_a_doubtful_rename_is_none(light):
     two = "def test_{0}(torchmem):\n    torchmem.check(1000, device='cpu')\n"
-    light.write(test_net=two.format("a") + two.format("b"))
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=two.format("a") + two.format("b"))
     light.edit("test_a cpu", reason="of a")
     light.edit("test_b cpu", reason="of b")
-    light.write(test_net=two.format("c") + two.format("d"))
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=two.format("c") + two.format("d"))
     entries = light.entries()
     assert set(entries) == {"test_c cpu", "test_d cpu"}
     assert not any("reason" in entry for entry in entries.values())

@@ -91,8 +91,7 @@ def test_parts(torchmem, subtests):
     open("second", "w").close()
     assert {steady} or not first
 """
-    light.write(test_net=test.format(size=1000, steady=True))
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=test.format(size=1000, steady=True))
     assert len(light.entries()) == 2
     light.write(test_net=test.format(size=2000, steady=False))
     (light.path / "second").unlink()
@@ -177,8 +176,7 @@ def test_real(torchmem):
 def test_benchmarks_have_the_figures(light: Any) -> None:
     pytest.importorskip("pytest_benchmark")
     test = "def test_it(torchmem, benchmark):\n    benchmark(int)\n    torchmem.check(1000)\n"
-    light.write(test_net=test)
-    light.run_apart("--torchmem-update", "--benchmark-json=times.json", passed=1)
+    light.run_apart("--torchmem-update", "--benchmark-json=times.json", test_net=test, passed=1)
     (one,) = json.loads((light.path / "times.json").read_text())["benchmarks"]
     assert one["extra_info"]["torchmem.cpu.peak"] == 2000
 

@@ -28,13 +28,11 @@ FIXTURE = STEP + (
 
 
 def test_each_rank_has_an_entry_of_its_own(project):
-    project.write(test_net=FIXTURE)
-    project.run("--torchmem-update", passed=1)
+    project.run("--torchmem-update", test_net=FIXTURE, passed=1)
     project.run(passed=1)
     stored = project.file().read_text()
     assert stored.count('"world_size": 8') == 2
-    project.write(test_net=FIXTURE.replace("1 << 16", "1 << 17"))
-    result = project.run(failed=1)
+    result = project.run(test_net=FIXTURE.replace("1 << 16", "1 << 17"), failed=1)
     result.tells("E * +768.0 KiB (+100.0 %) forward peak, cpu, rank 7 of 8:")
     result.stdout.no_fnmatch_line("E *rank 0 of 8*")
     assert project.file().read_text() == stored
@@ -43,8 +41,7 @@ def test_each_rank_has_an_entry_of_its_own(project):
 def test_marker_options_and_ini_say_the_world(project):
     body = STEP.replace("def step", "@pytest.mark.memory_budget({}device='cpu')\ndef test_it")
     body = body.replace('device="cpu"', "")
-    project.write(test_net=body.format("'2 MiB', world_size=4, ranks=(1, 3), "))
-    project.run(passed=1)
+    project.run(test_net=body.format("'2 MiB', world_size=4, ranks=(1, 3), "), passed=1)
     project.write(test_net=body.format("'512 KiB', "))
     project.run(
         "--torchmem-world-size=4", "--torchmem-ranks=0,3", "--torchmem-json=r.json", failed=1
@@ -63,8 +60,7 @@ def test_what_is_no_world_is_refused(project):
     body = "".join(
         f"def test_{number}(torchmem):\n    torchmem.{call}\n" for number, call in enumerate(wrong)
     )
-    project.write(test_net=STEP + body)
-    result = project.run(failed=4)
+    result = project.run(test_net=STEP + body, failed=4)
     for message in wrong.values():
         result.tells(message)
     result = project.run("--torchmem-ranks=x")
@@ -112,8 +108,7 @@ def test_real(model):
 
 
 def test_a_model_of_a_fixture_is_sharded_anew_by_each_rank_and_device(project):
-    project.write(test_net=SHARDED)
-    project.run("--torchmem-update", passed=3).tells("8 memory checks: *")
+    project.run("--torchmem-update", test_net=SHARDED, passed=3).tells("8 memory checks: *")
     project.run("--torchmem-json=r.json", passed=3).tells(
         "2 tests without memory that NCCL takes for itself"
     )
@@ -139,8 +134,7 @@ def test_second(group, torchmem):
 
 @pytest.mark.parametrize("asking", ["dist.init_process_group('gloo')", "int(os.environ['RANK'])"])
 def test_a_fixture_that_asks_for_its_rank_is_told_where_to(project, asking):
-    project.write(test_net=IN_A_FIXTURE.format(asking))
-    result = project.run(errors=2)
+    result = project.run(test_net=IN_A_FIXTURE.format(asking), errors=2)
     text = result.stdout.str()
     assert text.count("the fixture 'group' asks which process of a distributed program") >= 2
     assert text.count("test_net.py:8: ") == 2
@@ -267,8 +261,7 @@ def test_plain(size):
 
 
 def test_a_fixture_that_is_another_process_than_the_trace_is_named(project):
-    project.write(test_net=NOT_TOLD)
-    result = project.run("--torchmem-update", failed=3, passed=2)
+    result = project.run("--torchmem-update", test_net=NOT_TOLD, failed=3, passed=2)
     text = result.stdout.str()
     for failure in ("test_check", "test_trace"):
         said = text.partition(f"_ {failure} _")[2].partition("\n__")[0]
@@ -286,8 +279,7 @@ def test_another_world_than_that_of_the_options_is_refused(project):
 
 
 def test_fixtures_are_set_up_in_the_world_of_their_test(project):
-    project.write(test_net=IN_FIXTURES)
-    project.run(passed=8)
+    project.run(test_net=IN_FIXTURES, passed=8)
 
 
 OF_ALL_RANKS = """

@@ -80,14 +80,12 @@ def _lab_is_unknown() -> bool:
 
 
 def test_a_gpu_is_there_for_one_run(project):
-    project.write(conftest=GPU, test_net=USES_GPU)
-    project.run(passed=3)
+    project.run(conftest=GPU, test_net=USES_GPU, passed=3)
     assert _lab_is_unknown()
     project.run("--torchmem-gpu=lab-1", "--torchmem-devices=cuda", passed=3).tells(
         "torchmem *cuda (lab-1)*"
     )
-    project.write(conftest="")
-    assert project.run("--torchmem-gpu=lab-1").ret == pytest.ExitCode.USAGE_ERROR
+    assert project.run("--torchmem-gpu=lab-1", conftest="").ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_a_gpu_of_a_directory_below(project):
@@ -100,8 +98,7 @@ def test_a_gpu_of_a_directory_below(project):
 
 
 def test_an_operator_is_described_for_one_run(project):
-    project.write(conftest=OPERATORS, test_net=USES_OPERATOR)
-    project.run(passed=1)
+    project.run(conftest=OPERATORS, test_net=USES_OPERATOR, passed=1)
     with pytest.raises(NotImplementedError, match="it was called"):
         trace(lambda: torch.ops.torchmem_hooks.doubled(torch.ones(1024)))
 
@@ -142,18 +139,16 @@ def test_workers_add_what_they_are_given(project):
 )
 def test_what_cannot_be_added_names_hook_and_plugin(project, hook, answer, message):
     name = f"pytest_torchmem_register_{hook}"
-    project.write(
+    result = project.run(
         conftest="from pytest_torchmem import Gpu, OperatorModel\n"
         f"def {name}(config):\n    return {answer}\n",
         test_net="def test_it():\n    pass\n",
     )
-    result = project.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     error = "\n".join([*result.errlines, *result.outlines])
     assert f"the hook {name} of {project.path / 'conftest.py'}" in error
     assert message in error
-    project.write(conftest="")
-    project.run(passed=1)
+    project.run(conftest="", passed=1)
 
 
 def test_nothing_is_asked_where_nothing_runs(project):

@@ -22,8 +22,7 @@ ELSE = "def test_else(torchmem):\n    torchmem.check(500, device='cpu', name='el
 @pytest.fixture
 def two(light):
     """A project with two modules and notes in the snapshots of one."""
-    light.write(test_old=TESTS, test_else=ELSE)
-    light.run("--torchmem-update", passed=4)
+    light.run("--torchmem-update", test_old=TESTS, test_else=ELSE, passed=4)
     light.edit("test_other cpu", module="test_old", reason="ours", ticket=7, tolerance="2%")
     file = light.file("test_old")
     data = json.loads(file.read_text())
@@ -126,8 +125,7 @@ def test_what_fails_keeps_its_old_entry_until_it_passes(two):
     two.write(test_new=TESTS.replace("torchmem.check(3000", "assert 0; torchmem.check(3000"))
     two.run("--torchmem-update", passed=3, failed=1)
     assert set(two.entries("test_old")) == {"test_other cpu"}
-    two.write(test_new=TESTS)
-    two.run("--torchmem-update")
+    two.run("--torchmem-update", test_new=TESTS)
     assert two.entries("test_new")["test_other cpu"]["reason"] == "ours"
     assert not two.file("test_old").exists()
 
@@ -144,13 +142,11 @@ def test_a_test_renamed_along_with_its_module(two):
 
 
 def test_an_entry_of_the_same_module_is_closer_than_one_of_a_deleted_module(light):
-    light.write(test_net=OLD, test_gone=OLD)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=OLD, test_gone=OLD)
     for module in ("test_net", "test_gone"):
         light.edit("test_old cpu", module=module, reason=f"of {module}")
     gone(light, "test_gone")
-    light.write(test_net=OLD.replace("test_old", "test_new"))
-    light.run("--torchmem-update").tells(
+    light.run("--torchmem-update", test_net=OLD.replace("test_old", "test_new")).tells(
         "  renamed: test_old · cpu -> test_new · cpu",
         '  removed, with what was written into it: test_old · cpu: reason "of test_gone"',
     )
@@ -159,8 +155,7 @@ def test_an_entry_of_the_same_module_is_closer_than_one_of_a_deleted_module(ligh
 
 def test_two_heirs_are_none(two):
     gone(two)
-    two.write(test_new=TESTS, test_copy=TESTS)
-    two.run("--torchmem-update")
+    two.run("--torchmem-update", test_new=TESTS, test_copy=TESTS)
     assert "reason" not in two.entries("test_new")["test_other cpu"]
     assert "reason" not in two.entries("test_copy")["test_other cpu"]
     assert not two.file("test_old").exists()
@@ -191,8 +186,7 @@ OLD = "def test_old(torchmem):\n    torchmem.check(1000, device='cpu')\n"
 @pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)
 @pytest.mark.parametrize("other", ["def test_plain(): pass\n", ""])
 def test_a_rename_within_a_module_of_which_a_part_was_run(light, options, other):
-    light.write(test_net=OLD)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=OLD)
     light.edit("test_old cpu", reason="why")
     light.write(test_net=OLD.replace("test_old", "test_new") + other)
     light.run("--torchmem-update", *options).tells("  renamed: test_old · cpu -> test_new · cpu")
@@ -202,8 +196,7 @@ def test_a_rename_within_a_module_of_which_a_part_was_run(light, options, other)
 
 @pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)
 def test_a_part_that_leaves_it_open_says_so(light, options):
-    light.write(test_net=OLD)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=OLD)
     light.edit("test_old cpu", reason="why")
     light.write(test_net=OLD.replace("old", "new") + OLD.replace("old", "other"))
     light.run("--torchmem-update", *options).tells(

@@ -94,8 +94,7 @@ def pytest_torchmem_report(config, report):
 
 def test_json_is_the_same_with_workers_and_for_a_hook(grown):
     grown.run("--torchmem-json=serial.json")
-    grown.write(conftest=_READER)
-    grown.run("-n", "1", "--junitxml=junit.xml")
+    grown.run("-n", "1", "--junitxml=junit.xml", conftest=_READER)
     serial, workers = (
         json.loads((grown.path / f"{name}.json").read_text()) for name in ("serial", "workers")
     )

@@ -76,7 +76,6 @@ def test_what_cannot_be_checked(project: Project) -> None:
     def test_body():
         Net(True)(X).sum().backward()
     """
-    project.write(test_net="".join((NET, "\n", *tests, body)))
-    project.run("-p", "no:xdist", "--torchmem-update", failed=4).tells(
-        *WRONG.values(), "*scaling= needs the step and its inputs*"
-    )
+    project.run(
+        "-p", "no:xdist", "--torchmem-update", test_net="".join((NET, "\n", *tests, body)), failed=4
+    ).tells(*WRONG.values(), "*scaling= needs the step and its inputs*")

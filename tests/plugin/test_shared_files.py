@@ -79,22 +79,19 @@ def test_a_signal_in_the_middle_of_a_write(tmp_path: Path, number: int) -> None:
 
 
 def test_what_a_killed_run_left_is_swept_up(light):
-    light.write(test_net=ONE)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     left = light.file().with_name(".test_net.json.abcd_123.tmp")
     left.write_text("half")
     kept = light.file().with_name(".test_net.json.swp")
     kept.write_text("an editor's")
-    light.write(test_net=ONE.replace("1000", "2000"))
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE.replace("1000", "2000"))
     assert not left.exists()
     assert kept.exists()
 
 
 def test_a_run_that_never_ends_is_not_waited_for(light, monkeypatch):
     pytest.importorskip("fcntl")
-    light.write(test_net=ONE)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     before = light.file().read_bytes()
     light.write(test_net=ONE.replace("1000", "2000"))
     monkeypatch.setattr(files, "PATIENCE", 0.1)
@@ -106,8 +103,7 @@ def test_a_run_that_never_ends_is_not_waited_for(light, monkeypatch):
 
 
 def test_a_dry_run_makes_no_directory(light):
-    light.write(test_net=ONE)
-    light.run("--torchmem-dry-run")
+    light.run("--torchmem-dry-run", test_net=ONE)
     assert not light.file().parent.exists()
 
 
@@ -134,8 +130,7 @@ def test_the_target_of_a_link_is_locked_as_well(tmp_path: Path) -> None:
 
 def test_links_of_modules_that_are_gone_are_left_alone(light):
     """Two modules share a file; an update must not take the one for what the other left."""
-    light.write(test_net=ONE)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     light.edit("test_it cpu", reason="ours")
     light.file("test_gone").symlink_to(light.file().name)
     other = light.path / "sub"
@@ -151,8 +146,7 @@ def test_links_of_modules_that_are_gone_are_left_alone(light):
 @linux
 @pytest.mark.parametrize("option", ["json", "markdown"])
 def test_reports_into_devices_pipes_and_links(light, option):
-    light.write(test_net=ONE)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     null = light.path / "null"
     os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3)) if os.geteuid() == 0 else None
     for device in ("/dev/null", *((str(null),) if null.exists() else ())):
@@ -178,8 +172,7 @@ def test_reports_into_devices_pipes_and_links(light, option):
 
 @linux
 def test_a_pipe_that_nobody_reads_is_told_and_not_waited_for(light):
-    light.write(test_net=ONE)
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     pipe = light.path / "pipe"
     os.mkfifo(pipe)
     result = light.run(f"--torchmem-json={pipe}")

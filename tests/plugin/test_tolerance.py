@@ -133,16 +133,14 @@ def test_it_limits_every_memory_test(project: Project) -> None:
 
 
 def test_it_is_an_option(project: Project) -> None:
-    project.write(test_net=TESTS)
-    project.run("--torchmem-update")
+    project.run("--torchmem-update", test_net=TESTS)
     project.run(passed=3)
     project.run("--torchmem-budget=1MiB", passed=1, failed=2)
 
 
 @pytest.mark.parametrize("written", ["5%", "many", "gpu: 1 GiB"])
 def test_what_is_no_size_is_refused(project: Project, written: str) -> None:
-    project.write(test_net=TESTS)
-    result = project.run(f"--torchmem-budget={written}")
+    result = project.run(f"--torchmem-budget={written}", test_net=TESTS)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*torchmem: torchmem_budget*"])
 
@@ -181,8 +179,7 @@ def test_steps():
 
 
 def test_what_grows_on_the_host_fails(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.write(test_net=ON_THE_HOST)
-    project.run("--torchmem-update", passed=5)
+    project.run("--torchmem-update", test_net=ON_THE_HOST, passed=5)
     project.run(passed=5)
     monkeypatch.setenv("TIMES", "3")
     project.run(failed=5).tells(

@@ -98,8 +98,7 @@ def cases(light, monkeypatch):
     text = CASES
     if pytest.version_tuple < (9,):
         text = text.replace(", subtests):", "):").replace('with subtests.test("one"):', "if True:")
-    light.write(test_net=text)
-    result = light.run("--torchmem-update")
+    result = light.run("--torchmem-update", test_net=text)
     assert result.ret == 0
     assert len(light.entries()) == 35
     monkeypatch.setenv("STATE", "after")
@@ -250,8 +249,7 @@ def test_it(torchmem, n):
 
 @pytest.mark.parametrize("attempt", range(int(os.environ.get("TORCHMEM_KILLS", "1"))))
 def test_a_worker_killed_half_way_costs_no_entry_but_its_own(light, monkeypatch, attempt):
-    light.write(test_net=KILLED)
-    light.run("--torchmem-update", "-q")
+    light.run("--torchmem-update", "-q", test_net=KILLED)
     before = light.entries()
     assert len(before) == 60
     monkeypatch.setenv("STATE", "after")
@@ -399,8 +397,7 @@ def test_another_torch_version(light):
     light.run("--torchmem-update")
     before = light.file().read_text()
     newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1+cu130")
-    light.write(conftest=newer)
-    light.run(passed=1)
+    light.run(conftest=newer, passed=1)
     light.run("--torchmem-update", passed=1)
     assert light.file().read_text() == before, "the version alone is no change"
     with pytest.MonkeyPatch.context() as patch:
