@@ -37,7 +37,6 @@ def test_another_function_that_was_put_there_between_traces_is_called(device, mo
 
 
 def test_a_function_that_a_program_keeps_belongs_to_no_trace_afterwards(device: str) -> None:
-
     make, item = result_of(lambda: (torch.empty, torch.Tensor.item), device=device)
     assert item(make(2).fill_(3.0).sum()) == 6.0
 

@@ -72,7 +72,6 @@ def a_graph_kept_and_walked_twice() -> None:
 
 
 def computed_again() -> None:
-
     x = torch.zeros(100, requires_grad=True)
     y: Tensor = checkpoint(lambda x: (x * 0.5).relu() * 2.0, x, use_reentrant=False)
     y.sum().backward()

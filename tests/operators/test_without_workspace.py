@@ -77,6 +77,15 @@ def told(sample: Any) -> tuple[str, ...]:
         (aten._sample_dirichlet.default, False, True),
         (aten.hann_window.default, False, False),
         (aten.linalg_matrix_exp.default, False, False),
+        (aten.linalg_eig.default, False, False),
+        (aten.add.Tensor, True, True),
+        (aten.add_.Tensor, True, True),
+        (aten.copy_.default, False, True),
+        (aten.zeros.default, True, True),
+        (aten.dropout.default, False, False),
+        (aten.native_dropout.default, False, True),
+        (aten._fused_adamw_.default, True, True),
+        (aten._fused_moving_avg_obs_fq_helper.default, False, False),
     ],
 )
 def test_a_table_says_it_of_each_device(overload: Any, cpu: bool, cuda: bool) -> None:

@@ -20,7 +20,6 @@ from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.nvidia import blas_buffer
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import Workspace, as_workspace
-from pytest_torchmem.operators.workspace_of import takes_nothing
 from pytest_torchmem.profile.timeline import Allocation, Confidence, Kind
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from pytest_torchmem.torch_private.names import TORCH_VERSION
@@ -193,10 +192,18 @@ def test_requests_are_those_of_torchs_own_cuda_code(name: str, chance: random.Ra
 # -- unknown ---------------------------------------------------------------------------------------
 
 
-def test_an_operator_without_a_function_is_unknown() -> None:
-    profile = trace(lambda: torch.fft.fft(cuda(8)), device="cuda", gpu="a100")
-    assert profile.unknown_workspaces == ("aten::_fft_r2c",)
-    assert "aten::_fft_r2c is unknown" in profile.warnings[0]
+@pytest.mark.parametrize(
+    ("run", "operator"),
+    [
+        (lambda: torch.fft.fft(cuda(8)), "aten::_fft_r2c"),
+        (lambda: linalg.eig(cuda(3, 3)), "aten::linalg_eig"),
+        (lambda: linalg.lstsq(cuda(64, 32), cuda(64, 8)), "aten::linalg_lstsq"),
+    ],
+)
+def test_what_only_a_library_tells_is_unknown(run: Callable[[], Any], operator: str) -> None:
+    profile = trace(run, device="cuda", gpu="a100")
+    assert profile.unknown_workspaces == (operator,)
+    assert f"{operator} is unknown" in profile.warnings[0]
 
 
 # -- the same everywhere ---------------------------------------------------------------------------
@@ -233,13 +240,6 @@ def test_peaks(name: str) -> None:
     a, b = (torch.randn(shape, requires_grad=True) for shape in (first, second))
     profile = trace(model, a, b, device="cuda", gpu="a100-80gb")
     assert (profile.forward_peak, profile.backward_peak) == (forward, backward)
-
-
-def test_what_cusolver_takes_is_not_known() -> None:
-    def body() -> None:
-        linalg.lstsq(torch.ones(64, 32, device="cuda"), torch.ones(64, 8, device="cuda"))
-
-    assert trace(body, device="cuda").unknown_workspaces == ("aten::linalg_lstsq",)
 
 
 def packed_by_lane(weight: Tensor, tile: int, several: int, lane: int, inner: int) -> int:
@@ -419,29 +419,9 @@ def test_cub_takes_what_its_policies_say(name: str) -> None:
     assert computed == [int(one) for one in CUB[name].split()]
 
 
-@pytest.mark.parametrize("name", ["add", "add_", "relu_", "cat", "copy_", "zeros", "dropout"])
-def test_operators_that_take_nothing(name: str) -> None:
-    packet = getattr(torch.ops.aten, name)
-    assert takes_nothing(getattr(packet, packet.overloads()[0]), "cuda") == (name != "dropout")
-
-
-def test_the_helper_of_moving_averages_is_not_among_the_fused_optimizers() -> None:
-    aten = torch.ops.aten
-    assert takes_nothing(aten._fused_adamw_.default, "cuda")
-    assert not takes_nothing(aten._fused_moving_avg_obs_fq_helper.default, "cuda")
-
-
-@pytest.mark.parametrize("name", ["linalg_eig"])
-def test_operators_of_which_nothing_is_known(name: str) -> None:
-    overload = getattr(torch.ops.aten, name).default
-    assert spec_of(overload).cuda.workspace is None
-    assert not takes_nothing(overload, "cuda")
-
-
 def test_unknown_is_only_what_no_source_tells() -> None:
     query = meta(2, 4, 64, 64, dtype=BFLOAT)
     assert found("_scaled_dot_product_cudnn_attention", [None], query).confidence is UNKNOWN
-    assert takes_nothing(torch.ops.aten.native_dropout.default, "cuda")
 
 
 class Silent:

@@ -25,7 +25,6 @@ def test_other():
 
 @pytest.fixture
 def without_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-
     monkeypatch.setattr(stand_in, "stand_in_environment", lambda gpu: dict(os.environ))
 
 

@@ -47,7 +47,6 @@ def test_values_are_those_of_the_real_run(question: str, layout: torch.layout, d
 
 
 def test_the_gradient_of_a_sparse_product_is_known() -> None:
-
     def ask() -> list[float]:
         x = torch.ones(6, 2, requires_grad=True)
         (dense().to_sparse() @ x).sum().backward()
