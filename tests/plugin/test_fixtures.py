@@ -82,6 +82,7 @@ def test_net(model):
     model(torch.zeros(2, 256, device="cuda")).sum().backward()
 
 @pytest.mark.memory_budget("1 GiB")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_parameter(device):
     nn.Linear(8, 8).to(device)(torch.ones(1, 8, device=device)).sum().backward()
 
