@@ -4,6 +4,7 @@ import copy
 import gc
 import random
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from operator import ne
 from typing import Any
