@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from pytest_torchmem.journal.contents import GONE, ProgramState, Reached, Reference, Weak, fill
+from pytest_torchmem.journal.contents import (
+    GONE,
+    ProgramState,
+    Reached,
+    Reference,
+    Weak,
+    fill,
+    resolved,
+)
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.step.trees import modules_by_path, tensors_in
 from pytest_torchmem.torch_private import tensors as private
@@ -128,7 +136,7 @@ class Noted(_Tensor):
 
     __slots__ = ("_gone", "_gradient", "_nbytes", "_other", "_requires_grad", "_version", "_was")
 
-    def __init__(self, tensor: Tensor, gradient: "Noted | None", gone: "Gone") -> None:
+    def __init__(self, tensor: Tensor, gradient: "Noted | Tensor | None", gone: Gone) -> None:
         super().__init__(tensor, None)
         self._gradient, self._gone, self._requires_grad = gradient, gone, tensor.requires_grad
         self._version = -1 if tensor.is_inference() else private.version_of(tensor)
@@ -171,7 +179,7 @@ class Noted(_Tensor):
             storage = self.own.untyped_storage()
             if storage.nbytes() != self._nbytes and storage.resizable():
                 storage.resize_(self._nbytes)
-        gradient = None if self._gradient is None else self._gradient.found()
+        gradient = resolved(self._gradient)
         moved = self.own is not None and not _is_where(tensor, self.own)
         if moved or (self.own is not None and _geometry(tensor) != self._was):
             _let_lie(tensor, self.own, gradient)
@@ -391,11 +399,22 @@ class InPlace:
                 return None
             gradient = gradient_of(tensor)
             of_gradient = None if gradient is None else self.note(gradient)
-            noted = Noted(tensor, of_gradient, self.gone)
+            noted = Noted(tensor, of_gradient or gradient, self.gone)
             self._noted[id(tensor)] = noted
         if keeps and noted.own is None:
             noted.keep(tensor)
         return noted
+
+    def note_storage(self, storage: torch.UntypedStorage) -> None:
+        """Keep the bytes of a real storage that is about to be resized."""
+        held, kept = ref(storage), private.bytes_of(storage).clone()
+
+        def restore() -> None:
+            if (found := held()) is not None:
+                found.resize_(kept.nbytes)
+                private.bytes_of(found).copy_(kept)
+
+        self._others.append(restore)
 
     def knows(self, module: nn.Module) -> bool:
         """Return whether note was taken of a module."""

@@ -232,6 +232,7 @@ _CHANGES: dict[str, _Change] = {
         model[0].bias, nn.Parameter(torch.ones(2))
     ),
     "swapped as they are converted": _swapped,
+    "without memory": lambda model, _: model[1].running_mean.untyped_storage().resize_(0),
     "assigned": lambda model, _: model.load_state_dict(
         {name: one * 2 for name, one in model.state_dict().items()}, assign=True
     ),

@@ -177,6 +177,10 @@ class RealStorages(Functions):
         """
         record = self._trace.record_of(storage)
         if record is None or (not record.hollow and storage.resizable()):
+            if self._trace.own is not None and not self._trace.off():
+                with self._trace.working():
+                    if self._trace.brought(bytes_of(storage)):
+                        self._trace.own.note_storage(storage)
             return original(storage, size)
         if size > self._sizes["nbytes"](storage):
             raise UnsupportedOperatorError(
