@@ -113,7 +113,8 @@ def test_copies_of_optimizers_die_when_they_do(copied: Callable[[Any], Any]) -> 
         train(*copied(pair))
 
     real = torchmem.measure(program)
-    assert torchmem.trace(program, host="here").figures() == real.figures()
+    traced = torchmem.trace(program, host="here").figures()  # and what a pickle takes on the host
+    assert traced.items() >= real.figures().items()
     assert real.end == 0
 
 
