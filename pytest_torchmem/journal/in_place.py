@@ -116,7 +116,9 @@ class _Tensor(Reference):
         if _hooks_of(tensor) == _NO_HOOKS == self._hooks:  # as of most
             return
         for name, own, before in zip(_HOOKS, self._hooks, self._hooked, strict=True):
-            if getattr(tensor, name) is not own:
+            if (now := getattr(tensor, name)) is not own:
+                if now:  # C++ keeps it (python_variable.cpp, set_post_accumulate_grad_hooks)
+                    now.clear()
                 setattr(tensor, name, own)
             if own is not None:
                 fill(own, before)

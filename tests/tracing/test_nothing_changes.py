@@ -209,8 +209,8 @@ _CHANGES: dict[str, _Change] = {
     "attributes": lambda model, _: (setattr(model, "rows", model.rows * 2), model.names.append(1)),
     "converted": lambda model, _: (model.half(), model.to("meta")),
     "hooks of parameters": lambda model, _: (
-        model[0].weight.register_hook(lambda gradient: None),
-        model[0].weight.register_post_accumulate_grad_hook(lambda parameter: None),
+        model[0].weight.register_hook(lambda gradient: 1 / 0),
+        model[0].weight.register_post_accumulate_grad_hook(lambda parameter: 1 / 0),
     ),
     "hooks of modules": lambda model, _: (
         model[0].register_full_backward_hook(lambda *_: None),
@@ -255,6 +255,8 @@ def test_what_a_function_changes_of_a_model_is_as_it_was(change: _Change, device
     for _ in range(2):
         trace(function, model, optimizer, device=device)
         assert _described(model, optimizer) == before
+    model(torch.rand(2, 4)).sum().backward()
+    optimizer.step()
 
 
 def test_threads_from_before_run_for_real() -> None:
