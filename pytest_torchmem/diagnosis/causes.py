@@ -21,6 +21,8 @@ _LAST = 2
 """The rank of causes that are told where nothing else is."""
 WEIGHTY = 0.1
 """The part of a growth that a cause has to explain in order to be told."""
+_MUCH = 1 / 4
+"""The part that a likely cause has to explain beside another one."""
 _MAIN = 1 / 3
 """The part that a likely cause has to explain for others not to be looked for."""
 _OF_A_MOMENT = (Role.GRADIENT_TEMPORARY, Role.OPTIMIZER_TEMPORARY, Role.WORKSPACE)
@@ -429,14 +431,17 @@ def placed_in(evidence: Evidence, pattern: str, found: Cause) -> Cause:
 
 
 def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the weighty causes of a growth: the first, then sure ones that explain more."""
+    """Return the weighty causes of a growth: the first, then those that explain much more: sure
+    ones, and others of what it cannot explain.
+    """
     found = _in_order(evidence)
     growth = evidence.growth or evidence.difference.change
     explained = {row for one in found[:1] for row in one.rows}
     kept = [*found[:1]]
     for one in found[1:]:
         more = [row for row in one.rows if row not in explained]
-        if RULES[one.rule].rank == 0 and total(more) >= WEIGHTY * growth:
+        least = WEIGHTY if RULES[one.rule].rank == 0 else _MUCH
+        if RULES[one.rule].rank < _LAST and total(more) >= least * growth:
             kept.append(one)
             explained.update(more)
     return tuple(kept)

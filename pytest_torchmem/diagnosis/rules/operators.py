@@ -181,7 +181,8 @@ def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Alloc
 @rule("larger", "{operator} makes {now}{of}, and made {before}{given}", last=True)
 def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
-    rows = [row for row in evidence.came() if row.is_resized]
+    resized = (row for row in evidence.came() if row.is_resized and row.before)
+    rows = [row for row in resized if row.before and row.before.nbytes < row.what.nbytes]
     if not rows:
         return _larger_before(evidence) or _larger_than_any(evidence)
     made = [row for row in rows if row.what.role in MADE]

@@ -179,7 +179,7 @@ class RealStorages(Functions):
         if record is None or (not record.hollow and storage.resizable()):
             if self._trace.own is not None and not self._trace.off():
                 with self._trace.working():
-                    if self._trace.brought(bytes_of(storage)):
+                    if storage.device.type == "cpu" and self._trace.brought(bytes_of(storage)):
                         self._trace.own.note_storage(storage)
             return original(storage, size)
         if size > self._sizes["nbytes"](storage):
