@@ -79,6 +79,9 @@ _TABLES = [
     for name in ("get_torch_obj_rule_map", "get_tensor_method")
 ]
 """What makes Dynamo's tables of torch's functions, once until they are cleared."""
+_HANDLERS = private_name_if_imported(
+    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers"
+)
 _PASSED_OVER = "ignore_logging_functions"
 _SETTINGS_TO_LOG = "_get_dynamo_config_for_logging"
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
@@ -387,16 +390,20 @@ def import_compiler() -> None:
             import_module("torch._dynamo")
 
 
-def tables_of_originals() -> AbstractContextManager[None]:
+@contextmanager
+def tables_of_originals() -> Iterator[None]:
     """Have Dynamo's tables of functions be made while these are torch's own; it is imported.
 
     ``torch.func.linearize`` looks a function up, ``init_process_group`` clears the tables
     (torch/_dynamo/trace_rules.py, ``clear_lru_cache``), and what is made then stays: compiled code
     would not know ``torch.cuda.is_available`` afterwards.
     """
-    rules = _rules()
+    rules, function = _rules(), _function_variable()
     makers = {name: getattr(rules, name, None) for name in _TABLES}
-    return replaced(rules, **{name: _of_originals(one) for name, one in makers.items() if one})
+    tables = {name: _of_originals(one) for name, one in makers.items() if one}
+    handlers = staticmethod(_of_originals(getattr(function, _HANDLERS)))
+    with replaced(rules, **tables), replaced(function, **{_HANDLERS: handlers}):
+        yield
 
 
 def _of_originals(maker: Any) -> Callable[[], Any]:
