@@ -27,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.hostile.project import Project, status_of
 from pytest_torchmem import trace
 from pytest_torchmem.errors import TorchmemError
+from pytest_torchmem.torch_private.settings import all_settings, answers
 from tests.tracing.test_nothing_left import places, thread_state
 
 graph = torch.autograd.graph
@@ -93,6 +94,12 @@ def train(weights: dict[str, Tensor]) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def state() -> list[Any]:
+    """Return what belongs to the thread, and torch's settings but the seeds that wait for a GPU."""
+    settings = [one for one in answers(all_settings()) if not isinstance(one, dict)]
+    return [*thread_state(), *settings]
 
 
 class Program:
@@ -208,7 +215,7 @@ def run(seed: int) -> list[str]:
         program = Program(chance, model, weights)
         model.within, numbers = program.within, torch.get_rng_state()
         versions = [one._version for one in model.state_dict(keep_vars=True).values()]
-        before, stood = thread_state(), places()
+        before, stood = state(), places()
         program.run()
         found = ["training differs after the trace"] * (train(weights) != program.losses)
         chance.shuffle(program.suspended)
@@ -218,7 +225,7 @@ def run(seed: int) -> list[str]:
         gc.collect()
         found += ["training differs when all is closed"] * (train(weights) != program.losses)
         torch.set_rng_state(numbers)  # training has moved it
-        pairs = zip(before, thread_state(), strict=True)
+        pairs = zip(before, state(), strict=True)
         found += [f"{now}, not {was}"[:300] for was, now in pairs if was != now]
         for owner, now in places().items():
             was, gone = stood[owner], object()

@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, suppress
 from functools import cache, partial
 from types import BuiltinMethodType, GeneratorType
 from typing import Any, ClassVar, NamedTuple, cast
@@ -439,11 +439,15 @@ def is_within_transform() -> bool:
 
 _GUARDS: tuple[Any, ...] = (
     *(torch.autocast, torch.cuda.amp.autocast, cpu_autocast),
-    *(torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode),
-    *(torch.autograd.graph.saved_tensors_hooks, forward_ad.dual_level),
+    *(torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly),
+    *(torch.autograd.graph.saved_tensors_hooks, torch.no_grad, torch.enable_grad),
+    torch.sparse.check_sparse_tensor_invariants,
     *(TorchFunctionMode, TorchDispatchMode, torch.cuda.device, torch.cuda.StreamContext),
 )
-"""Contexts whose end brings back what a thread had at their beginning."""
+"""Contexts of torch whose end brings back what there was at their beginning, that are classes."""
+_ALSO_DECORATORS = private("torch.utils._contextlib._DecoratorContextManager")
+"""What others of these are made from."""
+_SOURCES = os.path.dirname(torch.__file__) + os.sep
 
 
 class _Entered:
@@ -452,6 +456,8 @@ class _Entered:
     on_thread: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)
     open: ClassVar[WeakKeyDictionary[Any, int]] = WeakKeyDictionary()
     """How often each was entered: a mode that is called enters itself again."""
+    generators: ClassVar[WeakKeyDictionary[Any, None]] = WeakKeyDictionary()
+    """Those of torch's contexts that are functions (``contextlib.contextmanager``)."""
     ended: ClassVar[WeakSet[Any]] = WeakSet()
     patch: ClassVar[Patch | None] = None
     """What follows them: the same for every trace, unless another stands in torch's place."""
@@ -464,14 +470,20 @@ def ends_once(on_thread: Callable[[], bool]) -> Iterator[None]:
     A generator that is suspended in ``torch.autocast`` leaves it when it is closed. By then its
     region has been left, and the nesting would be one too small: torch would never forget the
     weights that it has cast (torch/amp/autocast_mode.py, ``__exit__``), and training go on with
-    old ones. One in ``torch.device``, whose end takes the thread's innermost mode away, is closed.
+    old ones. One in ``torch.device``, whose end takes the thread's innermost mode away, is closed,
+    and so are torch's own, such as ``sdpa_kernel``: they bring back what they found then, which may
+    be what another had set.
     """
-    before, modes = (staticmethod(_Entered.on_thread), _Entered.open), function_modes()
+    before = staticmethod(_Entered.on_thread), _Entered.open, _Entered.generators
+    modes = function_modes()
     patch = _Entered.patch
     if patch is None or not patch.fits():
-        followed = [_followed(kind, kind.__enter__, kind.__exit__) for kind in _GUARDS]
+        kinds = [kind for kind in _ALSO_DECORATORS.__subclasses__() if hasattr(kind, "__enter__")]
+        followed = [_followed(kind, kind.__enter__, kind.__exit__) for kind in (*_GUARDS, *kinds)]
+        followed.append(_functions_followed(_GeneratorContextManager.__enter__))
         patch = _Entered.patch = Patch(followed)
-    _Entered.on_thread, _Entered.open = staticmethod(on_thread), WeakKeyDictionary()
+    _Entered.on_thread = staticmethod(on_thread)
+    _Entered.open, _Entered.generators = WeakKeyDictionary(), WeakKeyDictionary()
     patch.put_in_place()
     try:
         yield
@@ -479,8 +491,11 @@ def ends_once(on_thread: Callable[[], bool]) -> Iterator[None]:
         if not modes and function_modes():
             _close_suspended()
         patch.put_back()
-        left = [*_Entered.open]
-        _Entered.on_thread, _Entered.open = before
+        left, suspended = [*_Entered.open], [*_Entered.generators]
+        _Entered.on_thread, _Entered.open, _Entered.generators = before
+        for generator in reversed(suspended):
+            with suppress(Exception):
+                generator.close()
         for one in left:
             _end(one)
         # These have guards of C++, whose end would bring back the state of the thread.
@@ -507,6 +522,16 @@ def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> 
         return end(self, *error)
 
     return kind, {"__enter__": enter, "__exit__": leave}
+
+
+@cache
+def _functions_followed(begin: Callable[..., Any]) -> Any:
+    def enter(self: Any) -> Any:
+        if _Entered.on_thread() and self.gen.gi_code.co_filename.startswith(_SOURCES):
+            _Entered.generators[self.gen] = None
+        return begin(self)
+
+    return _GeneratorContextManager, {"__enter__": enter}
 
 
 def _end(one: Any) -> None:

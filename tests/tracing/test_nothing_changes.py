@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import dual_level, enter_dual_level, make_dual
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils import prune
 from torch.optim.optimizer import (
@@ -661,30 +662,38 @@ def trained() -> list[float]:
         lambda _: torch.set_grad_enabled(False),
         lambda _: torch.autograd.graph.disable_saved_tensors_hooks("none here"),
         lambda _: saved_tensors_hooks(lambda x: x, lambda x: x),
+        lambda _: sdpa_kernel(SDPBackend.MATH),
+        lambda _: torch.backends.cudnn.flags(deterministic=True),
+        lambda _: torch.random.fork_rng(devices=[]),
+        lambda _: torch.autograd.set_detect_anomaly(True),
+        lambda _: torch.autograd.set_multithreading_enabled(False),
+        lambda _: torch.sparse.check_sparse_tensor_invariants(True),
         lambda _: BaseTorchFunctionMode(),
         torch.device,
         lambda _: FlopCounterMode(display=False),
     ],
 )
-def test_what_a_suspended_generator_leaves_after_the_trace_is_left_once(entered, device):
+def test_what_suspended_generators_leave_after_the_trace_is_left_once(entered, device):
     suspended: list[Any] = []
 
-    def body() -> Tensor:
+    def body() -> None:
         def steps() -> Any:
             with entered(device):
                 yield torch.ones(3) + 1
 
-        suspended.append(steps())
-        return next(suspended[0])  # type: ignore[no-any-return]
+        for _ in range(2):  # the second finds what the first has set
+            suspended.append(steps())
+            next(suspended[-1])
 
-    expected = trained()
+    def now() -> Any:
+        keys = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
+        return [str(of_thread()) for of_thread in keys], answers(all_settings())
+
+    expected, before = trained(), now()
     trace(body, device=device)
-    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    assert trained() == expected
+    assert (trained(), now()) == (expected, before)
     for generator in suspended:
         generator.close()
-    assert trained() == expected
+    assert (trained(), now()) == (expected, before)
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
-    now = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-    assert tuple(map(str, now)) == tuple(map(str, keys))
