@@ -410,13 +410,15 @@ class Functions:
     def replacements(self) -> Replacements:
         """Return the methods that are marked, in their places."""
         return [
-            place.by(_calling(getattr(self, name), place.original))
+            place.by(calling(getattr(self, name), place.original))
             for name, method in vars(type(self)).items()
             for place in getattr(method, _PLACES, ())
         ]
 
 
-def _calling(method: Callable[..., Any], original: Any) -> Callable[..., Any]:
+def calling(method: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """Return what calls ``method`` with the function that it stands for first."""
+
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         return method(original, *args, **kwargs)

@@ -22,12 +22,12 @@ import torch.distributed
 from torch import nn
 
 from pytest_torchmem.errors import UnsupportedOperatorError
-from pytest_torchmem.interception.context import LASTING, Layer, TraceContext
+from pytest_torchmem.interception.context import LASTING, Layer, TraceContext, calling
 from pytest_torchmem.interception.python_api.program import (
     LAUNCHER,
     LAUNCHES,
-    launching,
-    starts_of_processes,
+    Processes,
+    launch_agent,
 )
 from pytest_torchmem.interception.world import refuse_symmetric_memory
 from pytest_torchmem.profile.timeline import Kind
@@ -61,9 +61,6 @@ def _of_fsdp(name: str) -> Any:
     """Return a class of ``torch.distributed.fsdp``, or None where that is not imported."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), name, None)
 
-
-Places = WeakKeyDictionary[Any, torch.device | None]
-"""Where the parameters of DDP's reducers are."""
 
 #: Methods of ``torch.distributed.Logger`` (torch/csrc/distributed/c10d/logger.cpp).
 _LOGGING = ("set_construction_data_and_log", "set_runtime_stats_and_log")
@@ -104,21 +101,22 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
     """Follow the modules that the program splits over processes. What is imported in the course of
     the trace is followed from then on.
     """
-    wrapped: WeakSet[Any] = WeakSet()
     with ExitStack() as stack:
+        splitting = _Splitting(trace, stack)
         if not trace.stands:
-            stack.callback(_forget_states, wrapped)
-        take_over = _TakenOver(trace, stack, wrapped)
+            stack.callback(splitting.forget_states)
         followed: set[str] = set()
         wanted: list[tuple[Any, Mapping[str, Any]]] = []
 
         def follow(*modules: str) -> None:
             for module in modules:
-                for owner, name, function in _followed(trace, module, wrapped, take_over):
+                for owner, name, method in splitting.followed(module):
                     key = f"{getattr(owner, '__name__', '')}.{name}"
                     if owner is not None and hasattr(owner, name) and key not in followed:
                         followed.add(key)
-                        wanted.append((owner, {name: function(getattr(owner, name))}))
+                        place = patches.Replaceable.of(owner, name)
+                        instead = _calling_module if name == _CALL else calling
+                        wanted.append(place.by(instead(method, place.original)))
                 if module == _SYMMETRIC and module in sys.modules and module not in followed:
                     followed.add(module)
                     refuse = partial(refuse_symmetric_memory, trace.on_thread)
@@ -134,220 +132,132 @@ def split_modules(trace: TraceContext) -> Iterator[None]:
         yield
 
 
-def _followed(
-    trace: TraceContext, module: str, wrapped: WeakSet[Any], take_over: Callable[[nn.Module], None]
-) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield what a module brings and this torch has: owners, names, and makers of replacements."""
-    if module.startswith("torch.distributed.fsdp"):
-        kind = _of_fsdp("FSDPModule")
-        yield kind, "__call__", partial(_calling, take_over)
-        yield kind, distributed.STATE_OF_SHARDING, partial(_asking, take_over)
-        yield _of_fsdp("FullyShardedDataParallel"), "__init__", partial(_refusing, trace)
-        yield patches.sharding_state(), "init", partial(_sharding, trace, wrapped)
-        yield patches.fully_sharding(), patches.SHARDED_STATES, partial(_noting, trace)
-        yield patches.replicating(), patches.REPLICATED_STATES, partial(_noting, trace)
-        if trace.target.gpu is not None:
-            yield distributed.mesh_class(), distributed.CONCATENATE, _joining
-    shortens = distributed.op_schema() is not None and distributed.tensor_spec() is not None
-    if module.startswith("torch.distributed.tensor") and shortens:
-        # An operator on lists is propagated once for each different tensor, with the same result.
-        yield distributed.propagator(), distributed.NOT_CACHED, _propagating
-        yield distributed.propagator(), distributed.SHOWN, _showing
-    if module.startswith("torch.distributed.checkpoint"):
-        yield patches.checkpoint_agreement(), "__init__", partial(_agreeing_alone, trace)
-        yield patches.checkpoint_planner(), patches.VALIDATE_PLAN, partial(_validating, trace)
-    if module.startswith("torch.distributed.pipelining"):
-        # Before torch 2.12 and since 2.15 no stage asks others in messages of its own
-        # (torch/distributed/pipelining/stage.py).
-        yield patches.pipeline_stage(), patches.FORWARD_VOTE, partial(_voting, trace)
-        yield patches.pipeline_stage(), patches.BACKWARD_RESULT, partial(_agreeing, trace)
-    if module == LAUNCHER:
-        yield sys.modules.get(LAUNCHER), LAUNCHES, partial(launching, trace)
+_CALL = "__call__"
 
 
-def _forget_states(wrapped: WeakSet[Any]) -> None:
-    """Forget what ``fully_shard`` made for modules, which are given back as they were."""
-    states = patches.module_states()
-    if states is not None:
-        for module in tuple(wrapped):
-            states.pop(module, None)
+def _calling_module(method: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    # Named as attribution's ``CALL_MODULES`` say, so that a compiler goes on to what it calls.
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return method(original, module, *args, **kwargs)
+
+    return call
 
 
-def _noting(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return what ``fully_shard`` or ``replicate`` begins with, before it changes anything."""
+_FOREACH = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")
+"""What treats the tensors of its lists one by one (torch/distributed/tensor/_ops/
+single_dim_strategy.py, ``_expand_single_dim_strategy_to_mesh``)."""
 
-    def find(module: Any, *args: Any, **kwargs: Any) -> Any:
+
+class _Splitting:
+    """What stands for functions of torch by which modules are split, in one trace."""
+
+    def __init__(self, trace: TraceContext, at_end: ExitStack) -> None:
+        self._trace, self._at_end = trace, at_end
+        self._wrapped: WeakSet[Any] = WeakSet()
+        """Modules that the trace has sharded."""
+        self._known: WeakSet[Any] = WeakSet()
+        """Modules that fixtures have sharded and that were taken over."""
+        self._joined: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def followed(self, module: str) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yield what a module brings and this torch has: owners, names, and what stands there."""
+        if module.startswith("torch.distributed.fsdp"):
+            kind = _of_fsdp("FSDPModule")
+            yield kind, _CALL, self._call
+            yield kind, distributed.STATE_OF_SHARDING, self._find_state
+            yield _of_fsdp("FullyShardedDataParallel"), "__init__", self._refuse
+            yield patches.sharding_state(), "init", self._shard
+            yield patches.fully_sharding(), patches.SHARDED_STATES, self._note
+            yield patches.replicating(), patches.REPLICATED_STATES, self._note
+            if self._trace.target.gpu is not None:
+                yield distributed.mesh_class(), distributed.CONCATENATE, self._join
+        shortens = distributed.op_schema() is not None and distributed.tensor_spec() is not None
+        if module.startswith("torch.distributed.tensor") and shortens:
+            # An operator on lists is propagated once for each different tensor, with the same
+            # result.
+            yield distributed.propagator(), distributed.NOT_CACHED, _propagate
+            yield distributed.propagator(), distributed.SHOWN, _show
+        if module.startswith("torch.distributed.checkpoint"):
+            yield patches.checkpoint_agreement(), "__init__", self._agree_alone
+            yield patches.checkpoint_planner(), patches.VALIDATE_PLAN, self._validate
+        if module.startswith("torch.distributed.pipelining"):
+            # Before torch 2.12 and since 2.15 no stage asks others in messages of its own
+            # (torch/distributed/pipelining/stage.py).
+            yield patches.pipeline_stage(), patches.FORWARD_VOTE, self._vote
+            yield patches.pipeline_stage(), patches.BACKWARD_RESULT, self._tell_vote
+        if module == LAUNCHER:
+            yield sys.modules.get(LAUNCHER), LAUNCHES, partial(launch_agent, self._trace)
+
+    def forget_states(self) -> None:
+        """Forget what ``fully_shard`` made for modules, which are given back as they were."""
+        states = patches.module_states()
+        if states is not None:
+            for module in tuple(self._wrapped):
+                states.pop(module, None)
+
+    def _note(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note what ``fully_shard`` or ``replicate`` is given, before it changes anything."""
         for one in [module] if isinstance(module, nn.Module) else list(module):
-            trace.note_module(one)
+            self._trace.note_module(one)
         return original(module, *args, **kwargs)
 
-    return find
+    def _shard(self, original: Any, state: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the modules that are split (``FSDPState.init``)."""
+        if not self._trace.off():
+            self._wrapped.update(modules)
+        return original(state, modules, *args, **kwargs)
 
-
-def _sharding(trace: TraceContext, wrapped: WeakSet[Any], original: Any) -> Callable[..., Any]:
-    """Return ``FSDPState.init``, which is called with the modules that are split."""
-
-    def init(self: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:
-        if not trace.off():
-            wrapped.update(modules)
-        return original(self, modules, *args, **kwargs)
-
-    return init
-
-
-def _voting(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return what asks the stages before whether tensors' shapes have to be sent. The others are
-    taken to have been given as much as this one.
-    """
-
-    def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
-        if trace.off():
+    def _vote(self, original: Any, stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
+        """Ask the stages before whether tensors' shapes have to be sent. The others are taken to
+        have been given as much as this one.
+        """
+        if self._trace.off():
             return original(stage, has_backward, received_acc)
         kind: Any = patches.needs_messages()
         given = not kind.needs_dynamic(getattr(stage, patches.GIVEN_TENSORS), has_backward)
         own = torch.tensor([int(given)], dtype=torch.int32, device=stage.device)
         return own if received_acc is None else received_acc * own
 
-    return vote
+    def _tell_vote(self, original: Any, stage: Any, received_result: Any = None) -> Any:
+        """Tell the stages before what the vote was."""
+        return original(stage, received_result) if self._trace.off() else received_result
 
+    def _agree_alone(
+        self, original: Any, agreement: Any, group: Any, use_dist: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Let a process plan its part of a checkpoint alone (``_DistWrapper.__init__``): what
+        others would write is not known, and not written.
+        """
+        original(agreement, group, use_dist and self._trace.off(), *args, **kwargs)
 
-def _agreeing(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return what tells the stages before what the vote was."""
-    return patches.unless(trace.off, lambda stage, received_result=None: received_result, original)
-
-
-def _of_processes(trace: TraceContext) -> Layer[None]:
-    """Replace what starts processes, and in each what agrees with the others."""
-    return Layer([*starts_of_processes(trace), *_comparing(trace)], None)
-
-
-def _comparing(trace: TraceContext) -> patches.Replacements:
-    """Replace what ``DistributedDataParallel`` compares its parameters' shapes with others' by.
-
-    It writes to and reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
-    ``verify_params_across_processes``). In a trace all processes run the same program.
-    """
-    original = getattr(torch.distributed, patches.VERIFY_PARAMETERS, None)
-    if original is None:
-        return []
-    logger: Any = torch.distributed.Logger  # type: ignore[attr-defined]
-    # torch's own asks gloo's and NCCL's groups for more than fake ones have
-    quiet = {
-        name: patches.unless(trace.off, lambda *_, **__: None, getattr(logger, name))
-        for name in _LOGGING
-    }
-    reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
-    places: Places = WeakKeyDictionary()
-    buckets = {
-        patches.REBUILD_BUCKETS: _making_buckets(
-            trace, getattr(reducer, patches.REBUILD_BUCKETS), places
-        )
-    }
-    verify = patches.unless(trace.off, lambda *_: None, original)
-    functions = {
-        patches.VERIFY_PARAMETERS: verify,
-        "Reducer": _making_reducer(trace, reducer, places),
-    }
-    return [(torch.distributed, functions), (logger, quiet), (reducer, buckets)]
-
-
-def _agreeing_alone(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return ``_DistWrapper.__init__``: in a trace a process plans its part of a checkpoint alone.
-    What others would write is not known, and not written.
-    """
-
-    def init(self: Any, group: Any, use_dist: bool, *args: Any, **kwargs: Any) -> None:
-        original(self, group, use_dist and trace.off(), *args, **kwargs)
-
-    return init
-
-
-def _validating(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return what finds parts of tensors that no process writes."""
-
-    def validate(*args: Any, **kwargs: Any) -> Any:
-        if trace.off():
-            return original(*args, **kwargs)
+    def _validate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Find no parts of tensors that no process writes."""
         found = original(*args, **kwargs)
+        if self._trace.off():
+            return found
         return [] if isinstance(found, list) else True
 
-    return validate
-
-
-def _making_reducer(trace: TraceContext, original: Any, places: Places) -> Callable[..., Any]:
-    """Return what makes a reducer, with its buckets of gradients (reducer.cpp,
-    ``initialize_buckets``). C++ makes them where the parameters are, which to it is the host.
-    """
-
-    def make(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if trace.off():
-            return original(parameters, *args, **kwargs)
-        first = next(iter(parameters), None)
-        place = None if first is None else first.device
-        with trace.holding(Kind.COMMUNICATION), trace.placing_on(place):
-            made = original(parameters, *args, **kwargs)
-        places[made] = place
-        return made
-
-    return make
-
-
-def _making_buckets(trace: TraceContext, original: Any, places: Places) -> Callable[..., Any]:
-    """Return what makes a reducer's buckets anew, in the order of the first backward. It is called
-    before each forward. Its buckets are then views of what one trace has.
-    """
-    traces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-    def make(reducer: Any) -> Any:
-        if trace.off():
-            return original(reducer)
-        if traces.setdefault(reducer, ref(trace.itself))() is not trace.itself:
-            where = f"{trace.user_line()}: DistributedDataParallel"
-            raise UnsupportedOperatorError(f"{where}{_TRACED_BEFORE}")
-        with trace.holding(Kind.COMMUNICATION), trace.placing_on(places.get(reducer)):
-            return original(reducer)
-
-    return make
-
-
-def _calling(take_over: Callable[[nn.Module], None], _: Any) -> Callable[..., Any]:
-    # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
-    # Named as attribution's ``CALL_MODULES`` say, so that a compiler goes on to what it calls.
-    # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        take_over(module)
+    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Not yet a hook's turn: ``FSDPState._pre_forward`` would note that a forward has begun.
+        # ``FSDPModule`` is mixed into a module's own class, which brings ``__call__``.
+        self._take_over(module)
         return nn.Module.__call__(module, *args, **kwargs)
 
-    return call
-
-
-def _asking(take_over: Callable[[nn.Module], None], original: Any) -> Callable[..., Any]:
-    """Return what every method of ``FSDPModule`` begins with."""
-
-    def find_state(module: nn.Module) -> Any:
-        take_over(module)
+    def _find_state(self, original: Any, module: nn.Module) -> Any:
+        """Take over a module whose state any method of ``FSDPModule`` asks for."""
+        self._take_over(module)
         return original(module)
 
-    return find_state
-
-
-class _TakenOver:
-    """Modules that fixtures have sharded: restored after a trace. What they keep of a step, the
-    buffers and streams of ``fully_shard``, is of one trace.
-    """
-
-    def __init__(self, trace: TraceContext, at_end: ExitStack, wrapped: WeakSet[Any]) -> None:
-        self._trace, self._at_end, self._wrapped = trace, at_end, wrapped
-        self._known: WeakSet[Any] = WeakSet()
-
-    def __call__(self, module: nn.Module) -> None:
-        """Take a module over, unless the trace has sharded it or knows it already."""
-        trace = self._trace
-        if module in self._wrapped or module in self._known or trace.off() or trace.stands:
+    def _take_over(self, module: nn.Module) -> None:
+        """Restore after the trace what a module that a fixture has sharded keeps of a step, the
+        buffers and streams of ``fully_shard``; unless the trace has sharded it or knows it already.
+        """
+        trace, others = self._trace, (self._wrapped, self._known)
+        if any(module in known for known in others) or trace.off() or trace.stands:
             return
         kind = _of_fsdp("FSDPModule")
         found = [one for one in module.modules() if isinstance(one, kind)]
-        found = [one for one in found if one not in self._wrapped and one not in self._known]
+        found = [one for one in found if not any(one in known for known in others)]
         self._known.update(found)  # which are asked for their state now
         if trace.target.world is None or not all(map(distributed.is_of_this_world, found)):
             self._known.difference_update(found)
@@ -357,69 +267,110 @@ class _TakenOver:
             self._at_end.callback(distributed.sharding_kept(one))
             trace.note_module(one)
 
-
-def _refusing(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    def method(*args: Any, **kwargs: Any) -> Any:
-        if trace.on_thread():
-            raise UnsupportedOperatorError(f"{trace.user_line()}: {_OLD}")
+    def _refuse(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._trace.on_thread():
+            raise UnsupportedOperatorError(f"{self._trace.user_line()}: {_OLD}")
         return original(*args, **kwargs)
 
-    return method
-
-
-_FOREACH = ("aten::_foreach_", "aten::_amp_foreach_", "aten::_fused_")
-"""What treats the tensors of its lists one by one (torch/distributed/tensor/_ops/
-single_dim_strategy.py, ``_expand_single_dim_strategy_to_mesh``)."""
-
-
-def _joining(original: Any) -> Any:
-    """Join the meshes of ``fully_shard`` and of tensor parallelism once, not for every parameter:
-    a mesh of 512 processes takes a millisecond. What is made is on the host.
-    """
-    found: dict[tuple[int, ...], tuple[Any, Any]] = {}
-
-    def concatenate(meshes: list[Any]) -> Any:
+    def _join(self, original: Any, meshes: list[Any]) -> Any:
+        """Join the meshes of ``fully_shard`` and of tensor parallelism once, not for every
+        parameter: a mesh of 512 processes takes a millisecond. What is made is on the host.
+        """
         key = tuple(map(id, meshes))
-        if key not in found:  # beside the meshes, so that no other gets their addresses
-            found[key] = (tuple(meshes), original(meshes))
-        return found[key][1]
-
-    return staticmethod(concatenate)
+        if key not in self._joined:  # beside the meshes, so that no other gets their addresses
+            self._joined[key] = tuple(meshes), original(meshes)
+        return self._joined[key][1]
 
 
-def _propagating(original: Any) -> Callable[..., Any]:
-    """Return ``ShardingPropagator.propagate_op_sharding_non_cached``."""
-
-    def propagate(self: Any, called: Any) -> Any:
-        alike = _Alike.of(called) if called.op.name().startswith(_FOREACH) else None
-        if alike is None:
-            return original(self, called)
-        found = original(self, alike.with_lists(called, alike.first))
-        outputs, asked = found.output_spec, found.redistribute_schema
-        return with_changes(
-            found,
-            output_spec=alike.spread(outputs) if isinstance(outputs, (list, tuple)) else outputs,
-            redistribute_schema=asked and alike.with_lists(asked, alike.places),
-        )
-
-    return propagate
+def _propagate(original: Any, propagator: Any, called: Any) -> Any:
+    """Propagate each kind of tensors once (``propagate_op_sharding_non_cached``)."""
+    alike = _Alike.of(called) if called.op.name().startswith(_FOREACH) else None
+    if alike is None:
+        return original(propagator, called)
+    found = original(propagator, alike.with_lists(called, alike.first))
+    outputs, asked = found.output_spec, found.redistribute_schema
+    return with_changes(
+        found,
+        output_spec=alike.spread(outputs) if isinstance(outputs, (list, tuple)) else outputs,
+        redistribute_schema=asked and alike.with_lists(asked, alike.places),
+    )
 
 
-def _showing(original: Any) -> Callable[..., Any]:
-    """Return what runs an operator on fake tensors to see its outputs, unless there are none, or
-    it is written to its first argument as it lies there.
+def _show(original: Any, propagator: Any, called: Any) -> Any:
+    """Run an operator on fake tensors to see its outputs, unless there are none, or it is written
+    to its first argument as it lies there.
+    """
+    operator, args = called.op, called.args_schema
+    if not schema(operator).returns:
+        return None
+    in_place = called.is_inplace_op() and torch.Tag.pointwise in operator.tags
+    if in_place and args and isinstance(args[0], distributed.tensor_spec()):
+        return args[0].tensor_meta
+    return original(propagator, called)
+
+
+def _of_processes(trace: TraceContext) -> Layer[None]:
+    """Replace what starts processes, and in each what agrees with the others.
+
+    ``DistributedDataParallel`` compares its parameters' shapes with others': it writes to and
+    reads from memory (torch/csrc/distributed/c10d/reducer.cpp,
+    ``verify_params_across_processes``). In a trace all processes run the same program.
+    """
+    replacements, verify = Processes(trace).replacements(), patches.VERIFY_PARAMETERS
+    original = getattr(torch.distributed, verify, None)
+    if original is None:
+        return Layer(replacements, None)
+    logger: Any = torch.distributed.Logger  # type: ignore[attr-defined]
+    # torch's own asks gloo's and NCCL's groups for more than fake ones have
+    quiet = {
+        name: patches.unless(trace.off, lambda *_, **__: None, getattr(logger, name))
+        for name in _LOGGING
+    }
+    reducer: Any = torch.distributed.Reducer  # type: ignore[attr-defined]
+    made, rebuild = _Reducers(trace), patches.REBUILD_BUCKETS
+    functions = {
+        verify: patches.unless(trace.off, lambda *_: None, original),
+        "Reducer": lambda *args, **kwargs: made.make(reducer, *args, **kwargs),
+    }
+    buckets = {rebuild: calling(made.rebuild, getattr(reducer, rebuild))}
+    others = (torch.distributed, functions), (logger, quiet), (reducer, buckets)
+    return Layer([*replacements, *others], None)
+
+
+class _Reducers:
+    """What makes reducers and their buckets of gradients. C++ makes these where the parameters are,
+    which to it is the host (reducer.cpp, ``initialize_buckets``).
     """
 
-    def show(self: Any, called: Any) -> Any:
-        operator, args = called.op, called.args_schema
-        if not schema(operator).returns:
-            return None
-        in_place = called.is_inplace_op() and torch.Tag.pointwise in operator.tags
-        if in_place and args and isinstance(args[0], distributed.tensor_spec()):
-            return args[0].tensor_meta
-        return original(self, called)
+    def __init__(self, trace: TraceContext) -> None:
+        self._trace = trace
+        self._places: WeakKeyDictionary[Any, torch.device | None] = WeakKeyDictionary()
+        """Where the parameters are."""
+        self._traces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
-    return show
+    def make(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a reducer."""
+        if self._trace.off():
+            return original(parameters, *args, **kwargs)
+        first = next(iter(parameters), None)
+        place = None if first is None else first.device
+        with self._trace.holding(Kind.COMMUNICATION), self._trace.placing_on(place):
+            made = original(parameters, *args, **kwargs)
+        self._places[made] = place
+        return made
+
+    def rebuild(self, original: Any, reducer: Any) -> Any:
+        """Make the buckets anew, in the order of the first backward. It is called before each
+        forward. The buckets are then views of what one trace has.
+        """
+        trace = self._trace
+        if trace.off():
+            return original(reducer)
+        if self._traces.setdefault(reducer, ref(trace.itself))() is not trace.itself:
+            where = f"{trace.user_line()}: DistributedDataParallel"
+            raise UnsupportedOperatorError(f"{where}{_TRACED_BEFORE}")
+        with trace.holding(Kind.COMMUNICATION), trace.placing_on(self._places.get(reducer)):
+            return original(reducer)
 
 
 class _Alike:

@@ -360,26 +360,21 @@ class FakeTensors(Functions):
         return fakes_of_meta(mode, func, geometry, flat_args, args_spec)
 
 
-_MODULES = ("torch.multiprocessing", "torch.multiprocessing.spawn")
-"""Of what starts processes the second calls its own, whoever has imported ``spawn`` by name."""
-_STARTS = "start_processes"
 LAUNCHER = "torch.distributed.launcher.api"
 LAUNCHES = "launch_agent"
 """What ``elastic_launch`` calls, which launchers of notebooks use."""
 _WORKERS = "torch.utils.data."
 
 
-def starts_of_processes(trace: TraceContext) -> patches.Replacements:
-    """Return what replaces what starts the processes of a world."""
-    modules = [sys.modules[name] for name in _MODULES]
-    starts = [(one, {_STARTS: _starting(trace, getattr(one, _STARTS))}) for one in modules]
-    return [*starts, (BaseProcess, {"start": _beginning(trace, BaseProcess.start)})]
+class Processes(Functions):
+    """What starts the processes of a world."""
 
-
-def _starting(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return ``torch.multiprocessing.start_processes``."""
-
+    # The second module calls its own, whoever has imported ``spawn`` by name.
+    @instead_of(torch.multiprocessing)
+    @instead_of(sys.modules["torch.multiprocessing.spawn"])
     def start_processes(
+        self,
+        original: Any,
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         nprocs: int = 1,
@@ -387,6 +382,8 @@ def _starting(trace: TraceContext, original: Any) -> Callable[..., Any]:
         *rest: Any,
         **others: Any,
     ) -> ProcessContext | None:
+        """Run the function as the traced process; without a world start processes."""
+        trace = self._trace
         world = None if trace.off() else trace.target.world
         if world is None:
             try:
@@ -400,39 +397,37 @@ def _starting(trace: TraceContext, original: Any) -> Callable[..., Any]:
             fn(number, *args)
         return None if join else ProcessContext([], [])
 
-    return start_processes
-
-
-def launching(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return ``torch.distributed.launcher.api.launch_agent``."""
-
-    def launch_agent(config: Any, entrypoint: Any, args: Any, *rest: Any, **others: Any) -> Any:
-        world = None if trace.off() else trace.target.world
-        if world is None or not callable(entrypoint):
-            return original(config, entrypoint, args, *rest, **others)
-        _number(trace, world, config.nproc_per_node)
-        result = None
-        with _as_process():
-            result = entrypoint(*args)
-        return {world.rank: result}
-
-    return launch_agent
-
-
-def _beginning(trace: TraceContext, original: Any) -> Callable[..., Any]:
-    """Return ``multiprocessing.Process.start``."""
-
-    def start(self: Any) -> Any:
-        target = getattr(self, "_target", None)
+    @instead_of(BaseProcess)
+    def start(self, original: Any, process: Any) -> Any:
+        """Warn of a process that the trace does not see."""
+        trace, target = self._trace, getattr(process, "_target", None)
         of_loader = str(getattr(target, "__module__", "")).startswith(_WORKERS)
         if trace.target.world is not None and not trace.off() and not of_loader:
             trace.values.warn(
                 "starts a process, and what that takes is not in this profile; "
                 "torch.multiprocessing.spawn runs its function as the rank that is traced"
             )
-        return original(self)
+        return original(process)
 
-    return start
+
+def launch_agent(
+    trace: TraceContext,
+    original: Any,
+    config: Any,
+    entrypoint: Any,
+    args: Any,
+    *rest: Any,
+    **others: Any,
+) -> Any:
+    """Run the function of an ``elastic_launch`` as the traced process."""
+    world = None if trace.off() else trace.target.world
+    if world is None or not callable(entrypoint):
+        return original(config, entrypoint, args, *rest, **others)
+    _number(trace, world, config.nproc_per_node)
+    result = None
+    with _as_process():
+        result = entrypoint(*args)
+    return {world.rank: result}
 
 
 def _number(trace: TraceContext, world: World, processes: int) -> int:
