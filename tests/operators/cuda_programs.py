@@ -8,6 +8,7 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from pytest_torchmem import MemoryProfile, measure
 
 FLOAT, DOUBLE, HALF, BFLOAT = torch.float32, torch.float64, torch.float16, torch.bfloat16
-LONG, BOOL = torch.int64, torch.bool
+LONG, BOOL, COMPLEX = torch.int64, torch.bool, torch.complex64
+SCORES = (4, 8, 512, 512)
 RECORDED = Path(__file__).with_name("cuda_requests.json")
-EVERY, ALONE = (True, True, True), (True, False, False)
+EVERY, OF_X, NOT_OF_X = (True, True, True), (True, False, False), (False, True, True)
 _aten = torch.ops.aten
 
 
-def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def zeros(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
     """Return zeros on the GPU, which values that no kernel computed are too."""
     return torch.zeros(*shape, dtype=dtype, device="cuda")
 
@@ -40,7 +42,11 @@ def empty(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cuda")
 
 
-def differentiated(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> None:
+longs, truths = partial(zeros, dtype=LONG), partial(empty, dtype=BOOL)
+halves, bfloats = partial(empty, dtype=HALF), partial(empty, dtype=BFLOAT)
+
+
+def backward(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> None:
     """Run a function of what is given, and its backward."""
     function(*(one.requires_grad_() for one in given)).sum().backward()
 
@@ -52,8 +58,8 @@ def last(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
 
 
 def flash(batch, heads, rows, size, groups=1, by_head=False):
-    query = empty(batch, heads, rows, size, dtype=BFLOAT)
-    key = empty(batch, heads // groups, rows, size, dtype=BFLOAT)
+    query = bfloats(batch, heads, rows, size)
+    key = bfloats(batch, heads // groups, rows, size)
     out, *kept = _aten._scaled_dot_product_flash_attention(query, key, key)
     gradient = torch.empty_like(query if by_head else out)
     sums, first, second, most, least, seed, offset, _ = kept
@@ -77,11 +83,15 @@ def layer_norm(rows: int, columns: int) -> None:
     _aten.native_layer_norm_backward(x, x, [columns], row, row, weight, weight, EVERY)
 
 
-def group_norm(*shape: int, groups: int, wanted: tuple[bool, ...] = EVERY) -> None:
+def group_norm(*shape: int, wanted: tuple[bool, ...] = EVERY) -> None:
     x, weight = empty(*shape), empty(shape[1])
-    sizes = (shape[0], shape[1], x.numel() // shape[0] // shape[1], groups)
+    sizes = (shape[0], shape[1], x.numel() // shape[0] // shape[1], 8)
     _, mean, scale = _aten.native_group_norm(x, weight, weight, *sizes, 1e-5)
     _aten.native_group_norm_backward(x, x, mean, scale, weight, *sizes, wanted)
+
+
+def softmax_backward(gradient: torch.Tensor) -> torch.Tensor:
+    return _aten._softmax_backward_data(gradient, empty(*SCORES), -1, FLOAT)
 
 
 def batch_norm(x, gradient, train, wanted=EVERY):
@@ -92,16 +102,13 @@ def batch_norm(x, gradient, train, wanted=EVERY):
 @torch.no_grad()
 def attended(size: int, heads: int) -> None:
     x = empty(2, 5, size)
-    layer = torch.nn.MultiheadAttention(size, heads, batch_first=True, device="cuda")
+    layer = nn.MultiheadAttention(size, heads, batch_first=True, device="cuda")
     layer.eval()(x, x, x, need_weights=False)
 
 
 def interpolated(channels: int) -> None:
-    x, grad, sizes = (
-        last(2, channels, 8, 8),
-        last(2, channels, 16, 16),
-        ([16, 16], [2, channels, 8, 8]),
-    )
+    x, grad = last(2, channels, 8, 8), last(2, channels, 16, 16)
+    sizes = [16, 16], [2, channels, 8, 8]
     _aten.upsample_nearest2d(x, [16, 16])
     _aten.upsample_nearest2d_backward(grad, *sizes)
     for name in ("bilinear2d", "bicubic2d"):
@@ -148,23 +155,21 @@ def scattered(into: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> 
 
 
 def clipped() -> None:
-    parameters = [torch.nn.Parameter(empty(256, 1024)), torch.nn.Parameter(empty(8))]
+    parameters = [nn.Parameter(empty(256, 1024)), nn.Parameter(empty(8))]
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter)
-    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    nn.utils.clip_grad_norm_(parameters, 1.0)
 
 
 @torch.no_grad()
 def encoded(dtype: torch.dtype) -> None:
-    layer = torch.nn.TransformerEncoderLayer(
-        32, 4, 64, batch_first=True, device="cuda", dtype=dtype
-    )
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, device="cuda", dtype=dtype)
     layer.eval()(empty(2, 8, 32, dtype=dtype))
 
 
 def lists_of_autocast() -> None:
-    x, half, double = empty(4, 4), empty(4, 4, dtype=HALF), empty(4, 4, dtype=DOUBLE)
-    classes = zeros(4, dtype=LONG)
+    x, half, double = empty(4, 4), halves(4, 4), empty(4, 4, dtype=DOUBLE)
+    classes = longs(4)
     with torch.autocast("cuda"):
         for run in (
             *(lambda: x @ x, lambda: F.linear(x, x), lambda: double @ double),
@@ -181,12 +186,18 @@ def lists_of_autocast() -> None:
 def both_directions() -> None:
     with torch.backends.cudnn.flags(enabled=False):
         for layer in (nn.GRU(16, 32, bidirectional=True), nn.RNN(16, 32, 2, bidirectional=True)):
-            differentiated(lambda x, layer=layer: layer(x)[0], layer.cuda() and empty(5, 4, 16))
+            backward(lambda x, layer=layer: layer(x)[0], layer.cuda() and empty(5, 4, 16))
 
 
 def without_cudnn() -> None:
     with torch.backends.cudnn.flags(enabled=False):
         F.conv2d(empty(2, 4, 10, 10), empty(8, 4, 3, 3))
+
+
+def classified(x: torch.Tensor) -> torch.Tensor:
+    gradient, targets, weights = empty(), longs(8), empty(16)
+    total = _aten.nll_loss_forward(x, longs(8), empty(16), 1, -100)[1]
+    return _aten.nll_loss_backward(gradient, x, targets, weights, 1, -100, total)
 
 
 def ctc() -> None:
@@ -212,61 +223,56 @@ def embeddings(weights: int, dtype: torch.dtype, index: torch.dtype, by_frequenc
 
 
 def bags() -> None:
-    indices, bag = zeros(5000, dtype=LONG), zeros(7, dtype=LONG)
+    indices, bag = longs(5000), longs(7)
     _aten._embedding_bag_dense_backward(
         zeros(7, 8), indices, indices, bag, bag, 100, False, 0, None, -1
     )
 
 
+TENS, TWOS = torch.tensor([10, 10]), torch.tensor([2, 2])
 PROGRAMS: dict[str, Callable[[], object]] = {
-    "embeddings": lambda: embeddings(100, torch.float32, LONG, False),
-    "embeddings by frequency": lambda: embeddings(9000, torch.bfloat16, torch.int32, True),
+    "embeddings": lambda: embeddings(100, FLOAT, LONG, False),
+    "embeddings by frequency": lambda: embeddings(9000, BFLOAT, torch.int32, True),
     "bags": bags,
-    "rows of embeddings": lambda: _aten.embedding_renorm_(
-        zeros(10, 4), zeros(5000, dtype=LONG), 1.0, 2.0
-    ),
+    "rows of embeddings": lambda: _aten.embedding_renorm_(zeros(10, 4), longs(5000), 1.0, 2.0),
     "sort": lambda: zeros(3, 5000).sort(),
-    "sort of many": lambda: zeros(200, 5000, dtype=torch.bfloat16).sort(),
-    "sort of a column": lambda: zeros(20_000, 3, dtype=torch.bool).sort(dim=0),
+    "sort of many": lambda: zeros(200, 5000, dtype=BFLOAT).sort(),
+    "sort of a column": lambda: zeros(20_000, 3, dtype=BOOL).sort(dim=0),
     "unique": lambda: torch.unique(zeros(20_000), return_inverse=True, return_counts=True),
-    "unique halves": lambda: torch.unique(zeros(100_000, dtype=torch.bfloat16)),
+    "unique halves": lambda: torch.unique(zeros(100_000, dtype=BFLOAT)),
     "unique neighbours": lambda: torch.unique_consecutive(
         zeros(100_000, dtype=torch.int16), return_inverse=True
     ),
     "topk": lambda: zeros(50, 20_000).topk(3),
     "topk of many": lambda: zeros(50, 20_000).topk(5000),
     "median": lambda: zeros(20_000).median(),
-    "mode": lambda: zeros(20_000, dtype=torch.bool).mode(),
+    "mode": lambda: zeros(20_000, dtype=BOOL).mode(),
     "nonzero": lambda: zeros(200_000).nonzero(),
-    "mask": lambda: zeros(20_000)[zeros(20_000, dtype=torch.bool)],
-    "masked select": lambda: zeros(500, 3).masked_select(zeros(1, 3, dtype=torch.bool)),
-    "masked scatter": lambda: zeros(500, 3).masked_scatter(
-        zeros(3, dtype=torch.bool), zeros(500, 3)
-    ),
-    "indices": lambda: zeros(5, 300, 2)[zeros(5, 1, dtype=LONG), zeros(1, 300, dtype=LONG)],
+    "mask": lambda: zeros(20_000)[zeros(20_000, dtype=BOOL)],
+    "masked select": lambda: zeros(500, 3).masked_select(zeros(1, 3, dtype=BOOL)),
+    "masked scatter": lambda: zeros(500, 3).masked_scatter(zeros(3, dtype=BOOL), zeros(500, 3)),
+    "indices": lambda: zeros(5, 300, 2)[longs(5, 1), longs(1, 300)],
     "sums by index": lambda: zeros(100, 4, 3).index_put_(
-        (zeros(5000, dtype=LONG), zeros(5000, dtype=LONG)), zeros(5000, 3), accumulate=True
+        (longs(5000), longs(5000)), zeros(5000, 3), accumulate=True
     ),
-    "segments": lambda: torch.segment_reduce(
-        zeros(10, 3), "sum", lengths=zeros(4, dtype=LONG), unsafe=True
-    ),
-    "counts": lambda: torch.bincount(zeros(1000, dtype=LONG), zeros(1000, dtype=LONG)),
+    "segments": lambda: torch.segment_reduce(zeros(10, 3), "sum", lengths=longs(4), unsafe=True),
+    "counts": lambda: torch.bincount(longs(1000), longs(1000)),
     "histogram": lambda: torch.histc(zeros(1000, 2).t()),
     "samples": lambda: torch.ones(3, 5000, device="cuda").multinomial(5),
     "permutation": lambda: torch.randperm(50_000, device="cuda"),
-    "sums": lambda: zeros(100_000, dtype=torch.bfloat16).cumsum(0),
+    "sums": lambda: zeros(100_000, dtype=BFLOAT).cumsum(0),
     "deterministic sums": deterministic(lambda: zeros(5_000_000).cumsum(0)),
     "deterministic scattering": deterministic(
-        lambda: zeros(100, 8).scatter_reduce(0, zeros(50, 8, dtype=LONG), zeros(50, 8), "mean")
+        lambda: zeros(100, 8).scatter_reduce(0, longs(50, 8), zeros(50, 8), "mean")
     ),
     "deterministic sums by index": deterministic(
-        lambda: zeros(100, 8).index_add_(1, zeros(5, dtype=LONG), zeros(100, 5))
+        lambda: zeros(100, 8).index_add_(1, longs(5), zeros(100, 5))
     ),
     # Reductions: Reduce.cuh.
     "columns added up": lambda: empty(8192, 4096).sum(0),
     "few columns added up": lambda: empty(8192, 768).sum(0),
     "short columns added up": lambda: empty(1024, 768).sum(0),
-    "short columns of bfloat16 added up": lambda: empty(1024, 768, dtype=BFLOAT).sum(0),
+    "short columns of bfloat16 added up": lambda: bfloats(1024, 768).sum(0),
     "shorter columns added up": lambda: empty(512, 768).sum(0),
     "many columns added up": lambda: empty(32768, 16384).sum(0),
     "rows added up": lambda: empty(8192, 4096).sum(1),
@@ -275,21 +281,16 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "channels added up": lambda: empty(32, 64, 112, 112).sum((0, 2, 3)),
     "channels added up where they are the densest": lambda: last(32, 64, 112, 112).sum((0, 2, 3)),
     "columns beyond 32 bits": lambda: empty(2**16, 2**14).sum(0),
-    "columns of bfloat16 beyond 32 bits": lambda: empty(2**17, 2**14, dtype=BFLOAT).sum(0),
-    "maxima": lambda: (
-        empty(8192, 512).amax(0),
-        empty(8192, 512).max(0),
-        empty(8192, 512).argmax(0),
-    ),
+    "columns of bfloat16 beyond 32 bits": lambda: bfloats(2**17, 2**14).sum(0),
+    "maxima": lambda: [of(empty(8192, 512), 0) for of in (torch.amax, torch.max, torch.argmax)],
     "variances": lambda: empty(8192, 512).var(0),
-    "norms": lambda: torch.linalg.vector_norm(empty(8192, 512), 2, 0),
-    "truths added up": lambda: empty(100, 10, dtype=BOOL).sum(),
-    "halves added up in float32": lambda: empty(100, 10, dtype=HALF).sum(dtype=FLOAT),
+    "norms": lambda: linalg.vector_norm(empty(8192, 512), 2, 0),
+    "truths added up": lambda: truths(100, 10).sum(),
+    "halves added up in float32": lambda: halves(100, 10).sum(dtype=FLOAT),
     "numbers added up in float64": lambda: empty(100, 10).sum(dtype=DOUBLE),
-    "norms of several": lambda: (
-        torch._foreach_norm([empty(200_000), empty(10)], 2),
-        torch._foreach_powsum([empty(200_000), empty(10)], 2),
-    ),
+    "norms of several": lambda: [
+        of([empty(200_000), empty(10)], 2) for of in (torch._foreach_norm, torch._foreach_powsum)
+    ],
     # Attention: flash_api.cpp, kernel_backward.h.
     "flash attention": lambda: flash(8, 12, 1024, 64),
     "flash attention of padded heads": lambda: flash(1, 2, 100, 40),
@@ -298,7 +299,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "flash attention with a gradient by head": lambda: flash(2, 4, 128, 64, by_head=True),
     "flash attention of few blocks": lambda: flash(1, 8, 512, 64),
     "flash attention of one query": lambda: _aten._scaled_dot_product_flash_attention(
-        empty(1, 32, 1, 128, dtype=BFLOAT), *[empty(1, 8, 4096, 128, dtype=BFLOAT)] * 2
+        bfloats(1, 32, 1, 128), *[bfloats(1, 8, 4096, 128)] * 2
     ),
     "efficient attention": lambda: efficient(HALF, 8, 12, 1024, 64),
     "efficient attention in float32": lambda: efficient(FLOAT, 8, 12, 1000, 64),
@@ -311,30 +312,23 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "rms norm of short rows": lambda: _aten._fused_rms_norm_backward(
         empty(100_000, 64), empty(100_000, 64), [64], empty(100_000, 1), empty(64), [True, True]
     ),
-    "group norm": lambda: group_norm(4, 32, 8, 8, groups=8),
-    "group norm of vectors": lambda: group_norm(4, 32, groups=8),
-    "group norm of vectors without their gradient": lambda: group_norm(
-        4, 32, groups=8, wanted=(False, True, True)
-    ),
+    "group norm": lambda: group_norm(4, 32, 8, 8),
+    "group norm of vectors": lambda: group_norm(4, 32),
+    "group norm of vectors without their gradient": lambda: group_norm(4, 32, wanted=NOT_OF_X),
     "batch norm": lambda: batch_norm(empty(2, 8, 4, 4), empty(2, 8, 4, 4), True),
-    "batch norm where channels are the densest": lambda: (
-        batch_norm(last(2, 8, 4, 4), last(2, 8, 4, 4), True),
-        batch_norm(last(2, 8, 4, 4), empty(2, 8, 4, 4), False),
-        batch_norm(last(2, 8, 4, 4), empty(2, 8, 4, 4), False, ALONE),
-    ),
+    "batch norm where channels are the densest": lambda: [
+        batch_norm(last(2, 8, 4, 4), of(2, 8, 4, 4), of is last, wanted)
+        for of, wanted in ((last, EVERY), (empty, EVERY), (empty, OF_X))
+    ],
     "batch norm with gradients that lie otherwise": lambda: (
         batch_norm(empty(2, 8, 4, 4), empty(2, 8, 4, 6)[..., :4], True),
         batch_norm(empty(2, 8, 4, 4), empty(2, 8, 1, 1).expand(2, 8, 4, 4), True),
     ),
-    "softmax": lambda: _aten._softmax_backward_data(*[empty(4, 8, 512, 512)] * 2, -1, FLOAT),
+    "softmax": lambda: _aten._softmax_backward_data(*[empty(*SCORES)] * 2, -1, FLOAT),
     "softmax with gradients that lie otherwise": lambda: (
-        _aten._softmax_backward_data(
-            empty(4, 8, 512, 512).transpose(2, 3), empty(4, 8, 512, 512), -1, FLOAT
-        ),
-        _aten._softmax_backward_data(
-            empty(1).expand(4, 8, 512, 512), empty(4, 8, 512, 512), -1, FLOAT
-        ),
-        _aten._log_softmax_backward_data(*[empty(4, 8, 512, 512)] * 2, -1, FLOAT),
+        softmax_backward(empty(*SCORES).transpose(2, 3)),
+        softmax_backward(empty(1).expand(SCORES)),
+        _aten._log_softmax_backward_data(*[empty(*SCORES)] * 2, -1, FLOAT),
     ),
     "losses": lambda: (
         F.mse_loss(empty(100, 10), empty(100, 10)),
@@ -342,23 +336,12 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         F.binary_cross_entropy(empty(100, 10), empty(100, 10)),
     ),
     "losses of margins": lambda: (
-        F.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG)),
-        F.multi_margin_loss(empty(4, 6).t(), zeros(6, dtype=LONG)),
-        F.multi_margin_loss(empty(6, 4), zeros(6, dtype=LONG), reduction="none"),
-        _aten.multilabel_margin_loss_forward(empty(4, 6).t(), zeros(6, 4, dtype=LONG), 1),
+        F.multi_margin_loss(empty(6, 4), longs(6)),
+        F.multi_margin_loss(empty(4, 6).t(), longs(6)),
+        F.multi_margin_loss(empty(6, 4), longs(6), reduction="none"),
+        _aten.multilabel_margin_loss_forward(empty(4, 6).t(), longs(6, 4), 1),
     ),
-    "losses of classes": lambda: [
-        _aten.nll_loss_backward(
-            empty(),
-            x,
-            zeros(8, dtype=LONG),
-            empty(16),
-            1,
-            -100,
-            _aten.nll_loss_forward(x, zeros(8, dtype=LONG), empty(16), 1, -100)[1],
-        )
-        for x in (empty(8, 16), empty(16, 8).t())
-    ],
+    "losses of classes": lambda: [classified(x) for x in (empty(8, 16), empty(16, 8).t())],
     "a loss of sequences": ctc,
     "cells of gates": lambda: [
         _aten._thnn_fused_gru_cell_backward(empty(8192, 256), empty(8192, 5 * 256), bias)
@@ -377,46 +360,40 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     ],
     "products of conjugates": lambda: [
         x @ x.mT
-        for x in (
-            empty(8, 16, dtype=torch.complex64).conj(),
-            empty(4, 8, 16, dtype=torch.complex64).conj(),
-        )
+        for x in (empty(8, 16, dtype=COMPLEX).conj(), empty(4, 8, 16, dtype=COMPLEX).conj())
     ],
     "packed sequences": lambda: [
         pack_padded_sequence(x, torch.tensor([6, 4, 3, 3]), first)
         for x, first in ((empty(4, 6, 64), True), (empty(6, 4, 64), False))
     ],
     "choices": lambda: (
-        torch.where(empty(64, dtype=BOOL), empty(64, dtype=BFLOAT), empty(64)),
-        torch.where(empty(64, dtype=BOOL), empty(64), empty(64)),
+        torch.where(truths(64), bfloats(64), empty(64)),
+        torch.where(truths(64), empty(64), empty(64)),
         torch.where(empty(64, dtype=torch.uint8), empty(64), empty(64)),
     ),
-    "scattering": lambda: scattered(empty(10, 4), zeros(50, 4, dtype=LONG), empty(50, 4)),
+    "scattering": lambda: scattered(empty(10, 4), longs(50, 4), empty(50, 4)),
     "deterministic scattering of much": deterministic(
-        lambda: scattered(empty(100, 8), zeros(5000, 8, dtype=LONG), empty(5000, 8))
+        lambda: scattered(empty(100, 8), longs(5000, 8), empty(5000, 8))
     ),
     "deterministic scattering of a vector": deterministic(
-        lambda: scattered(empty(100), zeros(5000, dtype=LONG), empty(5000))
+        lambda: scattered(empty(100), longs(5000), empty(5000))
     ),
-    "copies by index": lambda: empty(100, 8).index_copy(0, zeros(5, dtype=LONG), empty(5, 8)),
+    "copies by index": lambda: empty(100, 8).index_copy(0, longs(5), empty(5, 8)),
     "deterministic copies by index": deterministic(
-        lambda: empty(100, 8).index_copy(0, zeros(5, dtype=LONG), empty(5, 8))
+        lambda: empty(100, 8).index_copy(0, longs(5), empty(5, 8))
     ),
     "reductions by index": lambda: [
-        empty(10, 4).index_reduce(0, zeros(50, dtype=LONG), empty(50, 4), reduction)
+        empty(10, 4).index_reduce(0, longs(50), empty(50, 4), reduction)
         for reduction in ("mean", "amax")
     ],
     "sums by index of an expanded row": lambda: zeros(100, 16).index_put_(
-        (zeros(4096, dtype=LONG),), zeros(16), accumulate=True
+        (longs(4096),), zeros(16), accumulate=True
     ),
     "sums by indices apart": lambda: _aten.index_put_(
-        zeros(8, 16, 8),
-        [zeros(100, dtype=LONG), None, zeros(100, dtype=LONG)],
-        zeros(100, 16),
-        True,
+        zeros(8, 16, 8), [longs(100), None, longs(100)], zeros(100, 16), True
     ),
     "sums by indices beside each other": lambda: _aten.index_put_(
-        zeros(8, 16, 8), [zeros(100, dtype=LONG), zeros(100, dtype=LONG)], zeros(100, 8), True
+        zeros(8, 16, 8), [longs(100), longs(100)], zeros(100, 8), True
     ),
     "numbers of the host written by index": lambda: [
         empty(8, 16).__setitem__(place, 2)
@@ -437,19 +414,12 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         torch.searchsorted(empty(8, dtype=DOUBLE)[::2], 0.5),
         torch.bucketize(0.5, empty(8)),
     ),
-    "norms of rows": lambda: (
-        empty(8, 16).renorm(2, 0, 1.0),
-        empty(8, 16, dtype=HALF).renorm_(2, 0, 1.0),
-    ),
+    "norms of rows": lambda: (empty(8, 16).renorm(2, 0, 1.0), halves(8, 16).renorm_(2, 0, 1.0)),
     "places": lambda: [
         torch.nonzero_static(x, size=size)
         for x, size in (
-            (empty(40, 50), 7),
-            (empty(100, 8192), 7),
-            (empty(300, 8192), 7),
-            (empty(300, 8192, dtype=BOOL), 7),
-            (empty(50, 40).t(), 7),
-            (empty(40, 50), 0),
+            *((empty(*shape), 7) for shape in ((40, 50), (100, 8192), (300, 8192))),
+            *((truths(300, 8192), 7), (empty(50, 40).t(), 7), (empty(40, 50), 0)),
         )
     ],
     "distances": distances,
@@ -458,116 +428,98 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "volumes interpolated": volumes,
     "columns folded": lambda: (
         F.fold(empty(2, 144, 1024), (32, 32), 3, padding=1),
-        differentiated(lambda x: F.unfold(x, 3, padding=1), empty(2, 16, 32, 32)),
+        backward(lambda x: F.unfold(x, 3, padding=1), empty(2, 16, 32, 32)),
     ),
     "pooling": pooled,
     "pooling undone": lambda: F.max_unpool3d(
-        empty(2, 8, 4, 4, 4).transpose(2, 3), zeros(2, 8, 4, 4, 4, dtype=LONG), 2
+        empty(2, 8, 4, 4, 4).transpose(2, 3), longs(2, 8, 4, 4, 4), 2
     ),
     "windows of images": lambda: [
         empty(2, 8, 8, 16).roll(shifts, dims)
-        for shifts, dims in (([1], [1]), ([1], []), ([-3, -3], [1, 2]), ([1, 1, 1], [0, 1, 2]))
-        if dims
+        for shifts, dims in (([1], [1]), ([-3, -3], [1, 2]), ([1, 1, 1], [0, 1, 2]))
     ],
     # What C++ decides by the device, and the order of outputs.
-    "maximum": lambda: differentiated(torch.max, empty(1000, 1000)),
-    "rows made shorter": lambda: differentiated(lambda x: x.renorm(2, 0, 1.0), empty(1000, 1000)),
-    "absolute values of complex numbers": lambda: differentiated(
+    "maximum": lambda: backward(torch.max, empty(1000, 1000)),
+    "rows made shorter": lambda: backward(lambda x: x.renorm(2, 0, 1.0), empty(1000, 1000)),
+    "absolute values of complex numbers": lambda: backward(
         lambda x: torch.view_as_complex(x.view(1000, 500, 2)).abs(), empty(1000, 1000)
     ),
-    "padded volumes": lambda: differentiated(torch.nn.ReflectionPad3d(1), empty(2, 4, 4, 4)),
-    "volumes pooled by fractions": lambda: differentiated(
-        torch.nn.FractionalMaxPool3d(2, output_size=3), empty(2, 4, 7, 7, 7)
+    "padded volumes": lambda: backward(nn.ReflectionPad3d(1), empty(2, 4, 4, 4)),
+    "volumes pooled by fractions": lambda: backward(
+        nn.FractionalMaxPool3d(2, 3), empty(2, 4, 7, 7, 7)
     ),
-    "inverse transform": lambda: torch.fft.irfft(empty(4, 10, 20, dtype=torch.complex64), dim=1),
-    "rows of a list": lambda: differentiated(lambda x: x[[1, 2, 3]], empty(100, 100)),
+    "inverse transform": lambda: torch.fft.irfft(empty(4, 10, 20, dtype=COMPLEX), dim=1),
+    "rows of a list": lambda: backward(lambda x: x[[1, 2, 3]], empty(100, 100)),
     "chunks": lambda: torch._chunk_cat([empty(5, 3), empty(4, 3)], 0, 2),
-    "product with itself": lambda: differentiated(lambda x: x @ x.mT, empty(64, 64)),
+    "product with itself": lambda: backward(lambda x: x @ x.mT, empty(64, 64)),
     "product with a vector": lambda: torch.mv(empty(16, 32)[:, ::2], empty(16), out=empty(16)),
-    "linear layer": lambda: differentiated(
+    "linear layer": lambda: backward(
         lambda *given: F.linear(*given).square(), empty(8192, 256), empty(768, 256), empty(768)
     ),
     "clipped gradients": clipped,
     "distances by products": lambda: _aten._euclidean_dist(empty(640, 32), empty(480, 32)),
     "convolution without cuDNN": without_cudnn,
     "repetitions": lambda: (empty(100, 100).repeat(2, 3), empty(10, 10).tile(2, 1, 3)),
-    "group norm in bfloat16": lambda: F.group_norm(
-        empty(4, 6, 5, dtype=BFLOAT), 3, empty(6, dtype=BFLOAT), empty(6, dtype=BFLOAT)
-    ),
+    "group norm in bfloat16": lambda: F.group_norm(bfloats(4, 6, 5), 3, bfloats(6), bfloats(6)),
     "draws in bfloat16": lambda: torch.bernoulli(zeros(2, 3, 4, dtype=BFLOAT)),
     "powers of a number": lambda: 2.0 ** empty(100),
-    "norms of complex numbers": lambda: (
-        empty(5, 1, dtype=torch.complex64).norm(2, dim=1),
-        empty().norm(2, 0),
-    ),
-    "batch norm in evaluation": lambda: differentiated(
-        torch.nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)
+    "norms of complex numbers": lambda: (empty(5, 1, dtype=COMPLEX).norm(2, 1), empty().norm(2, 0)),
+    "batch norm in evaluation": lambda: backward(
+        nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)
     ),
     "dropout": lambda: F.dropout(empty(4096), 0.5),
     "lists of autocast": lists_of_autocast,
     "recurrent layers without cuDNN": both_directions,
     "cells and their gradients": lambda: (
-        differentiated(torch.nn.GRUCell(8, 64, device="cuda"), empty(2, 8)),
-        differentiated(lambda x: torch.nn.LSTMCell(8, 64, device="cuda")(x)[0], empty(2, 8)),
+        backward(nn.GRUCell(8, 64, device="cuda"), empty(2, 8)),
+        backward(lambda x: nn.LSTMCell(8, 64, device="cuda")(x)[0], empty(2, 8)),
     ),
     "log sigmoid": lambda: F.logsigmoid(empty(1024)),
     "softmax of halves in float32": lambda: [
-        differentiated(lambda x, of=of: of(x, -1, dtype=FLOAT), empty(4, 8, dtype=dtype))
+        backward(lambda x, of=of: of(x, -1, dtype=FLOAT), empty(4, 8, dtype=dtype))
         for of in (F.softmax, F.log_softmax)
         for dtype in (HALF, BFLOAT)
     ],
     "rms norm": lambda: (
-        differentiated(torch.nn.RMSNorm(64, device="cuda"), empty(2, 8, 64)),
-        F.rms_norm(empty(2, 64, dtype=HALF), (64,), empty(64)),
+        backward(nn.RMSNorm(64, device="cuda"), empty(2, 8, 64)),
+        F.rms_norm(halves(2, 64), (64,), empty(64)),
     ),
-    "group norm where channels are the densest": lambda: differentiated(
+    "group norm where channels are the densest": lambda: backward(
         lambda x, scale: F.group_norm(x, 2, scale), last(2, 8, 4, 8), empty(8)
     ),
     "shuffled pixels": lambda: [
-        differentiated(lambda x, of=of: of(x, 2), last(2, 8, 4, 4))
+        backward(lambda x, of=of: of(x, 2), last(2, 8, 4, 4))
         for of in (F.pixel_shuffle, F.pixel_unshuffle)
     ],
     "encoders in evaluation": lambda: [encoded(dtype) for dtype in (HALF, FLOAT, DOUBLE)],
-    "a loss of sequences with targets on the host": lambda: differentiated(
-        lambda x: F.ctc_loss(
-            x.log_softmax(-1),
-            torch.tensor([[1, 2], [3, 4]]),
-            torch.tensor([10, 10]),
-            torch.tensor([2, 2]),
-        ),
+    "a loss of sequences with targets on the host": lambda: backward(
+        lambda x: F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2], [3, 4]]), TENS, TWOS),
         empty(10, 2, 5),
     ),
-    "a loss of sequences by batch": lambda: differentiated(
-        lambda x: F.ctc_loss(
-            x.log_softmax(-1).transpose(0, 1),
-            zeros(2, 3, dtype=LONG),
-            torch.tensor([10, 10]),
-            torch.tensor([2, 2]),
-        ),
+    "a loss of sequences by batch": lambda: backward(
+        lambda x: F.ctc_loss(x.log_softmax(-1).transpose(0, 1), longs(2, 3), TENS, TWOS),
         empty(2, 10, 5),
     ),
-    "a loss whose mean comes last": lambda: differentiated(
+    "a loss whose mean comes last": lambda: backward(
         lambda x: F.huber_loss(x, zeros(500, 3)), empty(500, 3)
     ),
     "attention with a mask of padding": lambda: F.scaled_dot_product_attention(
         empty(2, 2, 5, 16), *[empty(2, 2, 7, 16)] * 2, attn_mask=zeros(5, 7, dtype=BOOL)
     ),
     "attention in evaluation of heads of 12": lambda: attended(48, 4),
-    "bags of words": lambda: torch._embedding_bag(
-        empty(50, 24), zeros(40, dtype=LONG), zeros(3, dtype=LONG)
-    ),
+    "bags of words": lambda: torch._embedding_bag(empty(50, 24), longs(40), longs(3)),
     # Linear algebra, without what cuSOLVER asks for itself.
-    "triangle": lambda: differentiated(
+    "triangle": lambda: backward(
         lambda a, b: linalg.solve_triangular(a, b, upper=True), drawn(64, 64), drawn(64, 8)
     ),
-    "factors": lambda: differentiated(lambda a: linalg.lu_factor(a)[0], drawn(4, 64, 64)),
-    "factors of a tall matrix": lambda: differentiated(lambda a: linalg.lu(a)[2], drawn(64, 32)),
-    "solutions": lambda: differentiated(linalg.solve, drawn(16, 64, 64), drawn(16, 64, 8)),
-    "inverse": lambda: differentiated(linalg.inv, drawn(64, 64)),
-    "solutions by Cholesky factors": lambda: differentiated(
+    "factors": lambda: backward(lambda a: linalg.lu_factor(a)[0], drawn(4, 64, 64)),
+    "factors of a tall matrix": lambda: backward(lambda a: linalg.lu(a)[2], drawn(64, 32)),
+    "solutions": lambda: backward(linalg.solve, drawn(16, 64, 64), drawn(16, 64, 8)),
+    "inverse": lambda: backward(linalg.inv, drawn(64, 64)),
+    "solutions by Cholesky factors": lambda: backward(
         torch.cholesky_solve, drawn(4, 64, 8), drawn(4, 64, 64)
     ),
-    "inverse by Cholesky factors": lambda: differentiated(torch.cholesky_inverse, drawn(64, 64)),
+    "inverse by Cholesky factors": lambda: backward(torch.cholesky_inverse, drawn(64, 64)),
     "windows that overlap": lambda: (
         _aten.unfold_backward(empty(499, 4), [1000], 0, 4, 2),
         _aten.unfold_backward(empty(500, 2), [1000], 0, 2, 2),
