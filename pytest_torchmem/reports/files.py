@@ -225,7 +225,9 @@ _COLUMNS = 120
 """The length of a message's lines on a page, which scrolls where it is narrower."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _STYLE = (
-    ":root{color-scheme:light dark}body{font:14px/1.45 system-ui,sans-serif;margin:24px}"
+    ":root{color-scheme:light dark}body{font:14px/1.45 system-ui,sans-serif;margin:24px;"
+    "background:light-dark(#fff,#0d1117);color:light-dark(#24292f,#e6edf3)}"
+    "a{color:light-dark(#0969da,#58a6ff)}main{overflow-x:auto}"
     "table{border-collapse:collapse}th,td{text-align:left;padding:4px 14px 4px 0;"
     "border-bottom:1px solid #8884}td.number{text-align:right;font-variant-numeric:tabular-nums}"
     ".failed{color:light-dark(#cf222e,#ff7b72);font-weight:600}"
@@ -274,7 +276,8 @@ def write_index(directory: Path, summary: Summary) -> None:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<link rel="icon" href="data:,">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body><main>\n<h1>{title}</h1>\n"
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n"
+        f"<main tabindex=0>\n<h1>{title}</h1>\n"
         "<table><tr><th>result</th><th>test</th><th>device</th><th>peak before</th><th>now</th>"
         f"<th>change</th></tr>\n{rows}\n</table>\n</main></body></html>\n"
     )

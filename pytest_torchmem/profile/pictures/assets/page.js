@@ -141,6 +141,7 @@
   /** Shade every second phase, and name those that are wide enough. */
   function shade(plot) {
     const { ctx, bbox } = plot, ratio = devicePixelRatio;
+    const soft = style("--soft"), muted = style("--muted"), widths = {};
     ctx.save();
     ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
     ctx.font = `${12 * ratio}px system-ui, sans-serif`;
@@ -148,11 +149,12 @@
     data.phases.forEach(([start, stop, phase], index) => {
       const left = plot.valToPos(start, "x", true), right = plot.valToPos(stop, "x", true);
       if (index % 2) {
-        ctx.fillStyle = style("--soft");
+        ctx.fillStyle = soft;
         ctx.fillRect(left, bbox.top, right - left, bbox.height);
       }
-      if (right - left > ctx.measureText(phase).width + 8 * ratio) {
-        ctx.fillStyle = style("--muted");
+      widths[phase] ??= ctx.measureText(phase).width;
+      if (right - left > widths[phase] + 8 * ratio) {
+        ctx.fillStyle = muted;
         ctx.fillText(phase, Math.max(left, bbox.left) + 4 * ratio, bbox.top + 13 * ratio);
       }
     });
@@ -396,8 +398,8 @@
   if (data.stacks.kind.names.length < 2) at("by").value = "operator";  // a recording has no kinds
   at("by").addEventListener("change", draw);
   at("to-peak").addEventListener("click", peak);
-  const all = () => { draw(); setTimeout(() => flame(data.flame)); setTimeout(arenas); };
-  const arenas = () => { for (const id of ["segments", "plan"]) arena(id); };
+  const all = () => { draw(); setTimeout(() => flame(data.flame)); arenas(); };
+  const arenas = () => { for (const id of ["segments", "plan"]) setTimeout(() => arena(id)); };
   for (const id of ["segments", "plan"]) {
     at(id).addEventListener("mousemove", (pointer) => arena(id, pointer));
     arenaFigures(id);
@@ -408,6 +410,6 @@
   addEventListener("resize", all);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); arenas(); });
   // Each part is a task of its own: none keeps the browser long.
-  setTimeout(() => { all(); peak(); held = false; });
+  setTimeout(() => { all(); setTimeout(() => { peak(); held = false; }); });
   setTimeout(operators);
 })();
