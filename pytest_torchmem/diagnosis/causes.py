@@ -269,8 +269,7 @@ class Evidence:
     @property
     def one_compiles(self) -> bool:
         """Whether graphs are compiled in one of both steps alone."""
-        graphs = self.about(Topic.COMPILED)
-        return any(not (change.now.number and change.before.number) for change in graphs)
+        return bool(self.then(Topic.COMPILED)) is not bool(self.present(Topic.COMPILED))
 
 
 def _is_narrower(was: What, now: What) -> bool:

@@ -166,6 +166,8 @@ class FactCollector:
         """Modules with parameters of their own, by pattern and by what these are."""
         self._graphs: list[str] = []
         """The lines at which a graph was compiled."""
+        self._breaks: list[str] = []
+        """Those at which one broke off."""
         self._calls: dict[str, tuple[int, dict[str, None]]] = {}
         """How often outermost modules were called, and the lines that did."""
         self._times: dict[str, int] = {}
@@ -275,9 +277,12 @@ class FactCollector:
             number, first = self._backwards.get(name, (0, line))
             self._backwards[name] = number + 1, first
 
-    def compiled(self, asked: Mapping[str, str]) -> None:
-        """Take note that the program has had a graph compiled, and of what was asked for."""
+    def compiled(self, asked: Mapping[str, str], broken_at: str) -> None:
+        """Take note that the program has had a graph compiled, of what was asked for, and of the
+        line at which the graph breaks off, "" where it is whole.
+        """
         self._graphs.append(self._line())
+        self._breaks += [broken_at] if broken_at else []
         self._known[Topic.SETTINGS] = {**self._known[Topic.SETTINGS], **asked}
 
     def settings(self) -> None:
@@ -347,8 +352,12 @@ class FactCollector:
             if len(found[topic]) > _MOST_LAYERS:
                 found[topic] = {}
         if self._graphs:
-            first = tuple(filter(None, self._graphs))[:1]
-            found[Topic.COMPILED] = {"graphs": Calls(len(self._graphs), first)}
+            noted = {"graphs": (self._graphs, 1), "breaks": (self._breaks, _MOST_LINES)}
+            found[Topic.COMPILED] = {
+                name: Calls(len(own), tuple(dict.fromkeys(filter(None, own)))[:most])
+                for name, (own, most) in noted.items()
+                if own
+            }
         found[Topic.CALLS] = {
             path: Calls(n, tuple(lines)) for path, (n, lines) in self._calls.items()
         } | self._repeated()

@@ -144,7 +144,8 @@ class Topic:
     FORMATS = "memory formats"
     """Models with parameters, and inputs, in channels last: ``{"ResNet": "channels last"}``."""
     COMPILED = "compiled"
-    """How many graphs ``torch.compile`` made, and where: ``{"graphs": [2, ["train.py:12"]]}``."""
+    """How many graphs ``torch.compile`` made, and where: ``{"graphs": [2, ["train.py:12"]]}``; and
+    how many of them broke off: ``{"breaks": [1, ["model.py:9"]]}``."""
     OPTIMIZERS = "optimizers"
     """``{"AdamW": ["foreach", "amsgrad"]}``."""
     STATES = "optimizer states"

@@ -84,6 +84,7 @@ _HANDLERS = private_name_if_imported(
 )
 _PASSED_OVER = "ignore_logging_functions"
 _SETTINGS_TO_LOG = "_get_dynamo_config_for_logging"
+_BREAK = private_name_if_imported("torch._dynamo.output_graph.OutputGraph.compile_subgraph_reason")
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 _FLEX_OPERATOR = "flex_attention"
 _NOT_COMPILED = (None, False)
@@ -257,6 +258,13 @@ def asked_of(backend: Any) -> dict[str, str]:
     asked = {**({} if name == "inductor" else {"backend": name}), **options}
     plain = {key: one for key, one in asked.items() if type(one) in (bool, int, float, str)}
     return {f"torch.compile({key}=)": str(one) for key, one in plain.items()}
+
+
+def frames_of_break(graph: fx.GraphModule) -> list[tuple[str, int]]:
+    """Return the files and lines at which Dynamo broke off a graph, outermost first."""
+    why = getattr(graph, _BREAK, None)
+    frames = why.user_stack if why is not None and why.graph_break else ()
+    return [(frame.filename, frame.lineno) for frame in frames]
 
 
 def with_backend(callback: Any, backend: Backend) -> Convert:

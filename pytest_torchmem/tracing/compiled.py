@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, short_path
+from pytest_torchmem.interception.attribution import CALL_MODULES, is_own, place_among, short_path
 from pytest_torchmem.interception.interceptor import Interceptor
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin
 from pytest_torchmem.step.imports import eager, when_compiler_is_used
@@ -244,7 +244,8 @@ class Compiled:
     def compile(self, key: int, original: Any, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """Compile a graph of Dynamo that a callback was given."""
         self._with_graph.add(key)
-        self._interceptor.parts.attribution.facts.compiled(compiler.asked_of(original))
+        broken_at = place_among(compiler.frames_of_break(graph))
+        self._interceptor.parts.attribution.facts.compiled(compiler.asked_of(original), broken_at)
         self._without_graph.pop(key, None)
         # What C++ makes while a graph is compiled is where tensors of the graph are.
         mode = self._interceptor.mode._replace(graph_on_host=not compiler.is_on_gpu(graph))

@@ -620,7 +620,7 @@ def no_longer_compiled(wrong: bool, device: str) -> None:
     model(torch.zeros(64, 64, device=device, requires_grad=True)).backward()
 
 
-@planted("compiled", "torch.compile at tests/diagnosis/planted.py:", "", "aten::", "cpu")
+@planted("compiled", "torch.compile is new at tests/diagnosis/planted.py:", "", "aten::", "cpu")
 def newly_compiled(wrong: bool, device: str) -> None:
     class Powers(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -629,6 +629,22 @@ def newly_compiled(wrong: bool, device: str) -> None:
     with torch.no_grad():
         model = torch.compile(Powers(), backend="aot_eager") if wrong else Powers()
         model(torch.zeros(64, 64, device=device))
+
+
+@planted("compiled", ", and made 1: a graph breaks at tests/", "", "aten::", "cpu")
+def graph_broken_off(wrong: bool, device: str) -> None:
+    """Modules are called where a graph breaks, whose calls are not to be seen in one graph."""
+
+    class Gate(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x).sin().cos()
+            if wrong:
+                print(f"{x.detach().amax().item():.0f}", end="")
+            return x.sigmoid().exp().sin()
+
+    gates = nn.Sequential(*(Gate(up=nn.Linear(64, 64)) for _ in range(2)))
+    compiled = torch.compile(gates.to(device), backend="aot_eager_decomp_partition")
+    compiled(torch.zeros(512, 64, device=device)).sum().backward()
 
 
 @planted("given", "and was given packed [", "Tagger.lstm", "", "cpu")

@@ -152,6 +152,8 @@ def set_otherwise(evidence: Evidence) -> set[str]:
 
 def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Yield the outermost modules that are new, each as a pattern and the numbers in it."""
+    if evidence.about(Topic.COMPILED):
+        return  # the calls of compiled modules are not to be seen but where a graph breaks
     known, present = evidence.then(Topic.LAYERS), evidence.present(Topic.LAYERS)
     parents = {path for name in known for path in prefixes(name)}
     for name, (before, now) in changed_values(evidence, Topic.LAYERS, also_new=True):
@@ -276,8 +278,6 @@ def layer_gone(evidence: Evidence) -> Cause | None:
 @rule("new module", "{module} is new{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
-    if evidence.one_compiles:
-        return None  # compiled modules go by another path, and their calls are not to be seen
     best: Cause | None = None
     for pattern, numbers in new_modules(evidence):
         rows = [row for row in evidence.came() if _is_in(row, pattern, numbers)]

@@ -14,6 +14,7 @@ from pytest_torchmem.diagnosis.causes import (
     placed_in,
     rule,
     shown_by,
+    some,
     times,
     total,
     within,
@@ -27,6 +28,7 @@ from pytest_torchmem.profile.facts import (
     EMPTY_CACHE,
     PACKED,
     UNCACHED,
+    Calls,
     FactChange,
     Geometry,
     InMode,
@@ -91,18 +93,6 @@ def _reentrant(change: FactChange) -> Values:
     now, before = (_is_in("no_grad", side) for side in (change.now, change.before))
     if same and now is not before:
         yield {"numbers": same[0].numbers, "now": str(now), "before": str(before)}
-
-
-def _graphs(change: FactChange) -> Values:
-    before, now = change.before.number, change.now.number
-    lines = (change.now if now else change.before).lines
-    at = f" at {lines[0]}" if lines else ""
-    if not now:
-        yield {"change": f"torch.compile{at} compiles nothing more"}
-    elif not before:
-        yield {"change": f"torch.compile{at} is new"}
-    elif now > before:
-        yield {"change": f"torch.compile{at} makes {now} graphs, and made {before}"}
 
 
 def _parts(change: FactChange) -> tuple[list[str], list[str]]:
@@ -200,7 +190,26 @@ fact_rule(
     Topic.MODES,
     _reentrant,
 )
-fact_rule("compiled", "{change}", Topic.COMPILED, _graphs, everything)
+
+
+@rule("compiled", "torch.compile {change}{at}", sure=True)
+def compiled_otherwise(evidence: Evidence) -> Cause | None:
+    """More graphs save more between them, and what is not compiled saves what operators save."""
+    sides = evidence.then(Topic.COMPILED), evidence.present(Topic.COMPILED)
+    before, now = (side.get("graphs", Calls()) for side in sides)
+    if now.number == before.number or 0 < now.number < before.number:
+        return None
+    at = "".join(f" at {line}" for line in (now if now.number else before).lines)
+    change = "compiles nothing more" if before.number else "is new"
+    if before.number and now.number:
+        known, breaks = (side.get("breaks", Calls()).lines for side in sides)
+        moved = evidence.moved_lines()
+        new = [line for line in breaks if line not in {moved.get(one, one) for one in known}]
+        change = f"makes {now.number} graphs, and made {before.number}"
+        at = f": a graph breaks at {some(new)}" if new else at
+    return cause("compiled", evidence.came(), at=at, change=change)
+
+
 fact_rule(
     "memory format",
     "{name} is {now}, and was {before}",
