@@ -270,18 +270,17 @@ class Attribution:
         callers = (frame.f_back, frame.f_back and frame.f_back.f_back)
         functional = any(one and one.f_code.co_filename.startswith(_FUNCTORCH) for one in callers)
         creates = asked[1] is True and not functional
-        vmapped = functional and _is_within_vmap(frame)
+        # While operators run, functorch has left its levels.
+        vmapped = functional and any(one.f_code is VMAP_CODE for one in _outward(frame))
         if task not in self._backwards and _engine_frame(frame.f_back) is None:
             self.facts.backward(asked[0] is True, creates, vmapped, self._line(frame))
         self._backwards.add(task)
 
     @staticmethod
-    def asking_frame(filename: str) -> Any:
+    def asking_frame(filename: str) -> FrameType | None:
         """Return the innermost frame outside of this package, ``None`` if not in ``filename``."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_ROOT):
-            frame = frame.f_back
-        return frame if frame.f_code.co_filename == filename else None
+        frame = next((one for one in _outward(sys._getframe(1)) if not is_own(one.f_code)), None)
+        return frame if frame is not None and frame.f_code.co_filename == filename else None
 
     @contextmanager
     def following_modules(self, on_thread: Callable[[], bool]) -> Iterator[None]:
@@ -475,24 +474,29 @@ def _places_of_new_thread(all_places: list[_Places]) -> _Places:
     return made
 
 
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def line_of_program() -> str:
     """Return the innermost line of the program that is not in an installed library, or ""."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _outward(sys._getframe(1)):
         filename = frame.f_code.co_filename
         kind = _classify(filename)
         if kind == _END:
             break
         if kind == _USER and not is_installed(filename):
             return f"{short_path(filename)}:{frame.f_lineno}"
-        frame = frame.f_back
     return ""
 
 
-def _caller_of_library(frame: FrameType | None) -> str:
-    """Return the program's line that calls an installed library in which ``frame`` runs, or ""."""
+def _caller_of_library(innermost: FrameType | None) -> str:
+    """Return the program's line that calls an installed library in which a frame runs, or ""."""
     is_within = False
-    while frame is not None:
+    for frame in _outward(innermost):
         filename = frame.f_code.co_filename
         kind = _classify(filename)
         if kind == _END:
@@ -501,7 +505,6 @@ def _caller_of_library(frame: FrameType | None) -> str:
             if not is_installed(filename) and not _is_generated(filename):
                 return f"{short_path(filename)}:{frame.f_lineno}" if is_within else ""
             is_within = True
-        frame = frame.f_back
     return ""
 
 
@@ -514,43 +517,32 @@ def _is_generated(filename: str) -> bool:
     return filename.startswith(temporary) and not is_of_program
 
 
-def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
+def _site_of(innermost: FrameType | None) -> tuple[CodeType, int] | None:
     """Return the program's code that runs and the place in it; ``None`` in the call of a module."""
-    while frame is not None:
+    for frame in _outward(innermost):
         code = frame.f_code
         if code.co_filename == _CALLS_OF_MODULES:
             return None
         kind = _classify(code.co_filename)
         if kind != _SKIP:
             return (code, frame.f_lasti) if kind == _USER else None
-        frame = frame.f_back
     return None
 
 
-def _line_of_asker(frame: FrameType | None) -> str:
-    """Return the line that asked for the trace in which ``frame`` runs, "" for a command."""
-    while frame is not None:
+def _line_of_asker(innermost: FrameType | None) -> str:
+    """Return the line that asked for the trace in which a frame runs, "" for a command."""
+    for frame in _outward(innermost):
         filename = frame.f_code.co_filename
         if is_installed(filename) and not filename.startswith((_TORCH_ROOT, _OWN_ROOT)):
             return ""
         if _classify(filename) == _USER:
             return f"{short_path(filename)}:{frame.f_lineno}"
-        frame = frame.f_back
     return ""
 
 
 def _engine_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that asks the autograd engine for a backward."""
-    while frame is not None and frame.f_code is not ENGINE_CODE:
-        frame = frame.f_back
-    return frame
-
-
-def _is_within_vmap(frame: FrameType | None) -> bool:
-    """Tell whether ``torch.vmap`` calls: while operators run, functorch has left its levels."""
-    while frame is not None and frame.f_code is not VMAP_CODE:
-        frame = frame.f_back
-    return frame is not None
+    return next((one for one in _outward(frame) if one.f_code is ENGINE_CODE), None)
 
 
 @lru_cache(maxsize=4096)

@@ -266,7 +266,7 @@ def plan_from_values(call: plans.Call, values: KnownValues, device: str) -> tupl
         contents.value(record, tensor)
         if contents.known(record) is not None
         else torch.zeros(tensor.shape, dtype=tensor.dtype)  # only its geometry matters
-        for tensor, record in zip(call.tensors, call.records, strict=True)
+        for tensor, record in call.pairs()
     ]
     real = values.run(call, inputs)
     storages = operator.on(device).storages
@@ -310,10 +310,7 @@ def fills_mask(call: plans.Call) -> bool:
     """
     if not call.operator.mutated or True in call.args[3:4] or call.args[2].numel() != 1:
         return False
-    places = {
-        id(one): record.ledger.device
-        for one, record in zip(call.tensors, call.records, strict=True)
-    }
+    places = {id(one): record.ledger.device for one, record in call.pairs()}
     given, value = call.args[0], places.get(id(call.args[2]))
     masks = [index for index in call.args[1] if index is not None]
     return (
@@ -374,7 +371,7 @@ def without_masks(call: plans.Call, values: KnownValues) -> tuple[Any, ...] | No
     check_masks(call.args[0], indices)
     if fills_mask(call):
         return None
-    known = {id(tensor): record for tensor, record in zip(call.tensors, call.records, strict=True)}
+    known = {id(tensor): record for tensor, record in call.pairs()}
     plain: list[Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in _MASKS:

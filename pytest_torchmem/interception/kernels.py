@@ -285,11 +285,7 @@ class Kernels:
         they are on the host; native/TensorAdvancedIndexing.cpp, _index_put_impl_ and make_info.
         Sums begin with indices where they are (native/cuda/Indexing.cu, computeLinearIndex).
         """
-        on_host = {
-            id(tensor)
-            for tensor, record in zip(call.tensors, call.records, strict=True)
-            if record.ledger.device == _CPU
-        }
+        on_host = {id(tensor) for tensor, record in call.pairs() if record.ledger.device == _CPU}
         if not on_host or fills_mask(call):
             return call
 

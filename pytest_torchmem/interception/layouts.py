@@ -232,10 +232,7 @@ class QuantizedTensors:
         """
         values, conversion = self._parts.values, self._parts.conversion
         values.refuse_captured(call)
-        given = [
-            self._real(call, tensor, record)
-            for tensor, record in zip(call.tensors, call.records, strict=True)
-        ]
+        given = [self._real(call, tensor, record) for tensor, record in call.pairs()]
         arguments = dict(zip(map(id, given), call.tensors, strict=True))
 
         def booked(tensor: Tensor) -> Tensor:
@@ -249,9 +246,7 @@ class QuantizedTensors:
             return tensor
 
         result = replace_tensors(values.run(call, given), booked)
-        written = {
-            id(one) for one in argument_tensors(call.operator.written(call.args, call.kwargs))
-        }
+        written = call.written()
         for tensor, real in zip(call.tensors, given, strict=True):
             if id(tensor) in written and tensor.shape != real.shape:
                 # an argument has the shape and the values that the kernel gave it

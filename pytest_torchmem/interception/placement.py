@@ -436,7 +436,7 @@ class Placement:
         if [*map(_ledger, call.records)].count(device) == len(call.records):
             return device
         first = call.records[0]
-        for tensor, record in zip(call.tensors, call.records, strict=True):
+        for tensor, record in call.pairs():
             if record.ledger is device:
                 continue
             if device.device.type == "cpu" and _all_scalars(call, device):
@@ -509,11 +509,7 @@ def _device_type(generator: torch.Generator) -> str:
 
 def _all_scalars(call: Call, device: DeviceLedger) -> bool:
     """Return whether all tensors on ``device`` have no dimension, and so go with any other."""
-    return all(
-        tensor.dim() == 0
-        for tensor, record in zip(call.tensors, call.records, strict=True)
-        if record.ledger is device
-    )
+    return all(tensor.dim() == 0 for tensor, record in call.pairs() if record.ledger is device)
 
 
 def _check_across(call: Call) -> None:

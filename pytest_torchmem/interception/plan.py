@@ -7,7 +7,7 @@ but the operator and the geometry of its arguments, so a repeated layer costs a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
@@ -69,6 +69,19 @@ class Call:
     def values(self) -> Callable[..., Any] | None:
         """What computes the outputs, where it is not the operator's kernel on the CPU."""
         return self.operator.values_on("cuda" if self.device is None else self.device.device.type)
+
+    def pairs(self) -> Iterable[tuple[Tensor, StorageRecord]]:
+        """Return the tensors, each with what the ledger knows of its storage."""
+        return zip(self.tensors, self.records, strict=True)
+
+    def written(self) -> set[int]:
+        """Return the ids of the tensors that its schema says it writes to."""
+        return {id(one) for one in argument_tensors(self.operator.written(self.args, self.kwargs))}
+
+    def all_written(self) -> set[int]:
+        """Return the ids of all tensors that it writes to."""
+        written = self.operator.all_written(self.args, self.kwargs)
+        return {id(one) for one in argument_tensors(written)}
 
     def reads(self, tensor: Tensor) -> bool:
         """Return whether the values of an argument decide anything."""
@@ -589,19 +602,7 @@ def geometry_of_arguments(args: Args, tensors: list[Tensor]) -> Any:
         found = of_tensors(args)
         tensors += found
         return (signature, *map(_SHAPE, found), *map(_STRIDE, found), of_others(args))
-    key: list[Any] = []
-    for value in args:
-        kind = type(value)
-        if kind in _TENSOR_TYPES:
-            tensors.append(value)
-            key.append((value.shape, value.stride(), value.dtype))
-        elif kind in _AS_THEY_ARE:
-            key.append(value)
-        elif kind is list and _AS_THEY_ARE.issuperset(map(type, value)):  # sizes
-            key.append(tuple(value))
-        else:
-            key.append(geometry_of(value, tensors))
-    return tuple(key)
+    return geometry_of(args, tensors)
 
 
 def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
@@ -613,6 +614,8 @@ def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
         tensors.append(value)
         return (value.shape, value.stride(), value.dtype)
     if kind is tuple or kind is list:
+        if _AS_THEY_ARE.issuperset(map(type, value)):  # sizes
+            return tuple(value)
         found: list[Any] = []
         for item in value:  # often hundreds of tensors
             if type(item) in _TENSOR_TYPES:

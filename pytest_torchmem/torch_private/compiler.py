@@ -42,9 +42,9 @@ private("torch.compiler._is_compiling_flag")
 _is_stashed: Callable[[str], bool] = private("torch._C._is_key_in_tls")
 _eval_frame = private_if_imported("torch._dynamo.eval_frame")
 _CALLBACK = private_name_if_imported("torch._dynamo.eval_frame._callback_from_stance")
-_IN_GRAPH = private_name_if_imported(
-    "torch._dynamo.variables.user_defined.UserDefinedClassVariable._in_graph_classes"
-)
+_CLASSES = "torch._dynamo.variables.user_defined.UserDefinedClassVariable"
+_user_defined_class = private_if_imported(_CLASSES)
+_IN_GRAPH = private_name_if_imported(f"{_CLASSES}._in_graph_classes")
 _COUNT_FRAMES = "set_fullgraph_compiled_frame_count"
 _WRAP = private_name_if_imported("torch._dynamo.variables.builder.VariableBuilder._wrap")
 _CLONE = private_name_if_imported("torch._dynamo.convert_frame.ConvertFrame._clone_with_backend")
@@ -52,14 +52,11 @@ _convert_frame = private_if_imported("torch._dynamo.convert_frame")
 _variable_builder = private_if_imported("torch._dynamo.variables.builder.VariableBuilder")
 _tracer = private_if_imported("torch._dynamo.output_graph.SubgraphTracer")
 _CREATE = "create_proxy"
-_function_variable = private_if_imported(
-    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
-)
+_FUNCTIONS = "torch._dynamo.variables.torch.TorchInGraphFunctionVariable"
+_function_variable = private_if_imported(_FUNCTIONS)
+_HANDLERS = private_name_if_imported(f"{_FUNCTIONS}._get_handlers")
 _exceptions = private_if_imported("torch._dynamo.exc")
 _optimizer_variable = private_if_imported("torch._dynamo.variables.optimizer.OptimizerVariable")
-_user_defined_class = private_if_imported(
-    "torch._dynamo.variables.user_defined.UserDefinedClassVariable"
-)
 _constant_types = private_if_imported("torch._dynamo.utils.common_constant_types")
 _backward_compiler = private_if_imported("torch._dynamo.compiled_autograd.AutogradCompilerInstance")
 _engine_operators = private_if_imported("torch._dynamo.compiled_autograd.Op")
@@ -79,9 +76,6 @@ _TABLES = [
     for name in ("get_torch_obj_rule_map", "get_tensor_method")
 ]
 """What makes Dynamo's tables of torch's functions, once until they are cleared."""
-_HANDLERS = private_name_if_imported(
-    "torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers"
-)
 _PASSED_OVER = "ignore_logging_functions"
 _SETTINGS_TO_LOG = "_get_dynamo_config_for_logging"
 _BREAK = private_name_if_imported("torch._dynamo.output_graph.OutputGraph.compile_subgraph_reason")
@@ -97,10 +91,9 @@ _aot_autograd = private_if_imported("torch._dynamo.backends.common.aot_autograd"
 _partition = private_if_imported(
     "torch._functorch.partitioners.min_cut_rematerialization_partition"
 )
-_DATA_DECIDES: type[Exception] = private(
-    "torch._subclasses.fake_tensor.DataDependentOutputException"
-)
-_DATA_SHAPES: type[Exception] = private("torch._subclasses.fake_tensor.DynamicOutputShapeException")
+_FAKES = "torch._subclasses.fake_tensor"
+_DATA_DECIDES: type[Exception] = private(f"{_FAKES}.DataDependentOutputException")
+_DATA_SHAPES: type[Exception] = private(f"{_FAKES}.DynamicOutputShapeException")
 _STRUCTURED = logging.getLogger("torch.__trace")
 """What of a compilation is for torch's own tools; pytest would print all of it with a failure."""
 

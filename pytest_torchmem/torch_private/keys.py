@@ -137,13 +137,10 @@ is_dispatched: Callable[[str], bool] = private("torch._C._dispatch_has_kernel")
 takes_numbers: Callable[[str], bool] = private("torch._C._should_allow_numbers_as_tensors")
 all_operators: Callable[[], list[str]] = private("torch._C._dispatch_get_all_op_names")
 
-_CustomOpDef: Any = private("torch._library.custom_ops.CustomOpDef")
-_overload_of: Callable[[Any], OpOverload] = private_attribute(
-    "torch._library.custom_ops.CustomOpDef._opoverload"
-)
-_fake_kernel_of: Callable[[Any], Any] = private_attribute(
-    "torch._library.custom_ops.CustomOpDef._abstract_fn"
-)
+_DEFINITION = "torch._library.custom_ops.CustomOpDef"
+_CustomOpDef: Any = private(_DEFINITION)
+_overload_of: Callable[[Any], OpOverload] = private_attribute(f"{_DEFINITION}._opoverload")
+_fake_kernel_of: Callable[[Any], Any] = private_attribute(f"{_DEFINITION}._abstract_fn")
 _find_definition: Callable[[str], Any] = private("torch._library.custom_ops._maybe_get_opdef")
 _returns_nothing: Callable[[OpOverload], bool] = private(
     "torch._library.utils.can_generate_trivial_fake_impl"

@@ -8,9 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial, wraps
 from inspect import getattr_static
 from operator import getitem, is_
-from types import MethodType, ModuleType
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any, ClassVar, TypeAlias
+from weakref import getweakrefs
 
+import torch
+import torch.utils
 from torch import Tensor
 
 from pytest_torchmem.torch_private.function_holders import (
@@ -118,6 +121,17 @@ class having(AbstractContextManager[None]):
 def replaced(owner: Any, **replacements: Any) -> AbstractContextManager[None]:
     """Replace attributes of a class or module; inherited ones are inherited again afterwards."""
     return replaced_all([(owner, replacements)])
+
+
+def swaps_despite(kind: type) -> AbstractContextManager[None]:
+    """Let ``torch.utils.swap_tensors`` not count weak references of a kind; it swaps no tensor that
+    has others.
+    """
+
+    def others(tensor: Tensor) -> list[Any]:
+        return [one for one in getweakrefs(tensor) if type(one) is not kind]
+
+    return replaced(torch.utils, weakref=SimpleNamespace(getweakrefs=others))
 
 
 @contextmanager
@@ -542,28 +556,21 @@ VERIFY_PARAMETERS = private_name_if_imported("torch.distributed._verify_params_a
 #: What makes the buckets of a ``DistributedDataParallel`` anew, in the order of its gradients.
 REBUILD_BUCKETS = private_name_if_imported("torch.distributed.Reducer._rebuild_buckets")
 #: What a stage of a pipeline knows of its tensors, and how its neighbours agree on that.
-pipeline_stage = private_if_imported("torch.distributed.pipelining.stage.PipelineStage")
+_STAGE = "torch.distributed.pipelining.stage.PipelineStage"
+pipeline_stage = private_if_imported(_STAGE)
 needs_messages = private_if_imported("torch.distributed.pipelining.stage.InferenceMode")
-GIVEN_TENSORS = private_name_if_imported(
-    "torch.distributed.pipelining.stage.PipelineStage._user_meta"
-)
-FORWARD_VOTE = private_name_if_imported(
-    "torch.distributed.pipelining.stage.PipelineStage._warmup_forward_vote"
-)
-BACKWARD_RESULT = private_name_if_imported(
-    "torch.distributed.pipelining.stage.PipelineStage._warmup_backward_result"
-)
+GIVEN_TENSORS = private_name_if_imported(f"{_STAGE}._user_meta")
+FORWARD_VOTE = private_name_if_imported(f"{_STAGE}._warmup_forward_vote")
+BACKWARD_RESULT = private_name_if_imported(f"{_STAGE}._warmup_backward_result")
 #: What ``fully_shard`` and its like made, by module.
 module_states = private_if_imported("torch.distributed._composable_state._module_state_mapping")
 #: What ``fully_shard`` and ``replicate`` begin with, before they move parameters to the device.
-fully_sharding = private_if_imported("torch.distributed.fsdp._fully_shard._fully_shard")
-replicating = private_if_imported("torch.distributed._composable.replicate_with_fsdp")
-SHARDED_STATES = private_name_if_imported(
-    "torch.distributed.fsdp._fully_shard._fully_shard._get_modules_and_states"
-)
-REPLICATED_STATES = private_name_if_imported(
-    "torch.distributed._composable.replicate_with_fsdp._get_modules_and_states"
-)
+_FULLY_SHARD = "torch.distributed.fsdp._fully_shard._fully_shard"
+fully_sharding = private_if_imported(_FULLY_SHARD)
+SHARDED_STATES = private_name_if_imported(f"{_FULLY_SHARD}._get_modules_and_states")
+_REPLICATE = "torch.distributed._composable.replicate_with_fsdp"
+replicating = private_if_imported(_REPLICATE)
+REPLICATED_STATES = private_name_if_imported(f"{_REPLICATE}._get_modules_and_states")
 #: Where composable functions are; few programs import it.
 CONTRACT = "torch.distributed._composable.contract"
 #: Where a module holds the states of the functions that were applied to it, and their names.
@@ -573,10 +580,9 @@ name_table = private_if_imported("torch.distributed._composable.contract.REGISTR
 applied_item = private_if_imported("torch.distributed._composable.contract.RegistryItem")
 #: What processes agree by on who writes what of a checkpoint, and whether they write all of it.
 checkpoint_agreement = private_if_imported("torch.distributed.checkpoint.utils._DistWrapper")
-checkpoint_planner = private_if_imported("torch.distributed.checkpoint.default_planner")
-VALIDATE_PLAN = private_name_if_imported(
-    "torch.distributed.checkpoint.default_planner._validate_global_plan"
-)
+_PLANNER = "torch.distributed.checkpoint.default_planner"
+checkpoint_planner = private_if_imported(_PLANNER)
+VALIDATE_PLAN = private_name_if_imported(f"{_PLANNER}._validate_global_plan")
 #: What ``fully_shard`` makes for a module.
 sharding_state = private_if_imported("torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState")
 #: Every run of the autograd engine that Python starts goes through it (autograd/graph.py).

@@ -93,17 +93,14 @@ _FULL_HOOKS = private_name("torch.nn.modules.module._global_is_full_backward_hoo
 function_modes: Callable[[], int] = private("torch._C._len_torch_function_stack")
 _pop_function_mode: Callable[[], Any] = private("torch.overrides._pop_mode")
 _pop_dispatch_mode: Callable[[], Any] = private("torch.utils._python_dispatch._pop_mode")
-saved_tensors_hooks: Callable[[bool], Any] = private(
-    "torch._C._autograd._top_saved_tensors_default_hooks"
-)
+_C = "torch._C._autograd"
+saved_tensors_hooks: Callable[[bool], Any] = private(f"{_C}._top_saved_tensors_default_hooks")
 _hooks_disabled: Callable[[], str | None] = private(
-    "torch._C._autograd._saved_tensors_hooks_get_disabled_error_message"
+    f"{_C}._saved_tensors_hooks_get_disabled_error_message"
 )
-_disable_hooks: Callable[[str], None] = private("torch._C._autograd._saved_tensors_hooks_disable")
-_enable_hooks: Callable[[], None] = private("torch._C._autograd._saved_tensors_hooks_enable")
-_pop_saved_tensors_hooks: Callable[[], None] = private(
-    "torch._C._autograd._pop_saved_tensors_default_hooks"
-)
+_disable_hooks: Callable[[str], None] = private(f"{_C}._saved_tensors_hooks_disable")
+_enable_hooks: Callable[[], None] = private(f"{_C}._saved_tensors_hooks_enable")
+_pop_saved_tensors_hooks: Callable[[], None] = private(f"{_C}._pop_saved_tensors_default_hooks")
 _inference_mode: Callable[[bool], Any] = private("torch._C._InferenceMode")
 KEPT_GUARDS: list[Any] = []
 """Guards that end no more: the end of one brings back what was there when it began."""

@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -192,14 +193,19 @@ def test_private_names_stand_in_torch_private_alone() -> None:
     assert used == EXCEPTIONS
 
 
+_TEXTS = (ast.Constant, ast.JoinedStr)
+
+
 def _declared() -> Iterator[str]:
     """Yield the paths that ``torch_private/`` declares."""
     for _, tree in _parsed(OF_TORCH):
+        known: dict[str, str] = {}  # what begins several paths
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and node.args:
-                function, argument = ast.unparse(node.func), node.args[0]
-                if function in DECLARING and isinstance(argument, ast.Constant):
-                    yield str(argument.value)
+            with suppress(NameError):  # of a path that is made in a loop
+                if isinstance(node, ast.Assign) and isinstance(node.value, _TEXTS):
+                    known[ast.unparse(node.targets[0])] = eval(ast.unparse(node.value), {**known})
+                elif isinstance(node, ast.Call) and ast.unparse(node.func) in DECLARING:
+                    yield str(eval(ast.unparse(node.args[0]), {**known}))
 
 
 def test_a_private_name_is_declared_once() -> None:

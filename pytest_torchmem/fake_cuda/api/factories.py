@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pytest_torchmem.fake_cuda.api.session import SESSION
 from pytest_torchmem.interception.attribution import code_made_by
-from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.interception.python_api.data import readable
 from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private import modes, patches
@@ -464,11 +464,11 @@ THPVariable_make_wrapper_subclass.
 """
 
 
-class WrapperSubclasses:
+class WrapperSubclasses(Functions):
     """The devices that wrapper subclasses say they are on."""
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
+        super().__init__(trace)
         self.begin()
 
     def begin(self) -> None:
@@ -493,18 +493,14 @@ class WrapperSubclasses:
             found = None if inner is None else inner.device
         return found
 
-    def making(self) -> Callable[..., Any]:
-        """Return the function that replaces ``torch.Tensor._make_wrapper_subclass``."""
-        original: Callable[..., Any] = make_wrapper.original
-
-        def make_wrapper_subclass(*args: Any, **kwargs: Any) -> Any:
-            if self._trace.off():
-                return original(*args, **kwargs)
-            named, args, kwargs = _as_cpp_has_them(args, kwargs, _DEVICE_OF_WRAPPER)
-            made = original(*args, **kwargs)
-            for device in map(torch.device, named):
-                if device.type == "cuda":
-                    self._devices[made] = device
-            return made
-
-        return make_wrapper_subclass
+    @instead_of(make_wrapper)
+    def make(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a wrapper (``torch.Tensor._make_wrapper_subclass``)."""
+        if self._trace.off():
+            return original(*args, **kwargs)
+        named, args, kwargs = _as_cpp_has_them(args, kwargs, _DEVICE_OF_WRAPPER)
+        made = original(*args, **kwargs)
+        for device in map(torch.device, named):
+            if device.type == "cuda":
+                self._devices[made] = device
+        return made

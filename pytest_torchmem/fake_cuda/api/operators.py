@@ -24,7 +24,7 @@ from pytest_torchmem.fake_cuda.api.factories import FACTORY, STANDS_FOR_GPU
 from pytest_torchmem.fake_cuda.api.tensor_methods import MOVING, CopyRequest, copied, copy_to
 from pytest_torchmem.fake_cuda.decompositions import PATH
 from pytest_torchmem.interception.attribution import code_made_by, is_own
-from pytest_torchmem.interception.context import TraceContext
+from pytest_torchmem.interception.context import Functions, TraceContext, instead_of
 from pytest_torchmem.step.trees import argument_tensors
 from pytest_torchmem.torch_private import modes
 from pytest_torchmem.torch_private.compiler import engine_operators, interpreters, node_run_in
@@ -105,7 +105,7 @@ _OF_TORCH = (modes.FakeTensorMode, modes.FunctionalTensorMode)
 """Modes for which devices are torch's own."""
 
 
-class DispatchModes:
+class DispatchModes(Functions):
     """Asks modes that are entered with the devices of the trace, until they are left.
 
     What asks a mode looks its method up by name (csrc/autograd/python_variable.cpp and
@@ -114,7 +114,7 @@ class DispatchModes:
     """
 
     def __init__(self, trace: TraceContext) -> None:
-        self._trace = trace
+        super().__init__(trace)
         self._entered: list[Any] = []
         """Each as often as it was entered."""
 
@@ -123,42 +123,37 @@ class DispatchModes:
         while self._entered:
             vars(self._entered.pop()).pop(_DISPATCH, None)
 
-    def replacements(self) -> Replacements:
-        enter, leave = modes.TorchDispatchMode.__enter__, modes.TorchDispatchMode.__exit__
+    @instead_of(modes.TorchDispatchMode, "__enter__")
+    def enter(self, original: Any, mode: Any) -> Any:
+        of_program = not (self._trace.off() or isinstance(mode, _OF_TORCH))
+        known = any(mode is one for one in self._entered)
+        if of_program and (known or _DISPATCH not in vars(mode)):
+            if not known:
+                vars(mode)[_DISPATCH] = MethodType(self._dispatch, mode)
+            self._entered.append(mode)
+        return original(mode)
 
-        def entering(mode: Any) -> Any:
-            of_program = not (self._trace.off() or isinstance(mode, _OF_TORCH))
-            known = any(mode is one for one in self._entered)
-            if of_program and (known or _DISPATCH not in vars(mode)):
-                if not known:
-                    vars(mode)[_DISPATCH] = MethodType(self._with_devices(mode), mode)
-                self._entered.append(mode)
-            return enter(mode)
+    @instead_of(modes.TorchDispatchMode, "__exit__")
+    def leave(self, original: Any, mode: Any, *error: Any) -> Any:
+        for at in reversed(range(len(self._entered))):
+            if self._entered[at] is mode:
+                del self._entered[at]
+                if not any(mode is one for one in self._entered):
+                    vars(mode).pop(_DISPATCH, None)
+                break
+        return original(mode, *error)
 
-        def leaving(mode: Any, *error: Any) -> Any:
-            for at in reversed(range(len(self._entered))):
-                if self._entered[at] is mode:
-                    del self._entered[at]
-                    if not any(mode is one for one in self._entered):
-                        vars(mode).pop(_DISPATCH, None)
-                    break
-            return leave(mode, *error)
-
-        return [(modes.TorchDispatchMode, {"__enter__": entering, "__exit__": leaving})]
-
-    def _with_devices(self, mode: Any) -> Callable[..., Any]:
-        trace, dispatch = self._trace, type(mode).__torch_dispatch__
-
-        def dispatched(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            device = kwargs.get("device") if kwargs else None
-            outside = trace.off() or trace.compiles or trace.in_fake_tensor_mode()
-            if not outside and getattr(device, "type", None) == "cpu":
-                kwargs = {**kwargs, "device": trace.device_beside(args, kwargs)}
-            elif func is _LIFT and not outside:
-                args = (trace.lifted(args[0]),)
-            return dispatch(mode, func, types, args, kwargs)
-
-        return dispatched
+    def _dispatch(
+        self, mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Ask a mode, with the device that is meant."""
+        trace, device = self._trace, kwargs.get("device") if kwargs else None
+        outside = trace.off() or trace.compiles or trace.in_fake_tensor_mode()
+        if not outside and getattr(device, "type", None) == "cpu":
+            kwargs = {**kwargs, "device": trace.device_beside(args, kwargs)}
+        elif func is _LIFT and not outside:
+            args = (trace.lifted(args[0]),)
+        return type(mode).__torch_dispatch__(mode, func, types, args, kwargs)
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

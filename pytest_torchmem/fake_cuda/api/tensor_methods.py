@@ -7,7 +7,6 @@ C++ reads and writes them, and has no GPU that tensors could be on.
 import re
 import threading
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, NamedTuple, cast
 from zipfile import BadZipFile, ZipFile
 
@@ -23,7 +22,7 @@ from pytest_torchmem.targets.target import as_device
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.modes import FakeTensor, NoFunctionModes, dispatch_modes, make
 from pytest_torchmem.torch_private.names import listed
-from pytest_torchmem.torch_private.patches import Replacements, having, make_wrapper, unless
+from pytest_torchmem.torch_private.patches import Replacements, having, unless
 from pytest_torchmem.torch_private.tensors import (
     TensorBase,
     bytes_of,
@@ -117,40 +116,32 @@ _SAYS_DEVICE = re.compile(rb"/data\.pkl$|/extra/" + _DEVICE.encode())
 _GPU = re.compile(rb"cuda:\d+")
 
 
-def torchscript_files(trace: TraceContext) -> Replacements:
-    """Let ``torch.jit.load`` put modules on a GPU, by ``map_location`` or from where they were."""
-    original: Any = torch.jit.load
+class ScriptFiles(Functions):
+    """Files of TorchScript, with the GPU that a module was on."""
 
-    @wraps(original)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if trace.off():
+    @instead_of(torch.jit)
+    def load(
+        self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Put a module on a GPU, by ``map_location`` or from where it was."""
+        if self._trace.off():
             return original(f, map_location, *args, **kwargs)
         named = _gpu_in(f) if map_location is None else map_location
-        device = None if named is None else trace.device(as_device(named))
+        device = None if named is None else self._trace.device(as_device(named))
         if device is None or device.type != "cuda":
             return original(f, map_location, *args, **kwargs)
         # All are first read to the host, and then moved (jit/serialization/import.cpp).
         return original(f, "cpu", *args, **kwargs).to(device)
 
-    module: Any = vars(torch.jit)["RecursiveScriptModule"]
-    names = ("save", "save_to_buffer")
-    return [
-        (torch.jit, {"load": load}),
-        (module, {name: _saying_device(getattr(module, name), trace) for name in names}),
-    ]
-
-
-def _saying_device(original: Callable[..., Any], trace: TraceContext) -> Callable[..., Any]:
-    @wraps(original)
-    def save(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if not trace.off():
+    @instead_of(vars(torch.jit)["RecursiveScriptModule"], "save", "save_to_buffer")
+    def save(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Write down which GPU a module is on."""
+        if not self._trace.off():
             tensors = [*module.parameters(), *module.buffers()]
             gpu = next((str(one.device) for one in tensors if one.is_cuda), "")
             if gpu:
                 kwargs["_extra_files"] = {**(kwargs.get("_extra_files") or {}), _DEVICE: gpu}
         return original(module, *args, **kwargs)
-
-    return save
 
 
 def _gpu_in(file: Any) -> str | None:
@@ -179,11 +170,11 @@ _OF_DATA = ("new", "new_tensor")
 """Those that C++ makes on the tensor's device, of numbers too."""
 
 
-class DeviceMethods:
+class DeviceMethods(Functions):
     """``torch.Tensor`` in a trace on fake cuda."""
 
     def __init__(self, trace: TraceContext, wrappers: WrapperSubclasses) -> None:
-        self._trace = trace
+        super().__init__(trace)
         self._wrappers = wrappers
 
     def replacements(self) -> Replacements:
@@ -196,11 +187,9 @@ class DeviceMethods:
                 name: unless(self._trace.off, getattr(self, name), getattr(TensorBase, name))
                 for name in _UNLESS_OFF
             },
-            **make_wrapper.by(self._wrappers.making())[1],
             **{name: self._factory(name) for name in _FACTORIES},
-            **{name: self._on_host_only(name) for name in ("numpy", "__array__")},
         }
-        return [(Tensor, methods)]
+        return [*super().replacements(), (Tensor, methods)]
 
     def device_of(self, tensor: Tensor) -> torch.device:
         if self._trace.in_fake_tensor_mode():
@@ -314,19 +303,15 @@ class DeviceMethods:
             memory = SESSION.memories[record.ledger.device.index]
             memory.record_stream(record.index, stream.stream_id)
 
-    def _on_host_only(self, name: str) -> Callable[..., Any]:
-        original = getattr(Tensor, name)  # as the layer below has it
-
-        def method(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            device = self.device_of(tensor)
-            if device.type == "cuda" and not kwargs.get("force", False):
-                raise TypeError(
-                    f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy "
-                    "the tensor to host memory first."
-                )
-            return original(tensor, *args, **kwargs)
-
-        return method
+    @instead_of(Tensor, "numpy", "__array__")
+    def on_host_only(self, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        device = self.device_of(tensor)
+        if device.type == "cuda" and not kwargs.get("force", False):
+            raise TypeError(
+                f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy "
+                "the tensor to host memory first."
+            )
+        return original(tensor, *args, **kwargs)
 
     def _factory(self, name: str) -> Callable[..., Any]:
         """Return the method that makes a tensor like another, on its device or a named one."""

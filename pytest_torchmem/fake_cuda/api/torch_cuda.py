@@ -379,6 +379,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
     wrappers, looked_at = factories.WrapperSubclasses(trace), list[LookedAt]()
     replacements = [
         *tensor_methods.DeviceMethods(trace, wrappers).replacements(),
+        *wrappers.replacements(),
         *storages.replacements(),
         *modes.replacements(),
         *attention(trace),
@@ -396,7 +397,7 @@ def _functions(trace: TraceContext) -> Layer[_Owners]:
         patches.group_tensors.unless(trace.off, _group),
         patches.parse_to.by(tensor_methods.parse_to),
         *session.lazy_init(trace),
-        *tensor_methods.torchscript_files(trace),
+        *tensor_methods.ScriptFiles(trace).replacements(),
         *raw_kernels(trace),
         (torch.version, {"cuda": CUDA_VERSION}),
     ]

@@ -12,9 +12,6 @@ cuda into pinned memory first (bindings/python/src/lib.rs, ``get_tensor_pinned_c
 Programs compare addresses of storages without memory, and libraries read and write there without
 torch (safetensors): each is the beginning of pages that the operating system gives when they are
 first touched.
-
-torch swaps no tensor (``torch.utils.swap_tensors``) that has a weak reference: those of a trace are
-not counted.
 """
 
 import ctypes
@@ -23,7 +20,6 @@ import mmap
 import os
 import sys
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -32,7 +28,6 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
-from types import SimpleNamespace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 from zipfile import ZipFile
@@ -49,7 +44,6 @@ from pytest_torchmem.interception.values.contents import zeros
 from pytest_torchmem.journal.contents import Weak
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.modes import made_by, make
-from pytest_torchmem.torch_private.patches import replaced
 from pytest_torchmem.torch_private.tensors import is_wrapper
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
@@ -273,10 +267,6 @@ class Pickling(Functions):
 _NOTHING = object()
 
 
-def _of_others(tensor: Tensor) -> list[Any]:
-    return [one for one in weakref.getweakrefs(tensor) if type(one) is not Weak]
-
-
 class Swaps(Functions):
     """``swap_tensors`` in a trace."""
 
@@ -291,7 +281,7 @@ class Swaps(Functions):
         tables = self._trace.noted_contents
         notes = [(table.pop(t2, _NOTHING), table.pop(t1, _NOTHING)) for table in tables]
         try:
-            with replaced(torch.utils, weakref=SimpleNamespace(getweakrefs=_of_others)):
+            with patches.swaps_despite(Weak):
                 original(t1, t2)
             for one, note in zip((t2, t1), noted, strict=True):
                 if note is not None:

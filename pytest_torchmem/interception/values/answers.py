@@ -366,7 +366,7 @@ def _number(call: Call, position: int, contents: Contents) -> float:
     argument = call.args[position]
     if isinstance(argument, (int, float)):
         return argument
-    for tensor, record in zip(call.tensors, call.records, strict=True):
+    for tensor, record in call.pairs():
         assumed = contents.assumed(record)
         if tensor is argument and assumed is not None:
             return float(assumed.answer)

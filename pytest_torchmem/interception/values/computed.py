@@ -166,9 +166,7 @@ def _run_in_another_type(call: Call, values: list[Tensor], alone: bool) -> Any:
     if all(one is other for one, other in zip(single, values, strict=True)):
         raise NotImplementedError(f"the CPU has no kernel of {call.operator.name} for these types")
     result = _run(call, single, alone)
-    written = {
-        id(tensor) for tensor in argument_tensors(call.operator.written(call.args, call.kwargs))
-    }
+    written = call.written()
     for tensor, value, computed in zip(call.tensors, values, single, strict=True):
         if id(tensor) in written and computed is not value:
             value.copy_(computed)

@@ -153,11 +153,9 @@ class KnownValues(Answers):
         received = operator.overload.namespace in ("c10d", "fsdp")
         if not (received or operator.only_writes(call.args)):
             return None
-        arguments = operator.all_written(call.args, call.kwargs)
-        written = {id(one) for one in argument_tensors(arguments)}
-        pairs = list(zip(call.tensors, call.records, strict=True))
-        read = {record.address for tensor, record in pairs if id(tensor) not in written}
-        for tensor, record in pairs:
+        written = call.all_written()
+        read = {record.address for tensor, record in call.pairs() if id(tensor) not in written}
+        for tensor, record in call.pairs():
             if id(tensor) in written and record.address not in read:
                 contents.begin_writing(record)
         return None
@@ -252,9 +250,8 @@ class KnownValues(Answers):
             recording.note(call, plan, result)
             return
         if call.operator.writes and not all(record.hollow for record in call.records):
-            arguments = call.operator.all_written(call.args, call.kwargs)
-            written = {id(one) for one in argument_tensors(arguments)}
-            for tensor, record in zip(call.tensors, call.records, strict=True):
+            written = call.all_written()
+            for tensor, record in call.pairs():
                 record.outdated |= not record.hollow and id(tensor) in written
         if memories is not None:
             line = self.contents.of_others(call.records) or self._gathered_now(call)
@@ -298,7 +295,7 @@ class KnownValues(Answers):
         contents = self.contents
         if self.recordings or contents.of_others(call.records):
             return
-        records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
+        records = {id(one): record for one, record in call.pairs()}
 
         def known(tensor: Tensor) -> Tensor | None:
             record = records[id(tensor)]
@@ -361,15 +358,15 @@ class KnownValues(Answers):
             return None
         if operator.random and not self._random_numbers.ready(call, NOTHING):
             return None
-        written = {id(one) for one in argument_tensors(operator.written(call.args, call.kwargs))}
+        written = call.written()
         copies = {
             record.address: known.clone()
-            for tensor, record in zip(call.tensors, call.records, strict=True)
+            for tensor, record in call.pairs()
             if id(tensor) in written and (known := contents.known(record)) is not None
         }
         given = [
             contents.value(record, tensor, copies.get(record.address))
-            for tensor, record in zip(call.tensors, call.records, strict=True)
+            for tensor, record in call.pairs()
         ]
         real = self._attempt(call, lambda: self.run(call, given))
         if real is FAILED:
@@ -600,7 +597,7 @@ class KnownValues(Answers):
         has: sizes and counts, and what else is computed as far as the budget goes.
         """
         contents, line = self.contents, self._attribution.user_line() or "the traced program"
-        records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
+        records = {id(one): record for one, record in call.pairs()}
         for tensor, source, made in copies:
             record, known = records[id(tensor)], contents.known(records[id(source)])
             nbytes = tensor.untyped_storage().nbytes()
@@ -702,7 +699,7 @@ class KnownValues(Answers):
                 torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
                 if contents.known(record) is None
                 else contents.value(record, tensor)
-                for tensor, record in zip(call.tensors, call.records, strict=True)
+                for tensor, record in call.pairs()
             ]
         by_record = call.values is not None
         drawn_otherwise = by_record and call.operator.random
@@ -729,7 +726,7 @@ class KnownValues(Answers):
     def _written(self, call: Call) -> None:
         """Forget what was known of the storages that an operator wrote to, or know them anew."""
         operator, contents = call.operator, self.contents
-        records = {id(one): record for one, record in zip(call.tensors, call.records, strict=True)}
+        records = {id(one): record for one, record in call.pairs()}
         names = operator.argument_names
         kept = {id(call.args[names.index(name)]) for name in operator.record.keeps_values}
         for argument in operator.all_written(call.args, call.kwargs):
@@ -749,12 +746,13 @@ class KnownValues(Answers):
 
     def _overwrite(self, call: Call, tensor: Tensor, record: StorageRecord, nbytes: int) -> None:
         """Know the whole storage of ``tensor`` anew, if what is written to it is known."""
-        pairs = list(zip(call.tensors, call.records, strict=True))
         contents = self.contents
-        if any(other is not tensor and contents.known(source) is None for other, source in pairs):
+        if any(
+            one is not tensor and contents.known(source) is None for one, source in call.pairs()
+        ):
             return
         contents.show(record, nbytes)
-        self.run(call, [contents.value(source, other) for other, source in pairs])
+        self.run(call, [contents.value(source, other) for other, source in call.pairs()])
 
 
 class _Constants:

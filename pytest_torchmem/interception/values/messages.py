@@ -517,7 +517,7 @@ class Mailbox:
 
 
 def _record(call: Call, tensor: Tensor) -> Any:
-    return next(r for one, r in zip(call.tensors, call.records, strict=True) if one is tensor)
+    return next(r for one, r in call.pairs() if one is tensor)
 
 
 def _is_small(tensor: Tensor) -> bool:
