@@ -524,7 +524,7 @@ def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> 
 @cache
 def _functions_followed(begin: Callable[..., Any]) -> Any:
     def enter(self: Any) -> Any:
-        if _Entered.on_thread() and self.gen.gi_code.co_filename.startswith(_SOURCES):
+        if self.gen.gi_code.co_filename.startswith(_SOURCES) and _Entered.on_thread():
             _Entered.generators[self.gen] = None
         return begin(self)
 
