@@ -1,9 +1,23 @@
-"""What a traced program returns."""
+"""Tests that run in a trace, and what a traced program returns."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from pytest_torchmem import trace
+
+
+def in_a_trace(device: str = "", **options: Any) -> Callable[..., Any]:
+    """Let a test run in a trace, on the device that it is given unless one is named."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**given: Any) -> None:
+            trace(lambda: test(**given), device=device or given.get("device", "cpu"), **options)
+
+        return run
+
+    return decorate
 
 
 def result_of(body: Callable[[], Any], **options: Any) -> Any:

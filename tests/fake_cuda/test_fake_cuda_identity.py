@@ -18,77 +18,73 @@ from pytest_torchmem import trace
 from pytest_torchmem.torch_private.function_holders import is_of_program
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.patches import Patch
-from tests.results import on_fake_cuda, result_of
+from tests.results import in_a_trace, on_fake_cuda, result_of
 
 
+@in_a_trace("cuda")
 def test_every_way_of_placing_a_tensor() -> None:
-    def body() -> list[str]:
-        x = torch.ones(4, 4)
-        made = {
-            "cuda": x.cuda(),
-            "cuda(0)": x.cuda(0),
-            "cuda non_blocking": x.cuda(non_blocking=True),
-            "to string": x.to("cuda"),
-            "to device": x.to(torch.device("cuda", 0)),
-            "to number": x.to(0),
-            "to with dtype": x.to("cuda", torch.float16),
-            "to by name": x.to(device="cuda", dtype=torch.bfloat16, non_blocking=True),
-            "to other": x.to(torch.zeros(1, device="cuda")),
-            "to copy": x.to("cuda", copy=True),
-            "channels last": torch.ones(1, 2, 3, 4).to("cuda", memory_format=torch.channels_last),
-            "type": x.type("torch.cuda.HalfTensor"),
-            "tensor": torch.tensor([1.0, 2.0], device="cuda"),
-            "as_tensor": torch.as_tensor([1.0], device="cuda"),
-            "as_tensor of tensor": torch.as_tensor(x, device="cuda"),
-            "full": torch.full((2,), 3.0, device="cuda"),
-            "arange": torch.arange(4, device="cuda:0"),
-            "linspace": torch.linspace(0, 1, 4, device="cuda"),
-            "eye": torch.eye(3, device="cuda"),
-            "randn_like": torch.randn_like(x, device="cuda"),
-            "empty_like of input": torch.empty_like(input=x, device="cuda", dtype=torch.half),
-            "normal": torch.normal(0.0, 1.0, (2,), device="cuda"),
-            "normal beside a tensor": torch.normal(torch.zeros(2, device="cuda"), 1.0),
-            "zeros_like": torch.zeros_like(x.cuda()),
-            "new_zeros": x.new_zeros(3, device="cuda"),
-            "new_ones": x.cuda().new_ones(3),
-            "new_tensor": x.cuda().new_tensor([1, 2]),
-            "new_full": x.cuda().new_full((2,), 1.0),
-            "scalar_tensor": torch.scalar_tensor(1.0, device="cuda"),
-            "randperm": torch.randperm(5, device="cuda"),
-            "tril_indices": torch.tril_indices(3, 3, device="cuda"),
-            "hann_window": torch.hann_window(8, device="cuda"),
-            "generator": torch.randn(3, device="cuda", generator=torch.Generator("cuda")),
-            "operator": x.cuda() + 1,
-            "parameter": nn.Parameter(x.cuda()),
-            "buffer": nn.Buffer(x.cuda()),
-            "module": nn.Linear(4, 4, device="cuda").weight,
-            "pinned": x.pin_memory().cuda(non_blocking=True),
-            "view": x.cuda().view(-1).t(),
-            "detach": x.cuda().detach(),
-            "data": x.cuda().data,
-        }
-        return [
-            name
-            for name, tensor in made.items()
-            if not (
-                tensor.is_cuda
-                and tensor.device == torch.device("cuda", 0)
-                and tensor.get_device() == 0
-                and not tensor.is_cpu
-                and tensor.untyped_storage().device.type == "cuda"
-            )
-        ]
-
-    assert on_fake_cuda(body) == []
+    x = torch.ones(4, 4)
+    made = {
+        "cuda": x.cuda(),
+        "cuda(0)": x.cuda(0),
+        "cuda non_blocking": x.cuda(non_blocking=True),
+        "to string": x.to("cuda"),
+        "to device": x.to(torch.device("cuda", 0)),
+        "to number": x.to(0),
+        "to with dtype": x.to("cuda", torch.float16),
+        "to by name": x.to(device="cuda", dtype=torch.bfloat16, non_blocking=True),
+        "to other": x.to(torch.zeros(1, device="cuda")),
+        "to copy": x.to("cuda", copy=True),
+        "channels last": torch.ones(1, 2, 3, 4).to("cuda", memory_format=torch.channels_last),
+        "type": x.type("torch.cuda.HalfTensor"),
+        "tensor": torch.tensor([1.0, 2.0], device="cuda"),
+        "as_tensor": torch.as_tensor([1.0], device="cuda"),
+        "as_tensor of tensor": torch.as_tensor(x, device="cuda"),
+        "full": torch.full((2,), 3.0, device="cuda"),
+        "arange": torch.arange(4, device="cuda:0"),
+        "linspace": torch.linspace(0, 1, 4, device="cuda"),
+        "eye": torch.eye(3, device="cuda"),
+        "randn_like": torch.randn_like(x, device="cuda"),
+        "empty_like of input": torch.empty_like(input=x, device="cuda", dtype=torch.half),
+        "normal": torch.normal(0.0, 1.0, (2,), device="cuda"),
+        "normal beside a tensor": torch.normal(torch.zeros(2, device="cuda"), 1.0),
+        "zeros_like": torch.zeros_like(x.cuda()),
+        "new_zeros": x.new_zeros(3, device="cuda"),
+        "new_ones": x.cuda().new_ones(3),
+        "new_tensor": x.cuda().new_tensor([1, 2]),
+        "new_full": x.cuda().new_full((2,), 1.0),
+        "scalar_tensor": torch.scalar_tensor(1.0, device="cuda"),
+        "randperm": torch.randperm(5, device="cuda"),
+        "tril_indices": torch.tril_indices(3, 3, device="cuda"),
+        "hann_window": torch.hann_window(8, device="cuda"),
+        "generator": torch.randn(3, device="cuda", generator=torch.Generator("cuda")),
+        "operator": x.cuda() + 1,
+        "parameter": nn.Parameter(x.cuda()),
+        "buffer": nn.Buffer(x.cuda()),
+        "module": nn.Linear(4, 4, device="cuda").weight,
+        "pinned": x.pin_memory().cuda(non_blocking=True),
+        "view": x.cuda().view(-1).t(),
+        "detach": x.cuda().detach(),
+        "data": x.cuda().data,
+    }
+    assert [
+        name
+        for name, tensor in made.items()
+        if not (
+            tensor.is_cuda
+            and tensor.device == torch.device("cuda", 0)
+            and tensor.get_device() == 0
+            and not tensor.is_cpu
+            and tensor.untyped_storage().device.type == "cuda"
+        )
+    ] == []
 
 
+@in_a_trace("cuda")
 def test_every_way_back_to_the_host() -> None:
-    def body() -> list[bool]:
-        x = torch.arange(4, device="cuda")
-        made = [x.cpu(), x.to("cpu"), x.to(torch.zeros(1)), torch.as_tensor(x, device="cpu")]
-        return [tensor.is_cpu and tensor.tolist() == [0, 1, 2, 3] for tensor in made]
-
-    assert on_fake_cuda(body) == [True] * 4
+    x = torch.arange(4, device="cuda")
+    made = [x.cpu(), x.to("cpu"), x.to(torch.zeros(1)), torch.as_tensor(x, device="cpu")]
+    assert all(tensor.is_cpu and tensor.tolist() == [0, 1, 2, 3] for tensor in made)
 
 
 def test_contexts_and_the_default_device() -> None:
@@ -106,42 +102,38 @@ def test_contexts_and_the_default_device() -> None:
     assert torch.ones(1).device.type == "cpu"
 
 
+@in_a_trace("cuda")
 def test_modules_move_with_parameters_gradients_and_buffers() -> None:
-    def body() -> list[bool]:
-        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        before = [id(parameter) for parameter in model.parameters()]
-        model.to("cuda", torch.float64)
-        twin = copy.deepcopy(model)
-        twin.load_state_dict(model.state_dict())
-        model(torch.ones(3, 4, device="cuda", dtype=torch.float64)).sum().backward()
-        optimizer.step()
-        state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-        model.load_state_dict(state)
-        tensors = [*model.parameters(), *model.buffers(), *twin.parameters(), *twin.buffers()]
-        gradients = [parameter.grad for parameter in model.parameters()]
-        return [
-            before == [id(parameter) for parameter in model.parameters()],
-            all(tensor.is_cuda for tensor in tensors),
-            all(gradient is not None and gradient.is_cuda for gradient in gradients),
-            all(tensor.is_cpu for tensor in state.values()),
-        ]
-
-    assert on_fake_cuda(body) == [True] * 4
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before = [id(parameter) for parameter in model.parameters()]
+    model.to("cuda", torch.float64)
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(model.state_dict())
+    model(torch.ones(3, 4, device="cuda", dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(state)
+    tensors = [*model.parameters(), *model.buffers(), *twin.parameters(), *twin.buffers()]
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert before == [id(parameter) for parameter in model.parameters()]
+    assert all(tensor.is_cuda for tensor in tensors)
+    assert all(gradient is not None and gradient.is_cuda for gradient in gradients)
+    assert all(tensor.is_cpu for tensor in state.values())
 
 
+@in_a_trace("cuda")
 def test_gradients_cross_devices() -> None:
-    def body() -> list[bool]:
-        leaf = torch.ones(4, requires_grad=True)
-        (leaf.cuda() * 2).cpu().sum().backward()
-        on_gpu = torch.ones(4, device="cuda", requires_grad=True)
-        on_gpu.to("cpu", torch.float64).sum().backward()
-        copied = torch.ones(4, requires_grad=True)
-        torch.zeros(4, device="cuda").copy_(copied).sum().backward()
-        assert copied.grad.is_cpu
-        return [leaf.grad.is_cpu, on_gpu.grad.is_cuda, on_gpu.grad.dtype == torch.float32]
-
-    assert on_fake_cuda(body) == [True] * 3
+    leaf = torch.ones(4, requires_grad=True)
+    (leaf.cuda() * 2).cpu().sum().backward()
+    on_gpu = torch.ones(4, device="cuda", requires_grad=True)
+    on_gpu.to("cpu", torch.float64).sum().backward()
+    copied = torch.ones(4, requires_grad=True)
+    torch.zeros(4, device="cuda").copy_(copied).sum().backward()
+    assert copied.grad.is_cpu
+    assert leaf.grad.is_cpu
+    assert on_gpu.grad.is_cuda
+    assert on_gpu.grad.dtype == torch.float32
 
 
 def test_operators_on_two_devices_raise_as_torch_does():
@@ -160,31 +152,25 @@ def test_host_memory_only_functions_raise_as_torch_does():
         trace(lambda: torch.ones(2, device="cuda").numpy(), device="cuda")
 
 
+@in_a_trace("cuda")
 def test_addresses_differ_where_memory_does() -> None:
-    def body() -> list[bool]:
-        x, y = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
-        empty = torch.tensor([], device="cuda")
-        return [
-            (empty.data_ptr(), empty.untyped_storage().data_ptr()) == (0, 0),
-            x.data_ptr() != y.data_ptr(),
-            x.data_ptr() == x.view(2, 2).data_ptr(),
-            x[1:].data_ptr() == x.data_ptr() + 4,
-            x.data_ptr() % 64 == 0,
-        ]
-
-    assert on_fake_cuda(body) == [True] * 5
+    x, y = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+    empty = torch.tensor([], device="cuda")
+    assert (empty.data_ptr(), empty.untyped_storage().data_ptr()) == (0, 0)
+    assert x.data_ptr() != y.data_ptr()
+    assert x.data_ptr() == x.view(2, 2).data_ptr()
+    assert x[1:].data_ptr() == x.data_ptr() + 4
+    assert x.data_ptr() % 64 == 0
 
 
+@in_a_trace("cuda")
 def test_data_loaders_feed_the_gpu() -> None:
-    def body() -> list[bool]:
-        data = torch.utils.data.TensorDataset(torch.ones(8, 3), torch.arange(8))
-        loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
-        found = []
-        for x, y in loader:
-            found += [x.is_pinned(), x.cuda(non_blocking=True).is_cuda, y.cuda().is_cuda]
-        return found
-
-    assert on_fake_cuda(body) == [True] * 6
+    data = torch.utils.data.TensorDataset(torch.ones(8, 3), torch.arange(8))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
+    found = []
+    for x, y in loader:
+        found += [x.is_pinned(), x.cuda(non_blocking=True).is_cuda, y.cuda().is_cuda]
+    assert found == [True] * 6
 
 
 def test_packed_sequences_and_state_of_recurrent_layers() -> None:
@@ -232,16 +218,14 @@ def test_an_index_on_the_gpu_does_not_go_with_a_tensor_on_the_host(program: Any)
         trace(body, device="cuda")
 
 
+@in_a_trace("cuda")
 def test_an_index_on_the_host_goes_with_a_tensor_on_the_gpu() -> None:
-    def body() -> None:
-        there, index = torch.ones(4, device="cuda"), torch.tensor([0, 1])
-        assert there[index].is_cuda
-        there[index] = torch.tensor(2.0)
-        there[index] = torch.ones(2, device="cuda")
-        with pytest.raises(RuntimeError, match="two devices, cuda:0 and cpu"):
-            there[index] = torch.ones(2)
-
-    trace(body, device="cuda")
+    there, index = torch.ones(4, device="cuda"), torch.tensor([0, 1])
+    assert there[index].is_cuda
+    there[index] = torch.tensor(2.0)
+    there[index] = torch.ones(2, device="cuda")
+    with pytest.raises(RuntimeError, match="two devices, cuda:0 and cpu"):
+        there[index] = torch.ones(2)
 
 
 def test_lengths_of_sequences_are_on_the_host() -> None:
@@ -308,18 +292,16 @@ def test_numbers_that_composites_make_are_beside_their_tensor(last: str, device:
     assert set(found.values()) == {device}, found
 
 
+@in_a_trace("cuda")
 def test_torch_tensor_of_sizes_is_on_the_host_after_whatever_ran() -> None:
-    def program() -> None:
-        on_gpu = torch.randn(8, 8, device="cuda")
-        for made in (torch.Tensor(8, 8), torch.Tensor(torch.Size([8, 8])), torch.Tensor()):
-            assert made.device.type == "cpu"
-            _ = on_gpu * 2
-        weights = torch.Tensor(8, 8).fill_(0.5).to(on_gpu.device)
-        weights.view(-1)[::8] = 0.25  # C++ makes a number on the host of it
-        assert weights.is_cuda
-        on_gpu += weights.log()
-
-    trace(program, device="cuda")
+    on_gpu = torch.randn(8, 8, device="cuda")
+    for made in (torch.Tensor(8, 8), torch.Tensor(torch.Size([8, 8])), torch.Tensor()):
+        assert made.device.type == "cpu"
+        _ = on_gpu * 2
+    weights = torch.Tensor(8, 8).fill_(0.5).to(on_gpu.device)
+    weights.view(-1)[::8] = 0.25  # C++ makes a number on the host of it
+    assert weights.is_cuda
+    on_gpu += weights.log()
 
 
 def test_a_subclass_of_tensors_is_made_of_sizes_and_of_data(device: str) -> None:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pytest_torchmem as torchmem
 from pytest_torchmem import trace
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.results import in_a_trace
 
 
 @torch.library.custom_op("torchmem_fake::squared", mutates_args=())
@@ -27,13 +28,11 @@ squared.register_fake(lambda x: torch.empty_like(x))
 GPU = torch.device("cuda:0")
 
 
+@in_a_trace("cuda")
 def test_an_operator_is_checked_against_its_description() -> None:
-    def program() -> None:
-        tests = ("test_schema", "test_faketensor")
-        found = torch.library.opcheck(squared, (torch.ones(3, device="cuda"),), test_utils=tests)
-        assert set(found.values()) == {"SUCCESS"}
-
-    trace(program, device="cuda")
+    tests = ("test_schema", "test_faketensor")
+    found = torch.library.opcheck(squared, (torch.ones(3, device="cuda"),), test_utils=tests)
+    assert set(found.values()) == {"SUCCESS"}
 
 
 def test_they_say_the_device_that_they_stand_for() -> None:
@@ -57,42 +56,32 @@ def test_they_say_the_device_that_they_stand_for() -> None:
     assert before.device.type == "cpu"
 
 
+@in_a_trace("cuda", gpus=2)
 def test_they_are_on_the_gpu_that_is_the_current_one() -> None:
     """Torch remembers what such calls give, and did not know that the GPU was another."""
-    found = []
-
-    def program() -> None:
-        for index in (0, 1):
-            with torch.cuda.device(index), FakeTensorMode():
-                found.append(torch.empty_strided((257,), (1,), device="cuda").device.index)
-
-    trace(program, device="cuda", gpus=2)
-    assert found == [0, 1]
+    for index in (0, 1):
+        with torch.cuda.device(index), FakeTensorMode():
+            assert torch.empty_strided((257,), (1,), device="cuda").device.index == index
 
 
+@in_a_trace("cuda")
 def test_a_graph_of_them_runs_where_they_were() -> None:
-    def program() -> None:
-        x = torch.randn(2, 3, device="cuda")
-        graph = make_fx(
-            lambda y: y + torch.zeros(3, device="cuda") + torch.ones(3).to("cuda"),
-            tracing_mode="fake",
-        )(x)
-        assert graph(x).device == GPU
-
-    trace(program, device="cuda")
+    x = torch.randn(2, 3, device="cuda")
+    graph = make_fx(
+        lambda y: y + torch.zeros(3, device="cuda") + torch.ones(3).to("cuda"), tracing_mode="fake"
+    )(x)
+    assert graph(x).device == GPU
 
 
+@in_a_trace()
 def test_nothing_is_copied_out_of_meta(device: str) -> None:
-    def program() -> None:
-        empty = torch.empty(3, device="meta")
-        for target in (device, "cpu"):
-            with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
-                empty.to(target)
-        with pytest.raises(NotImplementedError, match=r"Please use torch.nn.Module.to_empty\(\)"):
-            nn.Linear(2, 2, device="meta").to(device)
-        assert empty.to(device="meta", dtype=torch.half).dtype is torch.half
-
-    trace(program, device=device)
+    empty = torch.empty(3, device="meta")
+    for target in (device, "cpu"):
+        with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+            empty.to(target)
+    with pytest.raises(NotImplementedError, match=r"Please use torch.nn.Module.to_empty\(\)"):
+        nn.Linear(2, 2, device="meta").to(device)
+    assert empty.to(device="meta", dtype=torch.half).dtype is torch.half
 
 
 _NoModes: Any = vars(torch._C)["_DisableTorchDispatch"]
@@ -125,14 +114,12 @@ def tangent(x: Tensor) -> Tensor:
     ],
     ids=["unbind", "index", "trace", "cumprod", "attention", "diagonal", "one_hot", "tangent"],
 )
+@in_a_trace("cuda")
 def test_what_operators_make_is_on_the_gpu(function: Callable[[Tensor], Tensor]) -> None:
-    def body() -> None:
-        x = torch.randn(3, 4, device="cuda", requires_grad=True)
-        with PassesOn():
-            function(x).sum().backward()
-        assert x.grad.is_cuda
-
-    torchmem.trace(body, device="cuda")
+    x = torch.randn(3, 4, device="cuda", requires_grad=True)
+    with PassesOn():
+        function(x).sum().backward()
+    assert x.grad.is_cuda
 
 
 @pytest.mark.skipif(TORCH_VERSION < (2, 13), reason="modes are asked wherever there are any")
@@ -155,17 +142,15 @@ def test_operators_that_a_mode_is_not_asked_for(device: Any) -> None:
     assert results[0] == results[1]
 
 
+@in_a_trace("cuda")
 def test_what_a_program_asks_the_host_for_is_there() -> None:
-    def body() -> None:
-        x = torch.randn(3, device="cuda")
-        with PassesOn():
-            assert torch.ops.aten.zeros.default([3], device="cpu").is_cpu
-            assert torch.zeros(3).is_cpu
-            assert x.cpu().is_cpu
-            assert torch.zeros(3, device="cuda").is_cuda
-            assert torch.ops.aten._to_copy.default(x, device="cpu").is_cpu
-
-    torchmem.trace(body, device="cuda")
+    x = torch.randn(3, device="cuda")
+    with PassesOn():
+        assert torch.ops.aten.zeros.default([3], device="cpu").is_cpu
+        assert torch.zeros(3).is_cpu
+        assert x.cpu().is_cpu
+        assert torch.zeros(3, device="cuda").is_cuda
+        assert torch.ops.aten._to_copy.default(x, device="cpu").is_cpu
 
 
 class Devices(TorchDispatchMode):
@@ -224,20 +209,16 @@ def test_a_mode_that_is_never_left_is_as_before() -> None:
         (lambda x: x.cpu().to("cuda"), "cuda"),
     ],
 )
+@in_a_trace("cuda")
 def test_a_graph_of_real_tensors_runs_where_it_was_traced(function, device):
-    def body() -> None:
-        x = torch.randn(3, 4, device="cuda")
-        graph = make_fx(function, tracing_mode="real")(x)
-        assert graph(x).device.type == device
-
-    torchmem.trace(body, device="cuda")
+    x = torch.randn(3, 4, device="cuda")
+    graph = make_fx(function, tracing_mode="real")(x)
+    assert graph(x).device.type == device
 
 
+@in_a_trace("cuda")
 def test_a_linearized_model_runs_on_the_gpu() -> None:
-    def body() -> None:
-        net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU()).cuda()
-        x = torch.randn(5, 6, device="cuda")
-        _, tangent = torch.func.linearize(net, x)
-        assert tangent(torch.ones_like(x)).is_cuda
-
-    torchmem.trace(body, device="cuda")
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU()).cuda()
+    x = torch.randn(5, 6, device="cuda")
+    _, tangent = torch.func.linearize(net, x)
+    assert tangent(torch.ones_like(x)).is_cuda

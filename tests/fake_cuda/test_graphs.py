@@ -16,6 +16,7 @@ from torch import nn
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.results import in_a_trace
 
 MIB = 1 << 20
 SMALL, LARGE = 2 * MIB, 20 * MIB
@@ -75,39 +76,35 @@ def test_statistics_are_those_of_a_gpu(nbytes, segments, reserved, after, pool):
     on_fake_cuda(body, values="real")
 
 
+@in_a_trace("cuda")
 def test_a_replay_takes_nothing_and_what_was_captured_stays() -> None:
-    def body() -> None:
-        graph, x = torch.cuda.CUDAGraph(), torch.ones(MIB, device="cuda")
-        with torch.cuda.graph(graph):
-            y = (x * 2) * 3
-        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(3):
-            graph.replay()
-        assert torch.cuda.max_memory_allocated() == allocated == 8 * MIB + STATE
-        other = torch.ones(MIB, device="cuda")  # not in the pool, where 4 MiB are free
-        torch.cuda.empty_cache()
-        assert torch.cuda.memory_reserved() >= reserved
-        pools = {one["segment_pool_id"] for one in torch.cuda.memory_snapshot()}
-        assert pools == {(0, 0), graph.pool()}
-        del y, other
-
-    on_fake_cuda(body)
+    graph, x = torch.cuda.CUDAGraph(), torch.ones(MIB, device="cuda")
+    with torch.cuda.graph(graph):
+        y = (x * 2) * 3
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        graph.replay()
+    assert torch.cuda.max_memory_allocated() == allocated == 8 * MIB + STATE
+    other = torch.ones(MIB, device="cuda")  # not in the pool, where 4 MiB are free
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() >= reserved
+    pools = {one["segment_pool_id"] for one in torch.cuda.memory_snapshot()}
+    assert pools == {(0, 0), graph.pool()}
+    del y, other
 
 
+@in_a_trace("cuda")
 def test_a_graph_takes_along_what_cublas_keeps_for_its_stream() -> None:
-    def body() -> None:
-        x = torch.ones(64, 64, device="cuda")
-        before = torch.cuda.memory_allocated()
-        for _ in range(2):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                y = x @ x
-            assert torch.cuda.memory_allocated() - before > 8 * MIB
-            del graph, y
-            assert torch.cuda.memory_allocated() == before
-
-    on_fake_cuda(body)
+    x = torch.ones(64, 64, device="cuda")
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x @ x
+        assert torch.cuda.memory_allocated() - before > 8 * MIB
+        del graph, y
+        assert torch.cuda.memory_allocated() == before
 
 
 def test_graphs_share_a_pool() -> None:
@@ -237,39 +234,35 @@ def test_what_cuda_does_not_permit_in_a_capture(asks: Callable[[torch.Tensor], A
             on_fake_cuda(body, values=values)
 
 
+@in_a_trace("cuda")
 def test_a_stream_that_waits_for_a_captured_one_belongs_to_the_capture() -> None:
-    def body() -> None:
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        x = torch.ones(MIB, device="cuda")
-        with torch.cuda.graph(graph):
-            assert torch.cuda.is_current_stream_capturing()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                y = x * 2
-            torch.cuda.current_stream().wait_stream(side)
-        assert not torch.cuda.is_current_stream_capturing()
-        assert not side.is_capturing()
-        snapshot = torch.cuda.memory_snapshot()
-        (stream,) = [s["stream"] for s in snapshot if s["segment_pool_id"] == graph.pool()]
-        assert stream == side.cuda_stream
-        graph.replay()
-        assert y[0].item() == 2
-
-    on_fake_cuda(body)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    x = torch.ones(MIB, device="cuda")
+    with torch.cuda.graph(graph):
+        assert torch.cuda.is_current_stream_capturing()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 2
+        torch.cuda.current_stream().wait_stream(side)
+    assert not torch.cuda.is_current_stream_capturing()
+    assert not side.is_capturing()
+    snapshot = torch.cuda.memory_snapshot()
+    (stream,) = [s["stream"] for s in snapshot if s["segment_pool_id"] == graph.pool()]
+    assert stream == side.cuda_stream
+    graph.replay()
+    assert y[0].item() == 2
 
 
+@in_a_trace("cuda")
 def test_a_graph_of_the_accelerator() -> None:
-    def body() -> None:
-        x, stream = torch.zeros(10, device="cuda"), torch.Stream(device="cuda")
-        graph = torch.accelerator.Graph()
-        with stream, graph:
-            x += 1
-        assert x.sum().item() == 0
-        graph.replay()
-        graph.replay()
-        assert x.sum().item() == 20
-
-    on_fake_cuda(body)
+    x, stream = torch.zeros(10, device="cuda"), torch.Stream(device="cuda")
+    graph = torch.accelerator.Graph()
+    with stream, graph:
+        x += 1
+    assert x.sum().item() == 0
+    graph.replay()
+    graph.replay()
+    assert x.sum().item() == 20
 
 
 def test_wrong_uses_of_graphs_raise_as_on_a_gpu() -> None:

@@ -14,6 +14,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.fake_cuda.memory import OutOfMemoryError, format_size
 from pytest_torchmem.profile.timeline import Phase
 from pytest_torchmem.targets.gpus import find_gpu, gpu_names
+from tests.results import in_a_trace
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -119,18 +120,15 @@ def test_a_program_that_halves_its_batch_gets_through() -> None:
     assert limited.reserved_peak <= find_gpu("t4").memory - find_gpu("t4").context
 
 
+@in_a_trace("cuda", gpu="h100")
 def test_more_than_any_gpu_has() -> None:
     """Torch's test/test_cuda.py, test_out_of_memory."""
-
-    def program() -> None:
-        tensor = torch.zeros(1024, device="cuda")
-        with pytest.raises(
-            RuntimeError, match=r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity"
-        ):
-            bytes_on_cuda(GIB * 800_000_000)
-        tensor.fill_(1)
-
-    trace(program, device="cuda", gpu="h100")
+    tensor = torch.zeros(1024, device="cuda")
+    with pytest.raises(
+        RuntimeError, match=r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity"
+    ):
+        bytes_on_cuda(GIB * 800_000_000)
+    tensor.fill_(1)
 
 
 def test_a_fraction_of_the_memory() -> None:
@@ -161,26 +159,23 @@ def test_a_fraction_of_the_memory() -> None:
     trace(program, device="cuda", gpu="l4")
 
 
+@in_a_trace("cuda", gpu="a100")
 def test_settings_that_the_program_makes() -> None:
     """Torch's test/test_cuda.py, test_max_split_expandable."""
-
-    def program() -> None:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(120 * MIB / total)
-        kept = []
-        for expandable in ("False", "True", "False"):
-            torch.cuda.memory._set_allocator_settings(
-                f"expandable_segments:{expandable},max_split_size_mb:40"
-            )
-            kept.append(bytes_on_cuda(40 * MIB))
-        with pytest.raises(torch.OutOfMemoryError):
-            bytes_on_cuda(40 * MIB)
-        # The cached blocks are given back, some of which are pages of an expandable segment.
-        kept.clear()
-        kept.append(bytes_on_cuda(120 * MIB))
-        assert torch.cuda.memory_reserved() == 120 * MIB
-
-    trace(program, device="cuda", gpu="a100")
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(120 * MIB / total)
+    kept = []
+    for expandable in ("False", "True", "False"):
+        torch.cuda.memory._set_allocator_settings(
+            f"expandable_segments:{expandable},max_split_size_mb:40"
+        )
+        kept.append(bytes_on_cuda(40 * MIB))
+    with pytest.raises(torch.OutOfMemoryError):
+        bytes_on_cuda(40 * MIB)
+    # The cached blocks are given back, some of which are pages of an expandable segment.
+    kept.clear()
+    kept.append(bytes_on_cuda(120 * MIB))
+    assert torch.cuda.memory_reserved() == 120 * MIB
 
 
 def test_whether_a_limit_holds() -> None:

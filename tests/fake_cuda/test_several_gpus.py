@@ -17,6 +17,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.profile import MemoryProfile
 from tests.modules import Parts
+from tests.results import in_a_trace
 
 SECOND = torch.device("cuda", 1)
 KIB = 1024
@@ -195,12 +196,10 @@ OTHER_DEVICES = {"_assert_tensor_metadata", "_make_dep_token", "_pin_memory", "_
 
 
 @pytest.mark.parametrize("named", [0, torch.device("cuda"), "cuda:0"], ids=str)
+@in_a_trace("cuda")
 def test_every_way_of_placing_takes_every_name(named: Any) -> None:
-    def program() -> None:
-        found = {name: make(named).device for name, make in FACTORIES.items()}
-        assert set(found.values()) == {GPU}, found
-
-    trace(program, device="cuda")
+    found = {name: make(named).device for name, make in FACTORIES.items()}
+    assert set(found.values()) == {GPU}, found
 
 
 def test_every_function_of_torch_that_makes_tensors_on_a_device_is_replaced() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_torchmem import trace
 from pytest_torchmem.profile.timeline import Timeline
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 
 ROWS, COLUMNS = 64, 128
 N = ROWS * COLUMNS
@@ -109,35 +109,32 @@ def test_gradients_cross_as_well() -> None:
     assert made(body) == [4 * N, 4 * N]
 
 
+@in_a_trace("cuda")
 def test_pinned_memory_is_the_hosts() -> None:
-    def body() -> list[bool]:
-        made = [
-            torch.empty(N, pin_memory=True),
-            torch.zeros(N).pin_memory(),
-            gpu().to("cpu", non_blocking=True),
-        ]
-        assert torch.cuda.memory_allocated() == 0
-        moved = made[0].to("cuda", non_blocking=True)
-        assert torch.cuda.memory_allocated() == moved.nbytes
-        return [*[tensor.is_pinned() for tensor in made], moved.is_pinned(), host().is_pinned()]
+    made = [
+        torch.empty(N, pin_memory=True),
+        torch.zeros(N).pin_memory(),
+        gpu().to("cpu", non_blocking=True),
+    ]
+    assert torch.cuda.memory_allocated() == 0
+    moved = made[0].to("cuda", non_blocking=True)
+    assert torch.cuda.memory_allocated() == moved.nbytes
+    assert all(tensor.is_pinned() for tensor in made)
+    assert not moved.is_pinned()
+    assert not host().is_pinned()
 
-    assert result_of(body, device="cuda") == [True, True, True, False, False]
 
-
+@in_a_trace("cuda")
 def test_saved_tensors_on_the_host() -> None:
     """``save_on_cpu(pin_memory=True)`` holds nothing on the GPU between forward and backward."""
-
-    def body() -> list[int]:
-        x = gpu().requires_grad_()
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            y = x.exp()
-        z = y.sum()
-        del y
-        live = torch.cuda.memory_allocated()
-        z.backward()
-        return [live, torch.cuda.memory_allocated()]
-
-    assert result_of(body, device="cuda") == [4 * N + 512, 8 * N + 512]
+    x = gpu().requires_grad_()
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        y = x.exp()
+    z = y.sum()
+    del y
+    live = torch.cuda.memory_allocated()
+    z.backward()
+    assert [live, torch.cuda.memory_allocated()] == [4 * N + 512, 8 * N + 512]
 
 
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])

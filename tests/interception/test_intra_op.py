@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pytest_torchmem import trace
 from pytest_torchmem.torch_private.settings import OneThread
+from tests.results import in_a_trace
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,8 @@ def test_an_error_gives_the_threads_back() -> None:
     assert torch.get_num_threads() == 2
 
 
+@in_a_trace()
 def test_a_traced_program_sees_what_it_set() -> None:
-    def program() -> None:
-        mask = torch.ones(64, 64, dtype=torch.bool).tril()
-        assert mask.sum().item() == 64 * 65 // 2
-        assert torch.get_num_threads() == 2
-
-    trace(program)
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()
+    assert mask.sum().item() == 64 * 65 // 2
+    assert torch.get_num_threads() == 2

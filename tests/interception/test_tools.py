@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pytest_torchmem as torchmem
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 
 
 def exported(device: str = "cpu") -> Any:
@@ -154,20 +154,18 @@ def test_torchscript_knows_functions_that_are_replaced(device: str) -> None:
     assert found == real
 
 
+@in_a_trace("cuda")
 def test_torchscript_is_loaded_onto_the_gpu() -> None:
-    def program() -> None:
-        file = io.BytesIO()
-        torch.jit.save(torch.jit.script(nn.Linear(1000, 1000).cuda()), file)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(nn.Linear(1000, 1000).cuda()), file)
+    file.seek(0)
+    for device in ({"map_location": "cuda"}, {}):  # where it was
+        before = torch.cuda.memory_allocated()
+        loaded = torch.jit.load(file, **device)
+        assert torch.cuda.memory_allocated() - before == 4_000_256 + 4_096
+        assert loaded(torch.ones(2, 1000, device="cuda")).is_cuda
         file.seek(0)
-        for device in ({"map_location": "cuda"}, {}):  # where it was
-            before = torch.cuda.memory_allocated()
-            loaded = torch.jit.load(file, **device)
-            assert torch.cuda.memory_allocated() - before == 4_000_256 + 4_096
-            assert loaded(torch.ones(2, 1000, device="cuda")).is_cuda
-            file.seek(0)
-            del loaded
-
-    torchmem.trace(program, device="cuda")
+        del loaded
 
 
 def test_a_compiled_function_is_told_of_and_no_other() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import pytest_torchmem as torchmem
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 
 
 class Noted(torch.Tensor):
@@ -57,17 +57,15 @@ def test_the_same_functions_are_asked_for(device: str) -> None:
     assert result_of(lambda: program(device), device=device) == really
 
 
+@in_a_trace("cuda")
 def test_a_subclass_finds_what_it_knows() -> None:
-    def body() -> None:
-        x = torch.randn(3).as_subclass(Unwrapped)
-        assert type(x.to("cuda")) is Unwrapped
-        assert type(x.to("cuda").cpu()) is Unwrapped
-        assert type(x.cuda()) is torch.Tensor
-        assert type(x + 1) is torch.Tensor
-        assert torch.Tensor.to in KEPT
-        assert torch.Tensor.cuda not in KEPT
-
-    torchmem.trace(body, device="cuda")
+    x = torch.randn(3).as_subclass(Unwrapped)
+    assert type(x.to("cuda")) is Unwrapped
+    assert type(x.to("cuda").cpu()) is Unwrapped
+    assert type(x.cuda()) is torch.Tensor
+    assert type(x + 1) is torch.Tensor
+    assert torch.Tensor.to in KEPT
+    assert torch.Tensor.cuda not in KEPT
 
 
 def test_a_backward_asks_no_subclass(device: str) -> None:
@@ -158,12 +156,10 @@ def test_a_mode_is_asked_for_what_stands_in_torch(device: str) -> None:
     assert seen == really == [name for name in names for _ in range(2)]
 
 
+@in_a_trace("cuda")
 def test_functions_in_the_place_of_torchs_are_copied_and_pickled_as_these() -> None:
-    def body() -> None:
-        assert copy.deepcopy([torch.zeros])[0] is torch.zeros
-        assert pickle.loads(pickle.dumps(torch.zeros)) is torch.zeros
-
-    torchmem.trace(body, device="cuda")
+    assert copy.deepcopy([torch.zeros])[0] is torch.zeros
+    assert pickle.loads(pickle.dumps(torch.zeros)) is torch.zeros
 
 
 def test_a_tensor_of_a_subclass_that_moves_is_a_plain_one() -> None:

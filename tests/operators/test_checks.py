@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from pytest_torchmem import measure, trace
+from tests.results import in_a_trace
 
 
 def zeros(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -141,17 +142,12 @@ def test_what_was_refused_holds_nothing(device: str) -> None:
         gc.enable()
 
 
+@in_a_trace("cuda")
 def test_what_kernels_take_is_not_refused() -> None:
-    found: list[float] = []
-
-    def program() -> None:
-        found.extend(zeros("cuda", 3).copy_(5).tolist())
-        in_one_place = zeros("cuda", 1).expand(3)
-        torch.mv(zeros("cuda", 3, 2), zeros("cuda", 2), out=in_one_place)
-        large("cuda", torch.int8).add_(300)  # wraps around
-
-    trace(program, device="cuda")
-    assert found == [5.0] * 3
+    assert zeros("cuda", 3).copy_(5).tolist() == [5.0] * 3
+    in_one_place = zeros("cuda", 1).expand(3)
+    torch.mv(zeros("cuda", 3, 2), zeros("cuda", 2), out=in_one_place)
+    large("cuda", torch.int8).add_(300)  # wraps around
 
 
 @pytest.mark.parametrize(("device", "names"), [("cpu", "m1 and m2"), ("cuda", "mat1 and mat2")])
@@ -225,15 +221,13 @@ def test_types_that_no_kernel_knows(mistake: Callable[[], Any], words: str) -> N
         trace(mistake, device="cuda", values="none")
 
 
+@in_a_trace("cuda")
 def test_what_only_kernels_of_the_gpu_take() -> None:
-    def program() -> None:
-        torch.histc(zeros("cuda", 9, dtype=torch.long))
-        large("cuda", torch.bool).abs()
-        zeros("cuda", 3, 3, dtype=torch.bool).trace()
-        torch.linalg.norm(zeros("cuda", 9, dtype=torch.half))
-        F.batch_norm(zeros("cuda", 2, 3, 4, dtype=torch.half), zeros("cuda", 3), zeros("cuda", 3))
-
-    trace(program, device="cuda")
+    torch.histc(zeros("cuda", 9, dtype=torch.long))
+    large("cuda", torch.bool).abs()
+    zeros("cuda", 3, 3, dtype=torch.bool).trace()
+    torch.linalg.norm(zeros("cuda", 9, dtype=torch.half))
+    F.batch_norm(zeros("cuda", 2, 3, 4, dtype=torch.half), zeros("cuda", 3), zeros("cuda", 3))
 
 
 def test_a_mask_of_another_shape() -> None:

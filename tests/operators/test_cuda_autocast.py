@@ -1,7 +1,6 @@
 """Autocast on fake cuda casts what ``torch.autocast("cuda")`` casts, and keeps what it keeps."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,22 +10,12 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.fake_cuda import decompositions as lists
-from tests.results import result_of
+from tests.results import in_a_trace, on_fake_cuda, result_of
 
 HALF, BFLOAT, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
-def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
-    """Trace ``body`` on fake cuda, with warnings as errors, and return what it returned."""
-    results = []
-
-    def program() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            results.append(body())
-
-    trace(program, device="cuda", **options)
-    return results[0]
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def cuda(*shape: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
@@ -53,21 +42,19 @@ def test_every_operator_that_torch_casts_is_in_a_list() -> None:
     assert registered - known - {name for name in registered if "name" in name.lower()} == set()
 
 
+@in_a_trace("cuda")
 def test_the_dtype_of_the_region() -> None:
-    def body() -> list[Any]:
-        x = cuda(4, 4)
-        found: list[Any] = [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
-        with torch.amp.autocast("cuda", dtype=BFLOAT):
-            found += [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
-            found.append((x @ x).dtype)
-            with torch.autocast("cuda", enabled=False):
-                found += [torch.is_autocast_enabled("cuda"), (x @ x).dtype]
-                with torch.autocast("cuda", dtype=HALF):
-                    found.append((x @ x).dtype)
-            found.append((x @ x).dtype)
-        return [*found, (x @ x).dtype]
-
-    assert on_fake_cuda(body) == [
+    x = cuda(4, 4)
+    found: list[Any] = [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
+    with torch.amp.autocast("cuda", dtype=BFLOAT):
+        found += [torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")]
+        found.append((x @ x).dtype)
+        with torch.autocast("cuda", enabled=False):
+            found += [torch.is_autocast_enabled("cuda"), (x @ x).dtype]
+            with torch.autocast("cuda", dtype=HALF):
+                found.append((x @ x).dtype)
+        found.append((x @ x).dtype)
+    assert [*found, (x @ x).dtype] == [
         *(False, HALF),
         *(True, BFLOAT, BFLOAT),
         *(False, FLOAT),
@@ -89,60 +76,54 @@ def live() -> int:
     return torch.cuda.memory_allocated()
 
 
+@in_a_trace("cuda")
 def test_casts_of_weights_are_kept_until_the_outermost_region_ends() -> None:
-    def body() -> list[int]:
-        weight = nn.Parameter(cuda(256, 256))
-        x = cuda(256, 256, dtype=HALF)
-        x @ x  # takes cuBLAS's workspace, which stays
-        start = live()
-        found = []
-        with torch.autocast("cuda"), torch.no_grad():
-            with torch.autocast("cuda"):
-                weight @ x
-            found.append(live() - start)
+    weight = nn.Parameter(cuda(256, 256))
+    x = cuda(256, 256, dtype=HALF)
+    x @ x  # takes cuBLAS's workspace, which stays
+    start = live()
+    found = []
+    with torch.autocast("cuda"), torch.no_grad():
+        with torch.autocast("cuda"):
             weight @ x
-            found.append(live() - start)
         found.append(live() - start)
-        with torch.autocast("cuda", cache_enabled=False), torch.no_grad():
-            weight @ x
-            found.append(live() - start)
-        with torch.autocast("cuda"), torch.no_grad():
-            weight.detach() @ x  # not a leaf that requires grad
-            found.append(live() - start)
-        return found
+        weight @ x
+        found.append(live() - start)
+    found.append(live() - start)
+    with torch.autocast("cuda", cache_enabled=False), torch.no_grad():
+        weight @ x
+        found.append(live() - start)
+    with torch.autocast("cuda"), torch.no_grad():
+        weight.detach() @ x  # not a leaf that requires grad
+        found.append(live() - start)
+    assert found == [2 * 256 * 256, 2 * 256 * 256, 0, 0, 0]
 
-    assert on_fake_cuda(body) == [2 * 256 * 256, 2 * 256 * 256, 0, 0, 0]
 
-
+@in_a_trace("cuda")
 def test_casts_are_not_kept_in_inference_mode() -> None:
     # autocast_mode.cpp, cached_cast (pytorch/pytorch#165068), as on the CPU
-    def body() -> list[int]:
-        layer = nn.Linear(256, 256, bias=False).cuda()
-        x = cuda(256, 256, dtype=HALF)
-        layer.weight.half() @ x  # takes cuBLAS's workspace, which stays
-        start = live()
-        found = []
-        for mode in (torch.inference_mode, torch.no_grad):
-            with mode(), torch.autocast("cuda"):
-                layer(x)
-                found.append(live() - start)
-        return found
-
-    assert on_fake_cuda(body) == [0, 2 * 256 * 256]
+    layer = nn.Linear(256, 256, bias=False).cuda()
+    x = cuda(256, 256, dtype=HALF)
+    layer.weight.half() @ x  # takes cuBLAS's workspace, which stays
+    start = live()
+    found = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode(), torch.autocast("cuda"):
+            layer(x)
+            found.append(live() - start)
+    assert found == [0, 2 * 256 * 256]
 
 
+@in_a_trace("cuda")
 def test_a_cast_made_without_gradients_serves_with_them() -> None:
-    def body() -> bool:
-        layer = nn.Linear(8, 8, bias=False).cuda()
-        x = cuda(2, 8)
-        with torch.autocast("cuda"):
-            with torch.no_grad():
-                layer(x)
-            loss = layer(x).float().sum()
-        loss.backward()
-        return layer.weight.grad is not None
-
-    assert on_fake_cuda(body) is True
+    layer = nn.Linear(8, 8, bias=False).cuda()
+    x = cuda(2, 8)
+    with torch.autocast("cuda"):
+        with torch.no_grad():
+            layer(x)
+        loss = layer(x).float().sum()
+    loss.backward()
+    assert layer.weight.grad is not None
 
 
 def test_a_cached_cast_has_one_gradient_path() -> None:
@@ -204,34 +185,30 @@ def test_custom_functions() -> None:
         (Tensor.sum, [0, 16384.0]),
     ],
 )
+@in_a_trace("cuda")
 def test_a_gradient_scaler_lets_the_optimizer_step(reduce, after):
-    def body() -> list[Any]:
-        layer = nn.Linear(8, 8).cuda()
-        optimizer = torch.optim.Adam(layer.parameters())
-        scaler = torch.amp.GradScaler("cuda")
-        for _ in range(2):
-            with torch.autocast("cuda"):
-                loss = reduce(layer(cuda(2, 8)))
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        return [len(optimizer.state), scaler.get_scale()]
-
-    assert on_fake_cuda(body) == after
+    layer = nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.Adam(layer.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(2):
+        with torch.autocast("cuda"):
+            loss = reduce(layer(cuda(2, 8)))
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert [len(optimizer.state), scaler.get_scale()] == after
 
 
+@in_a_trace("cuda")
 def test_recurrent_layers_run_in_half_precision() -> None:
-    def body() -> list[Any]:
-        layer = nn.LSTM(8, 16).cuda()
-        with torch.autocast("cuda", dtype=BFLOAT):
-            output, _ = layer(cuda(5, 3, 8))
-        output.float().sum().backward()
-        return [output.dtype, layer.weight_ih_l0.grad.dtype]
-
-    assert on_fake_cuda(body) == [HALF, FLOAT]
+    layer = nn.LSTM(8, 16).cuda()
+    with torch.autocast("cuda", dtype=BFLOAT):
+        output, _ = layer(cuda(5, 3, 8))
+    output.float().sum().backward()
+    assert [output.dtype, layer.weight_ih_l0.grad.dtype] == [HALF, FLOAT]
 
 
 def test_checkpoints_compute_again_in_the_same_region() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_torchmem import trace
 from pytest_torchmem.operators.normalization import _group_norm_copies
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from tests.results import result_of
+from tests.results import in_a_trace
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
 FLASH = "aten::_scaled_dot_product_flash_attention"
@@ -190,32 +190,28 @@ def test_an_index_goes_to_the_gpu(program, forward, retained):
     assert (profile.forward_peak, profile.retained) == (forward, retained)
 
 
+@in_a_trace("cuda")
 def test_an_index_of_a_tensor_on_the_host_stays_there() -> None:
-    def body() -> None:
-        on_host, on_gpu = torch.ones(5, 5), torch.ones(5, 5, device="cuda")
-        on_gpu[[1, 2]] = 3.0
-        assert on_host[[0, 1]].device.type == "cpu"
-        index = torch.tensor([1, 2])
-        assert on_gpu[index].device.type == "cuda"
-        assert index.device.type == "cpu"
-
-    trace(body, device="cuda")
+    on_host, on_gpu = torch.ones(5, 5), torch.ones(5, 5, device="cuda")
+    on_gpu[[1, 2]] = 3.0
+    assert on_host[[0, 1]].device.type == "cpu"
+    index = torch.tensor([1, 2])
+    assert on_gpu[index].device.type == "cuda"
+    assert index.device.type == "cpu"
 
 
+@in_a_trace("cuda")
 def test_a_gradient_of_cuda_is_differentiable_and_named_as_in_torch() -> None:
-    def body() -> None:
-        x = torch.tensor([[1.0, 3.0], [3.0, 0.0]], device="cuda", requires_grad=True)
-        largest = x.max()
-        assert largest.grad_fn.name() == "MaxBackward1"
-        (grad,) = torch.autograd.grad(largest * largest, x, create_graph=True)
-        assert grad.tolist() == [[0.0, 3.0], [3.0, 0.0]]
-        grad.sum().backward()
-        assert x.grad.tolist() == [[0.0, 1.0], [1.0, 0.0]]
-        torch.func.vmap(torch.func.grad(torch.median))(torch.ones(3, 3, device="cuda"))
-        on_host = torch.ones(2, requires_grad=True)
-        on_host.max().backward()
-
-    trace(body, device="cuda")
+    x = torch.tensor([[1.0, 3.0], [3.0, 0.0]], device="cuda", requires_grad=True)
+    largest = x.max()
+    assert largest.grad_fn.name() == "MaxBackward1"
+    (grad,) = torch.autograd.grad(largest * largest, x, create_graph=True)
+    assert grad.tolist() == [[0.0, 3.0], [3.0, 0.0]]
+    grad.sum().backward()
+    assert x.grad.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    torch.func.vmap(torch.func.grad(torch.median))(torch.ones(3, 3, device="cuda"))
+    on_host = torch.ones(2, requires_grad=True)
+    on_host.max().backward()
 
 
 def test_sampling_is_cudnn_where_corners_are_aligned() -> None:
@@ -245,16 +241,14 @@ def test_recurrent_layers_are_one_cudnn_call(kind: type, options: dict[str, Any]
     assert "aten::bmm" not in found
 
 
+@in_a_trace("cuda")
 def test_weights_of_recurrent_layers_share_a_buffer() -> None:
-    def body() -> int:
-        layer = nn.LSTM(8, 16).cuda()
-        output, _ = layer(cuda(5, 3, 8))
-        output.sum().backward()
-        grads = {parameter.grad.untyped_storage()._cdata for parameter in layer.parameters()}
-        weights = {parameter.untyped_storage()._cdata for parameter in layer.parameters()}
-        return len(grads) * 10 + len(weights)
-
-    assert result_of(body, device="cuda") == 11
+    layer = nn.LSTM(8, 16).cuda()
+    output, _ = layer(cuda(5, 3, 8))
+    output.sum().backward()
+    grads = {parameter.grad.untyped_storage()._cdata for parameter in layer.parameters()}
+    weights = {parameter.untyped_storage()._cdata for parameter in layer.parameters()}
+    assert len(grads) * 10 + len(weights) == 11
 
 
 def test_projections_of_an_lstm() -> None:

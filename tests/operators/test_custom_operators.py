@@ -12,6 +12,7 @@ from pytest_torchmem.operators.custom_operators import OperatorModel, registered
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, registered_gpus
 from pytest_torchmem.targets.host import Host
+from tests.results import in_a_trace
 
 
 @torch.library.custom_op("torchmem_tests::scaled", mutates_args=(), device_types="cuda")
@@ -98,22 +99,17 @@ def test_lists_and_written_arguments(device: str) -> None:
     assert trace(program, device=device).peak == 1024 + 16 + 1024 + 256
 
 
+@in_a_trace("cuda")
 def test_a_custom_operator_is_cast_by_autocast() -> None:
-    dtypes = []
-
-    def program() -> None:
-        x = torch.ones(8, 8, device="cuda", requires_grad=True)
-        with torch.autocast("cuda", dtype=torch.float16):
-            output = product(x, x)
-            with torch.autocast("cuda", enabled=False):
-                plain = product(x, x)
-        on_host = product(torch.ones(8, 8), torch.ones(8, 8))
-        dtypes.extend([output.dtype, plain.dtype, on_host.dtype])
-        output.float().sum().backward()
-        dtypes.append(x.grad.dtype)
-
-    trace(program, device="cuda")
-    assert dtypes == [torch.bfloat16, torch.float32, torch.float32, torch.float32]
+    x = torch.ones(8, 8, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.float16):
+        output = product(x, x)
+        with torch.autocast("cuda", enabled=False):
+            plain = product(x, x)
+    on_host = product(torch.ones(8, 8), torch.ones(8, 8))
+    output.float().sum().backward()
+    assert output.dtype is torch.bfloat16
+    assert plain.dtype is on_host.dtype is x.grad.dtype is torch.float32
 
 
 def test_a_custom_operator_that_nobody_described(device: str) -> None:

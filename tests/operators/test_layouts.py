@@ -17,7 +17,7 @@ from pytest_torchmem.operators.workspace import CONTIGUOUS, SUGGESTED, copied, s
 from pytest_torchmem.targets.gpus import find_gpu
 from pytest_torchmem.targets.host import REFERENCE
 from tests.asked import workspace_of
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 
 aten = torch.ops.aten
 
@@ -206,15 +206,12 @@ def test_wrong_arguments_are_told_as_by_torch(device: str) -> None:
             trace(function, device=device)
 
 
+@in_a_trace("cuda")
 def test_dropout_on_cuda_has_a_mask_like_its_input() -> None:
     found: list[Any] = []
-
-    def program() -> None:
-        x = torch.ones(2, 3, 4, device="cuda").permute(2, 0, 1)
-        for train, p in ((True, 0.5), (False, 0.5), (True, 1.0)):
-            found.append([one.stride() for one in torch.native_dropout(x, p, train)])
-
-    trace(program, device="cuda")
+    x = torch.ones(2, 3, 4, device="cuda").permute(2, 0, 1)
+    for train, p in ((True, 0.5), (False, 0.5), (True, 1.0)):
+        found.append([one.stride() for one in torch.native_dropout(x, p, train)])
     assert found == [[(1, 12, 4)] * 2, [(1, 12, 4), (6, 3, 1)], [(1, 12, 4), (6, 3, 1)]]
 
 
@@ -282,20 +279,17 @@ def half_of_the_channels(dims: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dims", [2, 3])
+@in_a_trace("cuda")
 def test_batch_norm_of_a_slice_in_channels_last_stays_so(dims: int) -> None:
     """``cudnn_batch_norm`` gets its input ``contiguous(input.suggest_memory_format())``;
     native/Normalization.cpp, ``_batch_norm_impl_index``.
     """
     found: list[bool] = []
-
-    def step() -> None:
-        input = half_of_the_channels(dims)
-        weight, bias = torch.empty(2, 4, device="cuda").unbind()
-        result: Any = functional.batch_norm(input, None, None, weight, bias, training=True)
-        last = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
-        found.append(result.is_contiguous(memory_format=last))
-
-    trace(step, device="cuda")
+    input = half_of_the_channels(dims)
+    weight, bias = torch.empty(2, 4, device="cuda").unbind()
+    result: Any = functional.batch_norm(input, None, None, weight, bias, training=True)
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
+    found.append(result.is_contiguous(memory_format=last))
     assert found == [True]
 
 
@@ -324,17 +318,14 @@ def test_rms_norm_of_a_slice_in_channels_last_is_not_fused() -> None:
     ],
     ids=["channel_shuffle", "reflect", "replicate", "max_unpool2d"],
 )
+@in_a_trace("cuda", gpu="a100")
 def test_what_is_contiguous_whatever_the_image_is(run: Callable[[Tensor], Tensor]) -> None:
     """native/ChanelShuffle.cpp, cuda/ReflectionPad.cu, ReplicationPadding.cu, MaxUnpooling.cu."""
     dense = []
-
-    def step() -> None:
-        x = torch.ones(2, 8, 4, 4, device="cuda").to(memory_format=LAST).requires_grad_()
-        result = run(x)
-        (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
-        dense.append((result.is_contiguous(), gradient.is_contiguous()))
-
-    trace(step, device="cuda", gpu="a100")
+    x = torch.ones(2, 8, 4, 4, device="cuda").to(memory_format=LAST).requires_grad_()
+    result = run(x)
+    (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
+    dense.append((result.is_contiguous(), gradient.is_contiguous()))
     assert dense[0][0]
     assert dense[0][1]
 
@@ -344,18 +335,15 @@ def test_what_is_contiguous_whatever_the_image_is(run: Callable[[Tensor], Tensor
 @pytest.mark.parametrize(
     ("dtype", "training"), [(BFLOAT, True), (BFLOAT, False), (torch.float32, False)]
 )
+@in_a_trace("cuda", gpu="a100")
 def test_the_gradient_of_batch_norm_lies_as_its_input(dtype, training, layout, incoming):
     """In training; in evaluation, cuDNN's too, it is contiguous. cuda/Normalization.cu."""
     dense = []
-
-    def run() -> None:
-        x = torch.ones(2, 8, 4, 4, dtype=dtype, device="cuda").contiguous(memory_format=layout)
-        x.requires_grad_()
-        y = nn.BatchNorm2d(8, device="cuda", dtype=dtype).train(training)(x)
-        (gradient,) = torch.autograd.grad(y, x, y.detach().contiguous(memory_format=incoming))
-        dense.append(gradient.is_contiguous())
-
-    trace(run, device="cuda", gpu="a100")
+    x = torch.ones(2, 8, 4, 4, dtype=dtype, device="cuda").contiguous(memory_format=layout)
+    x.requires_grad_()
+    y = nn.BatchNorm2d(8, device="cuda", dtype=dtype).train(training)(x)
+    (gradient,) = torch.autograd.grad(y, x, y.detach().contiguous(memory_format=incoming))
+    dense.append(gradient.is_contiguous())
     assert dense == [not training or layout is not LAST]
 
 

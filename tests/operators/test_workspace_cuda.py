@@ -25,6 +25,7 @@ from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from tests.asked import workspace_of
 from tests.operators.cuda_programs import PROGRAMS, read_requests, requests
+from tests.results import in_a_trace
 
 MIB = 2**20
 CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -258,27 +259,25 @@ def packed_by_lane(weight: Tensor, tile: int, several: int, lane: int, inner: in
 @pytest.mark.parametrize(
     ("inner", "rows", "width", "group"), [(2, 24, 64, 32), (4, 16, 128, 64), (8, 8, 256, 128)]
 )
+@in_a_trace("cuda")
 def test_numbers_of_four_bits(inner: int, rows: int, width: int, group: int) -> None:
-    def program() -> None:
-        numbers = torch.randint(0, 16, (rows, width), device="cuda")
-        weight = ((numbers[:, ::2] << 4) | numbers[:, 1::2]).to(torch.uint8)
-        packed = torch._convert_weight_to_int4pack(weight, inner)
-        tile, lane = rows // 8 - 1, 13
-        assert packed[tile, -1, lane, 0] == packed_by_lane(
-            weight, tile, packed.shape[1] - 1, lane, inner
-        )
-        scales = torch.randn(width // group, rows, 2, dtype=torch.bfloat16, device="cuda")
-        x = torch.randn(5, width, dtype=torch.bfloat16, device="cuda")
-        scale, zero = scales.float().repeat_interleave(group, 0).unbind(-1)
-        expected = x @ ((numbers - 8) * scale.t() + zero.t()).bfloat16().t()
-        before = torch.cuda.memory_allocated()
-        y = torch._weight_int4pack_mm(x, packed, group, scales)
-        assert torch.cuda.memory_allocated() - before == max(y.nbytes, 512)
-        torch.testing.assert_close(y, expected, rtol=2e-2, atol=1e-2)
-        with pytest.raises(RuntimeError, match="kBFloat16"):
-            torch._weight_int4pack_mm(x.float(), packed, group, scales)
-
-    trace(program, device="cuda")
+    numbers = torch.randint(0, 16, (rows, width), device="cuda")
+    weight = ((numbers[:, ::2] << 4) | numbers[:, 1::2]).to(torch.uint8)
+    packed = torch._convert_weight_to_int4pack(weight, inner)
+    tile, lane = rows // 8 - 1, 13
+    assert packed[tile, -1, lane, 0] == packed_by_lane(
+        weight, tile, packed.shape[1] - 1, lane, inner
+    )
+    scales = torch.randn(width // group, rows, 2, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(5, width, dtype=torch.bfloat16, device="cuda")
+    scale, zero = scales.float().repeat_interleave(group, 0).unbind(-1)
+    expected = x @ ((numbers - 8) * scale.t() + zero.t()).bfloat16().t()
+    before = torch.cuda.memory_allocated()
+    y = torch._weight_int4pack_mm(x, packed, group, scales)
+    assert torch.cuda.memory_allocated() - before == max(y.nbytes, 512)
+    torch.testing.assert_close(y, expected, rtol=2e-2, atol=1e-2)
+    with pytest.raises(RuntimeError, match="kBFloat16"):
+        torch._weight_int4pack_mm(x.float(), packed, group, scales)
 
 
 FLOAT, HALF, BFLOAT = torch.float32, torch.float16, torch.bfloat16

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import measure, trace
+from tests.results import in_a_trace
 from tests.tracing.programs import MODELS, PROGRAMS, differences
 
 
@@ -135,16 +136,14 @@ def test_reference_host_does_not_depend_on_this_machine() -> None:
         torch.set_num_threads(threads)
 
 
+@in_a_trace()
 def test_copies_have_the_layout_that_is_asked_for(device: str) -> None:
-    def program() -> None:
-        image = torch.zeros(2, 3, 4, 5, device=device)
-        for copy in (image.contiguous(memory_format=torch.channels_last), image.mT.clone()):
-            assert copy.stride() in ((60, 1, 15, 3), (60, 20, 1, 5))
-        turned = image.clone(memory_format=torch.channels_last)
-        assert turned.clone().stride() == turned.stride()
-        assert turned.contiguous().stride() == image.stride()
-
-    trace(program, device=device)
+    image = torch.zeros(2, 3, 4, 5, device=device)
+    for copy in (image.contiguous(memory_format=torch.channels_last), image.mT.clone()):
+        assert copy.stride() in ((60, 1, 15, 3), (60, 20, 1, 5))
+    turned = image.clone(memory_format=torch.channels_last)
+    assert turned.clone().stride() == turned.stride()
+    assert turned.contiguous().stride() == image.stride()
 
 
 def nested(levels: int) -> nn.Module:

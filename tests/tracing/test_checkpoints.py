@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 
 safetensors = pytest.importorskip("safetensors.torch")
 LARGE = 1 << 28
@@ -69,19 +69,17 @@ def ways(folder: Path, device: str) -> dict[str, Callable[[Any], dict[str, Tenso
     return found
 
 
+@in_a_trace(values="none")
 def test_what_is_known_is_read_back_and_what_is_not_stays_unknown(device, tmp_path):
-    def program() -> None:
-        unknown = torch.randn(2_000, device=device).bool().sum(dtype=torch.int64).repeat(3)
-        state = {"known": torch.tensor([3, 1, 2], device=device), "unknown": unknown}
-        for name, way in (ways(tmp_path, device) | {"bytes": through_bytes}).items():
-            found = way(state)
-            assert found["known"].tolist() == [3, 1, 2], name
-            on = "cpu" if name == "function" else device
-            assert {tensor.device.type for tensor in found.values()} == {on}, name
-            with pytest.raises(UnknownValueError):
-                torch.empty(found["unknown"].tolist())
-
-    trace(program, device=device, values="none")
+    unknown = torch.randn(2_000, device=device).bool().sum(dtype=torch.int64).repeat(3)
+    state = {"known": torch.tensor([3, 1, 2], device=device), "unknown": unknown}
+    for name, way in (ways(tmp_path, device) | {"bytes": through_bytes}).items():
+        found = way(state)
+        assert found["known"].tolist() == [3, 1, 2], name
+        on = "cpu" if name == "function" else device
+        assert {tensor.device.type for tensor in found.values()} == {on}, name
+        with pytest.raises(UnknownValueError):
+            torch.empty(found["unknown"].tolist())
 
 
 def test_a_gibibyte_takes_neither_disk_nor_memory_nor_time(device: str, tmp_path: Path) -> None:
@@ -120,15 +118,13 @@ def test_files_of_a_trace_are_read_by_others(tmp_path: Path) -> None:
         assert not state["a"].any()
 
 
+@in_a_trace()
 def test_tensors_that_share_a_storage_share_it_in_the_file(tmp_path: Path) -> None:
-    def program() -> None:
-        whole = torch.randn(4, 4).t()
-        torch.save([whole, whole[1:]], tmp_path / "a.pt")
-        first, second = torch.load(tmp_path / "a.pt")
-        assert (first.stride(), second.shape) == ((1, 4), (3, 4))
-        assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-
-    trace(program)
+    whole = torch.randn(4, 4).t()
+    torch.save([whole, whole[1:]], tmp_path / "a.pt")
+    first, second = torch.load(tmp_path / "a.pt")
+    assert (first.stride(), second.shape) == ((1, 4), (3, 4))
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
 def test_real_files_are_read_as_they_are(tmp_path: Path) -> None:
@@ -159,17 +155,15 @@ def test_files_of_the_older_format_are_read_as_they_are(tmp_path: Path) -> None:
     trace(program, device="cuda")
 
 
+@in_a_trace("cuda")
 def test_a_program_may_ask_for_the_older_format_in_the_place_of_torch_save(monkeypatch):
-    def program() -> None:
-        original, file = torch.save, io.BytesIO()
-        older = functools.partial(original, _use_new_zipfile_serialization=False)
-        with monkeypatch.context() as within:
-            within.setattr(torch, "save", older)
-            torch.save({"weight": torch.arange(6.0, device="cuda")}, file)
-        file.seek(0)
-        assert torch.load(file)["weight"].tolist() == [0, 1, 2, 3, 4, 5]
-
-    trace(program, device="cuda")
+    original, file = torch.save, io.BytesIO()
+    older = functools.partial(original, _use_new_zipfile_serialization=False)
+    with monkeypatch.context() as within:
+        within.setattr(torch, "save", older)
+        torch.save({"weight": torch.arange(6.0, device="cuda")}, file)
+    file.seek(0)
+    assert torch.load(file)["weight"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_pickled_tensors_keep_what_is_known_of_them(device: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from pytest_torchmem import measure, trace
+from tests.results import in_a_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 
@@ -27,20 +28,17 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return rows.sum(0), torch.tensor(index)
 
 
+@in_a_trace()
 def test_workers_load_what_a_traced_program_trains_on(device: str) -> None:
     labels: list[int] = []
-
-    def program() -> None:
-        model = nn.Linear(4, 10).to(device)
-        pins = device == "cuda"
-        for data, label in DataLoader(Samples(), batch_size=5, num_workers=1, pin_memory=pins):
-            assert data.is_pinned() is label.is_pinned() is pins
-            assert not any("pin_memory" in thread.name for thread in threading.enumerate())
-            labels.extend(label.tolist())
-            data, label = data.to(device, non_blocking=True), label.to(device, non_blocking=True)
-            nn.functional.cross_entropy(model(data), label).backward()
-
-    trace(program, device=device)
+    model = nn.Linear(4, 10).to(device)
+    pins = device == "cuda"
+    for data, label in DataLoader(Samples(), batch_size=5, num_workers=1, pin_memory=pins):
+        assert data.is_pinned() is label.is_pinned() is pins
+        assert not any("pin_memory" in thread.name for thread in threading.enumerate())
+        labels.extend(label.tolist())
+        data, label = data.to(device, non_blocking=True), label.to(device, non_blocking=True)
+        nn.functional.cross_entropy(model(data), label).backward()
     assert labels == list(range(10))
 
 

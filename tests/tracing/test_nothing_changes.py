@@ -29,6 +29,7 @@ from pytest_torchmem import measure, trace
 from pytest_torchmem.torch_private.settings import all_settings, answers
 from tests.modules import Parts
 from tests.processes import run_program
+from tests.results import in_a_trace
 from tests.tracing.programs import MODELS, hooked
 
 
@@ -377,17 +378,14 @@ def test_the_number_of_threads_is_never_set(monkeypatch: pytest.MonkeyPatch) -> 
     assert numbers == []
 
 
+@in_a_trace()
 def test_the_default_dtype_is_that_of_the_moment(device: str) -> None:
     found: list[torch.dtype] = []
-
-    def program() -> None:
-        for dtype in (torch.float32, torch.float64):
-            torch.set_default_dtype(dtype)
-            count = torch.arange(3, device=device)
-            made = (torch.zeros(5, device=device), torch.tensor([1.0], device=device), count / 2)
-            found.extend(tensor.dtype for tensor in (*made, count.sin()))
-
-    trace(program, device=device)
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        count = torch.arange(3, device=device)
+        made = (torch.zeros(5, device=device), torch.tensor([1.0], device=device), count / 2)
+        found.extend(tensor.dtype for tensor in (*made, count.sin()))
     assert found == 4 * [torch.float32] + 4 * [torch.float64]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from tests.processes import run_program
+from tests.results import in_a_trace
 
 BEFORE = ThreadPoolExecutor(1)
 """A pool whose thread was there before any trace."""
@@ -97,14 +98,12 @@ def test_a_training_in_a_thread_is_one_in_the_step(way: Any, device: str) -> Non
     assert "tests/tracing/test_threads.py" in lines
 
 
+@in_a_trace()
 def test_tensors_of_a_thread_are_on_the_device_that_they_say(device: str) -> None:
-    def program() -> None:
-        x = torch.ones(1 << 40, device=device)
-        found = in_pool(lambda: (x.device, (x + 1).device, x.norm().device, torch.ones(2).device))
-        assert [each.type for each in found] == [device, device, device, "cpu"]
-        assert in_thread(lambda: torch.cuda.is_available()) is (device == "cuda")
-
-    trace(program, device=device)
+    x = torch.ones(1 << 40, device=device)
+    found = in_pool(lambda: (x.device, (x + 1).device, x.norm().device, torch.ones(2).device))
+    assert [each.type for each in found] == [device, device, device, "cpu"]
+    assert in_thread(lambda: torch.cuda.is_available()) is (device == "cuda")
 
 
 def test_a_backward_belongs_to_the_lines_of_the_thread_that_ran_the_forward() -> None:

@@ -8,6 +8,7 @@ import torch
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnsupportedOperatorError
 from pytest_torchmem.fake_cuda.triton import written_arguments
+from tests.results import in_a_trace
 
 
 def test_a_pointwise_kernel_makes_what_it_returns() -> None:
@@ -51,22 +52,17 @@ def test_an_extension_for_cuda_is_not_compiled(how: str) -> None:
         trace(program, device="cuda")
 
 
+@in_a_trace("cuda")
 def test_the_extension_of_peft_makes_matrices_of_blocks() -> None:
-    made: list[Any] = []
+    from torch.utils.cpp_extension import load
 
-    def program() -> None:
-        from torch.utils.cpp_extension import load
-
-        extension = load("fbd_cuda", ["fbd_cuda.cpp", "fbd_cuda_kernel.cu"])
-        blocks = torch.arange(1.0, 13.0, device="cuda").view(1, 3, 2, 2)
-        before = torch.cuda.memory_allocated()
-        (matrices,) = extension.forward(blocks)
-        made.append(torch.cuda.max_memory_allocated() - before)
-        made.append(torch.equal(matrices[0], torch.block_diag(*blocks[0])))
-        made.append(torch.equal(extension.backward(matrices * 2, blocks)[0], blocks * 2))
-
-    trace(program, device="cuda")
-    assert made == [512, True, True]
+    extension = load("fbd_cuda", ["fbd_cuda.cpp", "fbd_cuda_kernel.cu"])
+    blocks = torch.arange(1.0, 13.0, device="cuda").view(1, 3, 2, 2)
+    before = torch.cuda.memory_allocated()
+    (matrices,) = extension.forward(blocks)
+    assert torch.cuda.max_memory_allocated() - before == 512
+    assert torch.equal(matrices[0], torch.block_diag(*blocks[0]))
+    assert torch.equal(extension.backward(matrices * 2, blocks)[0], blocks * 2)
 
 
 triton = pytest.importorskip("triton")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
 from tests.modules import Parts
+from tests.results import in_a_trace
 from tests.tracing.programs import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -111,14 +112,12 @@ def test_on_cuda_the_library_knows_its_workspace() -> None:
     assert "aten::addmm" in profile.unknown_workspaces
 
 
+@in_a_trace("cuda")
 def test_on_cuda_a_matrix_says_where_it_is() -> None:
-    def program() -> None:
-        matrix = csr().cuda()
-        assert matrix.device == matrix.values().device == torch.device("cuda", 0)
-        product = matrix @ torch.ones(6, 2, device="cuda")
-        assert product.is_cuda
-
-    torchmem.trace(program, device="cuda")
+    matrix = csr().cuda()
+    assert matrix.device == matrix.values().device == torch.device("cuda", 0)
+    product = matrix @ torch.ones(6, 2, device="cuda")
+    assert product.is_cuda
 
 
 def test_on_cuda_reducing_products_do_not_exist() -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
+from tests.results import in_a_trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -125,12 +126,10 @@ def test_attention_on_cuda_is_the_gpus(dtype: torch.dtype, operator: str) -> Non
     assert operator in {one.origin.operator for one in profile.timeline.allocations}
 
 
+@in_a_trace("cuda")
 def test_a_wrapper_says_where_its_values_are() -> None:
-    def program() -> None:
-        nested = torch.nested.nested_tensor(
-            [torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged, device="cuda"
-        )
-        assert nested.device == nested.values().device == torch.device("cuda", 0)
-        assert nested.is_cuda
-
-    torchmem.trace(program, device="cuda")
+    nested = torch.nested.nested_tensor(
+        [torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged, device="cuda"
+    )
+    assert nested.device == nested.values().device == torch.device("cuda", 0)
+    assert nested.is_cuda

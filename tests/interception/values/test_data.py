@@ -21,7 +21,7 @@ from torch import Tensor
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from tests.processes import run_program
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 
 READS: dict[str, Callable[[Tensor], Any]] = {
     "torch.tensor": lambda t: torch.tensor([t, t]),
@@ -105,15 +105,13 @@ def test_what_needs_no_value_runs(device: str, name: str) -> None:
     ).warnings
 
 
+@in_a_trace()
 def test_a_tensor_says_whether_it_is_in_shared_memory(device: str) -> None:
-    def program() -> None:
-        host, on_device = torch.zeros(3), torch.zeros(3, device=device)
-        assert not host.is_shared()
-        assert on_device.is_shared() == (device == "cuda")
-        assert torch.nn.Linear(2, 2, device=device).share_memory().weight.is_shared()
-        assert host.share_memory_().is_shared()
-
-    trace(program, device=device)
+    host, on_device = torch.zeros(3), torch.zeros(3, device=device)
+    assert not host.is_shared()
+    assert on_device.is_shared() == (device == "cuda")
+    assert torch.nn.Linear(2, 2, device=device).share_memory().weight.is_shared()
+    assert host.share_memory_().is_shared()
 
 
 def open_files() -> int:
@@ -132,13 +130,11 @@ def test_a_model_that_a_program_shares_stays_where_it_is(device: str) -> None:
     assert (open_files(), model.weight.is_shared()) == (before, False)
 
 
+@in_a_trace()
 def test_a_tensor_goes_through_a_queue_of_processes() -> None:
-    def program() -> None:
-        sent = multiprocessing.get_context("fork").Queue()
-        sent.put(torch.ones(3))
-        assert sent.get(timeout=60).tolist() == [1, 1, 1]
-
-    trace(program)
+    sent = multiprocessing.get_context("fork").Queue()
+    sent.put(torch.ones(3))
+    assert sent.get(timeout=60).tolist() == [1, 1, 1]
 
 
 def test_known_values_are_read(device: str) -> None:
@@ -300,17 +296,15 @@ def test_arrays_take_what_they_take() -> None:
     assert traced.figures() == measured | {"host_peak": 8812}
 
 
+@in_a_trace()
 def test_sparse_tensors_are_saved_and_copied(device: str) -> None:
-    def program() -> None:
-        sparse = torch.eye(3, device=device).to_sparse()
-        file = io.BytesIO()
-        torch.save({"sparse": sparse}, file)
-        file.seek(0)
-        for one in (torch.load(file)["sparse"], copy.deepcopy(sparse)):
-            assert one.device.type == device
-            assert one.to_dense().sum().item() == 3
-
-    trace(program, device=device)
+    sparse = torch.eye(3, device=device).to_sparse()
+    file = io.BytesIO()
+    torch.save({"sparse": sparse}, file)
+    file.seek(0)
+    for one in (torch.load(file)["sparse"], copy.deepcopy(sparse)):
+        assert one.device.type == device
+        assert one.to_dense().sum().item() == 3
 
 
 class _FullDisk(io.BytesIO):
@@ -327,9 +321,7 @@ class _FullDisk(io.BytesIO):
 
 
 @pytest.mark.parametrize("room", [0, 300, 1_200, 5_000])
+@in_a_trace()
 def test_a_file_that_cannot_be_written_raises_what_it_raises(room: int, device: str) -> None:
-    def program() -> None:
-        with pytest.raises(OSError, match="no space left"):
-            torch.save([torch.rand(1000, device=device), torch.ones(2)], _FullDisk(room))
-
-    trace(program, device=device)
+    with pytest.raises(OSError, match="no space left"):
+        torch.save([torch.rand(1000, device=device), torch.ones(2)], _FullDisk(room))

@@ -12,49 +12,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pytest_torchmem as torchmem
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 from tests.tracing.programs import differences
 
 
+@in_a_trace()
 def test_control_flow_and_shapes_follow_known_values() -> None:
-    seen: list[object] = []
-
-    def program() -> None:
-        mask = torch.tensor([True, False, True, False])
-        lengths = torch.tensor([3, 5, 2])
-        x = torch.randn(4, 8)
-        seen.append(bool(mask.any()))
-        seen.append(int(lengths.max()))
-        seen.append(tuple(x[mask].shape))
-        seen.append(tuple(mask.nonzero().shape))
-        seen.append(torch.unique(torch.tensor([1, 1, 2])).tolist())
-        x[mask] = 0.0
-        steps = torch.zeros(())
-        steps += 1
-        seen.append(steps.item())
-        seen.append([rate.item() for rate in torch.linspace(0, 1, 3)])
-        positions = torch.arange(6).view(2, 3)[:, 1:] + 1
-        seen.append(positions.tolist())
-        seen.append((torch.arange(5) % 3).tolist())
-        seen.append((torch.arange(5) > lengths[:, None]).sum().item())
-
-    trace(program)
-    assert seen == [
-        True,
-        5,
-        (2, 8),
-        (2, 1),
-        [1, 2],
-        1.0,
-        [0.0, 0.5, 1.0],
-        [[2, 3], [5, 6]],
-        [0, 1, 2, 0, 1],
-        3,
-    ]
+    mask = torch.tensor([True, False, True, False])
+    lengths = torch.tensor([3, 5, 2])
+    x = torch.randn(4, 8)
+    assert bool(mask.any()) is True
+    assert int(lengths.max()) == 5
+    assert x[mask].shape == (2, 8)
+    assert mask.nonzero().shape == (2, 1)
+    assert torch.unique(torch.tensor([1, 1, 2])).tolist() == [1, 2]
+    x[mask] = 0.0
+    steps = torch.zeros(())
+    steps += 1
+    assert steps.item() == 1.0
+    assert [rate.item() for rate in torch.linspace(0, 1, 3)] == [0.0, 0.5, 1.0]
+    positions = torch.arange(6).view(2, 3)[:, 1:] + 1
+    assert positions.tolist() == [[2, 3], [5, 6]]
+    assert (torch.arange(5) % 3).tolist() == [0, 1, 2, 0, 1]
+    assert (torch.arange(5) > lengths[:, None]).sum().item() == 3
 
 
 def test_inputs_keep_their_values() -> None:
@@ -124,16 +107,13 @@ def test_accuracy_is_added_up_and_told() -> None:
     assert told == ["?/4 ? nan True", "?/8 ? nan True", "?"]
 
 
+@in_a_trace(values="none")
 def test_values_that_leave_torch_are_ones_and_positions_the_first(device: str) -> None:
     found: list[object] = []
-
-    def program() -> None:
-        x = torch.randn(2, 3, device=device)
-        best = torch.cat([x.argmax(1), x.topk(2)[1][:, 0]]).cpu()
-        found.extend([x.tolist(), x.cpu().numpy().tolist(), best.numpy().tolist()])
-        found.extend([best[0].item(), x.numpy(force=True).shape, np.asarray(x.cpu()).sum()])
-
-    trace(program, device=device, values="none")
+    x = torch.randn(2, 3, device=device)
+    best = torch.cat([x.argmax(1), x.topk(2)[1][:, 0]]).cpu()
+    found.extend([x.tolist(), x.cpu().numpy().tolist(), best.numpy().tolist()])
+    found.extend([best[0].item(), x.numpy(force=True).shape, np.asarray(x.cpu()).sum()])
     assert found == [[[1.0] * 3] * 2, [[1.0] * 3] * 2, [0] * 4, 0, (2, 3), 6.0]
 
 
@@ -147,15 +127,13 @@ def test_an_array_keeps_the_storage_alive() -> None:
         assert (figures.peak, figures.end) == (6000, 4000)
 
 
+@in_a_trace(values="none")
 def test_libraries_that_read_and_write_at_an_address(device: str) -> None:
-    def program() -> None:
-        x, mask = torch.randn(1000, device=device), torch.ones(10, dtype=torch.bool, device=device)
-        assert x[10:].data_ptr() == x.untyped_storage().data_ptr() + 40
-        assert ctypes.string_at(x.data_ptr(), 4000) == bytes(4000)
-        ctypes.memset(x.data_ptr(), 1, 4000)
-        assert ctypes.string_at(mask.data_ptr(), 10) == bytes([1] * 10)
-
-    trace(program, device=device, values="none")
+    x, mask = torch.randn(1000, device=device), torch.ones(10, dtype=torch.bool, device=device)
+    assert x[10:].data_ptr() == x.untyped_storage().data_ptr() + 40
+    assert ctypes.string_at(x.data_ptr(), 4000) == bytes(4000)
+    ctypes.memset(x.data_ptr(), 1, 4000)
+    assert ctypes.string_at(mask.data_ptr(), 10) == bytes([1] * 10)
 
 
 def saved_and_loaded(device: str) -> None:
@@ -230,17 +208,15 @@ def test_a_value_written_over_is_forgotten() -> None:
         trace(program, values="none")
 
 
+@in_a_trace()
 def test_values_written_by_composites_and_to_outputs_are_known() -> None:
-    def program() -> None:
-        flags = torch.tensor([True, False]).logical_and_(torch.tensor([True, True]))
-        assert flags.tolist() == [True, False]
-        total = torch.zeros(2, dtype=torch.int64)
-        torch.add(torch.tensor([1, 2]), torch.tensor([3, 4]), out=total)
-        assert total.tolist() == [4, 6]
-        if TORCH_VERSION < (2, 15):  # later ones read values without an operator
-            torch.randn(3000).quantile(0.5)  # checks that 0.5 is between 0 and 1
-
-    trace(program)
+    flags = torch.tensor([True, False]).logical_and_(torch.tensor([True, True]))
+    assert flags.tolist() == [True, False]
+    total = torch.zeros(2, dtype=torch.int64)
+    torch.add(torch.tensor([1, 2]), torch.tensor([3, 4]), out=total)
+    assert total.tolist() == [4, 6]
+    if TORCH_VERSION < (2, 15):  # later ones read values without an operator
+        torch.randn(3000).quantile(0.5)  # checks that 0.5 is between 0 and 1
 
 
 def initialised(deviation: float, *bounds: float) -> None:
@@ -299,14 +275,9 @@ def test_what_is_made_of_numbers_is_made_anew_each_time() -> None:
     trace(program, values="real")
 
 
+@in_a_trace(values="real")
 def test_values_of_what_is_gone_take_no_memory() -> None:
-    alive: list[int] = []
-
-    def program() -> None:
-        for _ in range(8):
-            torch.rand(500, 500).sum()
-        tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor]
-        alive.append(sum(one.nbytes == 1_000_000 for one in tensors))
-
-    torchmem.trace(program, values="real")
-    assert alive[0] <= 2
+    for _ in range(8):
+        torch.rand(500, 500).sum()
+    tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    assert sum(one.nbytes == 1_000_000 for one in tensors) <= 2

@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
-from tests.results import result_of
+from tests.results import in_a_trace, result_of
 
 Program = Callable[[str, torch.dtype], list[Tensor]]
 _TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 4e-2)}
@@ -162,16 +162,12 @@ def test_memory_that_nobody_has_written_to_is_not_known(kind: str, device: str) 
     assert told == ["?" if kind == "integers" else "nan"]
 
 
+@in_a_trace(values="real")
 def test_a_tensor_with_nan_equals_itself_on_cuda_alone(device: str) -> None:
     """Native/ReduceOps.cpp, ``cpu_equal``, and cuda/Equal.cpp."""
-    found: list[bool] = []
-
-    def step() -> None:
-        numbers = torch.tensor([1.0, math.nan], device=device)
-        found.extend((torch.equal(numbers, numbers), torch.equal(numbers[:1], numbers[:1])))
-
-    trace(step, device=device, values="real")
-    assert found == [device == "cuda", True]
+    numbers = torch.tensor([1.0, math.nan], device=device)
+    assert torch.equal(numbers, numbers) is (device == "cuda")
+    assert torch.equal(numbers[:1], numbers[:1])
 
 
 @pytest.mark.parametrize("dtype", _TOLERANCES, ids=str)
@@ -288,24 +284,22 @@ def test_a_process_alone_gets_its_own(device: str, values: str) -> None:
     trace(program, device=device, values=values)
 
 
+@in_a_trace()
 def test_objects(device: str) -> None:
-    def program() -> None:
-        backend = "nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
-        gathered: list[object] = [None]
-        dist.all_gather_object(gathered, {"loss": 1.5})
-        assert gathered == [{"loss": 1.5}]
-        sent = ["a", {"b": 2}]
-        dist.broadcast_object_list(sent, 0)
-        assert sent == ["a", {"b": 2}]
-        at_root: list[object] = [None]
-        dist.gather_object({"x": 1}, at_root)
-        assert at_root == [{"x": 1}]
-        scattered: list[object] = [None]
-        dist.scatter_object_list(scattered, [{"y": 2}])
-        assert scattered == [{"y": 2}]
-
-    trace(program, device=device)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    gathered: list[object] = [None]
+    dist.all_gather_object(gathered, {"loss": 1.5})
+    assert gathered == [{"loss": 1.5}]
+    sent = ["a", {"b": 2}]
+    dist.broadcast_object_list(sent, 0)
+    assert sent == ["a", {"b": 2}]
+    at_root: list[object] = [None]
+    dist.gather_object({"x": 1}, at_root)
+    assert at_root == [{"x": 1}]
+    scattered: list[object] = [None]
+    dist.scatter_object_list(scattered, [{"y": 2}])
+    assert scattered == [{"y": 2}]
 
 
 def test_a_functional_collective_requests_its_output_once() -> None:
@@ -318,10 +312,8 @@ def test_a_functional_collective_requests_its_output_once() -> None:
     assert trace(program).peak == 2 * 4 * (1 << 16)
 
 
+@in_a_trace("cpu")
 def test_a_tensor_that_is_resized_keeps_its_values() -> None:
-    def program() -> None:
-        for size in (8, 1 << 20):
-            bytes_ = torch.arange(8, dtype=torch.uint8).resize_(size)
-            assert bytes_[5] == 5
-
-    trace(program, device="cpu")
+    for size in (8, 1 << 20):
+        bytes_ = torch.arange(8, dtype=torch.uint8).resize_(size)
+        assert bytes_[5] == 5
