@@ -424,13 +424,15 @@ class DeviceCheck:
     ) -> Watch | None:
         """Trace the target again, and see what refers to allocations after ``at`` events.
 
-        Looked at is before what is made next, at the end where nothing is.
+        Looked at is before what is made next; where nothing is, before what was made last, when
+        the program has its variables still; at the end after all events.
         """
         from pytest_torchmem.tracing.watch import watching
 
         timeline = profile.host_timeline if on_host else profile.timeline
         wanted = {index: timeline.allocations[index].nbytes for index in indices}
-        before = next((event - 1 for event in timeline.events[at:] if event > 0), -1)
+        last = max(timeline.events, default=0) if at < len(timeline.events) else 0
+        before = next((event for event in timeline.events[at:] if event > 0), last) - 1
         key = self.key
         try:
             device = "cpu" if on_host else key.device
@@ -519,7 +521,7 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
         what = what_of(allocation, lifetimes.role(index, allocation, step))[0]
         if what in came and len(whats) < _MOST:
             whats[index] = what
-    return whats, max(at - 1, 0)
+    return whats, at if moment == END else max(at - 1, 0)
 
 
 def _out_of_memory(error: BaseException) -> OutOfMemoryError | None:

@@ -222,12 +222,13 @@ class HeldNames:
         if isinstance(holder, type):
             return ""
         slots = (vars(kind) for kind in type(holder).__mro__ if "__slots__" in vars(kind))
-        attributes = {
-            name: getattr(holder, name, None)
-            for names in slots
-            for name, one in names.items()
-            if isinstance(one, MemberDescriptorType)
-        } | getattr(holder, "__dict__", {})
+        names = [
+            name for own in slots for name in own if isinstance(own[name], MemberDescriptorType)
+        ]
+        if isinstance(holder, tuple):
+            names += getattr(holder, "_fields", ())
+        attributes = {name: getattr(holder, name, None) for name in names}
+        attributes |= getattr(holder, "__dict__", {})
         return self._attribute_of(holder, _key_of(attributes, value))
 
     def _attribute_of(self, owner: object, key: str) -> str:
@@ -285,13 +286,15 @@ class HeldNames:
             path.insert(0, key)
             outermost = outer
         own_name = type(outermost).__qualname__.rpartition("<locals>.")[2].strip("_")
-        name = self._modules.get(id(outermost), own_name)
-        if path or not is_dataclass(owner) or self._of_record:
+        names = self._variables if isinstance(owner, tuple) else self._modules
+        name = names.get(id(outermost), own_name)
+        is_record = is_dataclass(owner) or isinstance(owner, tuple)  # a named one
+        if path or not is_record or self._of_record:
             return _attribute(name, ".".join(path)), outermost
         self._of_record = True  # what a model returns is told by who keeps it
         try:
-            names = (self._direct(one, owner) for one in self._referrers.of(owner))
-            record = next((one for one in names if one and not one.startswith("the ")), name)
+            around = (self._direct(one, owner) for one in self._referrers.of(owner))
+            record = next((one for one in around if one and not one.startswith("the ")), name)
         finally:
             self._of_record = False
         return record, owner

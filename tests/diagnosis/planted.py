@@ -18,6 +18,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 from tests.modules import Parts
@@ -605,6 +609,51 @@ def more_queries(wrong: bool) -> Step:
         table=torch.zeros(1 << 20),
     )
     return model, (torch.zeros(64, 32),), {}
+
+
+@planted("held", ": the list rollout of kept_until_an_update", "Linear", "aten::")
+def kept_until_an_update(wrong: bool, device: str) -> None:
+    """Nothing is made any more at the moment that grew, and the program has its variables."""
+    model, hidden = nn.Linear(WIDTH, WIDTH).to(device), torch.zeros(512, WIDTH, device=device)
+    optimizer, rollout = torch.optim.SGD(model.parameters()), []
+    with torch.no_grad():
+        for _ in range(64):
+            hidden = model(hidden)
+            rollout.append(hidden)
+    model(hidden).sum().backward()
+    if not wrong:
+        rollout.clear()
+    optimizer.step()
+
+
+@planted("sharded", ".* is no longer given to fully_shard", "Sequential", "aten::empty", "cuda")
+def unit_of_sharding_lost(wrong: bool) -> Step:
+    def step() -> None:
+        mesh = init_device_mesh("cuda", (4,))
+        units = (nn.Sequential(nn.Linear(256, 256)) for _ in range(6))
+        model = nn.Sequential(*units).cuda()
+        for unit in () if wrong else model:
+            fully_shard(unit, mesh=mesh)
+        fully_shard(model, mesh=mesh)(torch.zeros(4, 256, device="cuda")).sum().backward()
+
+    return step, (), {"world_size": 4}
+
+
+@planted("gathered", "Head gathers float32[64, 1024] from all ranks (", "", "_c10d_", "cuda")
+def outputs_gathered(wrong: bool) -> Step:
+    class Head(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.up(x)
+            made = made.redistribute(placements=[Replicate()]) if wrong else made
+            return made.to_local().sin().exp()
+
+    def step() -> None:
+        mesh = init_device_mesh("cuda", (4,))
+        plan = {"up": ColwiseParallel(use_local_output=False)}
+        model = parallelize_module(Head(up=nn.Linear(256, 1024)).cuda(), mesh, plan)
+        model(torch.zeros(64, 256, device="cuda")).sum().backward()
+
+    return step, (), {"world_size": 4}
 
 
 class Waves(nn.Module):

@@ -11,6 +11,7 @@ from itertools import tee
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread, local
+from typing import NamedTuple
 from weakref import finalize
 
 import pytest
@@ -101,6 +102,10 @@ class Box:
 @dataclass(slots=True, eq=False)
 class Slotted:
     tensor: Tensor
+
+
+class Moment(NamedTuple):
+    hidden: Tensor
 
 
 CURRENT: ContextVar[Tensor] = ContextVar("CURRENT")
@@ -202,6 +207,10 @@ class Keeper:
         self.slotted = [Slotted(torch.zeros(1))]
         return self.slotted[0].tensor
 
+    def in_record(self) -> Tensor:
+        self.moments = [Moment(torch.zeros(1))]
+        return self.moments[0].hidden
+
     def fail(self) -> Tensor:
         tensor = torch.zeros(1)
         try:
@@ -230,6 +239,7 @@ class Keeper:
         (Keeper.in_context, "the variable CURRENT of a context"),
         (Keeper.in_thread, "the variable batch of work"),
         (Keeper.in_slots, "Slotted.tensor in the list Keeper.slotted"),
+        (Keeper.in_record, "Moment.hidden in the list Keeper.moments"),
         (Keeper.cache, "the lru_cache of _VariableFunctionsClass.zeros"),
     ],
 )

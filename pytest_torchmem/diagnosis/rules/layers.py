@@ -18,7 +18,16 @@ from pytest_torchmem.diagnosis.causes import (
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
-from pytest_torchmem.profile.facts import Layer, Scalar, Sized, Topic, exchanged, new_in, parts_of
+from pytest_torchmem.profile.facts import (
+    Layer,
+    Scalar,
+    Sized,
+    Topic,
+    exchanged,
+    lacking,
+    new_in,
+    parts_of,
+)
 from pytest_torchmem.profile.module_paths import (
     are_among,
     fold,
@@ -261,6 +270,23 @@ def _is_before(
 
 def _first_of(numbers: str, stars: int) -> list[int]:
     return [min(star, default=0) for star in read_numbers(numbers)[:stars]]
+
+
+_SHARDED = "reshard_after_forward"
+
+
+@rule("sharded", "{module} is no longer given to fully_shard, but what is around it", sure=True)
+def no_longer_sharded(evidence: Evidence) -> Cause | None:
+    """Parameters are gathered with those of the modules around, all of them together."""
+    there = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
+    for change in evidence.about(Topic.LAYERS):
+        new = new_in(change.now, change.before)
+        lost = [one for one in lacking(change.before, change.now) if _SHARDED in one.settings]
+        is_there = change.name in there and bool(new or not change.now)  # and not fewer of them
+        if lost and is_there and not any(_SHARDED in one.settings for one in new):
+            module = evidence.module(change.name, lost[0].numbers)
+            return cause("sharded", evidence.came(), module=module)
+    return None
 
 
 @rule("layer gone", "{layer} in {module} is gone", last=True)

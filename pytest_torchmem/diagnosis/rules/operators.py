@@ -133,6 +133,27 @@ def cache_kept(evidence: Evidence) -> Cause | None:
     return cause("cache", rows)
 
 
+_GATHERS = "_c10d_functional::all_gather"
+
+
+@rule("gathered", "{module} gathers {tensor} from all ranks ({operator}), and {did}")
+def newly_gathered(evidence: Evidence) -> Cause | None:
+    """What was in parts on the ranks is whole on each of them, and so is what is made of it."""
+    for name, one in evidence.counts().items():
+        made = evidence.ran.largest(name) if one.rose and name.startswith(_GATHERS) else None
+        if made is None:
+            continue
+        rows = [row for row in evidence.came() if prod(row.what.shape) == prod(made.shape)]
+        own = [row.what for row in rows if row.what.module == fold(made.origin.module)[0]]
+        values = {
+            "module": evidence.short(made.origin.module) or "the step",
+            "tensor": (own[0] if own else made).tensor,
+            "did": f"did {times(one.before)}" if one.before else "did not",
+        }
+        return cause("gathered", rows, None, made.origin, operator=name, **values)
+    return None
+
+
 _MOST_NAMES = 3
 
 
