@@ -297,6 +297,27 @@ def another_block(wrong: bool) -> Step:
     return Decoder(depth=5 if wrong else 4), (ids(),), {}
 
 
+@planted("new module", "*.scale is new, and saves the output of aten::addmm", ".scale", "aten::mul")
+def a_scale_of_what_is_freed(wrong: bool) -> Step:
+    """What it makes is gone at the peak, and what it is given was, too."""
+
+    class Scale(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.gamma  # here: a_scale_of_what_is_freed
+
+    class Residual(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.linear(x)
+            return self.down(F.gelu(self.up(x + (self.scale(made) if wrong else made))))
+
+    def residual() -> nn.Module:
+        linear, up, down = nn.Linear(32, 32), nn.Linear(32, 128), nn.Linear(128, 32)
+        scale = {"scale": Scale(gamma=nn.Parameter(torch.ones(32)))} if wrong else {}
+        return Residual(linear=linear, up=up, down=down, **scale)
+
+    return nn.Sequential(residual(), residual()), (torch.zeros(512, 32),), {}
+
+
 class Experts(nn.Module):
     """Sends each input to some of its experts; switches and numbers are attributes."""
 

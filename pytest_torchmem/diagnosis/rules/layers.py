@@ -15,6 +15,7 @@ from pytest_torchmem.diagnosis.causes import (
     placed_in,
     rule,
     shown_by,
+    total,
     within,
 )
 from pytest_torchmem.diagnosis.difference import Row
@@ -310,13 +311,28 @@ def new_module(evidence: Evidence) -> Cause | None:
         places = _places_of_more(evidence, pattern)
         places -= {row.place for row in evidence.came(*KEPT)}
         rows += [row for row in evidence.came() if row.place in places and row not in rows]
+        saved = [row for row in _saved_inputs(evidence, pattern) if row not in rows]
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
+        saves = total(saved) > total(rows)
+        if saves:
+            instead += f", and saves the output of {shown_by(saved).what.source} for its backward"
         path = evidence.short(unfold(pattern, numbers))
-        found = cause("new module", rows, module=path, instead=instead)
-        if found is not None and found.row is not None and not found.row.what.line:
+        found = cause("new module", [*rows, *saved], module=path, instead=instead)
+        if found is not None and found.row is not None and (saves or not found.row.what.line):
             found = placed_in(evidence, pattern, found)
         best = largest(filter(None, (best, found)))
     return best
+
+
+def _saved_inputs(evidence: Evidence, pattern: str) -> list[Row]:
+    """Return what is saved that a new module is given, and was made as often before."""
+    return [
+        row
+        for row in evidence.of_module(pattern)
+        if row.what.role == Role.SAVED
+        and not row.is_resized
+        and row.what.source not in evidence.counts()
+    ]
 
 
 def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
