@@ -14,7 +14,7 @@ from pytest_torchmem import __version__
 from pytest_torchmem.commands import console, explained, files, history, traced
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import FIGURES, label
-from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.printable import first_of, printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.difference import (
     Difference,
@@ -59,17 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
-    _refuse_empty(given)
-    status: int = options.run(options)
-    return status
-
-
-def _refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise ``UsageError`` for an argument of which nothing is left: a path would be this one.
-
-    What follows ``--`` is another command's.
+    """Run a command. Raises ``UsageError`` for an argument of which nothing is left: a path would
+    be this one. What follows ``--`` is another command's.
     """
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    own = given[: given.index("--")] if "--" in given else given
     for before, argument in zip(("", *own), own, strict=False):
         is_option = argument.startswith("--")
         option, sign, value = argument.partition("=") if is_option else ("", "=", argument)
@@ -78,6 +71,8 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
             raise UsageError(
                 f"{named} has an empty value. Is a variable not set? Else leave it out"
             )
+    status: int = options.run(options)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -163,7 +158,15 @@ def _compare(options: argparse.Namespace) -> int:
             f"there is nothing to compare: neither {base.name} nor {head.name} contains a check. "
             "Name a report, a snapshot file, a git revision, or a directory above __torchmem__"
         )
-    found = compare_sources(base, head, options.tolerance)
+    rules = parse_rules(options.tolerance, "--tolerance")
+    found = differences(base.entries, head.entries, rules)
+    unchecked = [
+        Difference(f"{file}::{key.test}", key.name, key.where, DifferenceKind.FAILED, note=why)
+        for (file, key), why in head.unchecked.items()
+    ]
+    tests = {difference.test for difference in unchecked}
+    kept = [d for d in found if d.group is not DifferenceKind.GONE or d.test not in tests]
+    found = in_order([*kept, *unchecked])
     groups = grouped(found)
     if options.format == "markdown":
         title = f"Memory snapshots, {base.name} → {head.name}"
@@ -180,19 +183,6 @@ def _compare(options: argparse.Namespace) -> int:
     return _GREW if any(failing(difference) for difference in found) else 0
 
 
-def compare_sources(base: Source, head: Source, tolerance: str | None) -> list[Difference]:
-    """Return what differs; a check that the head could not evaluate is a failure."""
-    rules = parse_rules(tolerance, "--tolerance")
-    found = differences(base.entries, head.entries, rules)
-    unchecked = [
-        Difference(f"{file}::{key.test}", key.name, key.where, DifferenceKind.FAILED, note=why)
-        for (file, key), why in head.unchecked.items()
-    ]
-    tests = {difference.test for difference in unchecked}
-    kept = [d for d in found if d.group is not DifferenceKind.GONE or d.test not in tests]
-    return in_order([*kept, *unchecked])
-
-
 def _text(groups: dict[DifferenceKind, list[Difference]], base: Source, head: Source) -> str:
     lines = [printable(f"{base.name} -> {head.name}: {verdict(groups)}")]
     for group, members in groups.items():
@@ -201,21 +191,15 @@ def _text(groups: dict[DifferenceKind, list[Difference]], base: Source, head: So
         rows = [tuple(map(printable, _row(difference))) for difference in members]
         table = tabulated(rows, ("test", "device", "figure", "base", "head", "change", ""))
         if max(map(len, table)) > columns():
-            table = [*_in_two_lines(rows)]
+            table = []  # the test, and below it its figure
+            for test, device, figure, before, now, change, note in rows:
+                sides = " -> ".join(side for side in (before, now) if side != "-")
+                step = f"  {figure} {sides}{f', {change}' if change else ''}" if sides else ""
+                more = wrapped(note, "  ", start="  ") if note else ""
+                table += filter(None, (f"{test}, {device}", step, more))
         lines += ["", group.value, *table]
         lines += _causes(members)
     return printable_lines("\n".join(lines) + "\n")
-
-
-def _in_two_lines(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows of a table that has no room: the test, and below it its figure."""
-    for test, device, figure, before, now, change, note in rows:
-        yield f"{test}, {device}"
-        sides = " -> ".join(side for side in (before, now) if side != "-")
-        if sides:
-            yield f"  {figure} {sides}{f', {change}' if change else ''}"
-        if note:
-            yield wrapped(note, "  ", start="  ")
 
 
 def _causes(members: Iterable[Difference]) -> Iterator[str]:
@@ -223,9 +207,8 @@ def _causes(members: Iterable[Difference]) -> Iterator[str]:
     found = growth.by_cause((difference, difference.diagnosis) for difference in members)
     for (why, place), sharing in found.items():
         first, diagnosis = sharing[0], sharing[0].diagnosis
-        more = f" and {len(sharing) - 1} more" if len(sharing) > 1 else ""
         yield ""
-        yield wrapped(f"{first.test}, {first.device}{more}: {why}", "    ")
+        yield wrapped(f"{first_of([f'{first.test}, {first.device}', *sharing[1:]])}: {why}", "    ")
         if place:
             yield wrapped(place, "    ", start="  ")
         if diagnosis is not None:

@@ -1,6 +1,7 @@
 """Text as it is shown: of others' making (names, files, versions), paths, tables of results."""
 
 import os
+from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
@@ -18,6 +19,19 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return ``text`` as ``printable`` does, except that its line ends stay."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def counted(number: int, what: str) -> str:
+    """Return how many there are of something: "1 test", "2 entries"."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {what[:-1]}ies" if what.endswith("ry") else f"{number} {what}s"
+
+
+def first_of(several: Iterable[object]) -> str:
+    """Return the first of several, and how many others there are: "test_net and 2 more"."""
+    first, *others = several
+    return f"{first} and {len(others)} more" if others else f"{first}"
 
 
 def working_directory() -> str:

@@ -362,15 +362,12 @@ def set_to_none() -> Iterator[None]:
     """Have ``zero_grad`` let go of gradients, whatever it is told."""
     with ExitStack() as stack:
         for kind in (Optimizer, nn.Module):
-            stack.enter_context(replaced(kind, zero_grad=_letting_go(kind.zero_grad)))
+
+            def letting_go(self: Any, set_to_none: bool = True, own: Any = kind.zero_grad) -> None:
+                own(self, True)
+
+            stack.enter_context(replaced(kind, zero_grad=letting_go))
         yield
-
-
-def _letting_go(zero_grad: Callable[..., None]) -> Callable[..., None]:
-    def letting_go(self: Any, set_to_none: bool = True) -> None:
-        zero_grad(self, True)
-
-    return letting_go
 
 
 @contextmanager

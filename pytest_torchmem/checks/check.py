@@ -119,8 +119,8 @@ class Judge:
         room = headroom(gpu, profile.figures()) if gpu and request.gpu_named else None
         trace = TraceResult.of(profile, room, stored_by)
         if not profile.peak and not (profile.device == "cpu" and profile.host_peak):
-            findings = [Finding(outcome=Outcome.NOT_CHECKED)]
-            return CheckResult(self.check.key, tuple(findings), trace, calibration=calibration)
+            found = (Finding(outcome=Outcome.NOT_CHECKED),)
+            return CheckResult(self.check.key, found, trace, calibration=calibration)
         snapshot = self._snapshot(trace)
         measurement = self.run.measurement if self.run is not None else None
         if measurement is not None and snapshot is not None:
@@ -274,12 +274,12 @@ class Judge:
             assert self.scaling is not None
             power = self.scaling.degree(bound.size)
             if power > bound.power:
-                polynomial = str(self.scaling.polynomial())
-                fastest = self.scaling.fastest(bound.size)
-                grows = GrowsFaster(
-                    bound=bound, power=power, polynomial=polynomial, fastest=fastest
+                polynomial, fastest = self.scaling.polynomial(), self.scaling.fastest(bound.size)
+                found.append(
+                    GrowsFaster(
+                        bound=bound, power=power, polynomial=str(polynomial), fastest=fastest
+                    )
                 )
-                found.append(grows)
         return found
 
     def _against_measurement(

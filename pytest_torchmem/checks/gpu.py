@@ -211,26 +211,17 @@ def fitting_trace(
 
     It must fit on the GPU at all, and into what is free there just now.
     """
-    estimate = traced or _traced_on(target, gpu)
-    return estimate if isinstance(estimate, str) else _no_room(device, gpu, estimate) or estimate
-
-
-def _traced_on(target: CheckTarget, gpu: Gpu) -> MemoryProfile | str:
     from pytest_torchmem.fake_cuda.memory import OutOfMemoryError
     from pytest_torchmem.targets.gpus import known_gpu
 
-    with known_gpu(gpu):
-        try:
-            return target.trace("cuda", gpu.name, None)
-        except OutOfMemoryError as error:
-            return (
-                f"does not fit on {gpu.product} ({format_size(gpu.memory)}): "
-                f"{error.origin.operator or 'an allocation'} needs {format_size(error.nbytes)} more"
-            )
-
-
-def _no_room(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
-    """Return why there is no room for the step on the GPU just now, "" where there is."""
+    try:
+        with known_gpu(gpu):
+            estimate = traced or target.trace("cuda", gpu.name, None)
+    except OutOfMemoryError as error:
+        return (
+            f"does not fit on {gpu.product} ({format_size(gpu.memory)}): "
+            f"{error.origin.operator or 'an allocation'} needs {format_size(error.nbytes)} more"
+        )
     needed = estimate.reserved_peak or estimate.peak
     free, total = device.memory()
     statistics = device.statistics()
@@ -238,7 +229,7 @@ def _no_room(device: Device, gpu: Gpu, estimate: MemoryProfile) -> str:
     reserved = statistics.get("reserved_bytes.all.current", 0)
     own = reserved - statistics.get("allocated_bytes.all.current", 0)
     if needed <= free + own:
-        return ""
+        return estimate
     others = max(total - free - reserved, 0)
     return (
         f"needs {format_size(needed)} of {gpu.product}, where {format_size(free + own)} of "

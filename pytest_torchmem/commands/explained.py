@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.commands.console import is_profile
-from pytest_torchmem.diagnosis.diagnose import Diagnosis, diagnose
+from pytest_torchmem.diagnosis.diagnose import diagnose
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.printable import printable_lines
+from pytest_torchmem.printable import counted, printable_lines
 from pytest_torchmem.reports.growth import others, place, section, why
 from pytest_torchmem.reports.layout import coloured, comparison_table, wrapped
 from pytest_torchmem.reports.sources import Source, aligned, load_source
 from pytest_torchmem.snapshots.alive import MOMENTS
-from pytest_torchmem.snapshots.compare import Comparison, Verdict, compare, entry_of
+from pytest_torchmem.snapshots.compare import Verdict, compare, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key
 from pytest_torchmem.snapshots.tolerance import parse_rules
 
@@ -42,9 +42,8 @@ def _explain(options: argparse.Namespace) -> int:
         raise UsageError(f"{one.name} and {other.name} have no test or profile in common")
     texts = (explanation(*pair, options.rows) for pair in pairs)
     told = [text for text in texts if text]
-    same = len(pairs) - len(told)
-    if same:
-        told.append(f"{same} {'check is' if same == 1 else 'checks are'} the same")
+    if same := len(pairs) - len(told):
+        told.append(f"{counted(same, 'check')} {'is' if same == 1 else 'are'} the same")
     print(coloured("\n\n".join(told), sys.stdout))
     return 0
 
@@ -78,22 +77,14 @@ def explanation(name: str, before: Entry, now: Entry, rows: int) -> str:
         return ""
     parts = [name, comparison_table({name: comparison.told}, "before")]
     told = [one for one in now.grew if before.figures.get(one.moment) == one.before]
-    moment = told[-1].moment if told else _moment(comparison)
-    if moment:
-        parts += _explained(diagnose(before, now, moment), rows)
-    return printable_lines("\n\n".join(part for part in parts if part))
-
-
-def _moment(comparison: Comparison) -> str:
-    """Return the moment to explain: that which grew most, or else shrank most."""
     shrunk = [c for c in comparison.having(Verdict.SHRANK) if c.figure in MOMENTS]
-    shrunk.sort(key=lambda change: (change.now or 0) - (change.before or 0))
-    return comparison.grown_moment or next((change.figure for change in shrunk), "")
-
-
-def _explained(diagnosis: Diagnosis, rows: int) -> Iterator[str]:
-    if diagnosis.causes or diagnosis.told:
-        where = place(diagnosis)
-        yield wrapped(why(diagnosis) + (f": {where}" if where else ""))
-        yield from others(diagnosis)
-    yield section(diagnosis).text(rows)
+    most = min(shrunk, key=lambda change: (change.now or 0) - (change.before or 0), default=None)
+    moment = comparison.grown_moment or (most.figure if most is not None else "")
+    moment = told[-1].moment if told else moment
+    if moment:
+        diagnosis = diagnose(before, now, moment)
+        if diagnosis.causes or diagnosis.told:
+            where = place(diagnosis)
+            parts += [wrapped(why(diagnosis) + (f": {where}" if where else "")), *others(diagnosis)]
+        parts.append(section(diagnosis).text(rows))
+    return printable_lines("\n\n".join(part for part in parts if part))

@@ -5,13 +5,14 @@ running a test.
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.commands.explained import explanation
 from pytest_torchmem.errors import SnapshotError, UsageError
 from pytest_torchmem.figures import label
-from pytest_torchmem.printable import printable
+from pytest_torchmem.printable import counted, printable
 from pytest_torchmem.snapshots.compare import compare, main_change
 from pytest_torchmem.snapshots.files import locked, remove
 from pytest_torchmem.snapshots.format import Entry, Key
@@ -159,12 +160,14 @@ def _prune(options: argparse.Namespace) -> int:
                 held += 1
                 print(printable(f"kept {orphan}: {why}"))
                 continue
-            keys = _keys(orphan)
+            keys: set[Key] = set()
+            with suppress(SnapshotError):
+                keys = read(orphan).keys
             did = "would remove" if options.dry_run else "removed"
             if not options.dry_run:
                 with locked(orphan):
                     remove(orphan)
-            entries = "1 entry" if len(keys) == 1 else f"{len(keys)} entries"
+            entries = counted(len(keys), "entry")
             print(printable(f"{did} {orphan}: its test module no longer exists ({entries})"))
     if not found:
         print("nothing to remove: every snapshot file has its test module")
@@ -200,10 +203,3 @@ def _why_kept(orphan: Path, directory: Path) -> str:
             "remove it yourself"
         )
     return ""
-
-
-def _keys(file: Path) -> set[Key]:
-    try:
-        return read(file).keys
-    except SnapshotError:
-        return set()

@@ -241,10 +241,6 @@ class Attribution:
         """Take note that a function, compiled, is counted as its fused kernel."""
         self.fused.setdefault(name, self.user_line())
 
-    def note_compiled(self) -> None:
-        """Take note that what ``torch.compile`` wraps is called now."""
-        self.compiled.setdefault(self.user_line())
-
     def note_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note of an optimizer that has made a step."""
         self.facts.optimizer(optimizer)
@@ -327,18 +323,15 @@ class Attribution:
             path, (module, line) = modules.calls[-1][0], places.places[-1]
             returned, code, at = modules.left
             if code is not None and returned >= places.numbers[-1]:
-                line = self._line_of_code(code, at)
+                line = ""  # of torch or of this package
+                if _classify(code.co_filename) == _USER:
+                    lines = (number for start, end, number in code.co_lines() if start <= at < end)
+                    found = next(filter(None, lines), code.co_firstlineno)
+                    line = f"{short_path(code.co_filename)}:{found}"
             elif module != path:
                 line = ""
             places.add(number, (path, line or self._line(caller)))
         modules.left = number, caller.f_code, caller.f_lasti
-
-    def _line_of_code(self, code: CodeType, at: int) -> str:
-        """Return the line of a place in code, "" for one of torch or of this package."""
-        if _classify(code.co_filename) != _USER:
-            return ""
-        lines = (line for start, end, line in code.co_lines() if start <= at < end and line)
-        return f"{short_path(code.co_filename)}:{next(lines, code.co_firstlineno)}"
 
     def _path(self, calls: list[_Call], module: nn.Module) -> str:
         if not calls:

@@ -15,7 +15,7 @@ from itertools import compress
 from math import isfinite
 from threading import get_ident
 from types import CodeType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
@@ -93,9 +93,25 @@ CallArguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """The arguments of a call, by place and by name."""
 
 
-_Kind = TypeVar("_Kind")
-_Patterns: TypeAlias = dict[tuple[str, _Kind], set[Numbers]]
-"""What modules are or do, by their pattern, and the numbers of those."""
+class _Patterns(dict[tuple[str, Any], set[Numbers]]):
+    """What modules are or do, by their pattern, and the numbers of those."""
+
+    def note(self, path: str, own: Any) -> None:
+        pattern, numbers = fold(path)
+        self.setdefault((pattern, own), set()).add(numbers)
+
+
+def _by_pattern(
+    known: Iterable[tuple[tuple[str, Any], set[Numbers]]], kind: Callable[..., Any]
+) -> dict[str, tuple[Any, ...]]:
+    """Return what modules are or do, with the numbers that each is true of, by their pattern."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for (pattern, own), numbers in known:
+        found[pattern] = (
+            *found.get(pattern, ()),
+            kind(*own)._replace(numbers=write_numbers(numbers)),
+        )
+    return found
 
 
 class Mode(NamedTuple):
@@ -159,11 +175,9 @@ class FactCollector:
         """The code that called a function of torch which called an operator, and where in it."""
         self.broadcasts: dict[Origin, str] = {}
         """Where an operator's output has more elements than any input, and the inputs' shapes."""
-        self._modes: _Patterns[InMode] = {}
-        self._layers: _Patterns[tuple[str, tuple[tuple[str, Scalar], ...]]] = {}
-        self._given: dict[str, dict[tuple[str, tuple[int, ...]], set[Numbers]]] = {}
-        self._sizes: dict[tuple[str, tuple[int, ...]], set[Numbers]] = {}
-        """Modules with parameters of their own, by pattern and by what these are."""
+        self._modes, self._layers, self._given = _Patterns(), _Patterns(), _Patterns()
+        self._sizes = _Patterns()
+        """Of parameters."""
         self._graphs: list[str] = []
         """The lines at which a graph was compiled."""
         self._breaks: list[str] = []
@@ -212,14 +226,15 @@ class FactCollector:
         if own not in self._seen:
             self._seen.add(own)
             self._note_layer(path, module, given[0])
-            if _is_of_library(str(type(module).__module__)) and not self._is_in_library(path):
+            of_library = _is_of_library(str(type(module).__module__))
+            around = (path.partition(".")[0], *prefixes(path)) if of_library else ()
+            if of_library and self.callers.keys().isdisjoint(around):
                 self.callers[path] = self._line()
                 if "." in path:  # of outermost modules whoever calls them takes note
                     self.called_with(fold(path)[0], *given)
         if mode != outer:
-            pattern, numbers = fold(path)
             for one in mode.beside(outer):
-                self._modes.setdefault((pattern, one), set()).add(numbers)
+                self._modes.note(path, one)
         return mode
 
     def _count(self, name: str) -> None:
@@ -235,8 +250,7 @@ class FactCollector:
 
     def recomputed(self, path: str) -> None:
         """Take note that a checkpoint computes again what a module has not left to others."""
-        pattern, numbers = fold(path)
-        self._modes.setdefault((pattern, InMode("recomputed in part")), set()).add(numbers)
+        self._modes.note(path, InMode("recomputed in part"))
 
     def given(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Take note of an input's geometry; of several by one name the place is told too."""
@@ -293,7 +307,7 @@ class FactCollector:
         """Take note of an outermost module's parameters: their sizes, what is frozen, what one."""
         tied, name = self._known[Topic.TIED], type(root).__name__
         first: dict[int, str] = {}
-        frozen: dict[str, set[Numbers]] = {}
+        frozen = _Patterns()
         trains = True
         for module, own, parameter in tensors_by_path(root, OWN_PARAMETERS, each_once=False):
             path = f"{name}.{module}.{own}" if module else f"{name}.{own}"
@@ -302,14 +316,12 @@ class FactCollector:
             if met_at != path:
                 tied[path] = met_at
             elif not is_lazy(parameter):
-                pattern, place = fold(path)
-                shape = tuple(parameter.shape)
-                self._sizes.setdefault((pattern, shape), set()).add(place)
+                self._sizes.note(path, ("", tuple(parameter.shape)))
             if _is_channels_last(parameter):
                 self._known[Topic.FORMATS][name] = _CHANNELS_LAST
         if not trains:
             self._find_frozen(root, name, frozen)
-        for pattern, numbers in frozen.items():
+        for (pattern, _), numbers in frozen.items():
             self._known[Topic.FROZEN][pattern] = write_numbers(numbers)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -334,20 +346,16 @@ class FactCollector:
         for path, (config, own) in self._configurations.items():
             self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}
-        for (pattern, mode), numbers in sorted((self._modes | self._unreached()).items()):
-            mode = mode._replace(numbers=write_numbers(numbers))
-            found[Topic.MODES][pattern] = (*found[Topic.MODES].get(pattern, ()), mode)
-        for (pattern, (kind, settings)), numbers in sorted(self._layers.items(), key=_by_text):
-            layer = Layer(kind, dict(settings), write_numbers(numbers))
-            found[Topic.LAYERS][pattern] = (*found[Topic.LAYERS].get(pattern, ()), layer)
-        found[Topic.GIVEN] = {
-            pattern: tuple(Sized(*own, write_numbers(numbers)) for own, numbers in shapes.items())
-            for pattern, shapes in self._given.items()
-        }
-        for (pattern, shape), numbers in self._sizes.items():
-            if pattern.rpartition(".")[0] not in self._given:  # what it makes says as much
-                size = Sized("", shape, write_numbers(numbers))
-                found[Topic.SIZES][pattern] = (*found[Topic.SIZES].get(pattern, ()), size)
+        modes = sorted((self._modes | self._unreached()).items())
+        found[Topic.MODES] = _by_pattern(modes, InMode)
+        layers = sorted(self._layers.items(), key=lambda item: (item[0][0], str(item[0][1])))
+        found[Topic.LAYERS] = _by_pattern(
+            layers, lambda kind, settings: Layer(kind, dict(settings))
+        )
+        given = found[Topic.GIVEN] = _by_pattern(self._given.items(), Sized)
+        # What a layer makes says as much.
+        sizes = (one for one in self._sizes.items() if one[0][0].rpartition(".")[0] not in given)
+        found[Topic.SIZES] = _by_pattern(sizes, Sized)
         for topic in (Topic.LAYERS, Topic.GIVEN, Topic.SIZES):
             if len(found[topic]) > _MOST_LAYERS:
                 found[topic] = {}
@@ -385,10 +393,6 @@ class FactCollector:
         found[Topic.IN_PLACE] = dict(sorted(in_place.items()))
         return {topic: known for topic, known in found.items() if known}
 
-    def _is_in_library(self, path: str) -> bool:
-        callers = self.callers
-        return path.partition(".")[0] in callers or any(one in callers for one in prefixes(path))
-
     def _note_layer(self, path: str, module: nn.Module, args: Sequence[Any]) -> None:
         kind: Any = type(module)
         own = vars(module)
@@ -399,9 +403,7 @@ class FactCollector:
         tensor = given.data if packed else given
         if not own[CHILDREN] and own[OWN_PARAMETERS] and type(tensor) in _TENSORS:
             word, sizes = _shape_of(tensor)
-            shape = "packed" if packed else word, sizes
-            pattern, numbers = fold(path)
-            self._given.setdefault(pattern, {}).setdefault(shape, set()).add(numbers)
+            self._given.note(path, ("packed" if packed else word, sizes))
         settings: tuple[tuple[str, Scalar], ...] = ()
         if str(kind.__module__).startswith(_OF_TORCH):
             if own[CHILDREN]:
@@ -409,21 +411,16 @@ class FactCollector:
             name = f"nn.{kind.__name__}"
             with suppress(AttributeError):  # of which the program has taken one away
                 switches = [one for one in _switches(kind) if own.get(one) is True]
-                settings = _settings_with(self._said_of_itself(module), (*switches,))
+                self.describes = get_ident()
+                try:  # ``nn.EmbeddingBag`` prints its weights to say a few numbers
+                    settings = _settings_with(module.extra_repr(), (*switches,))
+                finally:
+                    self.describes = 0
         else:  # a program's ``extra_repr`` may compute something, which would be traced
             own_settings = _scalars(own, own, _is_of_all)
             own_settings.update((key, scalar(one)) for key, one in arguments_of_sharding(module))
             name, settings = kind.__name__, (*own_settings.items(),)
-        pattern, numbers = fold(path)
-        self._layers.setdefault((pattern, (name, settings)), set()).add(numbers)
-
-    def _said_of_itself(self, module: nn.Module) -> str:
-        """Ask a module of torch; ``nn.EmbeddingBag`` prints its weights to say a few numbers."""
-        self.describes = get_ident()
-        try:
-            return module.extra_repr()
-        finally:
-            self.describes = 0
+        self._layers.note(path, (name, settings))
 
     def _settings_of(self, path: str, module: nn.Module) -> None:
         config: Any = vars(module).get("config")
@@ -451,21 +448,19 @@ class FactCollector:
         if parts:
             self._known[Topic.MODULES][path] = tuple(parts)
 
-    def _find_frozen(self, module: nn.Module, path: str, frozen: dict[str, set[Numbers]]) -> None:
+    def _find_frozen(self, module: nn.Module, path: str, frozen: _Patterns) -> None:
         """Note the outermost modules all of whose parameters are frozen, and single parameters."""
         parameters = list(tensors_by_path(module, OWN_PARAMETERS))
         trains = {parameter.requires_grad for _, _, parameter in parameters}
         if True not in trains:
             if trains:
-                pattern, numbers = fold(path)
-                frozen.setdefault(pattern, set()).add(numbers)
+                frozen.note(path, None)
             return
         if False not in trains:
             return
         for inner, name, parameter in parameters:
             if not (inner or parameter.requires_grad):
-                pattern, numbers = fold(f"{path}.{name}")
-                frozen.setdefault(pattern, set()).add(numbers)
+                frozen.note(f"{path}.{name}", None)
         for name, child in module.named_children():
             self._find_frozen(child, f"{path}.{name}", frozen)
 
@@ -480,22 +475,21 @@ class FactCollector:
                 found[pattern] = Calls(times)
         return found
 
-    def _unreached(self) -> _Patterns[InMode]:
+    def _unreached(self) -> _Patterns:
         """Return the outermost modules that no backward comes to, by pattern and mode."""
         ran: dict[Phase, set[str]] = {Phase.FORWARD: set(), Phase.BACKWARD: set()}
         for called in self.calls:
             origin = called.origin
             if origin.module and origin.phase in ran:
                 ran[origin.phase].update(prefixes(origin.module))
-        found: _Patterns[InMode] = {}
+        found = _Patterns()
         left = ran[Phase.FORWARD] - ran[Phase.BACKWARD] if ran[Phase.BACKWARD] else set()
         without = {pattern for pattern, mode in self._modes if mode.name == "no_grad"}
         for path in left:
             outer = prefixes(path)
             if any(fold(one)[0] in without for one in outer) or left.intersection(outer[:-1]):
                 continue  # it is said already
-            pattern, numbers = fold(path)
-            found.setdefault((pattern, InMode(NO_BACKWARD)), set()).add(numbers)
+            found.note(path, InMode(NO_BACKWARD))
         return found
 
 
@@ -594,8 +588,3 @@ def _scalars(
 def _is_short(value: object) -> bool:
     text = str(value)
     return 0 < len(text) <= _LONGEST_VALUE and not _ENDS_VALUE.search(text)
-
-
-def _by_text(item: tuple[tuple[str, object], object]) -> tuple[str, str]:
-    (pattern, own), _ = item
-    return pattern, str(own)

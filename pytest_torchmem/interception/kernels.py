@@ -437,8 +437,9 @@ class Kernels:
         else:
             result = make_outputs(ledger, plan, tensors, device, origin, memory)
         guesses = self._on_gpu and (self._placement.guessed or not call.records)
-        if guesses and self._interceptor.mode.placed_on is None:
-            self._placement.guess_alike(call.records, result)
+        guesses = guesses and self._interceptor.mode.placed_on is None
+        if guesses and self._placement.are_guesses(call.records):
+            self._placement.guess(result)
         if spec.record.copies_across and len(ledger.devices) > 1:
             self._stage(call, result, device)
         if memories is not None or plan.tells_values or values.recordings:

@@ -439,8 +439,9 @@ class Placement:
         for tensor, record in call.pairs():
             if record.ledger is device:
                 continue
-            if device.device.type == "cpu" and _all_scalars(call, device):
-                device = record.ledger
+            of_device = (one for one, other in call.pairs() if other.ledger is device)
+            if device.device.type == "cpu" and not any(one.dim() for one in of_device):
+                device = record.ledger  # they go with any other
             elif self._move_guess(tensor, record, device):
                 continue
             elif self._is_guess(first) and not _goes_anywhere(tensor, record):
@@ -459,11 +460,6 @@ class Placement:
             self._ledger.move(record, device)
             return True
         return False
-
-    def guess_alike(self, records: list[StorageRecord], result: Any) -> None:
-        """Remember results whose device nothing but guesses decided."""
-        if self.are_guesses(records):
-            self.guess(result)
 
     def are_guesses(self, records: list[StorageRecord]) -> bool:
         """Return whether nothing but guesses decided where any of the storages is."""
@@ -505,11 +501,6 @@ def check_generator(generator: torch.Generator, device: torch.device) -> None:
 def _device_type(generator: torch.Generator) -> str:
     on_gpu = cast(Any, generator)._cdata in GPU_GENERATORS
     return "cuda" if on_gpu else generator.device.type
-
-
-def _all_scalars(call: Call, device: DeviceLedger) -> bool:
-    """Return whether all tensors on ``device`` have no dimension, and so go with any other."""
-    return all(tensor.dim() == 0 for tensor, record in call.pairs() if record.ledger is device)
 
 
 def _check_across(call: Call) -> None:

@@ -370,18 +370,16 @@ def broadcast_of(operator: OpOverload, tensors: list[Tensor], plan: Plan) -> str
         whole = prod(plan.outputs.shape)
     elif all(tensor.shape == tensors[0].shape for tensor in tensors):
         whole = tensors[0].numel()
-    own = [_without_expansion(tensor) for tensor in tensors]
+    own = [  # without expansion
+        tuple(size if stride else 1 for size, stride in zip(one.shape, one.stride(), strict=True))
+        for one in tensors
+    ]
     if whole < 2 or any(prod(shape) >= whole for shape in own):
         return ""
     made = torch.broadcast_shapes(*own)
     if prod(made) <= max(map(prod, own)):  # what is expanded was expanded before
         return ""
     return f"{' with '.join(f'{list(shape)}' for shape in own)} made {list(made)}"
-
-
-def _without_expansion(tensor: Tensor) -> tuple[int, ...]:
-    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
-    return tuple(1 if stride == 0 else size for size, stride in dimensions)
 
 
 def plan_on_meta(

@@ -323,7 +323,12 @@ def world_entered(
     if not torch.distributed.is_available():
         raise UsageError("world_size= needs a build of torch that has torch.distributed")
     standing = max(
-        (one for one in tuple(_STANDING) if one.is_of(world) and one.groups.default is not None),
+        (
+            one
+            for one in tuple(_STANDING)  # whatever its nodes have
+            if (one.world.size, one.world.rank) == (world.size, world.rank)
+            and one.groups.default is not None
+        ),
         key=lambda one: one.is_on,
         default=None,
     )
@@ -380,10 +385,6 @@ class StandingWorld:
         self.asked = 0
         """How often something has asked for its default group, which is there."""
         _STANDING.add(self)
-
-    def is_of(self, world: World) -> bool:
-        """Return whether it is this process of a world as large, whatever its nodes have."""
-        return (self.world.size, self.world.rank) == (world.size, world.rank)
 
     @property
     def groups(self) -> groups.Groups:

@@ -27,7 +27,6 @@ from pytest_torchmem.checks.request import (
     Request,
     gpu_name,
     make_request,
-    worlds_of,
 )
 from pytest_torchmem.checks.result import CheckResult, Outcome
 from pytest_torchmem.errors import NoCudaError, UsageError, add_note
@@ -75,7 +74,7 @@ class Checker:
         self._unsent: list[Check] = []
         self._names: dict[str, set[World | None]] = {}
         self._budget: Budget | None = None
-        self._devices: set[str] = set()
+        self.devices: set[str] = set()
         """Those on which something was judged."""
         self._failures: list[BaseException] = []
         """What checks raised and no report has shown yet."""
@@ -156,10 +155,6 @@ class Checker:
             if not failure.failure_is_expected(error, self._blocks.get(id(error), set()))
         ]
 
-    def devices_left(self) -> list[str]:
-        """Return the devices that the markers name and no check was made on."""
-        return [device for device in self.budget.devices or () if device not in self._devices]
-
     @property
     def budget(self) -> Budget:
         """What the test's markers say; raises ``UsageError`` where they cannot be read."""
@@ -197,7 +192,7 @@ class Checker:
                 profiles[f"{device}{rank}"] = profile
         # A test may well leave one of the configured devices alone, but not all of them.
         idle_may_pass = not request.devices_named and any(p.peak for p in profiles.values())
-        self._devices.update(request.devices)
+        self.devices.update(request.devices)
         idle = all(
             one.outcome is Outcome.NOT_CHECKED and one.figures.get("peak") == 0 for one in results
         )
@@ -298,20 +293,12 @@ class Checker:
             )
         )
 
-    def default_device(self) -> str:
-        """Return the device of a trace that names none."""
-        return (self.budget.devices or self.context.settings.devices)[0]
-
     def named_gpu(self, name: str | None = None) -> str | None:
         """Return the GPU that is named, on which a trace has to fit; ``None`` for the default."""
         settings = self.context.settings
         if name is not None or self.budget.gpu or settings.gpu_named:
             return gpu_name(settings, self.budget, name)
         return None
-
-    def world(self) -> World | None:
-        """Return the process of a trace that names none: the first."""
-        return worlds_of(self.context.settings, self.budget)[0]
 
     def trace_options(
         self, device: str, gpu: str | None, world: World | None = None
@@ -513,22 +500,18 @@ class RankHooks:
         """Run a test as its first process, and then as the others."""
         if self._running is pyfuncitem:
             return (yield)
-        first, *others = self._gpus.processes(pyfuncitem) or (None,)
-        if first is None:
+        worlds = self._gpus.processes(pyfuncitem)
+        if not worlds:
             return (yield)
         failed: list[failure.MemoryCheckFailed] = []
         result, self._running = None, pyfuncitem
         try:
             with self._gpus.one_by_one(pyfuncitem):
-                try:
-                    result = yield
-                except failure.MemoryCheckFailed as error:
-                    failed.append(error)
-                except Exception as error:
-                    add_note(error, f"(the test ran as {first})")
-                    raise
-                for world in others:
+                for world in worlds:
                     try:
+                        if world is worlds[0]:
+                            result = yield
+                            continue
                         with self._gpus.as_process(pyfuncitem, world):
                             pyfuncitem.ihook.pytest_pyfunc_call(pyfuncitem=pyfuncitem)
                     except failure.MemoryCheckFailed as error:

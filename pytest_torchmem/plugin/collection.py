@@ -177,10 +177,16 @@ class Collection:
         """Take note of what is left to run, and tell which modules are whole."""
         self._selected = {item.nodeid: node_id(item) for item in items}
         left = Counter(map(node_id, items))
-        parts, unclear = self._named_parts()
+        # The files of which the command line names single tests. A name such as
+        # ``package.module::test`` (``--pyargs``) is no path, and makes that unclear.
+        named = [argument.partition("::")[::2] for argument in map(str, self._config.args)]
+        there = self._config.invocation_params.dir
+        paths = [os.path.join(there, name) for name, parts in named if parts]
+        files = {os.path.realpath(path) for path in paths}
+        unclear = not all(map(os.path.exists, paths))
         for module in self._modules.values():
             ids = Counter(f"{module.nodeid}::{test}" for test in module.tests)
-            module.named = unclear or os.path.realpath(module.path) in parts
+            module.named = unclear or os.path.realpath(module.path) in files
             fewer = {nodeid for nodeid, count in ids.items() if left[nodeid] < count}
             module.deselected = any(f"{module.nodeid}::{t}" in fewer for t in module.memory_tests)
             module.whole = not (
@@ -262,6 +268,7 @@ class Collection:
             return []
         asked = [Path(self._config.invocation_params.dir, str(a)) for a in self._config.args]
         roots = [Path(os.path.realpath(path)) for path in asked if os.path.isdir(path)]
+        patterns = self._config.getini("python_files")
         found = []
         for nodeid, directory in self._directories.items():
             real = Path(os.path.realpath(directory))
@@ -271,17 +278,17 @@ class Collection:
                 # Where there are no tests, none that was taken away can be seen.
                 and all(module.whole for module in inside or self._modules.values())
                 and not any(self._touches(other, nodeid) for other in self._incomplete)
-                and self._test_files_in(directory) <= {module.path.name for module in inside}
+                # Nothing hides files that pytest takes for test modules.
+                and {
+                    path.name
+                    for path in directory.glob("*.py")
+                    if path.name != "__init__.py" and any(map(path.match, patterns))
+                }
+                <= {module.path.name for module in inside}
             )
             if whole:
                 found.append(directory)
         return found
-
-    def _test_files_in(self, directory: Path) -> set[str]:
-        """Return the names of files that pytest takes for test modules, if nothing hides them."""
-        patterns = self._config.getini("python_files")
-        files = (path for path in directory.glob("*.py") if path.name != "__init__.py")
-        return {path.name for path in files if any(map(path.match, patterns))}
 
     def _unwritten(self) -> list[str]:
         modules = [m for m in self._modules.values() if not _has_file(m.path)]
@@ -302,21 +309,6 @@ class Collection:
 
     def _relative(self, path: Path) -> str:
         return relative(path, self._config.rootpath)
-
-    def _named_parts(self) -> tuple[set[str], bool]:
-        """Return the files of which the command line names single tests, and whether it is unclear.
-
-        Unclear is a name such as ``package.module::test`` (``--pyargs``), which is no path.
-        """
-        files, unclear = set(), False
-        for argument in self._config.args:
-            name, parts, _ = str(argument).partition("::")
-            if not parts:
-                continue
-            path = Path(self._config.invocation_params.dir, name)
-            files.add(os.path.realpath(path))
-            unclear = unclear or not os.path.exists(path)
-        return files, unclear
 
     @staticmethod
     def _touches(nodeid: str, other: str) -> bool:

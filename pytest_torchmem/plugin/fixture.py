@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from pytest_torchmem.checks import MARKER
-from pytest_torchmem.checks.request import CheckTarget
+from pytest_torchmem.checks.request import CheckTarget, worlds_of
 from pytest_torchmem.errors import UsageError, refuse_misspelt
 from pytest_torchmem.plugin.checker import Checker
 from pytest_torchmem.plugin.failure import MemoryCheckFailed, shown_at_the_call
@@ -95,7 +95,11 @@ class Torchmem:
         options = kwargs | {name: value for name, value in own.items() if value is not None}
         with checker.watched(), shown_at_the_call():
             self._refuse_inside_body("check")
-            _refuse_arguments(sizes, kwargs)
+            if sizes is not None and not (isinstance(sizes, Mapping) and sizes):
+                told = "write sizes by name: {'batch': (1, 2, 4)}"
+                raise UsageError(f"check(sizes={sizes!r}): {told}")
+            if "rank" in kwargs:
+                raise UsageError("check(rank=...): write ranks=, which may be one or several")
             refuse_misspelt(self.check, target, kwargs)
             if _is_module(target) and (growth is not None or checker.budget.growth is not None):
                 from pytest_torchmem.diagnosis.diagnose import FEWEST
@@ -135,11 +139,12 @@ class Torchmem:
         """
         self._refuse_inside_body("trace")
         self._checker.traced = True
+        settings, budget = self._checker.context.settings, self._checker.budget
         on_cuda = gpu is not None or self._on_cuda(target)
-        where = device or ("cuda" if on_cuda else self._checker.default_device())
+        where = device or ("cuda" if on_cuda else (budget.devices or settings.devices)[0])
         on_gpu = self._checker.named_gpu(gpu) if where == "cuda" else gpu
         with shown_at_the_call():
-            world = None if "world_size" in kwargs else self._checker.world()
+            world = None if "world_size" in kwargs else worlds_of(settings, budget)[0]
             options = self._checker.trace_options(where, on_gpu, world)
             options |= kwargs
             if isinstance(size := options.get("world_size"), int):
@@ -158,13 +163,6 @@ class Torchmem:
                 f"torchmem.{method} was called in a test whose whole body is traced for its marker "
                 f"{MARKER}. Request the fixture to trace only what you check: def test(torchmem)"
             )
-
-
-def _refuse_arguments(sizes: object, others: Mapping[str, Any]) -> None:
-    if sizes is not None and not (isinstance(sizes, Mapping) and sizes):
-        raise UsageError(f"check(sizes={sizes!r}): write sizes by name: {{'batch': (1, 2, 4)}}")
-    if "rank" in others:
-        raise UsageError("check(rank=...): write ranks=, which may be one or several")
 
 
 @contextmanager
@@ -200,7 +198,7 @@ def judged(item: pytest.Item, checker: Checker) -> Iterator[None]:
             "never called torchmem.check",
             checker.first_line,
         )
-    left = checker.devices_left()
+    left = [device for device in checker.budget.devices or () if device not in checker.devices]
     if left:
         raise MemoryCheckFailed(
             f"not checked on {' and '.join(left)}: the marker {MARKER} names the device, but "

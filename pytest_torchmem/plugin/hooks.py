@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -305,37 +306,32 @@ class _RunHooks:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
         """Judge a test that has the marker, in its call phase, as if it had asserted it itself."""
-        try:
+        with self._settling(item):
             if item.get_closest_marker(MARKER) is None:
-                result = yield
-            else:
-                from pytest_torchmem.plugin.fixture import judged
+                return (yield)
+            from pytest_torchmem.plugin.fixture import judged
 
-                with judged(item, self.checker(item)):
-                    result = yield
-        except BaseException as error:
-            self._settle(item, error)
-            raise
-        self._settle(item)
-        return result
+            with judged(item, self.checker(item)):
+                return (yield)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None]:
         """Let a check that a fixture made afterwards count as well."""
-        try:
-            result = yield
-        except BaseException as error:
-            self._settle(item, error, over=True)
-            raise
-        self._settle(item, over=True)
-        return result
+        with self._settling(item, over=True):
+            return (yield)
 
-    def _settle(
-        self, item: pytest.Item, error: BaseException | None = None, *, over: bool = False
-    ) -> None:
+    @contextmanager
+    def _settling(self, item: pytest.Item, *, over: bool = False) -> Generator[None]:
         """Fail a phase in which a check failed that nobody came to see."""
-        if _CHECKER in item.stash:
-            item.stash[_CHECKER].settle(error, over=over)
+        ended: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            if _CHECKER in item.stash:
+                item.stash[_CHECKER].settle(ended, over=over)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

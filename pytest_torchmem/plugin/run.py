@@ -18,7 +18,7 @@ from pytest_torchmem.checks.result import Outcome
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.failure import UNUSED
 from pytest_torchmem.plugin.start import let_fail
-from pytest_torchmem.plugin.update import Gone, Tests, Update, Updated, find_gone
+from pytest_torchmem.plugin.update import Gone, Tests, Update, find_gone
 from pytest_torchmem.reports.files import build, write_reports
 from pytest_torchmem.reports.growth import explained
 from pytest_torchmem.reports.summary import Check, Summary
@@ -133,10 +133,10 @@ class Run:
         # The exit status alone does not tell: pytest.exit(returncode=0) ends a run anywhere.
         over = all(self._outcome(test) != "unfinished" for test in self._selected.values())
         clean = clean and over and not session.shouldstop
-        updated = Updated()
+        updated = self._update(checks, gone, clean)
         calibrations: list[CalibrationPlan] = []
         if self.settings.update:
-            updated = self._update(checks, gone, clean)
+            updated.run()
             calibrations = self._update_calibrations(checks)
         removed = {
             (self.summary.file_of(plan), key)
@@ -233,7 +233,7 @@ class Run:
             seen,
         )
 
-    def _update(self, checks: Iterable[Check], gone: Gone, clean: bool) -> Updated:
+    def _update(self, checks: Iterable[Check], gone: Gone, clean: bool) -> Update:
         accepted: dict[str, dict[Key, Entry]] = {}
         for check in checks:
             snapshot = check.result.snapshot
@@ -241,7 +241,7 @@ class Run:
                 accepted.setdefault(snapshot.file, {})[snapshot.entry.key] = explained(snapshot)
         tests = {module["file"]: module["memory_tests"] for module in self._modules.values()}
         root = self.config.rootpath
-        return Update(root, self.settings, accepted, gone, tests, clean).run()
+        return Update(root, self.settings, accepted, gone, tests, clean)
 
     def _update_calibrations(self, checks: Iterable[Check]) -> list[CalibrationPlan]:
         found = [

@@ -14,6 +14,7 @@ from pytest_torchmem.checks.request import Settings
 from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.plugin.collection import is_gone
 from pytest_torchmem.plugin.start import states_of
+from pytest_torchmem.printable import first_of
 from pytest_torchmem.snapshots import location, store
 from pytest_torchmem.snapshots.format import Entry, Key
 
@@ -69,8 +70,7 @@ def _names(tests: list[str]) -> str:
 
 
 def _several(keys: Iterable[Key]) -> str:
-    first, *others = dict.fromkeys(key.test for key in keys)
-    return first + (f" and {len(others)} more" if others else "")
+    return first_of(dict.fromkeys(key.test for key in keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +240,6 @@ _IS_TEST_MODULE = re.compile(r"test_.*|.*_test\.py").fullmatch
 
 
 @dataclass(slots=True)
-class Updated:
-    """What an update did, or in a dry run would do."""
-
-    plans: list[store.SnapshotPlan] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
-    """Tests that look renamed, where that could not be decided."""
-
-
-@dataclass(slots=True)
 class Update:
     """Writes what a run found into the snapshot files, each whole or not at all."""
 
@@ -261,10 +252,12 @@ class Update:
     """The tests of a file's module that check memory, ``None`` where some may not be known."""
     clean: bool
     """Every test ran and none failed."""
-    done: Updated = field(default_factory=Updated)
+    plans: list[store.SnapshotPlan] = field(default_factory=list)
+    """What it did, or in a dry run would do; what cannot be read or written has a problem."""
+    hints: list[str] = field(default_factory=list)
+    """Tests that look renamed, where that could not be decided."""
 
-    def run(self) -> Updated:
-        """Do it; what cannot be read or written is a plan with a problem."""
+    def run(self) -> None:
         removes = "obsolete" in self.settings.update
         removable = self.gone.entries if removes else {}
         files = set(self.gone.orphans)
@@ -274,10 +267,8 @@ class Update:
                 location.relative(path, self.root) for path in location.orphans_in(directory)
             )
         files -= {*self.accepted, *self.memory_tests}  # modules that went while their tests ran
-        orphans, left = (
-            self._read_all(files),
-            self._read_all({*self.gone.entries, *self.gone.tests}),
-        )
+        orphans = self._read_all(files)
+        left = self._read_all({*self.gone.entries, *self.gone.tests})
         moved = self._moves(orphans, left)
         inherited: dict[str, dict[Key, Entry]] = {}
         for (old_file, old_key), (file, key) in moved.items():
@@ -317,14 +308,13 @@ class Update:
                     extra_lives_on=any(heir is stored for heir in heirs.values()),
                 )
                 self._apply(stored.path, plan)
-        return self.done
 
     def _apply(
         self, path: Path, plan: Callable[[store.StoredSnapshot], store.SnapshotPlan]
     ) -> bool:
         """Plan and write one file; tell whether that went well."""
         planned = store.change_file(path, store.read, plan, writes=self.settings.writes)
-        self.done.plans.append(planned)
+        self.plans.append(planned)
         return not planned.problem
 
     def _has_left(self, file: str, key: Key, stored: store.StoredSnapshot | None) -> bool:
@@ -341,7 +331,7 @@ class Update:
             its_file = location.relative(location.snapshot_path(module), self.root)
             ran = its_file == file or its_file in self.memory_tests or its_file in self.accepted
             if not ran and _IS_TEST_MODULE(module.name) and defined.search(_text(module)):
-                self.done.hints.append(
+                self.hints.append(
                     f"renamed? {file}: {key} may have moved to {module.name}, which did not run. "
                     "The entry stays, for something was written into it: update both modules in "
                     "one run"
@@ -426,7 +416,7 @@ class Update:
         for (_, before), (_, after) in sorted(store.moves(old, new, certain=True).items()):
             notes = stored.entries[before].is_annotated
             by_hand = ". What was written into it stays there: copy it by hand" if notes else ""
-            self.done.hints.append(
+            self.hints.append(
                 f"renamed? {file}: {after} may be the new name of {before}. Only a part of the "
                 f"module ran, so the old entry stays until the whole module is updated{by_hand}"
             )

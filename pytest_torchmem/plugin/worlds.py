@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from os.path import sep
@@ -19,7 +19,7 @@ from unittest import TestCase
 import pytest
 
 from pytest_torchmem.checks import MARKER
-from pytest_torchmem.checks.request import worlds_of
+from pytest_torchmem.checks.request import Worlds, worlds_of
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.plugin.failure import MemoryCheckFailed
 from pytest_torchmem.plugin.settings import budget_of
@@ -50,22 +50,15 @@ class StandingWorlds:
     def all_of(self, item: pytest.Item) -> tuple[World, ...]:
         """Return the processes that a test is checked as, which its marker or the options name."""
         if _ALL not in item.stash:
-            item.stash[_ALL] = self._all_of(item)
+            worlds: Worlds = ()
+            with suppress(UsageError):  # the check says so
+                budget = budget_of(item)
+                worlds = worlds_of(self._settings, budget) if checks_memory(item) else ()
+            item.stash[_ALL] = tuple(
+                World(world.size, world.rank, budget.gpus or min(GPUS_OF_A_NODE, world.size))
+                for world in filter(None, worlds)
+            )
         return item.stash[_ALL]
-
-    def _all_of(self, item: pytest.Item) -> tuple[World, ...]:
-        if not checks_memory(item):
-            return ()
-        try:
-            budget = budget_of(item)
-            worlds = worlds_of(self._settings, budget)
-        except UsageError:  # the check says so
-            return ()
-        return tuple(
-            World(world.size, world.rank, budget.gpus or min(GPUS_OF_A_NODE, world.size))
-            for world in worlds
-            if world is not None
-        )
 
     def of(self, item: pytest.Item) -> World | None:
         """Return the process that a test's fixtures are set up in now: to begin with the first."""

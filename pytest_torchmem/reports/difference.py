@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.figures import label
-from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.printable import first_of, printable, printable_lines
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.growth import leading_change
 from pytest_torchmem.reports.layout import PLAIN, joined, lines_of
@@ -240,8 +240,7 @@ def _cut(members: Sequence[Difference], characters: int) -> list[str]:
     for why, alike in shared.items():
         first, change = alike[0], alike[0].main
         size = format_change(change.before, change.now) if change is not None else ""
-        more = f" and {len(alike) - 1} more" if alike[1:] else ""
-        name = f"{_name(first)}, {plain(first.device)}{more}"
+        name = first_of([f"{_name(first)}, {plain(first.device)}", *alike[1:]])
         lines.append(f"- {joined(joined(name, size), why, separator=': ')}")
     kept = sum(length <= characters for length in accumulate(map(len, lines)))
     if kept < len(lines):

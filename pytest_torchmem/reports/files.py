@@ -13,18 +13,18 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome
-from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.printable import counted, first_of, printable, printable_lines
 from pytest_torchmem.reports import difference
 from pytest_torchmem.reports.growth import explained, line_of, place, why
 from pytest_torchmem.reports.layout import lines_of
-from pytest_torchmem.reports.summary import Check, Summary
+from pytest_torchmem.reports.summary import SAID_OF_TRACES, Check, Summary
 from pytest_torchmem.reports.text import message
 from pytest_torchmem.snapshots.files import append, write
 from pytest_torchmem.snapshots.format import alive_to_plain, merged
@@ -46,22 +46,26 @@ def marked_lines(checks: Iterable[Check], root: Path) -> Iterator[str]:
         place, cause = _blamed(check, root) or (check.location, check.message)
         found.setdefault((*place, cause), []).append(check)
     for (path, line, _), sharing in found.items():
-        first, tests = sharing[0], dict.fromkeys(check.nodeid for check in sharing)
-        more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
-        title = _property(f"memory: {first.nodeid}{more}")
-        text = "\n\n".join(part for part in (first.message, first.advice) if part)
-        file = _property(relative(root / path, _checkout(root)))
-        yield f"::error file={file},line={line},title={title}::{_data(printable_lines(text))}"
+        tests = first_of(dict.fromkeys(check.nodeid for check in sharing))
+        text = "\n\n".join(filter(None, (sharing[0].message, sharing[0].advice)))
+        yield _marking("error", root, (path, line), tests, text)
 
 
 def left_out_lines(summary: Summary) -> Iterator[str]:
     """Yield the workflow commands that say why tests were not checked, each reason once."""
     for reason, checks in summary.not_checked.items():
-        (path, line), tests = checks[0].location, dict.fromkeys(check.nodeid for check in checks)
-        title = _property("memory: 1 test" if len(tests) == 1 else f"memory: {len(tests)} tests")
-        file = _property(relative(summary.root / path, _checkout(summary.root)))
-        text = _data(printable_lines(f"{reason}: {', '.join(tests)}"))
-        yield f"::notice file={file},line={line},title={title}::{text}"
+        tests = dict.fromkeys(check.nodeid for check in checks)
+        text = f"{reason}: {', '.join(tests)}"
+        number = counted(len(tests), "test")
+        yield _marking("notice", summary.root, checks[0].location, number, text)
+
+
+def _marking(kind: str, root: Path, place: tuple[str, int], what: str, text: str) -> str:
+    """Return the workflow command that marks a line; it ends, as its properties do, at others."""
+    path, line = place
+    file, title = relative(root / path, _checkout(root)), f"memory: {what}"
+    file, title = (_data(one).replace(":", "%3A").replace(",", "%2C") for one in (file, title))
+    return f"::{kind} file={file},line={line},title={title}::{_data(printable_lines(text))}"
 
 
 def _blamed(check: Check, root: Path) -> tuple[tuple[str, int], str] | None:
@@ -109,10 +113,6 @@ def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
 _GROUPS = {
     Outcome.GREW: difference.DifferenceKind.GREW,
     Outcome.SHRANK: difference.DifferenceKind.SHRANK,
@@ -156,8 +156,8 @@ def run_markdown(summary: Summary) -> str:
     if summary.obsolete:
         footer.append(f"{len(summary.obsolete)} obsolete entries.")
     for reason, checks in summary.not_checked.items():
-        tests = len({check.nodeid for check in checks})
-        footer.append(f"{'1 test' if tests == 1 else f'{tests} tests'} {difference.plain(reason)}.")
+        tests = counted(len({check.nodeid for check in checks}), "test")
+        footer.append(f"{tests} {difference.plain(reason)}.")
     footer += _workspaces(summary.checks)
     footer += [f"Error: {difference.plain(problem)}" for problem in summary.problems]
     if summary.proposal and summary.settings.proposal_path is not None:
@@ -187,7 +187,7 @@ def _workspaces(checks: Iterable[Check]) -> Iterable[str]:
 
 
 def _checks(found: Sequence[object], one: str, several: str) -> str:
-    return f"1 check {one}" if len(found) == 1 else f"{len(found)} checks {several}"
+    return f"{counted(len(found), 'check')} {one if len(found) == 1 else several}"
 
 
 def _difference(check: Check) -> difference.Difference:
@@ -268,7 +268,13 @@ def write_page(directory: Path, check: Check, profile: MemoryProfile) -> None:
 
 def write_index(directory: Path, summary: Summary) -> None:
     """Write the index of a run's checks, failed ones first, then by growth; raises ``OSError``."""
-    checks = sorted(summary.checks, key=lambda check: (not check.result.failed, -_growth(check)))
+
+    def place(check: Check) -> tuple[bool, int]:
+        before, now = _peak_before(check), check.result.figures.get("peak")
+        grown = now - before if before is not None and now is not None else 0
+        return not check.result.failed, -grown
+
+    checks = sorted(summary.checks, key=place)
     failed = sum(check.result.failed for check in checks)
     rows = "\n".join(_row(directory, check) for check in checks)
     title = f"{failed} of {len(checks)} memory checks failed"
@@ -301,11 +307,6 @@ def _row(directory: Path, check: Check) -> str:
 def _peak_before(check: Check) -> int | None:
     snapshot = check.result.snapshot
     return snapshot.before.figures.get("peak") if snapshot and snapshot.before else None
-
-
-def _growth(check: Check) -> int:
-    before, now = _peak_before(check), check.result.figures.get("peak")
-    return now - before if before is not None and now is not None else 0
 
 
 KIND = "pytest-torchmem report"
@@ -365,12 +366,8 @@ def _check(check: Check) -> dict[str, Any]:
         "alive": alive_to_plain(alive) if alive is not None else None,
         "facts": {topic: dict(known) for topic, known in facts.items()},
         "workspaces": dict(trace.workspaces),
-        "calibrated_workspaces": list(trace.calibrated_workspaces),
-        "library_workspaces": list(trace.library_workspaces),
+        **{name: list(getattr(trace, name)) for name in (*SAID_OF_TRACES, "warnings")},
         "cudnn": trace.cudnn,
-        "unknown_workspaces": list(trace.unknown_workspaces),
-        "not_counted": list(trace.not_counted),
-        "warnings": list(trace.warnings),
         "message": check.message,
         "advice": check.advice,
         "file": check.location[0],
@@ -437,14 +434,10 @@ def _snapshot(result: CheckResult) -> dict[str, Any] | None:
 def _measurement(found: Measurement | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {
-        "gpu": found.gpu,
-        "torch": found.torch,
-        "figures": found.figures,
-        "estimate": found.estimate,
+    plain = asdict(replace(found, comparison=None))
+    del plain["comparison"]
+    return plain | {
         "changes": plain_changes(found.comparison.changes if found.comparison is not None else ()),
-        "not_measured": found.not_measured,
-        "on_stand_in": found.on_stand_in,
         "confirmed": found.confirmed,
         "parting": found.parting._asdict() if found.parting is not None else None,
         "untold": list(found.untold),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_torchmem.figures import END, RESERVED, RETAINED, label
+from pytest_torchmem.printable import counted
 from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.reports.layout import in_two_lines, joined, width, wrapped
@@ -66,8 +67,7 @@ class Section:
     def _others(self, shown: int) -> Iterator[str]:
         left = [size for size, *_ in self.rows[shown:]]
         if left:
-            noun = "row" if len(left) == 1 else "rows"
-            yield f"{self._size(sum(left)):>{_SIZE}}  in {len(left)} more {noun}"
+            yield f"{self._size(sum(left)):>{_SIZE}}  in {counted(len(left), 'more row')}"
         if self.rest:
             yield f"{self._size(self.rest):>{_SIZE}}  {self.why}"
 

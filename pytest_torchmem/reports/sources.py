@@ -49,36 +49,32 @@ def load_sources(base: str | None, head: str | None, directory: Path) -> tuple[S
 
 
 def aligned(one: Source, other: Source, directory: Path) -> tuple[Source, Source]:
-    """Return both; of a revision the part that a path of its repository stands for."""
-    if one.revision and other.path is not None:
-        return _aligned(one, other, directory)
+    """Return both; of a revision the part that a path of its repository stands for, with the path's
+    checks by the names of that.
+    """
     if other.revision and one.path is not None:
-        other, one = _aligned(other, one, directory)
-    return one, other
-
-
-def _aligned(revision: Source, other: Source, directory: Path) -> tuple[Source, Source]:
-    """Return the part of a revision that a path stands for, and the path's checks by its names."""
-    assert other.path is not None
+        return aligned(other, one, directory)[::-1]
+    if not one.revision or other.path is None:
+        return one, other
     root = Path(git(directory, "rev-parse", "--show-toplevel").strip()).resolve()
     if not other.path.is_relative_to(root):
-        return revision, other
+        return one, other
     within = PurePosixPath(other.path.relative_to(root).as_posix())
     if other.path.is_file():
         module = module_of(within)
         entries = {(module, key): entry for (_, key), entry in other.entries.items()}
-        known = {at: entry for at, entry in revision.entries.items() if at[0] == module}
+        known = {at: entry for at, entry in one.entries.items() if at[0] == module}
     else:
         folder = within.parent if within.name == DIRECTORY else within
         entries = {(str(folder / at), key): entry for (at, key), entry in other.entries.items()}
         known = {
             at: entry
-            for at, entry in revision.entries.items()
+            for at, entry in one.entries.items()
             if _is_in(PurePosixPath(at[0]), folder, only=within.name == DIRECTORY)
         }
     if not known:  # a checkout of another revision inside of this repository
-        return revision, other
-    return replace(revision, entries=known), replace(other, entries=entries)
+        return one, other
+    return replace(one, entries=known), replace(other, entries=entries)
 
 
 def _is_in(module: PurePosixPath, folder: PurePosixPath, *, only: bool) -> bool:

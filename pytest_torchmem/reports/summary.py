@@ -107,6 +107,10 @@ class Summary:
 
 
 PREFIX = "torchmem."
+SAID_OF_TRACES = (
+    *("calibrated_workspaces", "library_workspaces", "unknown_workspaces"),
+    "not_counted",
+)
 
 
 def properties(check: Check) -> list[tuple[str, object]]:
@@ -125,8 +129,8 @@ def properties(check: Check) -> list[tuple[str, object]]:
         figures = result.measurement.figures
         found |= {f"{name}.measured": size for name, size in figures.items()}
     found |= {f"{name}.limit": size for name, size in result.limits.items()}
-    lists = ("calibrated_workspaces", "library_workspaces", "unknown_workspaces", "not_counted")
-    found |= {name: ", ".join(getattr(trace, name)) for name in lists if getattr(trace, name)}
+    lists = {name: ", ".join(getattr(trace, name)) for name in SAID_OF_TRACES}
+    found |= {name: names for name, names in lists.items() if names}
     if trace.library_workspaces:
         found["cudnn"] = trace.cudnn
     rank = f"rank {key.rank} of {key.world_size}" if key.world_size else ""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pytest_torchmem.checks.gpu import Measurement
 from pytest_torchmem.checks.result import AT_MOST, CheckResult, Outcome, TraceResult
 from pytest_torchmem.figures import label
-from pytest_torchmem.printable import printable
+from pytest_torchmem.printable import counted, first_of, printable
 from pytest_torchmem.reports import growth
 from pytest_torchmem.reports.files import apply_command, left_out_lines, marked_lines
 from pytest_torchmem.reports.layout import columns, joined, lines_of, tabulated, wrapped
@@ -44,7 +44,7 @@ def lines(summary: Summary, verbosity: int) -> Iterator[Line]:
     improved = [*_improved(summary.checks)]
     plain += [*_warnings(summary.checks, every=verbose)]
     left_out = _tests_by(summary.checks, lambda trace: trace.not_counted)
-    plain += [f"{_plural(len(tests), 'test')} without {one}" for one, tests in left_out.items()]
+    plain += [f"{counted(len(tests), 'test')} without {one}" for one, tests in left_out.items()]
     plain += _workspaces(summary.checks) if verbose else []
     yield from ((line, {"green": True}) for line in improved)
     yield from ((line, {}) for line in plain)
@@ -83,13 +83,9 @@ def counts(summary: Summary) -> str:
         plans = [plan for plan in summary.plans if not plan.problem]
         parts["removed"] = sum(len(plan.removed) for plan in plans)
         parts["renamed"] = sum(len(plan.renamed + plan.moved) for plan in plans)
-    checks = _plural(len(summary.checks), "memory check")
+    checks = counted(len(summary.checks), "memory check")
     named = ", ".join(f"{number} {name}" for name, number in parts.items() if number)
     return f"{checks}: {named}" if named else checks
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _table(checks: Sequence[Check], *, every: bool) -> Iterator[Line]:
@@ -97,7 +93,11 @@ def _table(checks: Sequence[Check], *, every: bool) -> Iterator[Line]:
     if len(checks) > MOST_ROWS and not every:
         shown = [check for check in checks if check.result.outcome is not Outcome.PASSED]
         shown = shown[:MOST_ROWS]
-    rows = [(_colour(check), tuple(map(printable, row))) for check in shown for row in _rows(check)]
+    rows = []
+    for check in shown:  # what failed, and what shrank
+        failed, outcome = check.result.failed, check.result.outcome
+        mark = {"red": failed, "green": outcome is Outcome.SHRANK and not failed}
+        rows += [(mark, tuple(map(printable, row))) for row in _rows(check)]
     if rows:
         yield from _laid_out(rows)
     if len(shown) < len(checks):
@@ -120,12 +120,6 @@ def _laid_out(rows: Sequence[tuple[dict[str, bool], tuple[str, ...]]]) -> Iterat
             before = row[0]
             yield before, mark
         yield f"  {line}", mark
-
-
-def _colour(check: Check) -> dict[str, bool]:
-    """Return how a terminal marks a check: what failed, and what shrank."""
-    shrank = check.result.outcome is Outcome.SHRANK and not check.result.failed
-    return {"red": check.result.failed, "green": shrank}
 
 
 def _rows(check: Check) -> Iterable[tuple[str, ...]]:
@@ -203,7 +197,7 @@ def _not_checked(summary: Summary, *, every: bool) -> Iterable[str]:
         tests = [*dict.fromkeys(check.nodeid for check in checks)]
         shown = tests if every else tests[:MOST_NOTICED]
         more = [f"and {len(tests) - len(shown)} more (-v)"] if len(shown) < len(tests) else []
-        yield f"{_plural(len(tests), 'test')} {why}: {', '.join((*shown, *more))}"
+        yield f"{counted(len(tests), 'test')} {why}: {', '.join((*shown, *more))}"
 
 
 def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
@@ -211,7 +205,7 @@ def _warnings(checks: Iterable[Check], *, every: bool) -> Iterable[str]:
     checks = [check for check in checks if check.result.trace.warnings]
     if every:
         for warnings, tests in _tests_by(checks, lambda trace: [trace.warnings]).items():
-            yield f"warning: {_first_of(tests)}: {'; '.join(warnings)}"
+            yield f"warning: {first_of(tests)}: {'; '.join(warnings)}"
         return
     parts = []
     if guessed := _tests_by(checks, lambda trace: [True] * trace.guessed):
@@ -250,13 +244,7 @@ def _has_other_warnings(trace: TraceResult) -> list[bool]:
 
 def _tests(found: Mapping[Any, Iterable[str]]) -> str:
     """Return in words how many tests there are."""
-    return _plural(len({test for tests in found.values() for test in tests}), "test")
-
-
-def _first_of(nodeids: Iterable[str]) -> str:
-    """Return the first of some tests, and how many others there are."""
-    first, *others = nodeids
-    return f"{first} and {len(others)} more" if others else first
+    return counted(len({test for tests in found.values() for test in tests}), "test")
 
 
 def _written(summary: Summary, *, details: bool) -> Iterable[str]:
@@ -315,7 +303,7 @@ def _workspaces(checks: Sequence[Check]) -> Iterable[str]:
         yield from (f"{told}: {one}" for one in trace.library_workspaces)
 
     found = _tests_by(checks, said)
-    return (f"{one}: {_first_of(found[one])}" for one in sorted(found))
+    return (f"{one}: {first_of(found[one])}" for one in sorted(found))
 
 
 def _not_measured(checks: Iterable[Check]) -> Iterable[str]:
@@ -350,7 +338,7 @@ def _why_not_confirmed(found: Measurement) -> str:
 def _obsolete(summary: Summary) -> Iterable[str]:
     orphans = Counter(file for file, _ in summary.obsolete if file in summary.orphans)
     for file, number in orphans.items():
-        entries = "1 entry" if number == 1 else f"{number} entries"
+        entries = counted(number, "entry")
         yield f"obsolete: {file}: its test module no longer exists ({entries})"
     for file, key in summary.obsolete:
         if file not in summary.orphans:

@@ -160,12 +160,14 @@ def plan_calibration(
     added: list[WorkspacePlace] = []
     replaced: list[WorkspacePlace] = []
 
-    def same_place(one: WorkspacePlace, other: WorkspacePlace) -> bool:
-        series = not by_series or one[0].torch == other[0].torch
-        return one[1] == other[1] and one[0].gpu == other[0].gpu and series
-
     for key, figure in sorted(flat(measured), key=lambda item: item[0]):
-        before = [old for old in (*figures, *contested) if same_place(old, key)]
+        setup, question = key
+        before = [
+            old
+            for old in (*figures, *contested)
+            if (old[1], old[0].gpu) == (question, setup.gpu)
+            and not (by_series and old[0].torch != setup.torch)
+        ]
         # What cuDNN told is kept with the version that told it last.
         same = [key] if key[0].source else before
         known = any(figures.get(old) == figure for old in same)

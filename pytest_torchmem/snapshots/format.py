@@ -414,14 +414,11 @@ def merged(entry: Entry, before: Entry | None) -> Entry:
         return entry
     same = before.same_trace(entry)
     measured = {**(before.measured if same else {}), **entry.measured}
-    known = before.grew if all(_lasts(one, entry) for one in before.grew) else ()
+    figures, known = entry.figures, before.grew
+    if any(figures.get(one.moment, 0) < one.now - (one.now - one.before) // 10 for one in known):
+        known = ()  # one has lost a tenth of what it grew by
     grew = (*dict.fromkeys((*known, *entry.grew)),)[-_MOST_TOLD:]  # a proposal has both
     return replace(with_notes(entry, before), measured=measured, grew=grew)
-
-
-def _lasts(told: Told, entry: Entry) -> bool:
-    """Tell whether an entry's figure has not lost a tenth of what it grew by."""
-    return entry.figures.get(told.moment, 0) >= told.now - (told.now - told.before) // 10
 
 
 def notes_of(entry: Entry) -> dict[str, Any]:

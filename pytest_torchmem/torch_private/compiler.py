@@ -131,11 +131,8 @@ def compiled_calls(
     nobody has compiled it; it returns what converts them instead, or None to run them as they are.
     ``when_compiled`` gets it too, where the stance does not have the call run as it is.
     """
-    module = _eval_frame()
-    original: Any = getattr(module, _CALLBACK, None)
-    if original is None:
-        yield
-        return
+    module: Any = _eval_frame()
+    original: Any = getattr(module, _CALLBACK)
 
     def from_stance(callback: Any) -> Any:
         found = original(callback)
@@ -169,11 +166,8 @@ def own_module_calls_followed() -> Iterator[None]:
     The compiler has to be imported. What it follows leaves variables in cycles of references, which
     hold the modules that a replaced ``nn.Module.__call__`` is given in a list.
     """
-    module = _eval_frame()
-    original: Any = getattr(module, _CALLBACK, None)
-    if original is None:
-        yield
-        return
+    module: Any = _eval_frame()
+    original: Any = getattr(module, _CALLBACK)
     known: dict[int, tuple[Any, Convert]] = {}
 
     def convert(own: Convert, args: Any) -> Any:

@@ -222,7 +222,16 @@ def groups_of_world(
     # that of ``distributed_c10d``: MPI can be named, and is chosen where it is built.
     built = c10d.is_mpi_available()
     public = (sys.modules["torch.distributed"], {"is_mpi_available": lambda: built})
-    values |= _without_details(c10d, off)
+    original, levels = c10d.get_debug_level, c10d.DebugLevel
+
+    def debug_level() -> Any:
+        """No collective is compared with those of others, as TORCH_DISTRIBUTED_DEBUG=DETAIL asks:
+        what does so numbers them, which the fake group does not (ProcessGroupWrapper.cpp).
+        """
+        level = original()
+        return levels.INFO if level == levels.DETAIL and not off() else level
+
+    values["get_debug_level"] = debug_level
     # What was received from anybody is the first other process's.
     source = unless(off, lambda _: int(rank == 0), getattr(_work(), _SOURCE))
     patched = [
@@ -234,19 +243,6 @@ def groups_of_world(
         (_work(), {_SOURCE: source, **_held_work(off)}),
     ]
     return patched, added
-
-
-def _without_details(c10d: Any, off: Callable[[], bool]) -> dict[str, Any]:
-    """Let no collective be compared with those of others, as TORCH_DISTRIBUTED_DEBUG=DETAIL asks.
-    The wrapper that does so numbers them, which the fake group does not (ProcessGroupWrapper.cpp).
-    """
-    original, levels = c10d.get_debug_level, c10d.DebugLevel
-
-    def debug_level() -> Any:
-        level = original()
-        return levels.INFO if level == levels.DETAIL and not off() else level
-
-    return {"get_debug_level": debug_level}
 
 
 def _sequence_numbers() -> tuple[Any, dict[str, Any]]:
@@ -604,13 +600,9 @@ def _states(module: nn.Module) -> Iterator[dict[str, Any]]:
         one = waiting.pop()
         if isinstance(one, (list, tuple, set, dict)):
             waiting.extend(one.values() if isinstance(one, dict) else one)
-        elif id(one) not in seen and _keeps_of_a_step(one):
+        elif id(one) not in seen:
             seen.add(id(one))
-            waiting.extend(vars(one).values())
-            yield vars(one)
-
-
-def _keeps_of_a_step(one: Any) -> bool:
-    of_others = isinstance(one, (type, Enum, nn.Module))
-    of_torch = str(type(one).__module__).startswith(_FULLY_SHARD)
-    return of_torch and not of_others and hasattr(one, "__dict__")
+            of_others = isinstance(one, (type, Enum, nn.Module)) or not hasattr(one, "__dict__")
+            if str(type(one).__module__).startswith(_FULLY_SHARD) and not of_others:
+                waiting.extend(vars(one).values())
+                yield vars(one)

@@ -5,8 +5,9 @@ torch/_higher_order_ops/flex_attention.py; torch/nn/attention/flex_attention.py.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from traceback import walk_stack
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
@@ -45,11 +46,10 @@ def flex_kernels_replaced(
     module = sys.modules[MODULE]
     operators = module.flex_attention, module.flex_attention_backward
     originals = FlexAttentionKernels(*(operator.py_kernels[_KERNEL] for operator in operators))
-    _set_kernels(operators, made_from(originals))
-    try:
+    with ExitStack() as stack:
+        for operator, kernel in zip(operators, made_from(originals), strict=True):
+            stack.enter_context(_with_kernel(operator, _KERNEL, kernel))
         yield
-    finally:
-        _set_kernels(operators, originals)
 
 
 @contextmanager
@@ -74,11 +74,8 @@ def captured_tensors_lifted() -> Iterator[None]:
         rest = args[_BUFFERS + 1 :]
         return original(*args[:3], with_tensors, *args[4:_BUFFERS], tuple(captured), *rest)
 
-    _set_kernel(operator, _AUTOGRAD, autograd)
-    try:
+    with _with_kernel(operator, _AUTOGRAD, autograd):
         yield
-    finally:
-        _set_kernel(operator, _AUTOGRAD, original)
 
 
 def _lifted(value: Any, captured: list[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
@@ -111,14 +108,16 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _set_kernel(operator: Any, key: Any, kernel: Callable[..., Any]) -> None:
-    operator.py_kernels[key] = kernel
-    operator._dispatch_cache.clear()
-
-
-def _set_kernels(operators: tuple[Any, Any], kernels: FlexAttentionKernels) -> None:
-    for operator, kernel in zip(operators, kernels, strict=True):
-        _set_kernel(operator, _KERNEL, kernel)
+@contextmanager
+def _with_kernel(operator: Any, key: Any, kernel: Callable[..., Any]) -> Iterator[None]:
+    original = operator.py_kernels[key]
+    try:
+        operator.py_kernels[key] = kernel
+        operator._dispatch_cache.clear()
+        yield
+    finally:
+        operator.py_kernels[key] = original
+        operator._dispatch_cache.clear()
 
 
 @contextmanager
@@ -145,12 +144,8 @@ def in_what_inductor_compiles() -> bool:
     A compiled function is called by ``compile_wrapper``, of a context that has a configuration of
     the compiler only with Inductor (torch/_dynamo/eval_frame.py, ``OptimizeContext``).
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if _is_wrapper(code.co_name, code.co_filename):
-            context = frame.f_locals.get("self")
-            if getattr(context, "compiler_config", None) is not None:
-                return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return any(
+        _is_wrapper(frame.f_code.co_name, frame.f_code.co_filename)
+        and getattr(frame.f_locals.get("self"), "compiler_config", None) is not None
+        for frame, _ in walk_stack(sys._getframe(1))
+    )

@@ -486,7 +486,10 @@ def ends_once(on_thread: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         if not modes and function_modes():
-            _close_suspended()
+            for one in gc.get_objects():
+                if type(one) is GeneratorType and any(map(_ends_device, gc.get_referents(one))):
+                    with suppress(Exception):  # of the program, which ends
+                        one.close()
         patch.put_back()
         left, suspended = [*_Entered.open], [*_Entered.generators]
         _Entered.on_thread, _Entered.open, _Entered.generators = before
@@ -541,13 +544,6 @@ def _end(one: Any) -> None:
 
     _Entered.ended.add(one)
     vars(one)["__exit__"] = end
-
-
-def _close_suspended() -> None:
-    for one in gc.get_objects():
-        if type(one) is GeneratorType and any(map(_ends_device, gc.get_referents(one))):
-            with suppress(Exception):  # of the program, which ends
-                one.close()
 
 
 def _ends_device(one: Any) -> bool:

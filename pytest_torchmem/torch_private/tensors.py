@@ -10,12 +10,11 @@ import mmap
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
-from operator import attrgetter
 from types import CodeType
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pytest_torchmem.torch_private.keys import CUDA
 from pytest_torchmem.torch_private.names import private, private_attribute, private_name
@@ -62,9 +61,7 @@ _get_unwrapped: Callable[[Tensor], Tensor] = private("torch._C._functorch.get_un
 
 #: A module's own parameters, buffers and children, by name.
 PARAMETERS = private_name("torch.nn.Module._parameters")
-own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter(PARAMETERS)
 BUFFERS = private_name("torch.nn.Module._buffers")
-own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter(BUFFERS)
 UNSAVED_BUFFERS = private_name("torch.nn.Module._non_persistent_buffers_set")
 CHILDREN = private_name("torch.nn.Module._modules")
 #: The dictionaries of what is called with a module.

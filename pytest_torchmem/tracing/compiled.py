@@ -148,7 +148,8 @@ class Compiled:
         # On the GPU it is told of by what stands in for its kernels.
         gpu = self._interceptor.parts.target.gpu
         if self._interceptor.threads.on_thread() and not (flex_attention and gpu is not None):
-            self._interceptor.parts.attribution.note_compiled()
+            attribution = self._interceptor.parts.attribution
+            attribution.compiled.setdefault(attribution.user_line())
 
     def _called(self, callback: Any, flex_attention: bool) -> Any:
         """Return what converts the frames of a compiled call that begins."""

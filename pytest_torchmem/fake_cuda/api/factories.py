@@ -99,19 +99,6 @@ def _names_cuda(device: Any) -> bool:
     return device is not None and as_device(device).type == "cuda"
 
 
-def _parts_on(
-    target: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a sparse tensor's constructor with indices and values on a device.
-    Each is copied to where it is asked for (csrc/utils/tensor_new.cpp, ``internal_new_from_data``).
-    """
-
-    def moved(part: Any) -> Any:
-        return part.to(target) if isinstance(part, Tensor) else part
-
-    return tuple(map(moved, args)), {name: moved(part) for name, part in kwargs.items()}
-
-
 def _of_tensor(
     target: torch.device,
     tensor: Tensor,
@@ -165,7 +152,12 @@ def _factory(original: _Factory, name: str) -> _Factory:
         if target.type == "meta":
             return original(*args, **kwargs)
         if of_parts and kwargs.get("device") is not None:
-            args, kwargs = _parts_on(target, args, kwargs)
+            # Each is copied to where it is asked for (csrc/utils/tensor_new.cpp,
+            # ``internal_new_from_data``).
+            args = tuple(part.to(target) if isinstance(part, Tensor) else part for part in args)
+            kwargs |= {
+                name: part.to(target) for name, part in kwargs.items() if isinstance(part, Tensor)
+            }
         kwargs["device"] = _CPU
         if of_tensor and of_values:
             return _of_tensor(target, *args, **kwargs)

@@ -383,7 +383,7 @@ class GraphCapture:
 
     def end(self) -> None:
         SESSION.captures.remove(self)
-        self.trace.values.end_capture(self.recording)
+        self.trace.values.recordings.remove(self.recording)
         self._end_serving()
 
 

@@ -332,7 +332,9 @@ class DeviceMethods(Functions):
             if trace.in_fake_tensor_mode():
                 target = as_device(device or tensor.device)
                 if name in _OF_DATA and target.type == "cuda":  # C++ makes it where it is asked to
-                    if name == "new" and _are_sizes(args):
+                    # With the sizes of an empty one.
+                    sizes = all(isinstance(one, int) for one in args) or type(args[0]) is torch.Size
+                    if name == "new" and sizes:
                         return tensor.new_empty(*args, device=target)
                     return original(tensor, *args, **kwargs).to(target)
                 kwargs["device"] = target
@@ -342,11 +344,6 @@ class DeviceMethods(Functions):
                 return original(tensor, *args, **kwargs)
 
         return method
-
-
-def _are_sizes(args: tuple[Any, ...]) -> bool:
-    """Return whether ``Tensor.new`` is called with the sizes of an empty tensor."""
-    return all(isinstance(one, int) for one in args) or isinstance(args[0], torch.Size)
 
 
 _torchscript: Any = torch.jit

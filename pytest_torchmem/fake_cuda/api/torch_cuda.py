@@ -40,7 +40,6 @@ from pytest_torchmem.interception.context import LASTING, Functions, Layer, Trac
 from pytest_torchmem.operators.attention.dot_product import BACKENDS, may_use
 from pytest_torchmem.operators.libraries.nvidia import cublas_workspace, cublaslt_workspace
 from pytest_torchmem.step.generators import gpu_generators
-from pytest_torchmem.targets.gpus import Gpu
 from pytest_torchmem.torch_private import patches
 from pytest_torchmem.torch_private.devices import bindings_known
 from pytest_torchmem.torch_private.modes import made_by
@@ -78,18 +77,6 @@ CUDNN: dict[str, Callable[..., Any]] = {
 CUDNN_RNN = {"get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
 
 
-def blas(gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """Return the functions that give the workspaces of cuBLAS and cuBLASLt, by name."""
-    return {
-        "cublas_workspace_size": lambda size=None: (
-            cublas_workspace(gpu) if size is None else _set_size("CUBLAS_WORKSPACE_CONFIG")
-        ),
-        "cublaslt_workspace_size": lambda size=None: (
-            cublaslt_workspace(gpu) if size is None else _set_size("CUBLASLT_WORKSPACE_SIZE")
-        ),
-    }
-
-
 def _set_size(variable: str) -> NoReturn:
     raise UsageError(
         "torch.backends.cuda: a traced program cannot set the size of a cuBLAS workspace. Set the "
@@ -99,12 +86,12 @@ def _set_size(variable: str) -> NoReturn:
 
 def attention(trace: TraceContext) -> Replacements:
     """Let ``torch.backends.cuda.can_use_flash_attention`` and its like answer for the GPU."""
-
-    def taken_by(backend: int) -> Callable[..., bool]:
-        return lambda params, debug=False: may_use(trace.gpu, backend, params)
-
-    asked = patches.can_use_attention
-    return [asked[name].unless(trace.off, taken_by(one)) for name, one in BACKENDS.items()]
+    return [
+        patches.can_use_attention[name].unless(
+            trace.off, lambda params, debug=False, backend=one: may_use(trace.gpu, backend, params)
+        )
+        for name, one in BACKENDS.items()
+    ]
 
 
 def bindings() -> dict[str, Callable[..., Any]]:
@@ -168,6 +155,14 @@ def _about(
         **random_functions(defaults[index], defaults),
         **of_memory,
     }
+    blas = {
+        "cublas_workspace_size": lambda size=None: (
+            cublas_workspace(gpu) if size is None else _set_size("CUBLAS_WORKSPACE_CONFIG")
+        ),
+        "cublaslt_workspace_size": lambda size=None: (
+            cublaslt_workspace(gpu) if size is None else _set_size("CUBLASLT_WORKSPACE_SIZE")
+        ),
+    }
     accelerator = {**of_streams, **session.accelerator_functions(trace, index, of_memory)}
     return session.Api(
         (
@@ -175,7 +170,7 @@ def _about(
             *[(module, accelerator) for module in _ACCELERATOR],
             (torch.backends.cudnn, CUDNN),
             (torch.backends.cudnn.rnn, CUDNN_RNN),
-            (torch.backends.cuda, {**BUILT, **blas(gpu)}),
+            (torch.backends.cuda, {**BUILT, **blas}),
             (torch.cuda.nccl, data_parallel.NCCL),
             (torch.cuda.nvtx, NVTX),
             (torch.cuda.profiler, CUDA_PROFILER),

@@ -28,6 +28,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
+from math import prod
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 from zipfile import ZipFile
@@ -474,7 +475,11 @@ def _functions(
     safe_open: Any = library.safe_open
 
     def serialize_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
-        if trace.off() or not _has_unknown(tensors, addresses):
+        has_unknown = isinstance(tensors, Mapping) and any(
+            hasattr(found, "data_ptr") and addresses.are_unknown(found.data_ptr, found.data_len)
+            for found in (() if trace.off() else tensors.values())
+        )
+        if not has_unknown:
             return original(tensors, filename, metadata=metadata)
         return _write(tensors, filename, metadata, addresses)
 
@@ -518,16 +523,10 @@ def _with_number(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any
     return args, {**kwargs, "device": number}
 
 
-def _has_unknown(tensors: Any, addresses: Addresses) -> bool:
-    return isinstance(tensors, Mapping) and any(
-        hasattr(found, "data_ptr") and addresses.are_unknown(found.data_ptr, found.data_len)
-        for found in tensors.values()
-    )
-
-
 def _write(tensors: Mapping[str, Any], filename: Any, metadata: Any, addresses: Addresses) -> None:
     """Write a file as safetensors does, with holes; README.md of safetensors, Format."""
-    names = sorted(tensors, key=lambda name: (-_itemsize(tensors[name]), name))
+    itemsizes = {name: one.data_len / max(prod(one.shape), 1) for name, one in tensors.items()}
+    names = sorted(tensors, key=lambda name: (-itemsizes[name], name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in names:
@@ -565,10 +564,3 @@ def _write_tensor(file: Any, found: Any, addresses: Addresses) -> bool:
     for start in range(0, found.data_len, _CHUNK):
         file.write(string_at(found.data_ptr + start, min(_CHUNK, found.data_len - start)))
     return True
-
-
-def _itemsize(found: Any) -> float:
-    elements = 1
-    for size in found.shape:
-        elements *= size
-    return found.data_len / elements if elements else 0

@@ -196,14 +196,15 @@ class Changes(Functions):
         names, states = patches.name_table(), patches.state_table()
         if names not in own:
             return
-        new = {name for name, item in own[names].items() if self._is_of_trace(item)}
+        new = {
+            name
+            for name, item in own[names].items()
+            if self._all_applied
+            or ((applied := self._applied.get(id(item))) is not None and applied() is item)
+        }
         yield names, {name: item for name, item in own[names].items() if name not in new}
         kept = {key: state for key, state in own[states].items() if key.__name__ not in new}
         yield states, kept
-
-    def _is_of_trace(self, item: Any) -> bool:
-        applied = self._applied.get(id(item))
-        return self._all_applied or (applied is not None and applied() is item)
 
 
 _RUN = "run"

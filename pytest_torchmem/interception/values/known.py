@@ -521,10 +521,6 @@ class KnownValues(Answers):
         self.recordings.append(recording)
         return recording
 
-    def end_capture(self, recording: computed.GraphRecording) -> None:
-        """Compute values again; what was captured waits to be replayed."""
-        self.recordings.remove(recording)
-
     def replay(self, recording: computed.GraphRecording) -> None:
         """Run what a graph has captured on the values that are there now."""
         recording.replay(self.contents, self.compute, self._written)

@@ -199,7 +199,11 @@ def run_functional(operator: str, args: Args, kwargs: Kwargs) -> Any:
     if name == "wait_tensor":
         return given
     found = place_in_group([*args, *kwargs.values()])
-    if found is None or (found[1] > 1 and not _is_even(name, args)):
+    # Whether a process receives as much as it sends, or the collective is none that exchanges.
+    is_even = name in _SHAPED or name.startswith(("all_reduce", "broadcast"))
+    if name == "all_to_all_single":
+        is_even = sum(args[1]) == sum(args[2])
+    if found is None or (found[1] > 1 and not is_even):
         raise NotImplementedError("other processes would have to be there")
     reduces = name.startswith(_REDUCING)
     place = Place(*found, str(args[1]).upper() if reduces else "")
@@ -212,13 +216,6 @@ def run_functional(operator: str, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(given, Tensor):
         return _functional(place, name, given)
     return [_functional(place, name, one) for one in given]
-
-
-def _is_even(name: str, args: Args) -> bool:
-    """Whether a process receives as much as it sends, or the collective is none that exchanges."""
-    if name != "all_to_all_single":
-        return name in _SHAPED or name.startswith(("all_reduce", "broadcast"))
-    return bool(sum(args[1]) == sum(args[2]))
 
 
 _REDUCING = ("all_reduce", "reduce_scatter")

@@ -404,8 +404,12 @@ def _drawn_by(call: Call, plan: Plan) -> tuple[KernelDraws, ...]:
         return (KernelDraws("bernoulli_", (), named.get("p", named["self"]).dtype, elements),)
     if base == "native_dropout":
         return (KernelDraws("bernoulli_", (1 - named["p"],), torch.bool, elements),)
-    if base == "multinomial":
-        return (_drawn_samples(named),)
+    if base == "multinomial":  # native/Distributions.cpp, cpu/MultinomialKernel.cpp
+        chances, samples = named["self"], named["num_samples"]
+        if named.get("replacement") and samples > 1:
+            rows = chances.numel() // max(1, chances.shape[-1])
+            return (KernelDraws("uniform_", (), torch.float64, rows * samples),)
+        return (KernelDraws("exponential_", (), chances.dtype, chances.numel()),)
     if name.startswith(_FUSED_ATTENTION):
         # The CPU drops weights of its own formula; native/transformers/attention.cpp.
         query, key = named["query"], named["key"]
@@ -416,15 +420,6 @@ def _drawn_by(call: Call, plan: Plan) -> tuple[KernelDraws, ...]:
         between = KernelDraws("bernoulli_", (1 - named["dropout"],), dtype, elements)
         return (between,) * int(named["num_layers"] - 1)
     raise _NotCounted
-
-
-def _drawn_samples(named: dict[str, Any]) -> KernelDraws:
-    """Return what ``multinomial`` draws (native/Distributions.cpp, cpu/MultinomialKernel.cpp)."""
-    chances, samples = named["self"], named["num_samples"]
-    if named.get("replacement") and samples > 1:
-        rows = chances.numel() // max(1, chances.shape[-1])
-        return KernelDraws("uniform_", (), torch.float64, rows * samples)
-    return KernelDraws("exponential_", (), chances.dtype, chances.numel())
 
 
 def _keeps_one(draws: KernelDraws) -> bool:
