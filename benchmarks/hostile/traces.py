@@ -195,14 +195,16 @@ class Program:
                 self.note(f"{type(error).__name__}: {str(error)[:90]}")
 
         with contextlib.suppress(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            if is_apart:
-                thread = threading.Thread(target=traced)
-                thread.start()
-                thread.join()
-            else:
-                traced()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                if is_apart:
+                    thread = threading.Thread(target=traced)
+                    thread.start()
+                    thread.join()
+                else:
+                    traced()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def run(seed: int) -> list[str]:

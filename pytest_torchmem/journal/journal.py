@@ -34,6 +34,7 @@ from pytest_torchmem.profile.timeline import without_collections
 from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.torch_private import settings as torch_settings
+from pytest_torchmem.torch_private.dispatcher import turns_ended
 
 _Result = TypeVar("_Result")
 _PATIENCE = 10.0
@@ -88,6 +89,7 @@ class Journal(ExitStack):
                     "and two threads cannot trace at once"
                 )
             self._lock, _Process.open, _Process.tracer = lock, self, thread
+            self.enter_context(turns_ended())
             switch_on(self)
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
+from pytest_torchmem.interception.phases import TraceThreads
 from tests.processes import run_program
 from tests.results import in_a_trace
 
@@ -493,6 +494,25 @@ def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: Any)
         over.set()
         thread.join()
     assert found[0] == found[1]
+
+
+def test_an_interrupted_turn_keeps_no_other_thread_waiting(monkeypatch, device):
+    """A signal raises between any two instructions: here after a lock was taken."""
+    begin_turn = TraceThreads.begin_turn
+
+    def interrupted(self):
+        begin_turn(self)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    def body() -> Tensor:
+        monkeypatch.setattr(TraceThreads, "begin_turn", interrupted)
+        return torch.ones(3, device=device)
+
+    with pytest.raises(KeyboardInterrupt):
+        trace(body, device=device)
+    peak = in_bare_thread(lambda: trace(lambda: torch.ones(3, device=device), device=device).peak)
+    assert peak == 12
 
 
 def test_a_module_is_not_called_while_another_thread_traces_it() -> None:
