@@ -210,7 +210,7 @@ def _highest_phase(figures: Mapping[str, int]) -> str:
 
 
 def _of_libraries(entry: Entry, figure: str) -> int:
-    """Return the bytes of libraries' buffers in a figure: cuBLAS's alone is 8 MiB.
+    """Return the bytes of libraries' buffers in a figure: cuBLAS's are 8 MiB for each thread.
 
     What a relative tolerance is taken of is the model's own memory.
     """
@@ -233,10 +233,12 @@ def _judge(
     if name not in JUDGED:
         return Change(name, before, now, Verdict.SHOWN)
     allowed = rule.tolerance.allowance(max(before - apart, 0))
+    step, of = abs(now - before), ""
     if now == before:
         verdict = Verdict.SAME
-    elif abs(now - before) <= allowed:
+    elif step <= allowed:
         verdict = Verdict.WITHIN
     else:
         verdict = Verdict.GREW if now > before else Verdict.SHRANK
-    return Change(name, before, now, verdict, allowed, str(rule))
+        of = " without libraries' buffers" if step <= rule.tolerance.allowance(before) else ""
+    return Change(name, before, now, verdict, allowed, f"{rule.tolerance}{of}, {rule.source}")

@@ -297,13 +297,16 @@ def _types(geometries: Iterable[Geometry]) -> set[str]:
 
 
 def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
-    """Tell whether inputs of another type, or by how much they are larger, can explain a growth."""
+    """Tell whether inputs of another type, or by how much they are larger, can explain a growth.
+    Of several calls the peak may be in any.
+    """
     grown = 1.0
     for change in changes:
         if not change.before or _types(change.before) != _types(change.now):
             return True  # another type
-        before, after = (max(prod(one.shape) for one in side) for side in change[2:])
-        grown = max(grown, after / max(before, 1))
+        before, after = ([prod(one.shape) for one in side] for side in change[2:])
+        pairs = (max(before), max(after)), *zip(before, after, strict=False)
+        grown = max(grown, *(now / max(was, 1) for was, now in pairs))
     return evidence.can_explain(grown)
 
 
