@@ -100,7 +100,8 @@ def diagnose(
         found = replace(found, now=now.figures[moment])
     ran = NOTHING_RAN
     if profile is not None and moment != HOST:  # whose allocations are others
-        ran = Provenance(profile.timeline, profile.calls or (), dict(profile.broadcasts))
+        made = profile.calls or (), dict(profile.broadcasts), profile.functions
+        ran = Provenance(profile.timeline, *made)
     evidence = Evidence(before, now, found, whole, ran, watched or Watched())
     inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
     said = Diagnosis(

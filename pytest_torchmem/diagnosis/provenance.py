@@ -22,7 +22,9 @@ class Provenance:
         timeline: Timeline,
         calls: Sequence[OperatorCall] = (),
         broadcasts: Mapping[Origin, str] | None = None,
+        functions: Iterable[tuple[Origin, str]] = (),
     ) -> None:
+        self._functions = functions
         self._events, self._allocations, self._calls = timeline.events, timeline.allocations, calls
         self.broadcasts: Mapping[Origin, str] = broadcasts or {}
         self._makers: dict[str, set[str]] = {}
@@ -221,6 +223,16 @@ class Provenance:
         """Return where operators were called, by the patterns of modules, and lines."""
         origins = (one for name in operators for one in self.places(name) if one.line)
         return {(fold(one.module)[0], one.line) for one in origins}
+
+    def called_as(self, *names: str) -> list[Origin]:
+        """Return where the source calls functions of these names, one of each line, as operators;
+        nothing where Python does not know.
+        """
+        found: dict[str, Origin] = {}
+        for origin, name in self._functions:
+            if name.rpartition(".")[2] in names:
+                found.setdefault(origin.line, origin._replace(operator=name.lstrip(".")))
+        return [*found.values()]
 
     def places(self, operator: str) -> Iterator[Origin]:
         """Yield where an operator was called."""

@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
+    CHECKPOINT,
     EMPTY_CACHE,
     NO_BACKWARD,
     PACKED,
@@ -48,7 +49,7 @@ from pytest_torchmem.step.trees import tensors_by_path, tensors_in
 from pytest_torchmem.torch_private import modes
 from pytest_torchmem.torch_private.distributed import arguments_of_sharding
 from pytest_torchmem.torch_private.settings import figure_settings, saved_tensors_hooks
-from pytest_torchmem.torch_private.tensors import CHILDREN, unwrapped
+from pytest_torchmem.torch_private.tensors import CHILDREN, current_node, node_number, unwrapped
 from pytest_torchmem.torch_private.tensors import PARAMETERS as OWN_PARAMETERS
 
 #: What is installed stands in folders of these names, which may lie in the standard library's.
@@ -186,6 +187,9 @@ class FactCollector:
         """How often outermost modules were called, and the lines that did."""
         self._times: dict[str, int] = {}
         """How often each module was called, but by checkpoints again."""
+        self._checkpoints: dict[str, Counter[int]] = {}
+        """By the pattern of modules that checkpoints call: by the node of the backward that runs
+        each, how many."""
         self._seen: set[tuple[str, int]] = set()
         """Modules whose layer is noted."""
         self._arguments: dict[str, dict[str, None]] = {}
@@ -221,6 +225,9 @@ class FactCollector:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
                 self._count(path)
+            else:
+                spans = self._checkpoints.setdefault(fold(path)[0], Counter())
+                spans[node_number(current_node())] += 1
             outer = _USUAL
         own = (path, id(module))
         if own not in self._seen:
@@ -465,7 +472,9 @@ class FactCollector:
             self._find_frozen(child, f"{path}.{name}", frozen)
 
     def _repeated(self) -> dict[str, Calls]:
-        """Return the modules that each call of the module around them calls more than once."""
+        """Return the modules that each call of the module around them calls more than once, and
+        how many checkpoints there are that span several.
+        """
         found: dict[str, Calls] = {}
         for path, number in self._times.items():
             around = next((one for one in prefixes(path)[-2::-1] if one in self._times), None)
@@ -473,6 +482,10 @@ class FactCollector:
             pattern = fold(path)[0]
             if times > max(1, found.get(pattern, Calls()).number):
                 found[pattern] = Calls(times)
+        for pattern, spans in self._checkpoints.items():
+            modules = len(self._modes[pattern, InMode("recomputed")])
+            if (number := modules * len(spans) // spans.total()) < modules:  # each in several steps
+                found[f"{CHECKPOINT}{pattern}"] = Calls(number)
         return found
 
     def _unreached(self) -> _Patterns:

@@ -102,6 +102,9 @@ class Counts(NamedTuple):
 
 EMPTY_CACHE = "torch.cuda.empty_cache"
 """Whose calls are counted beside those of modules."""
+CHECKPOINT = "checkpoint of "
+"""The start of the names of checkpoints that span several modules: ``checkpoint of Net.blocks.*``;
+they are counted as well."""
 AUTOCAST = "autocast"
 """The mode of modules within autocast, to the type that is its detail, or ``"off"``."""
 PACKED = "saved tensors by"

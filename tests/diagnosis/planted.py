@@ -7,10 +7,12 @@ import copy
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -49,7 +51,10 @@ class Planted:
     def line(self) -> str:
         """The end of the source line that is to blame."""
         lines = Path(self.file).read_text(encoding="utf-8").splitlines()
-        marked = [n for n, line in enumerate(lines, 1) if line.endswith(f"# here: {self.name}")]
+        # Which call of a function it is that is to blame is told since Python 3.11.
+        words = ("here", "call") if sys.version_info >= (3, 11) else ("here",)
+        ends = tuple(f"# {word}: {self.name}" for word in words)
+        marked = [n for n, line in enumerate(lines, 1) if line.endswith(ends)]
         return f"{Path(self.file).name}:{marked[0]}" if marked else ""
 
 
@@ -369,7 +374,7 @@ def repeated(wrong: bool) -> Step:
     return model, (torch.zeros(64, 32, 32),), {}
 
 
-@planted("backwards", "backward runs once, and was run 3 times", "Sequential", "aten::")
+@planted("backwards", "backward runs once, and was run 3 times", "", "")
 def losses_added_up(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)).to(device)
     total = torch.zeros((), device=device)
@@ -380,7 +385,16 @@ def losses_added_up(wrong: bool, device: str) -> None:
         else:
             loss.backward()
     if wrong:
-        total.backward()
+        total.backward()  # call: losses_added_up
+
+
+@planted("gradients recorded", "runs with gradients, and ran under no_grad", "Sequential", "")
+def evaluation_with_gradients(wrong: bool, device: str) -> None:
+    layers = ((nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)) for _ in range(4))
+    model = nn.Sequential(*chain(*layers)).to(device)
+    for training, batch in ((True, 64), (False, 256)):
+        with torch.set_grad_enabled(training or wrong):
+            model(torch.zeros(batch, 32, device=device))  # here: evaluation_with_gradients
 
 
 @planted(
@@ -656,6 +670,21 @@ def unit_of_sharding_lost(wrong: bool) -> Step:
         for unit in () if wrong else model:
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)(torch.zeros(4, 256, device="cuda")).sum().backward()
+
+    return step, (), {"world_size": 4}
+
+
+@planted("attribute", " has param_dtype=float32, and had param_dtype=bfloat16", "", "", "cuda")
+def units_of_sharding_in_float32(wrong: bool) -> Step:
+    def step() -> None:
+        mesh = init_device_mesh("cuda", (4,))
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))).cuda()
+        policies = [MixedPrecisionPolicy(dtype) for dtype in (torch.float32, torch.bfloat16)]
+        for unit in model:
+            policy = policies[not wrong]
+            fully_shard(unit, mesh=mesh, mp_policy=policy)  # call: units_of_sharding_in_float32
+        fully_shard(model, mesh=mesh, mp_policy=policies[1])
+        model(torch.zeros(256, 256, device="cuda")).sum().backward()
 
     return step, (), {"world_size": 4}
 
@@ -1264,6 +1293,25 @@ def classes_as_numbers(wrong: bool) -> Step:
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels)
 
     return nn.Linear(8, 512), (torch.zeros(BATCH, LENGTH, 8),), {"loss_fn": loss}
+
+
+@planted("checkpoint", "blocks.* is checkpointed in 2 segments, and was in 4", "Segmented", "")
+def checkpoints_of_more_blocks(wrong: bool, device: str) -> None:
+    """How many steps there are says nothing."""
+
+    class Segmented(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            for first in range(0, 8, self.size):
+                x = checkpoint(self.some, first, x, use_reentrant=False)
+            return x
+
+        def some(self, first: int, x: Tensor) -> Tensor:
+            return functools.reduce(lambda x, block: block(x), self.blocks[first:][: self.size], x)
+
+    blocks = nn.ModuleList(Block() for _ in range(8))
+    model = Segmented(blocks=blocks, size=4 if wrong else 2).to(device)
+    for _ in range(2 if wrong else 1):
+        model(torch.zeros(BATCH, LENGTH, WIDTH, device=device)).sum().backward()
 
 
 @planted("recomputed", ", recomputed, are alive together", "Spanned.blocks.", "aten::")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -244,7 +245,17 @@ def _of_change(
         return None
     module = evidence.module(pattern, numbers)
     found = cause(name, rows, module=module, now=change.now, before=change.before or "not")
-    return found and placed_in(evidence, pattern, found)
+    made = None if change.is_of_torch else _wrapped_at(evidence, pattern, change.layer)
+    return found and (replace(found, origin=made) if made else placed_in(evidence, pattern, found))
+
+
+def _wrapped_at(evidence: Evidence, pattern: str, layer: Layer) -> Origin | None:
+    """Return which call of ``fully_shard``, or of a module's class, has set a module up, where that
+    can be told: ``fully_shard`` is given what is inside first (torch/distributed/fsdp,
+    _fully_shard/_fully_shard.py), and a whole model last.
+    """
+    calls = evidence.ran.called_as("fully_shard" if _SHARDED in layer.settings else layer.name)
+    return calls[0 if "." in pattern else -1] if 0 < len(calls) <= _INNER_AND_OUTER else None
 
 
 def _is_about(row: Row, pattern: str, numbers: str) -> bool:
@@ -273,7 +284,7 @@ def _first_of(numbers: str, stars: int) -> list[int]:
     return [min(star, default=0) for star in read_numbers(numbers)[:stars]]
 
 
-_SHARDED = "reshard_after_forward"
+_SHARDED, _INNER_AND_OUTER = "reshard_after_forward", 2
 
 
 @rule("sharded", "{module} is no longer given to fully_shard, but what is around it", sure=True)

@@ -70,7 +70,8 @@ def fewer_backwards(evidence: Evidence) -> Cause | None:
     if not any(row.what[1:5] in known for row in rows):  # as those of several graphs are
         return None
     words = {"now": f"backward runs {times(now)}", "before": f"run {times(before)}"}
-    return cause("backwards", rows, **words)
+    lines = evidence.ran.called_as("backward")
+    return cause("backwards", rows, None, lines[0] if len(lines) == 1 else None, **words)
 
 
 def _calls(facts: Mapping[str, Calls], name: str) -> int:

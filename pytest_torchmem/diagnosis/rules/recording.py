@@ -25,17 +25,19 @@ from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import listed
 from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import prefixes, unfold
-from pytest_torchmem.profile.timeline import Origin, Role
+from pytest_torchmem.profile.timeline import Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
 
 _MOST_LINES = 3
 _RECOMPUTED = ("recomputed", "recomputed in part")
 
 
-def _called_at(evidence: Evidence, module: str) -> str:
-    """Return in words the lines that call an outermost module, "" where it is one: it is told."""
+def _called_at(evidence: Evidence, module: str) -> tuple[str, Origin | None]:
+    """Return in words the lines that call an outermost module, or the only one as a place."""
     lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
-    return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else ""
+    if len(lines) == 1:
+        return "", Origin(Phase.FORWARD, module, "", *lines)
+    return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else "", None
 
 
 @rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{lines}", sure=True)
@@ -46,11 +48,12 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         if any(one.name in _RECOMPUTED for one in change.before):
             continue  # so runs what a checkpoint with ``use_reentrant=True`` is given
         module = evidence.module(change.name, lost.numbers)
-        words = {"module": module, "lines": _called_at(evidence, change.name)}
+        lines, call = _called_at(evidence, change.name)
         rows, origin = evidence.of_module(change.name), None
         if not rows:
             rows, origin = _another_forward(evidence, partial(_is_in, change.name))
-        found.append(cause("gradients recorded", rows, None, origin, **words))
+        words = {"module": module, "lines": lines}
+        found.append(cause("gradients recorded", rows, None, call or origin, **words))
     return largest(found)
 
 

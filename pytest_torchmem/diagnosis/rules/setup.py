@@ -25,6 +25,7 @@ from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
 from pytest_torchmem.figures import RESERVED
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
+    CHECKPOINT,
     EMPTY_CACHE,
     PACKED,
     UNCACHED,
@@ -379,9 +380,11 @@ def _is_loss(operator: str) -> bool:
     return any(_OF_LOSSES & {one.name for one in each.arguments} for each in schemas)
 
 
-@rule("checkpoint", "{module} is no longer checkpointed{why}", sure=True)
+@rule("checkpoint", "{module} is {how}", sure=True)
 def checkpointing_lost(evidence: Evidence) -> Cause | None:
     """Modules keep their activations that a backward recomputed before."""
+    if found := _other_segments(evidence):
+        return found
     lost: dict[str, str] = {}
     for word in ("recomputed in part", "recomputed"):
         for change, one in lost_modes(evidence, word):
@@ -402,7 +405,26 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     whole = [one.name for one in own if _is_in("recomputed", one.before)]
     part = not whole or (place not in whole and _has_others(evidence, place, whole))
     shown = f"a part of {shown}" if part else shown
-    return cause("checkpoint", rows, module=shown, why=_why_not_checkpointed(evidence, place))
+    how = f"no longer checkpointed{_why_not_checkpointed(evidence, place)}"
+    return cause("checkpoint", rows, module=shown, how=how)
+
+
+def _other_segments(evidence: Evidence) -> Cause | None:
+    """Return that modules are in other checkpoints, each of several of them."""
+    for change in evidence.about(Topic.CALLS):
+        before, now, pattern = change.before.number, change.now.number, change.name
+        if not before or not now or not pattern.startswith(CHECKPOINT):
+            continue
+        pattern = pattern.removeprefix(CHECKPOINT)
+        calls = evidence.ran.called_as("checkpoint_sequential")
+        call = next((one for one in calls if within(fold(one.module)[0], pattern)), None)
+        # Of which it does not checkpoint the last segment (torch/utils/checkpoint.py).
+        counts = (number + (call is not None) for number in (now, before))
+        how = "checkpointed in {} segments, and was in {}".format(*counts)
+        module = evidence.module(pattern, "")
+        rows = evidence.of_module(pattern)
+        return cause("checkpoint", rows, None, call, module=module, how=how)
+    return None
 
 
 def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
