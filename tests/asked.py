@@ -23,9 +23,7 @@ def overload_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpO
         positional = [argument for argument in schema if not argument.kwarg_only]
         names = {argument.name for argument in schema}
         fits = len(args) <= len(positional) and kwargs.keys() <= names
-        if fits and all(
-            _fits(argument, given) for argument, given in zip(positional, args, strict=False)
-        ):
+        if fits and all(_fits(one, given) for one, given in zip(positional, args, strict=False)):
             return overload
     raise AssertionError(f"no overload of {name} takes {len(args)} arguments and {[*kwargs]}")
 

@@ -66,11 +66,7 @@ def test_operator_without_geometry_is_named() -> None:
     [
         ("tensors.storage_address", lambda tensor: 0, "a storage without memory is not kept"),
         ("tensors.sequence_number", lambda: 0, "`_get_sequence_nr` returned an unexpected value"),
-        (
-            "dispatcher.autocast_key_included",
-            lambda included: None,
-            r"kernels ran for \['AutocastIPU'\]",
-        ),
+        ("dispatcher.autocast_key_included", lambda _: None, r"kernels ran for \['AutocastIPU'\]"),
         ("self_test.run_cpu_kernel", lambda *_: 0, "does not run by its dispatch key"),
         ("keys.find_operator", lambda name: None, "has no kernel of its own"),
         ("tensors.current_node", lambda: 1 / 0, "ZeroDivisionError: division by zero"),

@@ -86,9 +86,7 @@ def test_every_name_is_there(title: str, names: set[str]) -> None:
 
 def test_options_that_pages_name_are_there() -> None:
     root = Path(__file__).parents[1]
-    text = "".join(
-        page.read_text("utf-8") for page in [*root.glob("*.md"), *root.glob("docs/**/*.md")]
-    )
+    text = "".join(p.read_text("utf-8") for p in [*root.glob("*.md"), *root.glob("docs/**/*.md")])
     found = set(re.findall(r"--(torchmem-[a-z-]*[a-z])", text))
     assert len(found) > 10
     assert found - set(options()) == set()

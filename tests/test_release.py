@@ -13,9 +13,7 @@ from packaging.requirements import Requirement
 import pytest_torchmem
 
 ROOT = Path(__file__).parents[1]
-PROJECT: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
-    "project"
-]
+PROJECT: dict[str, Any] = tomli.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 def test_the_workflow_and_nox_test_the_same_versions() -> None:

@@ -315,11 +315,7 @@ def check(here: CachingAllocator, live: list[Block]) -> None:
         mine = [block for block in blocks if block.pool.is_small is small]
         held = [block for block in mine if block.allocated]
         active = [block for block in mine if block.allocated or block.waiting is not None]
-        inside = [
-            block
-            for block in mine
-            if block not in active and block.is_split and block.expandable is None
-        ]
+        inside = [b for b in mine if b not in active and b.is_split and b.expandable is None]
         statistics = here.statistics.small if small else here.statistics.large
         assert statistics.allocation.current == len(held)
         assert statistics.allocated_bytes.current == sum(block.size for block in held)
@@ -331,9 +327,7 @@ def check(here: CachingAllocator, live: list[Block]) -> None:
         assert statistics.inactive_split_bytes.current == sum(block.size for block in inside)
         heads = [block for block in mine if block.before is None and block.expandable is None]
         assert statistics.segment.current == len(heads)
-        assert sorted(map(id, pool.blocks())) == sorted(
-            id(block) for block in mine if block not in active
-        )
+        assert sorted(map(id, pool.blocks())) == sorted(id(b) for b in mine if b not in active)
     for name in NAMES:
         every, small_pool, large_pool = (
             getattr(statistics, name)

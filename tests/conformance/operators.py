@@ -1,4 +1,4 @@
-"""The operators and modules of the fixed slice, and what of them is known to differ.
+"""The operators and modules of the fixed slice, and what of them torch itself cannot run.
 
 Names are those of ``benchmarks.conformance``; a dot parts an operator from its variant.
 """
@@ -6,9 +6,6 @@ Names are those of ``benchmarks.conformance``; a dot parts an operator from its 
 from pathlib import Path
 
 OPERATORS = tuple(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split())
-
-DIFFERENT: dict[str, tuple[int, str]] = {}
-"""By how many bytes a figure differs at most, and why."""
 
 CANNOT_RUN = {"op:nn.functional.nll_loss": "RuntimeError: grad_input must be contiguous"}
 """Why torch itself does not run some samples: channels-last gradients of this loss."""

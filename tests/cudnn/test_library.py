@@ -370,9 +370,7 @@ def test_processes_that_ask_at_once(tmp_path: Path, cache: Path) -> None:
         "    memory.add(place, Answer((ExecutionPlan(at, 1),)))\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    running = [
-        subprocess.Popen([sys.executable, "-c", code, name], env=environment) for name in "ab"
-    ]
+    running = [subprocess.Popen([sys.executable, "-c", code, one], env=environment) for one in "ab"]
     assert [process.wait(60) for process in running] == [0, 0]
     found = DiskMemory((9, 20, 0))
     for name in "ab":

@@ -26,7 +26,6 @@ from pytest_torchmem.snapshots.alive import What, alive_of
 from pytest_torchmem.snapshots.compare import compare, entry_of
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
-from pytest_torchmem.targets.world import World
 from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Step
 from tests.diagnosis.real_models import bert, gpt2, ids, llama
 
@@ -40,9 +39,7 @@ def _what_models_import_is_left_out_of_collections() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _what_other_tests_left_is_not_looked_through(
-    _what_models_import_is_left_out_of_collections: None,
-) -> None:
+def _what_other_tests_left_is_not_looked_through(_what_models_import_is_left_out_of_collections):
     gc.freeze()
 
 
@@ -59,9 +56,7 @@ class _Target:
     def __init__(self, build: Callable[[bool], Step]) -> None:
         self.build = build
 
-    def trace(
-        self, device: str, gpu: str | None, world: World | None, **others: Any
-    ) -> MemoryProfile:
+    def trace(self, device, gpu, world, **others: Any) -> MemoryProfile:
         return profile_of(self.build(True), device)
 
 
@@ -108,9 +103,7 @@ def told_or_of_newer_python(part: str, text: str) -> bool:
     return part in text or (" (aten::" in part and sys.version_info < (3, 11))
 
 
-@pytest.mark.parametrize(
-    "planted", [pytest.param(one, id=f"{Path(one.file).stem}-{one.name}") for one in PLANTED]
-)
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda one: f"{Path(one.file).stem}-{one.name}")
 def test_the_first_two_lines_name_cause_module_operator_and_line(planted, chance, monkeypatch):
     """On one of its devices, drawn anew in every run."""
     device = random.Random(f"{chance.random()} {planted.name}").choice(planted.devices)

@@ -11,14 +11,16 @@ from itertools import tee
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread, local
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import pytest_torchmem as torchmem
 from pytest_torchmem import trace
+from pytest_torchmem.diagnosis.diagnose import StepGrowth, step_growth
 from pytest_torchmem.profile.timeline import Lifetimes, Role
 from pytest_torchmem.tracing.watch import HeldNames, watching
 from tests.diagnosis.planted import BATCH, LENGTH, WIDTH, Block, Decoder, ids
@@ -264,3 +266,76 @@ def test_a_cycle_is_told_with_the_programs_object_in_it(device: str) -> None:
     [name] = watch.holders.values()
     assert name.partition(" in ")[2].startswith("a reference cycle of ")
     assert "Trainer" in name.partition(" in ")[2]
+
+
+def growth_of(program: Callable[[], Any]) -> StepGrowth:
+    return step_growth(torchmem.trace(program, device="cuda").timeline)
+
+
+def inference(keep: list[Any] | None, calls: int = 1) -> None:
+    model = nn.Linear(64, 64).cuda()
+    with torch.no_grad():
+        for _ in range(5):
+            for _ in range(calls):
+                y = model(torch.randn(1024, 64, device="cuda"))
+            if keep is not None:
+                keep.append(y)
+
+
+def bare_parameter(keep: list[Any] | None, optimizer: bool) -> None:
+    weight = nn.Parameter(torch.randn(64, 64, device="cuda"))
+    sgd = torch.optim.SGD([weight], 0.1)
+    for _ in range(5):
+        x = torch.randn(1024, 64, device="cuda")
+        (x @ weight).sum().backward()
+        if optimizer:
+            sgd.step()
+        if keep is not None:
+            keep.append(x)
+
+
+def adversarial(keep: list[Any] | None) -> None:
+    """Steps of two optimizers in turn, after which different tensors are alive."""
+    weights = [nn.Parameter(torch.randn(64, 64, device="cuda")) for _ in range(2)]
+    optimizers = [torch.optim.SGD([weight], 0.1) for weight in weights]
+    for _ in range(4):
+        fake = torch.randn(1024, 64, device="cuda") @ weights[0]
+        (fake.detach() @ weights[1]).sum().backward()
+        optimizers[1].step()
+        loss = fake.sum()
+        loss.backward()
+        if keep is not None:
+            keep.append(fake.detach())
+        del fake
+        optimizers[0].step()
+
+
+ROW = 1024 * 64 * 4
+PROGRAMS: dict[str, tuple[Callable[[Any], None], int, str]] = {
+    "forwards without gradients": (inference, 5, "calls of a module"),
+    "several forwards a step": (lambda keep: inference(keep, 3), 15, "calls of a module"),
+    "backwards": (lambda keep: bare_parameter(keep, False), 5, "backwards"),
+    "optimizer": (lambda keep: bare_parameter(keep, True), 5, "steps of an optimizer"),
+    "two optimizers": (adversarial, 8, "steps of an optimizer"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_a_loop_keeps_is_found_and_what_it_lets_go_is_not(name: str) -> None:
+    program, steps, counted = PROGRAMS[name]
+    kept, freed = growth_of(lambda: program([])), growth_of(lambda: program(None))
+    assert (kept.steps, kept.counted) == (freed.steps, freed.counted) == (steps, counted)
+    assert kept.most == ROW
+    assert freed.most == 0
+
+
+def test_a_saved_profile_has_the_same_steps(tmp_path: Any) -> None:
+    profile = torchmem.trace(lambda: inference([]), device="cuda")
+    profile.save(tmp_path / "profile.json")
+    read = torchmem.MemoryProfile.load(tmp_path / "profile.json")
+    assert step_growth(read.timeline) == step_growth(profile.timeline)
+
+
+def test_one_step_says_what_would_count() -> None:
+    found = growth_of(lambda: torch.ones(4, device="cuda") + 1)
+    assert (found.steps, found.difference) == (0, None) or found.steps == 1

@@ -142,7 +142,7 @@ def states() -> dict[str, bool]:
         layers = nn.LSTM(4, 4, 2, dropout=0.5, device="cuda")
         return layers(torch.ones(3, 2, 4, device="cuda"))[0].detach()
 
-    with_seed = {
+    draws = {
         "rand": drawn,
         "default generator": by_default_generator,
         "dropout": dropped,
@@ -152,9 +152,7 @@ def states() -> dict[str, bool]:
         "randperm": lambda: torch.randperm(50, device="cuda"),
         "samples": lambda: torch.multinomial(torch.ones(50, device="cuda"), 9),
     }
-    found = {
-        name: twice_after(lambda: cuda.manual_seed(3), draw) for name, draw in with_seed.items()
-    }
+    found = {name: twice_after(lambda: cuda.manual_seed(3), draw) for name, draw in draws.items()}
     found["all"] = twice_after(lambda: cuda.manual_seed_all(3))
     found["state"] = twice_after(lambda: cuda.set_rng_state(one))
     found["states"] = twice_after(lambda: cuda.set_rng_state_all(all_))

@@ -257,13 +257,8 @@ def test_a_buffer_for_each_thread_and_stream() -> None:
 
         return trace(body, device="cuda", gpu="a100")
 
-    assert [buffers(step(*found)) for found in ([0], [0, 0], [1], [0, 1], [0, 1, 2, 1])] == [
-        2,
-        2,
-        2,
-        4,
-        6,
-    ]
+    streams = ([0], [0, 0], [1], [0, 1], [0, 1, 2, 1])
+    assert [buffers(step(*found)) for found in streams] == [2, 2, 2, 4, 6]
     assert step(0, 1).end == 4 * CUBLAS
 
 

@@ -28,9 +28,7 @@ class Net(nn.Module):
         self.norm = nn.LayerNorm(128)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.norm(torch.nn.functional.gelu(self.first(x))).sin().exp()).softmax(
-            -1
-        )
+        return self.second(self.norm(nn.functional.gelu(self.first(x))).sin().exp()).softmax(-1)
 
 
 class Breaks(Net):

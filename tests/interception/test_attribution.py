@@ -36,17 +36,11 @@ class Block(nn.Module):
 
 def test_module_operator_and_line() -> None:
     profile = trace(nn.Sequential(Block(), Block()), torch.randn(64, 32))
-    found = [
-        allocation
-        for allocation in profile.live_at_peak("forward")
-        if allocation.origin.operator == "aten::exp"
-    ]
+    found = [one for one in profile.live_at_peak("forward") if one.origin.operator == "aten::exp"]
     assert [allocation.origin.module for allocation in found] == ["Sequential.0", "Sequential.1"]
     assert {allocation.kind for allocation in found} == {Kind.ACTIVATION}
     line = Block.forward.__code__.co_firstlineno + 2
-    assert {allocation.origin.line.rpartition("/")[2] for allocation in found} == {
-        f"test_attribution.py:{line}"
-    }
+    assert {one.origin.line.rpartition("/")[2] for one in found} == {f"test_attribution.py:{line}"}
 
 
 def test_the_state_of_a_given_optimizer_belongs_to_the_line_that_gave_it() -> None:

@@ -209,9 +209,7 @@ PART: dict[str, Callable[[Process], Tensor]] = {
     "f broadcast": functional_call("broadcast", False, 0),
     "f reduce_scatter_tensor": functional_call("reduce_scatter_tensor", True, "sum", 0),
     "f reduce_scatter_autograd": functional_call("reduce_scatter_tensor_autograd", True, "sum", 0),
-    "f reduce_scatter_coalesced": functional_call(
-        "reduce_scatter_tensor_coalesced", True, "sum", [0]
-    ),
+    "f reduce_scatter_lists": functional_call("reduce_scatter_tensor_coalesced", True, "sum", [0]),
     "f all_to_all_single": functional_call("all_to_all_single", False, None, None),
     "f all_to_all_autograd": functional_call("all_to_all_single_autograd", False, None, None),
     **{f"n {name}": backward(name) for name in ("all_reduce", "all_gather", "broadcast")},
@@ -469,9 +467,7 @@ def _refused_calls() -> dict[str, Callable[[], object]]:
         "too many splits": lambda: dist.all_to_all_single(ones(8), ones(8), [4, 4], [8]),
         "a dtype that is not reduced": lambda: dist.all_reduce(short),
         "bits of numbers": lambda: dist.all_reduce(ones(8), dist.ReduceOp.BOR),
-        "bits of numbers, scattered": lambda: dist.reduce_scatter_tensor(
-            ones(8), ones(8), dist.ReduceOp.BOR
-        ),
+        "bits, scattered": lambda: dist.reduce_scatter_tensor(ones(8), ones(8), dist.ReduceOp.BOR),
     }
 
 

@@ -250,9 +250,7 @@ def accessed(path: Path) -> int:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize(
-    "program", [resumed, removed, awaited, listed, accessed], ids=lambda one: one.__name__
-)
+@pytest.mark.parametrize("program", [resumed, removed, awaited, listed, accessed])
 def test_files_of_others_are_there_when_they_would_be(program, rank, tmp_path):
     def step() -> None:
         torch.empty(program(tmp_path / "checkpoint.pt"), dtype=torch.float64)

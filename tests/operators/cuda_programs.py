@@ -399,10 +399,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         empty(8, 16).__setitem__(place, 2)
         for place in (0, (slice(None), slice(3)), zeros(8, 16) > 0, zeros(8) > 0, [1, 2])
     ],
-    "equality": lambda: (
-        torch.equal(zeros(10, 10), zeros(10, 10)),
-        torch.equal(zeros(10), zeros(9)),
-    ),
+    "equal": lambda: (torch.equal(zeros(10, 10), zeros(10, 10)), torch.equal(zeros(10), zeros(9))),
     "selections": lambda: [
         (x.kthvalue(2, 1), x.median(1), x.nanmedian(1)) for x in (empty(8, 16), empty(16, 8).t())
     ],
@@ -445,9 +442,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         lambda x: torch.view_as_complex(x.view(1000, 500, 2)).abs(), empty(1000, 1000)
     ),
     "padded volumes": lambda: backward(nn.ReflectionPad3d(1), empty(2, 4, 4, 4)),
-    "volumes pooled by fractions": lambda: backward(
-        nn.FractionalMaxPool3d(2, 3), empty(2, 4, 7, 7, 7)
-    ),
+    "fractional volumes": lambda: backward(nn.FractionalMaxPool3d(2, 3), empty(2, 4, 7, 7, 7)),
     "inverse transform": lambda: torch.fft.irfft(empty(4, 10, 20, dtype=COMPLEX), dim=1),
     "rows of a list": lambda: backward(lambda x: x[[1, 2, 3]], empty(100, 100)),
     "chunks": lambda: torch._chunk_cat([empty(5, 3), empty(4, 3)], 0, 2),
@@ -464,9 +459,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "draws in bfloat16": lambda: torch.bernoulli(zeros(2, 3, 4, dtype=BFLOAT)),
     "powers of a number": lambda: 2.0 ** empty(100),
     "norms of complex numbers": lambda: (empty(5, 1, dtype=COMPLEX).norm(2, 1), empty().norm(2, 0)),
-    "batch norm in evaluation": lambda: backward(
-        nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)
-    ),
+    "frozen batch norm": lambda: backward(nn.BatchNorm1d(64, device="cuda").eval(), empty(4, 64)),
     "dropout": lambda: F.dropout(empty(4096), 0.5),
     "lists of autocast": lists_of_autocast,
     "recurrent layers without cuDNN": both_directions,

@@ -4,11 +4,13 @@ import gc
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from pytest_torchmem import measure, trace
 from tests.results import in_a_trace
@@ -18,9 +20,12 @@ def zeros(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+longs, halves = partial(zeros, dtype=torch.long), partial(zeros, dtype=torch.half)
+doubles = partial(zeros, dtype=torch.double)
+
 #: Programs with a mistake that CPU and CUDA word alike.
 MISTAKES: dict[str, Callable[[str], Any]] = {
-    "batched product": lambda d: torch.bmm(zeros(d, 2, 3, 4, dtype=torch.half), zeros(d, 2, 4, 5)),
+    "batched product": lambda d: torch.bmm(halves(d, 2, 3, 4), zeros(d, 2, 4, 5)),
     "bias": lambda d: F.linear(zeros(d, 3, 4), zeros(d, 5, 4), zeros(d, 3)),
     "gelu": lambda d: F.gelu(zeros(d, 3), approximate="other"),
     "norm": lambda d: F.rms_norm(zeros(d, 3, 4), (4,), zeros(d, 3)),
@@ -29,11 +34,9 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "buckets": lambda d: torch.bucketize(zeros(d, 3), zeros(d, 3, 4)),
     "no samples": lambda d: torch.multinomial(zeros(d, 4), 0),
     "too many samples": lambda d: torch.multinomial(zeros(d, 4), 5),
-    "elements": lambda d: zeros(d, 3).put_(
-        zeros(d, 2, dtype=torch.long), zeros(d, 2, dtype=torch.double)
-    ),
-    "complex": lambda d: torch.complex(zeros(d, 3), zeros(d, 3, dtype=torch.double)),
-    "variance": lambda d: torch.var(zeros(d, 3, dtype=torch.long)),
+    "elements": lambda d: zeros(d, 3).put_(longs(d, 2), doubles(d, 2)),
+    "complex": lambda d: torch.complex(zeros(d, 3), doubles(d, 3)),
+    "variance": lambda d: torch.var(longs(d, 3)),
     "loss": lambda d: F.smooth_l1_loss(zeros(d, 3), zeros(d, 3), beta=-1.0),
     "copy to one place": lambda d: zeros(d, 1).expand(3).copy_(zeros(d, 3)),
     "one place in place": lambda d: torch.relu_(zeros(d, 1).expand(3)),
@@ -47,9 +50,7 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "output in one place": lambda d: torch.mm(
         zeros(d, 2, 2), zeros(d, 2, 2), out=zeros(d, 2).expand(2, 2)
     ),
-    "target of a loss": lambda d: F.multi_margin_loss(
-        zeros(d, 5, 4), zeros(d, 5, 4, dtype=torch.long)
-    ),
+    "target of a loss": lambda d: F.multi_margin_loss(zeros(d, 5, 4), longs(d, 5, 4)),
     "rate of decay": lambda d: zeros(d, 3).exponential_(0.0),
     "matrix": lambda d: zeros(d, 2, 2, 2).trace(),
     "stride of a pool": lambda d: F.max_pool1d(zeros(d, 2, 8), 2, stride=0),
@@ -72,19 +73,15 @@ MISTAKES: dict[str, Callable[[str], Any]] = {
     "complex number for a list": lambda d: torch._foreach_add_([large(d)], 1j),
     "power for a list": lambda d: torch._foreach_pow([large(d, torch.long)], -1),
     "norms of a list": lambda d: torch._foreach_norm([large(d, torch.long)]),
-    "value at rows": lambda d: zeros(d, 9).index_put_(
-        (zeros(d, 2, dtype=torch.long),), zeros(d, 3)
-    ),
+    "value at rows": lambda d: zeros(d, 9).index_put_((longs(d, 2),), zeros(d, 3)),
     "type at rows": lambda d: large(d).__setitem__(large(d, torch.long), large(d, torch.double)),
     "types of products": lambda d: torch.addbmm(
-        zeros(d, 2, 2), zeros(d, 3, 2, 2, dtype=torch.half), zeros(d, 3, 2, 2)
+        zeros(d, 2, 2), halves(d, 3, 2, 2), zeros(d, 3, 2, 2)
     ),
     "reflectors": lambda d: torch.ormqr(zeros(d, 3, 3), zeros(d, 2), zeros(d, 3, 3)),
-    "type of extremes": lambda d: torch.aminmax(
-        large(d), dim=0, out=(large(d, torch.double), large(d, torch.double))
-    ),
+    "type of extremes": lambda d: torch.aminmax(large(d), dim=0, out=(large(d, torch.double),) * 2),
     "type of a cross product": lambda d: torch.cross(
-        zeros(d, 9, 3), zeros(d, 9, 3), dim=1, out=zeros(d, 9, 3, dtype=torch.double)
+        zeros(d, 9, 3), zeros(d, 9, 3), dim=1, out=doubles(d, 9, 3)
     ),
     "row of a bag": lambda d: F.embedding_bag(torch.full((1, 2), 5, device=d), zeros(d, 5, 3)),
     "floor of complex": lambda d: large(d, torch.cfloat).floor(),
@@ -152,7 +149,7 @@ def test_what_kernels_take_is_not_refused() -> None:
 
 @pytest.mark.parametrize(("device", "names"), [("cpu", "m1 and m2"), ("cuda", "mat1 and mat2")])
 def test_a_layer_in_another_dtype_than_its_input(device: str, names: str) -> None:
-    layer = torch.nn.Linear(4, 5, bias=False).half()
+    layer = nn.Linear(4, 5, bias=False).half()
     with pytest.raises(RuntimeError, match=f"expected {names} to have the same dtype"):
         trace(lambda: layer.to(device)(zeros(device, 3, 4)), device=device)
 
@@ -160,20 +157,16 @@ def test_a_layer_in_another_dtype_than_its_input(device: str, names: str) -> Non
 #: Programs that the CPU refuses, most of them by its own name for the kernel.
 TYPES: dict[str, Callable[[], Any]] = {
     "softmax of integers": lambda: large("cpu", torch.long)[:9].softmax(0),
-    "loss of integers": lambda: F.mse_loss(*[zeros("cpu", 9, dtype=torch.long)] * 2),
+    "loss of integers": lambda: F.mse_loss(*[longs("cpu", 9)] * 2),
     "gelu of integers": lambda: F.gelu(large("cpu", torch.long)),
     "greatest of complex": lambda: zeros("cpu", 9, dtype=torch.cfloat).max(),
     "bits of numbers": lambda: large("cpu") & large("cpu"),
-    "inverse in half precision": lambda: torch.linalg.inv(zeros("cpu", 3, 3, dtype=torch.half)),
+    "inverse in half precision": lambda: torch.linalg.inv(halves("cpu", 3, 3)),
     "convolution of two types": lambda: F.conv2d(
-        zeros("cpu", 1, 3, 9, 9, dtype=torch.half), zeros("cpu", 4, 3, 3, 3)
+        halves("cpu", 1, 3, 9, 9), zeros("cpu", 4, 3, 3, 3)
     ),
-    "norm of two types": lambda: F.layer_norm(
-        zeros("cpu", 3, 4), (4,), zeros("cpu", 4, dtype=torch.half)
-    ),
-    "products of two types": lambda: torch.bmm(
-        zeros("cpu", 2, 3, 4, dtype=torch.half), zeros("cpu", 2, 4, 5)
-    ),
+    "norm of two types": lambda: F.layer_norm(zeros("cpu", 3, 4), (4,), halves("cpu", 4)),
+    "products of two types": lambda: torch.bmm(halves("cpu", 2, 3, 4), zeros("cpu", 2, 4, 5)),
 }
 
 
@@ -189,21 +182,18 @@ def test_types_that_the_cpu_refuses(mistake: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (
-            torch.nn.Conv2d(3, 4, 3, bias=False),
-            "Input type (torch.cuda.HalfTensor) and weight type",
-        ),
-        (torch.nn.ConvTranspose2d(3, 4, 3, bias=False), "(torch.cuda.FloatTensor) should be the"),
-        (torch.nn.LayerNorm(9), "expected scalar type Half but found Float"),
-        (torch.nn.GroupNorm(1, 9), "expected scalar type Half but found Float"),
-        (torch.nn.LSTM(9, 9), "RNN input dtype (torch.float16) does not match weight dtype"),
-        (torch.nn.BCELoss(), "Found dtype Double but expected Half"),
+        (nn.Conv2d(3, 4, 3, bias=False), "Input type (torch.cuda.HalfTensor) and weight type"),
+        (nn.ConvTranspose2d(3, 4, 3, bias=False), "(torch.cuda.FloatTensor) should be the"),
+        (nn.LayerNorm(9), "expected scalar type Half but found Float"),
+        (nn.GroupNorm(1, 9), "expected scalar type Half but found Float"),
+        (nn.LSTM(9, 9), "RNN input dtype (torch.float16) does not match weight dtype"),
+        (nn.BCELoss(), "Found dtype Double but expected Half"),
     ],
     ids=str,
 )
-def test_types_that_the_gpu_refuses(mistake: torch.nn.Module, words: str) -> None:
-    given = zeros("cpu", 3, 9, 9, dtype=torch.half)
-    others = [given.double()] if isinstance(mistake, torch.nn.BCELoss) else []
+def test_types_that_the_gpu_refuses(mistake: nn.Module, words: str) -> None:
+    given = halves("cpu", 3, 9, 9)
+    others = [given.double()] if isinstance(mistake, nn.BCELoss) else []
     with pytest.raises((RuntimeError, ValueError), match=re.escape(words)):
         trace(mistake, given, *others, device="cuda", loss_fn=lambda output: output.sum())
 
@@ -211,7 +201,7 @@ def test_types_that_the_gpu_refuses(mistake: torch.nn.Module, words: str) -> Non
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: zeros("cuda", 9, dtype=torch.long).softmax(0), "not implemented for 'Long'"),
+        (lambda: longs("cuda", 9).softmax(0), "not implemented for 'Long'"),
         (lambda: F.gelu(large("cuda", torch.long)), "not implemented for 'Long'"),
         (lambda: large("cuda") & large("cuda"), "\"bitwise_and_cuda\" not implemented for 'Float'"),
     ],
@@ -223,11 +213,11 @@ def test_types_that_no_kernel_knows(mistake: Callable[[], Any], words: str) -> N
 
 @in_a_trace("cuda")
 def test_what_only_kernels_of_the_gpu_take() -> None:
-    torch.histc(zeros("cuda", 9, dtype=torch.long))
+    torch.histc(longs("cuda", 9))
     large("cuda", torch.bool).abs()
     zeros("cuda", 3, 3, dtype=torch.bool).trace()
-    torch.linalg.norm(zeros("cuda", 9, dtype=torch.half))
-    F.batch_norm(zeros("cuda", 2, 3, 4, dtype=torch.half), zeros("cuda", 3), zeros("cuda", 3))
+    torch.linalg.norm(halves("cuda", 9))
+    F.batch_norm(halves("cuda", 2, 3, 4), zeros("cuda", 3), zeros("cuda", 3))
 
 
 def test_a_mask_of_another_shape() -> None:

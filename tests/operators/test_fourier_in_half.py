@@ -28,11 +28,8 @@ def results(function: Callable[[Tensor], Tensor], dtype: torch.dtype, *shape: in
         for one in (output, gradient):
             found.extend([one.dtype, one.shape, one.stride(), one.is_conj()])
 
-    made = [
-        one.nbytes
-        for one in trace(step, device="cuda").timeline.allocations
-        if one.kind.name != "WORKSPACE"
-    ]
+    every = trace(step, device="cuda").timeline.allocations
+    made = [one.nbytes for one in every if one.kind.name != "WORKSPACE"]
     return [*found, made]
 
 

@@ -27,8 +27,24 @@ def turned(*shape: int) -> Tensor:
     return torch.rand(shape).transpose(0, -1).contiguous().transpose(0, -1)
 
 
+def four(device: str) -> Tensor:
+    return torch.ones(4, device=device)
+
+
 def rows(*shape: int) -> Tensor:
     return torch.rand(shape)
+
+
+def layer_norm_backward(gradient: Tensor, x: Tensor) -> Any:
+    width = x.shape[-1]
+    statistics, parameters = [rows(*x.shape[:-1], 1)] * 2, [rows(width)] * 2
+    return aten.native_layer_norm_backward(
+        gradient, x, [width], *statistics, *parameters, [True] * 3
+    )
+
+
+def batch_norm(x: Tensor) -> Any:
+    return aten.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
 
 
 OPERATORS: dict[str, Callable[[], Any]] = {
@@ -45,9 +61,7 @@ OPERATORS: dict[str, Callable[[], Any]] = {
     "gelu backward": lambda: aten.gelu_backward(rows(4, 5), turned(4, 5)),
     "mse_loss": lambda: aten.mse_loss(turned(4, 5), rows(4, 5), 0),
     "mse_loss backward": lambda: aten.mse_loss_backward(rows(4, 5), turned(4, 5), rows(4, 5), 0),
-    "cross entropy of probabilities": lambda: aten.binary_cross_entropy(
-        turned(4, 5), rows(4, 5), None, 0
-    ),
+    "cross entropy": lambda: aten.binary_cross_entropy(turned(4, 5), rows(4, 5), None, 0),
     "its backward": lambda: aten.binary_cross_entropy_backward(
         rows(4, 5), turned(4, 5), turned(4, 5), None, 0
     ),
@@ -56,32 +70,12 @@ OPERATORS: dict[str, Callable[[], Any]] = {
     ),
     "softmax": lambda: turned(4, 5).softmax(1),
     "layer norm": lambda: aten.native_layer_norm(turned(4, 5, 6), [6], None, None, 1e-5),
-    "layer norm backward": lambda: aten.native_layer_norm_backward(
-        rows(4, 5, 6),
-        turned(4, 5, 6),
-        [6],
-        rows(4, 5, 1),
-        rows(4, 5, 1),
-        rows(6),
-        rows(6),
-        [True] * 3,
+    "layer norm backward": lambda: layer_norm_backward(rows(4, 5, 6), turned(4, 5, 6)),
+    "layer norm backward of turned rows": lambda: layer_norm_backward(
+        rows(2, 5, 6).transpose(1, 2), rows(2, 5, 6).transpose(1, 2)
     ),
-    "layer norm backward of turned rows": lambda: aten.native_layer_norm_backward(
-        rows(2, 5, 6).transpose(1, 2),
-        rows(2, 5, 6).transpose(1, 2),
-        [5],
-        rows(2, 6, 1),
-        rows(2, 6, 1),
-        rows(5),
-        rows(5),
-        [True] * 3,
-    ),
-    "batch norm": lambda: aten.native_batch_norm(
-        turned(4, 5, 6), None, None, None, None, True, 0.1, 1e-5
-    ),
-    "batch norm of turned rows": lambda: aten.native_batch_norm(
-        rows(4, 6, 5).transpose(1, 2), None, None, None, None, True, 0.1, 1e-5
-    ),
+    "batch norm": lambda: batch_norm(turned(4, 5, 6)),
+    "batch norm of turned rows": lambda: batch_norm(rows(4, 6, 5).transpose(1, 2)),
     "batch norm backward": lambda: aten.native_batch_norm_backward(
         rows(4, 5, 6), turned(4, 5, 6), None, None, None, rows(5), rows(5), True, 1e-5, [True] * 3
     ),
@@ -100,11 +94,7 @@ def test_layouts(operator: str) -> None:
 
 def test_on_the_host_the_order_is_that_of_what_is_returned():
     profile = trace(lambda: torch.native_dropout(torch.ones(4096), 0.5, True), device="cpu")
-    sizes = [
-        allocation.nbytes
-        for allocation in profile.timeline.allocations
-        if "dropout" in allocation.origin.operator
-    ]
+    sizes = [one.nbytes for one in profile.timeline.allocations if "dropout" in one.origin.operator]
     assert sizes[:2] == [16_384, 4096]
 
 
@@ -192,15 +182,9 @@ def test_wrong_arguments_are_told_as_by_torch(device: str) -> None:
     x, condition = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
     for function, message in (
         (lambda: torch.layer_norm(x.to(device), [5]), "normalized_shape"),
-        (lambda: torch.layer_norm(x.to(device), [3], torch.ones(4, device=device)), "weight"),
-        (
-            lambda: torch.where(condition.to(device), x.to(device), torch.ones(4, device=device)),
-            "size of tensor",
-        ),
-        (
-            lambda: torch.where(x.to(device), x.to(device), x.to(device)),
-            "boolean tensor, but got a tensor with dtype Float",
-        ),
+        (lambda: torch.layer_norm(x.to(device), [3], four(device)), "weight"),
+        (lambda: torch.where(condition.to(device), x.to(device), four(device)), "size of tensor"),
+        (lambda: torch.where(*[x.to(device)] * 3), "boolean tensor, but got a tensor with dtype F"),
     ):
         with pytest.raises(RuntimeError, match=message):
             trace(function, device=device)
@@ -263,9 +247,7 @@ def test_suggested_formats_are_those_of_torch(tensor: Tensor) -> None:
     if tensor.dim() == 3:
         assert suggested_format(tensor) == torch.contiguous_format
         return
-    backward = (
-        aten.reflection_pad2d_backward if tensor.dim() == 4 else aten.reflection_pad3d_backward
-    )
+    backward = getattr(aten, f"reflection_pad{tensor.dim() - 2}d_backward")
     found = backward(torch.zeros(tensor.shape), tensor, [0] * 2 * (tensor.dim() - 2))
     expected = torch.empty_like(tensor, memory_format=suggested_format(tensor))
     assert found.stride() == expected.stride()
@@ -284,13 +266,11 @@ def test_batch_norm_of_a_slice_in_channels_last_stays_so(dims: int) -> None:
     """``cudnn_batch_norm`` gets its input ``contiguous(input.suggest_memory_format())``;
     native/Normalization.cpp, ``_batch_norm_impl_index``.
     """
-    found: list[bool] = []
     input = half_of_the_channels(dims)
     weight, bias = torch.empty(2, 4, device="cuda").unbind()
     result: Any = functional.batch_norm(input, None, None, weight, bias, training=True)
     last = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
-    found.append(result.is_contiguous(memory_format=last))
-    assert found == [True]
+    assert result.is_contiguous(memory_format=last)
 
 
 def test_rms_norm_of_a_slice_in_channels_last_is_not_fused() -> None:
@@ -321,13 +301,11 @@ def test_rms_norm_of_a_slice_in_channels_last_is_not_fused() -> None:
 @in_a_trace("cuda", gpu="a100")
 def test_what_is_contiguous_whatever_the_image_is(run: Callable[[Tensor], Tensor]) -> None:
     """native/ChanelShuffle.cpp, cuda/ReflectionPad.cu, ReplicationPadding.cu, MaxUnpooling.cu."""
-    dense = []
     x = torch.ones(2, 8, 4, 4, device="cuda").to(memory_format=LAST).requires_grad_()
     result = run(x)
     (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result))
-    dense.append((result.is_contiguous(), gradient.is_contiguous()))
-    assert dense[0][0]
-    assert dense[0][1]
+    assert result.is_contiguous()
+    assert gradient.is_contiguous()
 
 
 @pytest.mark.parametrize("incoming", [torch.contiguous_format, LAST])
@@ -338,13 +316,11 @@ def test_what_is_contiguous_whatever_the_image_is(run: Callable[[Tensor], Tensor
 @in_a_trace("cuda", gpu="a100")
 def test_the_gradient_of_batch_norm_lies_as_its_input(dtype, training, layout, incoming):
     """In training; in evaluation, cuDNN's too, it is contiguous. cuda/Normalization.cu."""
-    dense = []
     x = torch.ones(2, 8, 4, 4, dtype=dtype, device="cuda").contiguous(memory_format=layout)
     x.requires_grad_()
     y = nn.BatchNorm2d(8, device="cuda", dtype=dtype).train(training)(x)
     (gradient,) = torch.autograd.grad(y, x, y.detach().contiguous(memory_format=incoming))
-    dense.append(gradient.is_contiguous())
-    assert dense == [not training or layout is not LAST]
+    assert gradient.is_contiguous() is (not training or layout is not LAST)
 
 
 def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.snapshots.calibration import read_calibration_file
-from pytest_torchmem.targets.gpus import Setup, WorkspaceKey, WorkspaceSize, find_gpu
+from pytest_torchmem.targets.gpus import Setup, WorkspaceKey, find_gpu
+from pytest_torchmem.targets.gpus import WorkspaceSize as Size
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
@@ -78,7 +79,7 @@ def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[
     }
 
 
-def by_operator(project: Project) -> dict[str, WorkspaceSize]:
+def by_operator(project: Project) -> dict[str, Size]:
     found = project.calibration()
     assert list(found) == [SETUP]
     return {question.operator: figure for question, figure in found[SETUP].items()}
@@ -89,10 +90,7 @@ def by_operator(project: Project) -> dict[str, WorkspaceSize]:
 
 def test_an_update_measures_and_traces_without_a_gpu_use_it(project, gpu, there_is):
     result, checks = run(project, "--torchmem-update", passed=1)
-    assert by_operator(project) == {
-        FORWARD: WorkspaceSize(5 * MIB),
-        BACKWARD: WorkspaceSize(9 * MIB),
-    }
+    assert by_operator(project) == {FORWARD: Size(5 * MIB), BACKWARD: Size(9 * MIB)}
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 new")
     # The snapshot of the same update stands on the figures, and so do the traces after it.
     with_gpu = checks["test_it"]
@@ -139,10 +137,7 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
 def test_whole_bodies_are_calibrated_too(project: Project, gpu: StandIn) -> None:
     project.write(test_net=BODY)
     _, checks = run(project, "--torchmem-update", *NO_TOLERANCE, passed=1)
-    assert by_operator(project) == {
-        FORWARD: WorkspaceSize(5 * MIB),
-        BACKWARD: WorkspaceSize(9 * MIB),
-    }
+    assert by_operator(project) == {FORWARD: Size(5 * MIB), BACKWARD: Size(9 * MIB)}
     assert checks["test_it"]["calibrated_workspaces"] == [FORWARD, BACKWARD]
 
 
@@ -185,11 +180,8 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
     assert light.file("gpu-calibration").read_bytes() == text
     assert light.calibration() == {
         Setup("h100", "2.13"): {
-            WorkspaceKey("aten::a", ""): WorkspaceSize(60),  # of several the largest
-            **{
-                WorkspaceKey("aten::b", f"[{size}]"): WorkspaceSize(size, 7)
-                for size in (20, 40, 60)
-            },
+            WorkspaceKey("aten::a", ""): Size(60),  # of several the largest
+            **{WorkspaceKey("aten::b", f"[{size}]"): Size(size, 7) for size in (20, 40, 60)},
         }
     }
 
@@ -197,9 +189,7 @@ def test_with_workers_the_controller_writes(light: Project) -> None:
 # -- when nothing is measured ----------------------------------------------------------------------
 
 
-def test_runs_that_measure_nothing_and_a_dry_run_write_nothing(
-    project: Project, gpu: StandIn
-) -> None:
+def test_runs_that_measure_nothing_and_a_dry_run_write_nothing(project, gpu):
     run(project, "--torchmem-update", "--torchmem-measure=never", passed=1)
     assert gpu.calls == []
     run(project)  # is no update
@@ -247,12 +237,9 @@ def test_modes_of_an_update(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update")
     gpu.workspaces = {FORWARD: 6 * MIB, BACKWARD: 6 * MIB}
     run(project, "--torchmem-update=new")
-    assert by_operator(project)[FORWARD] == WorkspaceSize(5 * MIB)
+    assert by_operator(project)[FORWARD] == Size(5 * MIB)
     result, _ = run(project, "--torchmem-update=changed")
-    assert by_operator(project) == {
-        FORWARD: WorkspaceSize(6 * MIB),
-        BACKWARD: WorkspaceSize(6 * MIB),
-    }
+    assert by_operator(project) == {FORWARD: Size(6 * MIB), BACKWARD: Size(6 * MIB)}
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 changed")
     result, _ = run(project, "--torchmem-update")
     result.stdout.no_fnmatch_line("wrote *")

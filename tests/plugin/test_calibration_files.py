@@ -31,7 +31,8 @@ from pytest_torchmem.snapshots.location import (
     snapshot_path,
 )
 from pytest_torchmem.snapshots.store import change_file
-from pytest_torchmem.targets.gpus import Calibration, Figures, Setup, WorkspaceKey, WorkspaceSize
+from pytest_torchmem.targets.gpus import Calibration, Figures, Setup, WorkspaceKey
+from pytest_torchmem.targets.gpus import WorkspaceSize as Size
 from tests.plugin.conftest import valid
 
 A100 = Setup("a100-80gb", "2.13", "9.19.0")
@@ -41,10 +42,7 @@ T4 = Setup("t4", "2.13")
 CONVOLUTION = WorkspaceKey("aten::convolution", "float32[2,3,8,8], float32[4,3,3,3]")
 FFT = WorkspaceKey("aten::_fft_r2c", "float32[8]")
 LSTM = WorkspaceKey("aten::_cudnn_rnn", "float32[5,2,8]; deterministic")
-FIGURES = {
-    T4: {FFT: WorkspaceSize(0)},
-    A100: {LSTM: WorkspaceSize(4096, 1_000_000), CONVOLUTION: WorkspaceSize(12_345)},
-}
+FIGURES = {T4: {FFT: Size(0)}, A100: {LSTM: Size(4096, 1_000_000), CONVOLUTION: Size(12_345)}}
 TEXT = """\
 {
   "kind": "pytest-torchmem calibration",
@@ -160,15 +158,10 @@ def test_read_and_write_without_pytest(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     with pytest.raises(UsageError, match="this calibration file does not exist"):
         read_calibration(path)
-    write_calibration(path, Calibration({A100: {CONVOLUTION: WorkspaceSize(1)}}))
-    write_calibration(
-        path, Calibration({A100: {FFT: WorkspaceSize(2)}, T4: {FFT: WorkspaceSize(3)}})
-    )
+    write_calibration(path, Calibration({A100: {CONVOLUTION: Size(1)}}))
+    write_calibration(path, Calibration({A100: {FFT: Size(2)}, T4: {FFT: Size(3)}}))
     found = read_calibration(str(path))
-    assert found.figures == {
-        A100: {CONVOLUTION: WorkspaceSize(1), FFT: WorkspaceSize(2)},
-        T4: {FFT: WorkspaceSize(3)},
-    }
+    assert found.figures == {A100: {CONVOLUTION: Size(1), FFT: Size(2)}, T4: {FFT: Size(3)}}
     assert len(found) == 3
     assert "a100-80gb, torch 2.13, cuDNN 9.19.0" in repr(found)
 
@@ -194,10 +187,10 @@ def test_of_a_merge_conflict_what_both_sides_agree_on_is_known(tmp_path: Path) -
     assert nested(found.entries) == {**FIGURES, A100: {LSTM: FIGURES[A100][LSTM]}}
     with pytest.raises(UsageError, match="unresolved merge conflict"):
         read_calibration(path)
-    unsettled = plan_calibration(found, {T4: {FFT: WorkspaceSize(8)}})
+    unsettled = plan_calibration(found, {T4: {FFT: Size(8)}})
     assert "aten::convolution on a100-80gb" in unsettled.problem
     assert not unsettled.changes_file
-    settled = plan_calibration(found, {A100: {CONVOLUTION: WorkspaceSize(99)}})
+    settled = plan_calibration(found, {A100: {CONVOLUTION: Size(99)}})
     assert not settled.problem
     assert settled.text == TEXT.replace('[12345, "12.06 KiB"]', '[99, "99 B"]')
 
@@ -207,22 +200,19 @@ def test_of_a_merge_conflict_what_both_sides_agree_on_is_known(tmp_path: Path) -
 
 @pytest.mark.parametrize("setup", [OLDER, OLD_TORCH])
 def test_a_figure_replaces_that_of_another_library(setup: Setup) -> None:
-    before = stored({setup: {CONVOLUTION: WorkspaceSize(1), FFT: WorkspaceSize(2)}})
-    plan = plan_calibration(before, {A100: {CONVOLUTION: WorkspaceSize(5), FFT: WorkspaceSize(2)}})
+    before = stored({setup: {CONVOLUTION: Size(1), FFT: Size(2)}})
+    plan = plan_calibration(before, {A100: {CONVOLUTION: Size(5), FFT: Size(2)}})
     assert plan.text is not None
     # The same bytes stay where they are: another version alone is no reason to write.
-    assert load(plan.text) == {
-        A100: {CONVOLUTION: WorkspaceSize(5)},
-        setup: {FFT: WorkspaceSize(2)},
-    }
+    assert load(plan.text) == {A100: {CONVOLUTION: Size(5)}, setup: {FFT: Size(2)}}
     assert plan.changed == ((A100, CONVOLUTION),)
 
 
 def test_split_by_torch_keeps_a_figure_for_each_series() -> None:
-    before = stored({OLD_TORCH: {FFT: WorkspaceSize(1)}, OLDER: {FFT: WorkspaceSize(2)}})
-    plan = plan_calibration(before, {A100: {FFT: WorkspaceSize(3)}}, by_series=True)
+    before = stored({OLD_TORCH: {FFT: Size(1)}, OLDER: {FFT: Size(2)}})
+    plan = plan_calibration(before, {A100: {FFT: Size(3)}}, by_series=True)
     assert plan.text is not None
-    assert load(plan.text) == {OLD_TORCH: {FFT: WorkspaceSize(1)}, A100: {FFT: WorkspaceSize(3)}}
+    assert load(plan.text) == {OLD_TORCH: {FFT: Size(1)}, A100: {FFT: Size(3)}}
 
 
 def _update(path: Path, measured: Figures, **options: Any) -> None:
@@ -242,14 +232,11 @@ def test_a_plan_is_applied(tmp_path: Path) -> None:
 
 def test_of_two_processes_the_larger_figure_counts() -> None:
     parts = [
-        {A100: {LSTM: WorkspaceSize(5, 10), FFT: WorkspaceSize(1)}},
-        {A100: {LSTM: WorkspaceSize(3, 20)}},
-        {T4: {FFT: WorkspaceSize(2)}},
+        {A100: {LSTM: Size(5, 10), FFT: Size(1)}},
+        {A100: {LSTM: Size(3, 20)}},
+        {T4: {FFT: Size(2)}},
     ]
-    assert merged(parts) == {
-        A100: {LSTM: WorkspaceSize(5, 20), FFT: WorkspaceSize(1)},
-        T4: {FFT: WorkspaceSize(2)},
-    }
+    assert merged(parts) == {A100: {LSTM: Size(5, 20), FFT: Size(1)}, T4: {FFT: Size(2)}}
 
 
 # -- it is no snapshot file ------------------------------------------------------------------------

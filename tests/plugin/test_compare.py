@@ -220,9 +220,7 @@ def test_what_a_proposal_has_of_older_growth_is_there_once():
 def test_a_comment_is_no_longer_than_github_takes():
     failed = DifferenceKind.FAILED
     notes = (f"cause {number} {'x' * 60}" for number in range(2000))
-    text = render(
-        [Difference("test_net.py::test_it", "", "cpu", failed, note=one) for one in notes]
-    )
+    text = render([Difference("test_net.py::test_it", "", "cpu", failed, note=n) for n in notes])
     assert 55_000 < len(text) < 65_536
     assert text.splitlines()[-1].endswith("more causes")
 

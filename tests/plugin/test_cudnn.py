@@ -66,9 +66,7 @@ def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[
     return result, check
 
 
-def test_an_update_stores_answers_and_checks_without_cudnn_take_them(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, monkeypatch):
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     result, with_cudnn = run(project, "--torchmem-update")
@@ -112,9 +110,7 @@ def test_what_is_installed_changes_nothing_before_an_update(project, monkeypatch
     assert "pytest --torchmem-update stores them" in warning
 
 
-def test_another_cudnn_is_told_like_another_torch(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_cudnn_is_told_like_another_torch(project, monkeypatch):
     there_is(monkeypatch, Told())
     project.write(test_net=TEST)
     run(project, "--torchmem-update")

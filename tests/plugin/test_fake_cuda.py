@@ -227,9 +227,7 @@ def test_pinned():
 """
 
 
-def test_tests_decide_by_values_pin_the_real_host_and_do_not_grow_the_ledger(
-    project: Project,
-) -> None:
+def test_tests_decide_by_values_pin_the_real_host_and_do_not_grow_the_ledger(project):
     project.write(test_many=MANY, test_pinned=PINNED, test_values=BY_VALUES)
     project.run("--torchmem-fake-cuda=h100", passed=32)
 

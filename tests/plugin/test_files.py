@@ -199,9 +199,7 @@ def test_permissions(stored):
 def test_a_directory_in_the_place_of_the_file(stored):
     stored.file().unlink()
     stored.file().mkdir()
-    stored.run("--torchmem-update", failed=2).tells(
-        "*test_net.json: cannot be read: Is a directory"
-    )
+    stored.run("--torchmem-update", failed=2).tells("*net.json: cannot be read: Is a directory")
 
 
 def test_writing_keeps_links_and_permissions_and_leaves_no_temporary_file(tmp_path):

@@ -66,9 +66,7 @@ def test_again(model):
     model(torch.zeros(2, 256, device="cuda")).sum().backward()
 """
     run(project, text, passed=4)
-    figures = {
-        test: check["figures"] for (test, on), check in checks(project).items() if on != "cpu"
-    }
+    figures = {test: one["figures"] for (test, on), one in checks(project).items() if on != "cpu"}
     peaks = {test: found["peak"] for test, found in figures.items()}
     assert peaks["test_fixture"] == peaks["test_again"] == peaks["test_body"]
     assert peaks["test_unused"] == peaks["test_body"] + (4 << 20)

@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -175,3 +178,15 @@ def test_long_names_are_laid_out_at_once(letters):
 def test_no_line_ends_in_what_is_read_as_one(text):
     lines = wrapped(" ".join([f"of {text}"] * 40)).split("\n")
     assert sum(line.count(text) for line in lines) == 40
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked, and pipes are Linux's")
+def test_hostile_runs_find_nothing(chance) -> None:
+    seed = str(chance.randrange(10**9))
+    command = [sys.executable, "-m", "benchmarks.hostile", "--runs", "4", "--seed", seed]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "4 runs" in result.stdout

@@ -1,15 +1,17 @@
-"""Checks that are run on a real GPU too; a stand-in with an allocator of its own is that GPU."""
+"""Checks that run on a real GPU too; a stand-in with an allocator of its own is that GPU."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pytest_torchmem.plugin import stand_in
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import Project, valid
+from tests.plugin.conftest import Project, Result, valid
 
 MIB = 1024**2
 MODEL = """
@@ -73,9 +75,7 @@ def entries(project: Project) -> dict[str, Any]:
     return {entry["device"]: entry for entry in data["entries"]}
 
 
-def test_what_the_gpu_counted_is_stored_and_compared(
-    project: Project, gpu: StandIn, there_is: Any
-) -> None:
+def test_what_the_gpu_counted_is_stored_and_compared(project, gpu, there_is):
     result, checks = project.checks("--torchmem-update", passed=1)
     cpu, cuda = checks
     assert cpu["measurement"] is None
@@ -173,9 +173,7 @@ def test_an_estimate_that_is_off_fails(project: Project, there_is: Any) -> None:
     assert "cuda (a100-80gb): trace and a100-80gb disagree: " in message
     assert "outside --torchmem-measure-tolerance=5%" in message
     assert "-9.1 %" in message
-    result, checks = project.checks(
-        "--torchmem-update", "--torchmem-measure-tolerance=10%", passed=1
-    )
+    result, _ = project.checks("--torchmem-update", "--torchmem-measure-tolerance=10%", passed=1)
     result.tells("*a100-80gb, measured*traced -*(-9.1 %)*measured")
 
 
@@ -263,10 +261,8 @@ def test_what_is_too_large_for_the_gpu_is_skipped_with_the_reason(project, there
 def test_what_others_have_is_not_there(project: Project, gpu: StandIn) -> None:
     gpu.others = find_gpu("a100-80gb").memory - 2 * MIB
     _, checks = project.checks("--torchmem-update", passed=1)
-    assert (
-        "2.00 MiB of 79.25 GiB are free (other processes use"
-        in (checks[1]["measurement"]["not_measured"])
-    )
+    reason = checks[1]["measurement"]["not_measured"]
+    assert "2.00 MiB of 79.25 GiB are free (other processes use" in reason
 
 
 def test_what_runs_out_of_memory_all_the_same(project: Project, there_is: Any) -> None:
@@ -311,3 +307,66 @@ def test_workers_send_what_they_measured(project: Project, gpu: StandIn, there_i
     project.run_apart(*options, passed=2)
     assert path.read_bytes() == serial
     assert serial.count(b'"measured"') == 2
+
+
+SUITE = """
+import os
+import pytest
+import torch
+from torch import nn
+
+@pytest.mark.memory_budget("1 GiB", device="cuda")
+def test_it(torchmem):
+    {}
+    torchmem.check(nn.Linear(8, 8), torch.ones(4, 8))
+
+def test_other():
+    pass
+"""
+
+
+@pytest.fixture
+def without_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "stand_in_environment", lambda gpu: dict(os.environ))
+
+
+def run(project: Project, line: str, *options: str, **outcomes: int) -> Result:
+    project.write(test_net=SUITE.format(line))
+    return project.run("--torchmem-measure=stand-in", *options, **outcomes)
+
+
+def test_without_a_cuda_build_it_is_refused(project: Project) -> None:
+    result = run(project, "pass")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: the stand-in needs a CUDA build of torch*"])
+    result.stdout.no_fnmatch_line("*test_net.py*")
+    result = run(project, "pass", "--torchmem-fake-cuda=t4")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: torchmem: torchmem_measure: stand-in needs torch*"])
+    project.write(test_net=SUITE.format("").replace("torch.ones(4, 8)", "{0}, measure={1}"))
+    path = project.path / "test_net.py"
+    path.write_text(path.read_text().format("torch.ones(4, 8)", "'stand-in'"))
+    project.run().tells("*check(measure=)*write auto, never or require*")
+
+
+def test_a_process_that_a_test_ends_is_followed_by_another(project, without_stand_in):
+    line = "'TORCHMEM_STAND_IN_GPU' in os.environ and os.abort()"
+    run(project, line, "--torchmem-json=report.json", passed=2).tells(
+        "not measured: test_net.py::test_it: the process with the stand-in was ended by SIGABRT"
+    )
+
+
+def test_a_test_that_does_not_end_is_ended(project, without_stand_in, monkeypatch):
+    monkeypatch.setattr(stand_in, "_MOST_SECONDS", 2)
+    line = "'TORCHMEM_STAND_IN_GPU' in os.environ and __import__('time').sleep(1000)"
+    run(project, line, passed=2).tells("not measured: *::test_it: the test takes more than 2 s*")
+
+
+def test_a_process_that_cannot_begin_ends_the_run_with_its_last_line(project, without_stand_in):
+    project.write(
+        conftest="import os\nif 'TORCHMEM_STAND_IN_GPU' in os.environ:\n"
+        "    raise ImportError('no such library')\n"
+    )
+    result = run(project, "pass")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --torchmem-measure=stand-in*no such library*"])

@@ -1,8 +1,10 @@
-"""Obsolete entries are told apart from those that were not selected; renames are recognised."""
+"""Entries whose test, and files whose module, is gone: told, removed or moved; what is renamed."""
 
 import json
 
 import pytest
+
+from pytest_torchmem.snapshots.format import dump, load
 
 BOTH = """
 import pytest
@@ -23,7 +25,6 @@ def test_kept(torchmem):
 def test_other():
     pass
 """
-GONE = {"test_kept second cpu", "test_gone cpu"}
 
 
 @pytest.fixture
@@ -174,3 +175,201 @@ def test_obsolete_entries_in_the_json_report(changed):
     changed.run("--torchmem-json=report.json")
     report = json.loads((changed.path / "report.json").read_text())
     assert {entry["test"] for entry in report["obsolete"]} == {"test_gone", "test_kept"}
+
+
+TESTS = """
+import os, pytest
+
+@pytest.mark.parametrize("size", [1000, 2000])
+def test_sizes(torchmem, size):
+    torchmem.check(size, device="cpu", name="a check")
+
+def test_other(torchmem):
+    torchmem.check(3000, device="cpu")
+"""
+ELSE = "def test_else(torchmem):\n    torchmem.check(500, device='cpu', name='else')\n"
+
+
+@pytest.fixture
+def two(light):
+    """A project with two modules and notes in the snapshots of one."""
+    light.run("--torchmem-update", test_old=TESTS, test_else=ELSE, passed=4)
+    light.edit("test_other cpu", module="test_old", reason="ours", ticket=7, tolerance="2%")
+    file = light.file("test_old")
+    data = json.loads(file.read_text())
+    file.write_text(dump(load(json.dumps({**data, "$comment": "on top"}))))
+    return light
+
+
+def gone(project, name="test_old"):
+    (project.path / f"{name}.py").unlink()
+
+
+def test_a_deleted_module_is_told_and_removed(two):
+    gone(two)
+    before = two.file("test_old").read_bytes()
+    result = two.run()
+    assert result.ret == 0
+    result.tells(
+        "obsolete: __torchmem__/test_old.json: its test module no longer exists (3 entries)",
+        "  Remove obsolete entries: pytest --torchmem-update=obsolete",
+        "1 memory check: 1 passed, 3 obsolete",
+    )
+    assert two.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
+    assert two.run("--torchmem-dry-run").ret == pytest.ExitCode.TESTS_FAILED
+    assert two.file("test_old").read_bytes() == before
+    two.run("--torchmem-update=obsolete").tells(
+        "removed __torchmem__/test_old.json", "1 memory check: 1 passed, 3 removed"
+    )
+    assert not two.file("test_old").exists()
+    assert two.run("--torchmem-strict").ret == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["test_else.py"],
+        ["test_else.py::test_else"],
+        ["-k", "else"],
+        ["--deselect", "test_more.py"],
+        ["--ignore", "test_more.py"],
+        ["--ignore-glob", "test_m*"],
+        ["--torchmem-disable"],
+        ["sub"],
+    ],
+    ids=" ".join,
+)
+def test_a_part_of_a_directory_proves_nothing(two, options):
+    gone(two)
+    two.write(test_more="def test_more(): pass\n")
+    (two.path / "sub").mkdir()
+    (two.path / "sub" / "test_sub.py").write_text("def test_sub(): pass\n")
+    before = two.file("test_old").read_bytes()
+    output = two.run("--torchmem-update", "--torchmem-strict", *options).stdout.str()
+    assert "obsolete" not in output
+    assert two.file("test_old").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "breakage",
+    ["def test_it(): assert False", "assert False", "def test_it(): raise KeyboardInterrupt"],
+)
+def test_a_run_that_did_not_pass_removes_nothing(two, breakage):
+    gone(two)
+    two.write(test_more=breakage + "\n")
+    before = two.file("test_old").read_bytes()
+    two.run_apart("--torchmem-update")
+    assert two.file("test_old").read_bytes() == before
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "1"], ["test_new.py"]], ids=" ".join)
+def test_a_renamed_module_takes_its_file_along(two, options):
+    before = two.file("test_old").read_text()
+    (two.path / "test_old.py").rename(two.path / "test_new.py")
+    two.run().tells("*/test_old.json has the same check, and its test module no longer exists*")
+    run = two.run_apart if options else two.run
+    result = run("--torchmem-update", *options)
+    result.tells(
+        "wrote __torchmem__/test_new.json",
+        "removed __torchmem__/test_old.json",
+        "  moved: test_other · cpu -> __torchmem__/test_new.json: test_other · cpu",
+        "* memory checks: * 3 renamed",
+    )
+    assert two.file("test_new").read_text() == before
+    assert not two.file("test_old").exists()
+    assert two.run("--torchmem-strict").ret == 0
+
+
+def test_a_module_moved_to_another_directory(two):
+    before = two.file("test_old").read_text()
+    (two.path / "sub").mkdir()
+    (two.path / "test_old.py").rename(two.path / "sub" / "test_old.py")
+    two.run("--torchmem-update")
+    assert (two.path / "sub" / "__torchmem__" / "test_old.json").read_text() == before
+    assert not two.file("test_old").exists()
+
+
+def test_what_fails_keeps_its_old_entry_until_it_passes(two):
+    gone(two)
+    two.write(test_new=TESTS.replace("torchmem.check(3000", "assert 0; torchmem.check(3000"))
+    two.run("--torchmem-update", passed=3, failed=1)
+    assert set(two.entries("test_old")) == {"test_other cpu"}
+    two.run("--torchmem-update", test_new=TESTS)
+    assert two.entries("test_new")["test_other cpu"]["reason"] == "ours"
+    assert not two.file("test_old").exists()
+
+
+def test_a_test_renamed_along_with_its_module(two):
+    """Only a whole run that passes can tell: nothing else is like it."""
+    gone(two)
+    two.write(test_new=TESTS.replace("test_other", "test_called_otherwise"))
+    two.run("--torchmem-update", "test_new.py")
+    assert set(two.entries("test_old")) == {"test_other cpu"}
+    two.file("test_new").unlink()
+    two.run("--torchmem-update")
+    assert two.entries("test_new")["test_called_otherwise cpu"]["ticket"] == 7
+
+
+def test_an_entry_of_the_same_module_is_closer_than_one_of_a_deleted_module(light):
+    light.run("--torchmem-update", test_net=OLD, test_gone=OLD)
+    for module in ("test_net", "test_gone"):
+        light.edit("test_old cpu", module=module, reason=f"of {module}")
+    gone(light, "test_gone")
+    light.run("--torchmem-update", test_net=OLD.replace("test_old", "test_new")).tells(
+        "  renamed: test_old · cpu -> test_new · cpu",
+        '  removed, with what was written into it: test_old · cpu: reason "of test_gone"',
+    )
+    assert light.entries()["test_new cpu"]["reason"] == "of test_net"
+
+
+def test_two_heirs_are_none(two):
+    gone(two)
+    two.run("--torchmem-update", test_new=TESTS, test_copy=TESTS)
+    assert "reason" not in two.entries("test_new")["test_other cpu"]
+    assert "reason" not in two.entries("test_copy")["test_other cpu"]
+    assert not two.file("test_old").exists()
+
+
+def test_a_broken_file_of_a_deleted_module_is_told_and_kept(two):
+    gone(two)
+    two.file("test_old").write_text("{")
+    result = two.run("--torchmem-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.tells("error: *test_old.json: is not JSON*")
+    assert two.file("test_old").read_text() == "{"
+
+
+def test_a_directory_that_has_nothing_but_snapshots(two):
+    gone(two)
+    gone(two, "test_else")
+    result = two.run()
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.tells("obsolete: __torchmem__/test_else.json*", "obsolete: *old.json*")
+    two.run("--torchmem-update")
+    assert not two.file("test_old").parent.exists()
+
+
+OLD = "def test_old(torchmem):\n    torchmem.check(1000, device='cpu')\n"
+
+
+@pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)
+@pytest.mark.parametrize("other", ["def test_plain(): pass\n", ""])
+def test_a_rename_within_a_module_of_which_a_part_was_run(light, options, other):
+    light.run("--torchmem-update", test_net=OLD)
+    light.edit("test_old cpu", reason="why")
+    light.write(test_net=OLD.replace("test_old", "test_new") + other)
+    light.run("--torchmem-update", *options).tells("  renamed: test_old · cpu -> test_new · cpu")
+    assert light.entries() == {"test_new cpu": light.entries()["test_new cpu"]}
+    assert light.entries()["test_new cpu"]["reason"] == "why"
+
+
+@pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)
+def test_a_part_that_leaves_it_open_says_so(light, options):
+    light.run("--torchmem-update", test_net=OLD)
+    light.edit("test_old cpu", reason="why")
+    light.write(test_net=OLD.replace("old", "new") + OLD.replace("old", "other"))
+    light.run("--torchmem-update", *options).tells(
+        "renamed[?] *test_new · cpu may be the new name of test_old · cpu. Only a part of*by hand"
+    )
+    assert light.entries()["test_old cpu"]["reason"] == "why"
+    assert "reason" not in light.entries()["test_new cpu"]

@@ -117,11 +117,7 @@ def test_messages_with_a_cure_are_those_of_the_package() -> None:
 
 
 def test_links_lead_to_files() -> None:
-    folders = (
-        ROOT.glob("*.md"),
-        (ROOT / "docs").rglob("*.md"),
-        (ROOT / "benchmarks").rglob("*.md"),
-    )
+    folders = ROOT.glob("*.md"), (ROOT / "docs").rglob("*.md"), (ROOT / "benchmarks").rglob("*.md")
     pages = [page for folder in folders for page in folder]
     assert len(pages) > 20
     links = {

@@ -142,9 +142,8 @@ def test_ci_never_updates(pytester, monkeypatch):
 
 def test_header(pytester):
     result = pytester.runpytest_inprocess("--torchmem-gpu=h100", "--torchmem-update=new")
-    result.stdout.fnmatch_lines(
-        ["torchmem * | cpu, cuda (h100) | torch 2.* | tolerance 1% | updating (new)"]
-    )
+    line = "torchmem * | cpu, cuda (h100) | torch 2.* | tolerance 1% | updating (new)"
+    result.stdout.fnmatch_lines([line])
 
 
 def test_the_marker_and_a_check_have_several_gpus(pytester: pytest.Pytester) -> None:

@@ -42,7 +42,7 @@ from pytest_torchmem.profile.timeline import (
     Phase,
     Timeline,
 )
-from tests.profile.test_timeline import timelines
+from tests.profile.test_static_plan import timelines
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = "</script><script>alert(1)</script>\u2028<!--'\"&{{data}}\n"

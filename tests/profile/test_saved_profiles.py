@@ -28,7 +28,7 @@ from pytest_torchmem.profile.formats.exports import (
 )
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
-from tests.profile.test_timeline import timelines
+from tests.profile.test_static_plan import timelines
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +196,7 @@ def test_a_snapshot_has_what_is_alive_piece_by_piece(timeline: Timeline) -> None
 
 
 def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
-    names = [
-        [{"name": str(number), "wide": "x" * 100_000 * (number == 7)}] for number in range(400)
-    ]
+    names = [[{"name": str(n), "wide": "x" * 100_000 * (n == 7)}] for n in range(400)]
     ends = [(names[number % 400], f"t{number}") for number in range(1200)]
     made = [
         (
@@ -225,11 +223,8 @@ def test_the_tools_of_torch_read_the_snapshot(profile: MemoryProfile, tmp_path: 
         live += {"alloc": 1, "free_completed": -1}.get(entry["action"], 0) * entry["size"]
         peak = max(peak, live)
     assert peak == profile.peak
-    reserved = sum(
-        entry["size"]
-        for entry in snapshot["device_traces"][0]
-        if entry["action"] == "segment_alloc"
-    )
+    entries = snapshot["device_traces"][0]
+    reserved = sum(one["size"] for one in entries if one["action"] == "segment_alloc")
     assert reserved == profile.reserved_peak  # nothing was given back
 
 

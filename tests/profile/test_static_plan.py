@@ -1,4 +1,4 @@
-"""Properties of plans: nothing that lives at once overlaps, and no arena is too small."""
+"""Properties of timelines, whose peaks a replay has, and of plans: what is alive never overlaps."""
 
 import time
 from itertools import combinations
@@ -14,9 +14,37 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile import static_plan
 from pytest_torchmem.profile.static_plan import StaticPlan, plan_of
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
-from tests.profile.test_timeline import timelines
 
 ORIGIN = Origin(Phase.FORWARD)
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    sizes = draw(st.lists(st.integers(0, 1000), min_size=1, max_size=20))
+    events: list[int] = []
+    live: list[int] = []
+    for index in range(1, len(sizes) + 1):
+        events.append(index)
+        live.append(index)
+        while live and draw(st.booleans()):
+            events.append(-live.pop(draw(st.integers(0, len(live) - 1))))
+    cuts = sorted(draw(st.sets(st.integers(1, len(events)), max_size=4)))
+    drawn = st.lists(st.sampled_from(list(Phase)), min_size=len(cuts), max_size=len(cuts))
+    phases = [(0, Phase.FORWARD), *zip(cuts, draw(drawn), strict=True)]
+    allocations = tuple(Allocation(size, Kind.OTHER, ORIGIN) for size in sizes)
+    return Timeline(allocations, tuple(events), tuple(phases))
+
+
+@given(timelines())
+def test_peaks_are_what_a_replay_gives(timeline: Timeline) -> None:
+    assert max(peak for peak, _ in timeline.peaks().values()) == max(0, *timeline.live_bytes())
+    for peak, position in timeline.peaks().values():
+        assert sum(allocation.nbytes for allocation in timeline.live_at(position)) == peak
+    live = [0, *timeline.live_bytes()]
+    peaks = timeline.peaks()
+    both = zip(timeline.spans(), timeline.course(), strict=True)
+    for (start, _, _), (phase, (peak, _), _) in both:
+        assert peaks[phase][0] >= peak >= live[start]
 
 
 def check(plan: StaticPlan) -> None:

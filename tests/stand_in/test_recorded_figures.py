@@ -21,9 +21,7 @@ from benchmarks import conformance_cuda
 from benchmarks.comparison import Comparison, Status
 from benchmarks.conformance import samples
 
-RECORDED: dict[str, Any] = json.loads(
-    Path(__file__).with_name("recorded_figures.json").read_text(encoding="utf-8")
-)
+RECORDED = json.loads(Path(__file__).with_name("recorded_figures.json").read_text("utf-8"))
 FIGURES = RECORDED.pop("figures")
 TORCH, GPU = RECORDED.pop("torch"), RECORDED.pop("gpu")
 SECONDS = 20

@@ -1,4 +1,9 @@
-"""Traces of steps whose models are on the GPU before, against the real runs."""
+"""Traces on any GPU against torch's own CUDA code: peaks of trainings, requests of programs.
+
+    torchmem stand-in --gpu h100 -- pytest tests/stand_in
+
+CUB's temporary storage differs between generations of GPUs, and with it what sorting requests.
+"""
 
 import os
 
@@ -7,11 +12,13 @@ import torch
 from torch import nn
 
 from pytest_torchmem import measure, trace
+from pytest_torchmem.checks.gpu import find_parting
 from pytest_torchmem.integrations.training import REAL, TRACED, RunPeaks
+from pytest_torchmem.targets.gpus import find_gpu, gpu_names
+from pytest_torchmem.torch_private.names import TORCH_VERSION
+from tests.operators.cuda_programs import PROGRAMS
 
-pytestmark = pytest.mark.skipif(
-    "STAND_IN_NAME" not in os.environ, reason="runs by: torchmem stand-in"
-)
+pytestmark = pytest.mark.skipif("STAND_IN_NAME" not in os.environ, reason="by: torchmem stand-in")
 
 
 class Loss(nn.Sequential):
@@ -67,3 +74,17 @@ def test_a_compiled_step() -> None:
     again, traced = measure(train, device="cuda").figures(), trace(train, device="cuda").figures()
     assert first["forward_peak"] >= again["forward_peak"] == traced["forward_peak"] > 300_000
     assert {name: traced[name] for name in again} == again
+
+
+SINCE = {"counts": (2, 13), "histogram": (2, 12), "samples": (2, 12)}
+"""Before these versions, single numbers are requested in another order."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_requests_are_those_of_the_gpu_that_is_described(name: str) -> None:
+    if SINCE.get(name, TORCH_VERSION) > TORCH_VERSION:
+        pytest.skip("single numbers come in another order")
+    gpu = next(one for one in gpu_names() if find_gpu(one).product == os.environ["STAND_IN_NAME"])
+    measured = measure(PROGRAMS[name], device="cuda")
+    traced = trace(PROGRAMS[name], device="cuda", gpu=gpu, memory="unlimited")
+    assert find_parting(traced, measured) is None

@@ -92,10 +92,7 @@ def test_figures_are_of_their_gpu_and_calibration() -> None:
 
 def test_the_series_own_figures_come_first_and_then_the_latest() -> None:
     def found(*setups: Setup) -> int:
-        figures = {
-            setup: {CONVOLUTION: WorkspaceSize(number)}
-            for number, setup in enumerate(setups, start=1)
-        }
+        figures = {setup: {CONVOLUTION: WorkspaceSize(n)} for n, setup in enumerate(setups, 1)}
         answer = Calibration(figures).find(CONVOLUTION, "a100-80gb", "2.13")
         assert answer[1] == setups[answer[0].workspace - 1]
         return answer[0].workspace

@@ -230,9 +230,7 @@ _CHANGES: dict[str, _Change] = {
     "loaded": lambda _, optimizer: optimizer.load_state_dict(
         copy.deepcopy(optimizer.state_dict())
     ),
-    "swapped": lambda model, _: torch.utils.swap_tensors(
-        model[0].bias, nn.Parameter(torch.ones(2))
-    ),
+    "swapped": lambda m, _: torch.utils.swap_tensors(m[0].bias, nn.Parameter(torch.ones(2))),
     "swapped as they are converted": _swapped,
     "without memory": lambda model, _: model[1].running_mean.untyped_storage().resize_(0),
     "assigned": lambda model, _: model.load_state_dict(

@@ -32,7 +32,8 @@ from pytest_torchmem.allocator.caching import CachingAllocator
 from pytest_torchmem.allocator.device_memory import Addresses, Block, parse_options
 
 MIB = 2**20
-WEDSONLIN = "Wedsonlin/assignment2-systems results/"
+SMALL = "Charan6924/assignment2-systems cs336_systems/memory_snapshot.pickle"
+MEDIUM = "Wedsonlin/assignment2-systems results/medium_128_training_memory_snapshot.pickle"
 
 
 class Places(Addresses):
@@ -235,25 +236,12 @@ def expandable() -> dict[str, Any]:
         ("free_completed", base, 16 * MIB),
     ]
     sizes = [(16 * MIB, "inactive"), (16 * MIB, "active_allocated"), (8 * MIB, "inactive")]
+    segment = {"device": 0, "address": base, "total_size": 40 * MIB, "stream": 0}
+    blocks = [{"size": size, "requested_size": size, "state": state} for size, state in sizes]
+    events = [dict(zip(("action", "addr", "size"), event, strict=True)) for event in trace]
     return {
-        "segments": [
-            {
-                "device": 0,
-                "address": base,
-                "total_size": 40 * MIB,
-                "stream": 0,
-                "segment_type": "large",
-                "blocks": [
-                    {"size": size, "requested_size": size, "state": state} for size, state in sizes
-                ],
-            }
-        ],
-        "device_traces": [
-            [
-                {"action": action, "addr": address, "size": size, "stream": 0}
-                for action, address, size in trace
-            ]
-        ],
+        "segments": [segment | {"segment_type": "large", "blocks": blocks}],
+        "device_traces": [[event | {"stream": 0} for event in events]],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     }
 
@@ -312,20 +300,7 @@ def test_every_program_has_its_source() -> None:
 # bytes that the process had reserved at its end. torch 2.11.0, GPU not named.
 @pytest.mark.parametrize(
     ("name", "peak", "reserved", "requests"),
-    [
-        (
-            "Charan6924/assignment2-systems cs336_systems/memory_snapshot.pickle",
-            247_959_552,
-            937_426_944,
-            3221,
-        ),
-        (
-            WEDSONLIN + "medium_128_training_memory_snapshot.pickle",
-            1_918_013_444,
-            7_235_174_400,
-            6526,
-        ),
-    ],
+    [(SMALL, 247_959_552, 937_426_944, 3221), (MEDIUM, 1_918_013_444, 7_235_174_400, 6526)],
 )
 def test_traces_give_what_was_recorded_on_real_gpus(name, peak, reserved, requests):
     events, traced, unknown = traced_events(*PROGRAMS[name])
@@ -343,9 +318,8 @@ def test_a_step_of_a_profiler_trace(tmp_path: Path) -> None:
             torch.empty(1000, device="cuda").add(1)
 
     def span(name: str, start: int, stop: int) -> dict[str, Any]:
-        return {"ph": "X", "cat": "Operator", "name": name, "tid": 7, "ts": start, "args": {}} | {
-            "dur": stop - start
-        }
+        times = {"ts": start, "dur": stop - start}
+        return {"ph": "X", "cat": "Operator", "name": name, "tid": 7, "args": {}} | times
 
     def memory(time: int, nbytes: int, device: int = 1) -> dict[str, Any]:
         args = {"Device Type": device, "Device Id": 0, "Bytes": nbytes}

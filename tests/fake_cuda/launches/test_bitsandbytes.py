@@ -109,9 +109,7 @@ def test_a_4_bit_layer_is_quantized_when_it_is_moved(kind: str, double: bool) ->
     assert profile.unknown_workspaces == ()
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.ops.bitsandbytes, "gemm_4bit"), reason="bitsandbytes before 0.50"
-)
+@pytest.mark.skipif(not hasattr(torch.ops.bitsandbytes, "gemm_4bit"), reason="bitsandbytes < 0.50")
 def test_the_kernel_of_a_4_bit_layer_is_chosen_for_the_gpu() -> None:
     """bitsandbytes/backends/cuda/ops.py, ``_gemm_4bit_use_custom_cuda``, for M of 64."""
     taken: list[int] = []

@@ -33,10 +33,7 @@ def blocks(nbytes: int) -> int:
 
 def inputs(length, keys=0, heads=(4, 4), batch=2) -> list[Tensor]:
     shapes = [(heads[0], length), *[(heads[1], keys or length)] * 2]
-    return [
-        torch.randn(batch, number, size, 16, device="cuda", requires_grad=True)
-        for number, size in shapes
-    ]
+    return [torch.randn(batch, *shape, 16, device="cuda", requires_grad=True) for shape in shapes]
 
 
 def results(flex, masks=create_block_mask, **sizes) -> list[Tensor]:

@@ -90,9 +90,7 @@ def test_numbers_after_draws_that_are_not_computed(device, monkeypatch):
 
 @pytest.mark.parametrize("values", ["auto", "none"])
 def test_as_many_draws_as_unknown_values_say(values: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Values, "budget", lambda self: ValuesBudget(0, 0) if self.computes else None
-    )
+    monkeypatch.setattr(Values, "budget", lambda one: ValuesBudget(0, 0) if one.computes else None)
 
     def program() -> None:
         torch.poisson(torch.rand(1024, 1024))
@@ -165,9 +163,7 @@ def test_a_generator_of_the_program_draws(draw_in: str, device: str) -> None:
     def program(device: str) -> list[float]:
         generator = torch.Generator(device).manual_seed(1)
         chance = (0.5,) if draw_in == "geometric_" else ()
-        drawn: Tensor = getattr(torch.empty(3, device=device), draw_in)(
-            *chance, generator=generator
-        )
+        drawn = getattr(torch.empty(3, device=device), draw_in)(*chance, generator=generator)
         return drawn.tolist()
 
     assert result_of(lambda: program(device), device=device) == program("cpu")

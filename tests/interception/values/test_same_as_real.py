@@ -246,9 +246,7 @@ def _fast_path(lowers: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("program", [_bilinear, _fast_path])
-def test_autocast_lowers_what_a_body_calls_whatever_it_ran_in_before(
-    program: Callable[[bool], Tensor],
-) -> None:
+def test_autocast_lowers_what_a_body_calls_whatever_it_ran_in_before(program):
     for lowers in (False, True, True, False):
         found: list[Tensor] = []
         step = partial(program, lowers)
