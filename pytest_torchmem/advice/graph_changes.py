@@ -151,14 +151,9 @@ def _linear_before(loss: fx.Node) -> fx.Node | None:
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         return None
     while isinstance(node, fx.Node) and node.target is not LINEAR:
-        node = node.args[0] if _passes(node) and node.args else None
+        passing = _PASSING_METHODS if node.op == "call_method" else {*PASSING, operator.getitem}
+        node = node.args[0] if node.target in passing and node.args else None
     return node if isinstance(node, fx.Node) else None
-
-
-def _passes(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target in _PASSING_METHODS
-    return node.target in PASSING or node.target is operator.getitem
 
 
 def _without_logits(graph: fx.Graph, loss: fx.Node, linear: fx.Node) -> None:

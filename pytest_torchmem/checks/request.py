@@ -28,7 +28,7 @@ from pytest_torchmem.snapshots.tolerance import (
     Tolerance,
     for_path,
     parse_rules,
-    parse_tolerance,
+    tolerance_in,
 )
 from pytest_torchmem.targets.gpus import MOST_GPUS, find_gpu
 from pytest_torchmem.targets.world import World, check_ranks, check_world_size
@@ -485,10 +485,7 @@ def _world(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_growth(value: object, source: str) -> Tolerance:
     """Return by how much memory may grow between steps; ``"0"`` is not at all."""
-    try:
-        return parse_tolerance(0 if str(value).strip() == "0" else value)
-    except UsageError as error:
-        raise UsageError(f"{source}: {error}") from None
+    return tolerance_in(0 if str(value).strip() == "0" else value, source)
 
 
 def _name(value: object, source: str) -> str:

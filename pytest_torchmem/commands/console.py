@@ -64,7 +64,10 @@ def status_of(run: Callable[[], int]) -> int:
         return _INTERRUPTED
     except (TorchmemError, OSError) as error:
         _abandon(output)  # it may be what cannot be written
-        _tell(f"torchmem: error: {_told(error)}")
+        told = str(error)
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            told = f"{error.filename}: {error.strerror}"
+        _tell(f"torchmem: error: {told}")
         return USAGE
     except (Exception, SystemExit) as error:
         if output.closed:
@@ -98,12 +101,6 @@ def _tell(text: str) -> None:
         print(printable_lines(text), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         _abandon(sys.stderr)
-
-
-def _told(error: TorchmemError | OSError) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
 
 
 def _raised_by_program(error: BaseException) -> list[str]:

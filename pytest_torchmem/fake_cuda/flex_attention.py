@@ -6,7 +6,7 @@ which its compiled form never has. So here it requests what Inductor's kernels d
 a fused reduction leaves. Values are computed on the host, some rows of scores at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -322,12 +322,10 @@ def _backward_in_rows(dense: Callable[..., Any], *args: Any) -> list[Any]:
             *rest,
         )
         queries.append(grad_query)
-        sums = _added(sums, [*others, *captured])
+        more = [*others, *captured]
+        if sums is not None:
+            pairs = zip(sums, more, strict=True)
+            more = [None if one is None else one + other for one, other in pairs]
+        sums = more
     assert sums is not None
     return [torch.cat(queries, dim=2), sums[0], sums[1], sums[2:]]
-
-
-def _added(sums: list[Any] | None, more: Sequence[Any]) -> list[Any]:
-    if sums is None:
-        return list(more)
-    return [None if one is None else one + other for one, other in zip(sums, more, strict=True)]

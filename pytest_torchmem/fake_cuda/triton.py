@@ -338,7 +338,13 @@ def launch(
     trace: TraceContext, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], grid: Any
 ) -> None:
     """Compute what a kernel writes, or forget what was there."""
-    given = _bound(kernel, args, kwargs)
+    # Raises ``TypeError``, as triton does, for an argument that is missing; options of the launch
+    # are none.
+    called = signature(kernel.fn)
+    named = {name: value for name, value in kwargs.items() if name in called.parameters}
+    bound = called.bind(*args, **named)
+    bound.apply_defaults()
+    given = dict(bound.arguments)
     sizes = grid(given) if callable(grid) else grid
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return  # driver.c of triton's backend launches nothing then
@@ -361,18 +367,6 @@ def launch(
             for tensor in _tensors(value)
         ]
     )
-
-
-def _bound(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a kernel's arguments by name, with defaults; options of the launch are none. Raises
-    ``TypeError``, as triton does, for one that is missing.
-    """
-    parameters = signature(kernel.fn).parameters
-    bound = signature(kernel.fn).bind(
-        *args, **{name: value for name, value in kwargs.items() if name in parameters}
-    )
-    bound.apply_defaults()
-    return dict(bound.arguments)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

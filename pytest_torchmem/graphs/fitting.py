@@ -147,20 +147,15 @@ class _Search:
         """
         one, two = sorted(self.profiles)[-2:]
         before, now = self.profiles[one], self.profiles[two]
-        limit = self._limit() - max((now.reserved_peak or 0) - now.peak, 0)
+        memory, gpu = self._options["memory"], find_gpu(self._options["gpu"] or DEFAULT_GPU)
+        size = gpu.memory if memory is None else parse_size(memory)
+        limit = size - min(gpu.context, size) - max((now.reserved_peak or 0) - now.peak, 0)
         found = bad
         for phase in PEAK_FIELDS:
             first, second = getattr(before, phase) or 0, getattr(now, phase) or 0
             if second > first:
                 found = min(found, two + (limit - second) * (two - one) // (second - first))
         return found
-
-    def _limit(self) -> int:
-        """Return the bytes that the step may reserve."""
-        memory = self._options["memory"]
-        gpu = find_gpu(self._options["gpu"] or DEFAULT_GPU)
-        size = gpu.memory if memory is None else parse_size(memory)
-        return size - min(gpu.context, size)
 
 
 def advise(

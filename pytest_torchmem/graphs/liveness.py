@@ -228,14 +228,13 @@ def graph_profile(
     inputs = walk.begin(graphs)
     baseline = walk.live
     nodes = list(walk.run(forward, "forward", held=inputs))
-    outputs, names = _outputs(forward), _saved_names(backward)
+    outputs, given = _outputs(forward), () if backward is None else backward.graph.nodes
+    names = {node.name for node in given if node.op == "placeholder"}  # as the forward has them
     last = len(names.intersection(node.name for node in outputs))
     own = outputs[: len(outputs) - last][mutated:]
     held = inputs.union(walk.addresses(own))
-    if backward is not None:
-        walk.let_go(held.union(walk.addresses(_saved(forward, backward))))
-    else:
-        walk.let_go(held)
+    saved = [node for node in outputs if node.name in names]
+    walk.let_go(held.union(walk.addresses(saved)))
     retained = walk.live
     if backward is not None:
         nodes += walk.run(backward, "backward", held=held)
@@ -315,17 +314,6 @@ def _outputs(graph: fx.GraphModule) -> list[fx.Node]:
     returned = output.args[0]
     several = returned if isinstance(returned, (tuple, list)) else (returned,)
     return [one for one in several if isinstance(one, fx.Node)]
-
-
-def _saved_names(backward: fx.GraphModule | None) -> frozenset[str]:
-    """Return the names of what the forward returns for the backward: there they are the same."""
-    nodes = backward.graph.nodes if backward is not None else ()
-    return frozenset(node.name for node in nodes if node.op == "placeholder")
-
-
-def _saved(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
-    names = _saved_names(backward)
-    return [node for node in _outputs(forward) if node.name in names]
 
 
 _META = ("fwd_in", "fwd_tmp", "fwd_out", "bwd_tmp", "bwd_out", "fwd_flops", "bwd_flops")

@@ -510,15 +510,16 @@ def _is_generated(filename: str) -> bool:
     return filename.startswith(temporary) and not is_of_program
 
 
-def _site_of(innermost: FrameType | None) -> tuple[CodeType, int] | None:
+def _site_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
     """Return the program's code that runs and the place in it; ``None`` in the call of a module."""
-    for frame in _outward(innermost):
+    while frame is not None:  # asked of every operator at a new place
         code = frame.f_code
         if code.co_filename == _CALLS_OF_MODULES:
             return None
         kind = _classify(code.co_filename)
         if kind != _SKIP:
             return (code, frame.f_lasti) if kind == _USER else None
+        frame = frame.f_back
     return None
 
 

@@ -233,7 +233,9 @@ class FactCollector:
         if own not in self._seen:
             self._seen.add(own)
             self._note_layer(path, module, given[0])
-            of_library = _is_of_library(str(type(module).__module__))
+            name = str(type(module).__module__)
+            file = getattr(sys.modules.get(name), "__file__", None) or ""
+            of_library = not name.startswith("torch.") and is_installed(file)
             around = (path.partition(".")[0], *prefixes(path)) if of_library else ()
             if of_library and self.callers.keys().isdisjoint(around):
                 self.callers[path] = self._line()
@@ -554,13 +556,6 @@ def _tensors_of(state: object) -> Iterator[str]:
 def is_installed(filename: str) -> bool:
     """Return whether a file belongs to an installed package."""
     return any(map(filename.count, _INSTALLED))
-
-
-def _is_of_library(name: str) -> bool:
-    """Return whether a module of Python's is one of an installed library, and not of torch's."""
-    if name.startswith("torch."):
-        return False
-    return is_installed(getattr(sys.modules.get(name), "__file__", None) or "")
 
 
 @lru_cache(maxsize=1024)

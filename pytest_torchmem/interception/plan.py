@@ -612,13 +612,16 @@ def geometry_of(value: Any, tensors: list[Tensor]) -> Any:
         tensors.append(value)
         return (value.shape, value.stride(), value.dtype)
     if kind is tuple or kind is list:
-        if _AS_THEY_ARE.issuperset(map(type, value)):  # sizes
-            return tuple(value)
         found: list[Any] = []
         for item in value:  # often hundreds of tensors
-            if type(item) in _TENSOR_TYPES:
+            own = type(item)
+            if own in _TENSOR_TYPES:
                 tensors.append(item)
                 found.append((item.shape, item.stride(), item.dtype))
+            elif own in _AS_THEY_ARE:
+                found.append(item)
+            elif own is list and _AS_THEY_ARE.issuperset(map(type, item)):  # sizes
+                found.append(tuple(item))
             else:
                 found.append(geometry_of(item, tensors))
         return tuple(found)

@@ -79,18 +79,13 @@ def _model_of(step: Callable[[], Any], device: str) -> tuple[Any, ...] | None:
 
 @contextmanager
 def _cudnn_of(place: str) -> Iterator[str]:
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = place
-    try:
+    from pytest_torchmem.interception.world import variables
+
+    with variables({VARIABLE: place}, all_of_them=False):
         installed = find_installed()
         if isinstance(installed, str):
             raise UsageError(installed)
         yield version_text(installed.version)
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
 
 
 def render(found: Sequence[Column], width: int = 80) -> str:

@@ -223,7 +223,7 @@ def _table(members: Sequence[Difference], base: str, head: str) -> list[str]:
             "|---|---|---|---:|---:|---:|---|",
         ]
     for difference in members[:_MOST]:
-        lines.append(_single(difference) if single else _changed(difference))
+        lines.append(_row(difference, single=single))
     if len(members) > _MOST:
         lines.append(f"| … and {len(members) - _MOST} more |" + " |" * (4 if single else 6))
     return lines
@@ -248,14 +248,20 @@ def _cut(members: Sequence[Difference], characters: int) -> list[str]:
     return [f"The {len(members) - _MOST} without a row, by cause:", "", *lines, ""] if lines else []
 
 
-def _changed(difference: Difference) -> str:
-    change = difference.main
-    if change is None:
-        cells = ["", "", "", ""]
+def _row(difference: Difference, *, single: bool) -> str:
+    """Return a row of Markdown: of a ``single`` side the peaks, of both the figure that changed."""
+    change, figures = difference.main, difference.figures or {}
+    cells = [_name(difference), plain(difference.device)]
+    if single:
+        peaks = ("forward_peak", "backward_peak", "peak")
+        cells += (format_size(figures.get(name)) for name in peaks)
+    elif change is None:
+        cells += ("", "", "", "", _note(difference))
     else:
         sizes = format_step(change.before, change.now)
-        cells = [label(change.figure), *sizes[:2], sizes[2] or "did not run"]
-    return _cells(_name(difference), plain(difference.device), *cells, _note(difference))
+        cells += (label(change.figure), *sizes[:2], sizes[2] or "did not run", _note(difference))
+    escaped = (re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells)
+    return f"| {' | '.join(escaped)} |"
 
 
 def _note(difference: Difference) -> str:
@@ -284,12 +290,6 @@ def _what_changed(members: Sequence[Difference]) -> list[str]:
     return lines
 
 
-def _single(difference: Difference) -> str:
-    figures = difference.figures or {}
-    sizes = (format_size(figures.get(name)) for name in ("forward_peak", "backward_peak", "peak"))
-    return _cells(_name(difference), plain(difference.device), *sizes)
-
-
 def _name(difference: Difference) -> str:
     name = code(difference.test)
     return f"{name} · {plain(difference.name)}" if difference.name else name
@@ -315,8 +315,3 @@ def code(text: str) -> str:
         fence += "`"
     padding = " " if text.startswith("`") or text.endswith("`") else ""
     return f"{fence}{padding}{text}{padding}{fence}"
-
-
-def _cells(*cells: str) -> str:
-    escaped = (re.sub(r"(?<!\\)\|", r"\|", cell) for cell in cells)
-    return f"| {' | '.join(escaped)} |"

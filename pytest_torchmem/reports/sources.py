@@ -67,19 +67,16 @@ def aligned(one: Source, other: Source, directory: Path) -> tuple[Source, Source
     else:
         folder = within.parent if within.name == DIRECTORY else within
         entries = {(str(folder / at), key): entry for (at, key), entry in other.entries.items()}
+        # In a folder itself, where its snapshots are named, else below it too.
+        deepest = 1 if within.name == DIRECTORY else None
         known = {
             at: entry
             for at, entry in one.entries.items()
-            if _is_in(PurePosixPath(at[0]), folder, only=within.name == DIRECTORY)
+            if folder in [*PurePosixPath(at[0]).parents][:deepest]
         }
     if not known:  # a checkout of another revision inside of this repository
         return one, other
     return replace(one, entries=known), replace(other, entries=entries)
-
-
-def _is_in(module: PurePosixPath, folder: PurePosixPath, *, only: bool) -> bool:
-    """Tell whether a test module is in a folder, or, unless ``only`` in it, below it."""
-    return module.parent == folder if only else folder in (module.parent, *module.parents)
 
 
 def _example(source: Source) -> str:

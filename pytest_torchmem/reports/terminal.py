@@ -162,17 +162,20 @@ def _change(result: CheckResult) -> str:
         step = format_change(change.before, change.now)
         return f"{label(change.figure).removesuffix(' peak')} {step}"
     if result.limits:
-        return _share(result, max(result.limits, key=lambda figure: _used(result, figure)))
+        return _share(result)
     return ""
 
 
-def _used(result: CheckResult, figure: str) -> float:
-    """Return the part of a limit that is used; a phase that did not run comes before all."""
-    limit, value = result.limits[figure], result.figures.get(figure)
-    return float("inf") if value is None or not limit else value / limit
+def _share(result: CheckResult) -> str:
+    """Return the part of a limit that is used, of that of which most is; a phase that did not run
+    comes before all.
+    """
 
+    def used(figure: str) -> float:
+        limit, value = result.limits[figure], result.figures.get(figure)
+        return float("inf") if value is None or not limit else value / limit
 
-def _share(result: CheckResult, figure: str) -> str:
+    figure = max(result.limits, key=used)
     limit, value = result.limits[figure], result.figures.get(figure)
     name = label(figure).removesuffix(" peak")
     if value is None:

@@ -101,10 +101,10 @@ def parse_rules(value: object, source: str) -> Level:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
-        return (ToleranceRule(_tolerance(value, source), source),)
+        return (ToleranceRule(tolerance_in(value, source), source),)
     rules = []
     for selector, tolerance in value.items():
-        rule = _select(str(selector), _tolerance(tolerance, source), source)
+        rule = _select(str(selector), tolerance_in(tolerance, source), source)
         if rule.path is not None:
             raise UsageError(
                 f"{selector!r} in {source} is neither a device ({', '.join(DEVICES)}) "
@@ -122,10 +122,10 @@ def parse_rule_lines(text: str, source: str) -> Level:
             continue
         selector, colon, tolerance = line.rpartition(":")
         if not colon:
-            rules.append(ToleranceRule(_tolerance(line, source), source))
+            rules.append(ToleranceRule(tolerance_in(line, source), source))
         else:
             where = f"{source} ({selector.strip()})"
-            rules.append(_select(selector, _tolerance(tolerance.strip(), source), where))
+            rules.append(_select(selector, tolerance_in(tolerance.strip(), source), where))
     return tuple(rules)
 
 
@@ -163,7 +163,8 @@ def find_rule(levels: Iterable[Level], device: str, figure: str) -> ToleranceRul
     return BUILT_IN[0]
 
 
-def _tolerance(value: object, source: str) -> Tolerance:
+def tolerance_in(value: object, source: str) -> Tolerance:
+    """Return a tolerance; an error of it begins with where it was written."""
     try:
         return parse_tolerance(value)
     except UsageError as error:

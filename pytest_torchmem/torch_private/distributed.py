@@ -4,7 +4,7 @@ And what ``DTensor`` and ``fully_shard`` keep: of meshes and operators, of argum
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -194,14 +194,9 @@ def nccl_groups(off: Callable[[], bool]) -> tuple[Replacements, Additions, Seque
         ),
         _sequence_numbers(),
     ]
-    added: Additions = {}
-    for name, creator in _NCCL.items():
-        if creator is None or hasattr(c10d, creator):
-            there, new = _groups(name, off)
-            replaced += there
-            for module, kinds in new.items():
-                added.setdefault(module, {}).update(kinds)
-    return replaced, added, looked_at
+    names = [name for name, one in _NCCL.items() if one is None or hasattr(c10d, one)]
+    there, added = _groups(dict.fromkeys(names, (0, 1)), off)
+    return replaced + there, added, looked_at
 
 
 def groups_of_world(
@@ -209,14 +204,9 @@ def groups_of_world(
 ) -> tuple[Replacements, Additions]:
     """Let the backends for the host make torch's fake process group, unless ``off()``."""
     c10d = sys.modules[_C10D]
-    gloo, new_gloo = _groups("ProcessGroupGloo", off)
-    mpi, new_mpi = _groups("ProcessGroupMPI", off, (rank, size))
+    there, added = _groups({"ProcessGroupGloo": (0, 1), "ProcessGroupMPI": (rank, size)}, off)
     values: dict[str, Any] = {
         flag: True for flag in ("_GLOO_AVAILABLE", "_MPI_AVAILABLE") if hasattr(c10d, flag)
-    }
-    added = {
-        module: {**new_gloo.get(module, {}), **new_mpi.get(module, {})}
-        for module in {**new_gloo, **new_mpi}
     }
     # A program chooses by it (accelerate/state.py, ``_prepare_backend``), and torch's own check is
     # that of ``distributed_c10d``: MPI can be named, and is chosen where it is built.
@@ -235,8 +225,7 @@ def groups_of_world(
     # What was received from anybody is the first other process's.
     source = unless(off, lambda _: int(rank == 0), getattr(_work(), _SOURCE))
     patched = [
-        *gloo,
-        *mpi,
+        *there,
         (c10d, values),
         public,
         _sequence_numbers(),
@@ -284,20 +273,26 @@ def dtypes_of_numbers(numbers: Sequence[Any]) -> Sequence[torch.dtype | None]:
 
 
 def _groups(
-    name: str, off: Callable[[], bool], world: tuple[int, int] = (0, 1)
+    names: Mapping[str, tuple[int, int]], off: Callable[[], bool]
 ) -> tuple[list[tuple[Any, dict[str, Any]]], Additions]:
-    """Return the stand-ins for one backend's class, by the modules that have or will have it."""
-    modules = [sys.modules[_C10D], sys.modules["torch.distributed"]]
-    original: Any = getattr(modules[0], name, None)
-    kind = {name: _group_class(name, _fake_group(), original, off, world)}
-    replaced = [(module, kind) for module in modules if hasattr(module, name)]
-    return replaced, {module: kind for module in modules if not hasattr(module, name)}
+    """Return the stand-ins for backends' classes, by the modules that have or will have them. MPI
+    would say to each which process of how many it is.
+    """
+    replaced: list[tuple[Any, dict[str, Any]]] = []
+    added: Additions = {}
+    for name, world in names.items():
+        kind = _group_class(name, off, world)
+        for module in (sys.modules[_C10D], sys.modules["torch.distributed"]):
+            if hasattr(module, name):
+                replaced.append((module, {name: kind}))
+            else:
+                added.setdefault(module, {})[name] = kind
+    return replaced, added
 
 
-def _group_class(
-    name: str, fake: Any, original: Any, off: Callable[[], bool], world: tuple[int, int]
-) -> Any:
-    """Return what stands for a backend's class; ``world`` is what MPI would say."""
+def _group_class(name: str, off: Callable[[], bool], world: tuple[int, int]) -> Any:
+    fake: Any = _fake_group()
+    original: Any = getattr(sys.modules[_C10D], name, None)
     kinds = (fake,) if original is None else (fake, original)
 
     def make(rank: int, size: int) -> Any:

@@ -41,9 +41,9 @@ _DISABLED: Any = private("torch._C._disabled_torch_dispatch_impl")
 #: What is called with a leaf's gradient, and with the leaf once its gradient is there.
 GRADIENT_HOOKS = private_name("torch.Tensor._backward_hooks")
 ACCUMULATED_HOOKS = private_name("torch.Tensor._post_accumulate_grad_hooks")
+_dispatch_keys: Callable[[Tensor], Any] = private("torch._C._dispatch_keys")
 #: Two tensors have each other's data, gradient, graph and version; nothing else refers to these
 #: weakly in C++.
-_dispatch_keys: Callable[[Tensor], Any] = private("torch._C._dispatch_keys")
 exchange_implementations: Callable[[Tensor, Tensor], None] = private("torch._C._swap_tensor_impl")
 
 #: Parts of a sparse tensor, which need not be coalesced.
@@ -78,7 +78,6 @@ HOOK_TABLES = (
     private_name("torch.nn.Module._load_state_dict_pre_hooks"),
     private_name("torch.nn.Module._load_state_dict_post_hooks"),
 )
-#: Those that say what it is made of, too.
 
 
 def read_as(tensor: Tensor, other: Tensor) -> Tensor:

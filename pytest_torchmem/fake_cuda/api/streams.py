@@ -35,7 +35,7 @@ class Stream:
     def __init__(
         self, device: Any = None, priority: int = 0, stream_id: int | None = None, **_: Any
     ) -> None:
-        index = _index(device)
+        index = 0 if SESSION.trace is None else SESSION.index_of(device)
         if stream_id is None:
             trace = SESSION.trace
             stream_id = 0 if trace is None else trace.streams[index].new(priority)
@@ -161,13 +161,6 @@ def _join(stream: Stream, capture: Capture | None) -> None:
 
 def _current_device() -> int:
     return 0 if SESSION.trace is None else SESSION.trace.target.selected.index
-
-
-def _index(device: Any) -> int:
-    """Return the index of the GPU that a stream is for."""
-    if SESSION.trace is None:
-        return 0
-    return SESSION.index_of(device)
 
 
 def _current(index: int) -> Stream:

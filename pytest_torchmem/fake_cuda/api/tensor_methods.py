@@ -38,10 +38,6 @@ def _index(device: torch.device) -> int:
     return device.index if device.type == "cuda" else -1
 
 
-def _on_host(device: torch.device) -> torch.device:
-    return torch.device("cpu") if device.type == "cuda" else device
-
-
 class Storages(Functions):
     """``torch.UntypedStorage`` on fake cuda; ``TypedStorage`` asks the one it wraps."""
 
@@ -59,7 +55,8 @@ class Storages(Functions):
         if self._trace.off():
             return make(torch.UntypedStorage, *args, **kwargs)
         device = torch.device("cpu") if named is None else self._trace.device(as_device(named))
-        storage = make(torch.UntypedStorage, *args, **{**kwargs, "device": _on_host(device)})
+        place = torch.device("cpu") if device.type == "cuda" else device
+        storage = make(torch.UntypedStorage, *args, **{**kwargs, "device": place})
         if device.type == "cuda":
             self._trace.meet_storage(storage, device)
         elif device.type == "cpu":
@@ -411,8 +408,9 @@ def copied(trace: TraceContext, tensor: Tensor, target: CopyRequest) -> Tensor:
     if device.type == "meta":
         return cast(Tensor, TensorBase.to(tensor, device, dtype))
     if has_dispatch(tensor):  # it moves what it wraps itself
+        given = {name: one for name, one in target._asdict().items() if one and name != "copy"}
         with having(MOVING, device=device):
-            return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **_given(target)))
+            return cast(Tensor, torch.ops.aten._to_copy.default(tensor, **given))
     if tensor.is_meta:  # native/Copy.cpp, copy_impl; torch.nn.Module.to waits for these words
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     if is_lazy(tensor):  # it has no shape, and refuses to be asked for one
@@ -433,11 +431,6 @@ def copied(trace: TraceContext, tensor: Tensor, target: CopyRequest) -> Tensor:
             **written_down,
         )
     return cast(Tensor, result)
-
-
-def _given(target: CopyRequest) -> dict[str, Any]:
-    """Return those of the arguments that are given."""
-    return {name: value for name, value in target._asdict().items() if value and name != "copy"}
 
 
 class ToCopy(torch.autograd.Function):
