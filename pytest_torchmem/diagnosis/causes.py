@@ -39,6 +39,7 @@ _NARROW = (
 )
 _STANDING = {Kind.PARAMETER: "parameter", Kind.BUFFER: "buffer", Kind.INPUT: "input"}
 _OF_NO_INPUT = (Role.PARAMETER, Role.BUFFER, Role.LIBRARY)
+_MOST_NAMES = 3
 _SLACK = 2
 """For kernels that take more with other sizes."""
 _LONG = 30
@@ -378,6 +379,13 @@ def total(rows: Iterable[Row]) -> int:
 def some(names: Sequence[str]) -> str:
     """Return names in words, of many the first one."""
     return " and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in words, of many the first ones."""
+    if len(names) > _MOST_NAMES:
+        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def tensors(count: int, what: What) -> str:

@@ -128,8 +128,9 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
 def _likeness(path: str, own: _Tree, other: str, tree: _Tree) -> float:
     """Return which part of what modules are is the same, 1 where they differ in name alone.
 
-    Elsewhere than before a module counts only where it is as it was; of outermost ones, what is
-    in them. Layers of a class in another setting are half the same.
+    Elsewhere than before a module counts only where it is as it was, or its layers with their
+    widths are; of outermost ones, what is in them. Layers of a class in another setting are half
+    the same.
     """
     if path.count("*") != other.count("*"):
         return 0
@@ -137,7 +138,9 @@ def _likeness(path: str, own: _Tree, other: str, tree: _Tree) -> float:
     if not ("." in path and "." in other):
         sides = [{name: layers for name, layers in each.items() if name} for each in sides]
     elif path.rpartition(".")[0] != other.rpartition(".")[0]:
-        return float(own == tree)
+        wide = [{n: [(*one[::2], one.widths) for one in each[n]] for n in each} for each in sides]
+        has_widths = any(one.widths for layers in own.values() for one in layers)
+        return 1 if own == tree else (has_widths and wide[0] == wide[1]) / 2
     known, there = sides
     same = sum(bool(known[name] == there[name]) for name in known.keys() & there.keys())
     kinds = [{(n, one.kind) for n in each for one in each[n]} for each in sides]

@@ -44,6 +44,11 @@ class InMode(NamedTuple):
         return f"{self.name} {self.detail}".rstrip()
 
 
+def is_width(name: str) -> bool:
+    """Tell whether a setting of a layer of torch is a width, if it is a number."""
+    return name.isdecimal() or name in ("in_features", "out_features")
+
+
 class Layer(NamedTuple):
     """What modules are: ``["nn.Conv2d", {"0": 3, "1": 32, "stride": "(2, 2)"}, "0-3"]``."""
 
@@ -60,6 +65,12 @@ class Layer(NamedTuple):
     @property
     def is_of_torch(self) -> bool:
         return self.kind.startswith(_OF_TORCH)
+
+    @property
+    def widths(self) -> list[Scalar]:
+        """How many numbers it takes and makes: ``Conv2d(3, 32, …)``, ``in_features=3``."""
+        sizes = self.settings.items()
+        return [size for name, size in sizes if is_width(name) and type(size) is int]
 
     @property
     def text(self) -> str:

@@ -39,6 +39,15 @@ def prefixes(path: str) -> list[str]:
     return [".".join(parts[: end + 1]) for end in range(len(parts))]
 
 
+def common_parent(modules: Iterable[str]) -> str:
+    """Return the path of the innermost module that all of these are in."""
+    first, *others = (one.split(".") for one in modules)
+    for other in others:
+        same = [a == b for a, b in zip(first, other, strict=False)]
+        first = first[: same.index(False)] if False in same else first[: len(same)]
+    return ".".join(first)
+
+
 def write_numbers(found: Iterable[Numbers]) -> str:
     """Return which numbers there are for each star: ``"0-11"``, ``"3"``, ``"0-3/0-7"``."""
     members = [one for one in found if one]

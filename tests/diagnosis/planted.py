@@ -1101,6 +1101,60 @@ def adapter_around_a_frozen_layer(wrong: bool) -> Step:
     return model, (torch.zeros(128, 64),), {}
 
 
+class Adapter(Parts):
+    """A frozen layer with two small ones that are trained beside it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))  # here: adapters_of_two_shapes
+
+
+@planted(
+    "layer", "down and up of Sequential.* are Adapter, and were Linear", ".up", "aten::add", "cpu"
+)
+def adapters_of_two_shapes(wrong: bool) -> Step:
+    """What was frozen is frozen still, within what is in its place."""
+
+    def adapted(takes: int, makes: int) -> nn.Module:
+        layer = nn.Linear(takes, makes).requires_grad_(False)
+        down, up = nn.Linear(takes, 2), nn.Linear(2, makes)
+        return Adapter(base=layer, down=down, up=up) if wrong else layer
+
+    class Hidden(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(self.embed(x)).relu())
+
+    hidden = (
+        Hidden(embed=nn.Linear(32, 32), up=adapted(32, 128), down=adapted(128, 32))
+        for _ in range(2)
+    )
+    return nn.Sequential(*hidden), (torch.zeros(64, 32),), {}
+
+
+@planted(
+    "layer",
+    "Words.tables.bags.* is EmbeddingBag(sparse=False), and was EmbeddingBag(sparse=True)",
+    "Words.tables.bags",
+    "aten::_embedding_bag",
+    "cpu",
+)
+def tables_of_another_module(wrong: bool) -> Step:
+    """It is new, and is told by what of it is otherwise."""
+
+    class Tables(Parts):
+        def forward(self, ids: Tensor) -> Tensor:
+            return sum(bag(ids) for bag in self.bags)  # here: tables_of_another_module
+
+    class Words(Parts):
+        def forward(self, ids: Tensor) -> Tensor:
+            made = self.tables(ids) if wrong else sum(bag(ids) for bag in self.tables)
+            return self.head(made)
+
+    sizes = (4000, 300)
+    bags = nn.ModuleList(nn.EmbeddingBag(n, 16, mode="sum", sparse=not wrong) for n in sizes)
+    model = Words(tables=Tables(bags=bags) if wrong else bags, head=nn.Linear(16, 4))
+    return model, (ids(),), {}
+
+
 @planted("new module", "Heads.more is new", "Heads.more", "aten::addmm", "cpu")
 def another_head_with_its_loss(wrong: bool) -> Step:
     """The loss of the new head is the largest part of what it costs."""
@@ -1684,7 +1738,10 @@ def batches_not_split(wrong: bool, device: str) -> None:
 
 
 @planted(
-    "layer", "layers.*.act is ReLU(), and was ReLU(inplace=True)", "Stack.layers", "aten::relu"
+    "layer",
+    "layers.*.act is ReLU(inplace=False), and was ReLU(inplace=True)",
+    "Stack.layers",
+    "aten::relu",
 )
 def renamed_and_not_in_place(wrong: bool) -> Step:
     class Layer(Parts):

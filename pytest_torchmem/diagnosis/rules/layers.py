@@ -1,7 +1,7 @@
 """Causes in what a model is built of, and what its layers are given: classes, settings, shapes."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from pytest_torchmem.diagnosis.causes import (
     Evidence,
     cause,
     largest,
+    listed,
     placed_in,
     rule,
     shown_by,
@@ -22,16 +23,17 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.profile.facts import (
     Layer,
-    Scalar,
     Sized,
     Topic,
     exchanged,
+    is_width,
     lacking,
     new_in,
     parts_of,
 )
 from pytest_torchmem.profile.module_paths import (
     are_among,
+    common_parent,
     fold,
     join_numbers,
     only_in,
@@ -43,16 +45,6 @@ from pytest_torchmem.profile.timeline import Kind, Origin, Role
 
 _LONG = 40
 """Letters of a layer beyond which another class is told by its name alone."""
-_WIDTHS = ("in_features", "out_features")
-
-
-def widths_of(layer: Layer) -> list[Scalar]:
-    """Return how many numbers a layer takes and makes: ``Conv2d(3, 32, …)``, ``in_features=3``."""
-    return [size for name, size in layer.settings.items() if _is_width(name) and type(size) is int]
-
-
-def _is_width(name: str) -> bool:
-    return name.isdecimal() or name in _WIDTHS
 
 
 def changed_values(
@@ -74,6 +66,9 @@ def differing_settings(own: Layer, other: Layer) -> str:
     if any(name.isdecimal() for name in {*differ, *(other.settings.keys() - own.settings.keys())}):
         differ |= {name for name in own.settings if name.isdecimal()}  # their places say which
     kept = {name: value for name, value in own.settings.items() if name in differ}
+    if own.kind == other.kind and own.is_of_torch:  # which says of a switch that it is not as usual
+        lost = other.settings.items() - own.settings.items()
+        kept |= {n: not on for n, on in lost if n not in own.settings and type(on) is bool}
     parts = ", ".join(parts_of(kept))
     return f"{own.name}({parts})" if own.is_of_torch else parts
 
@@ -110,7 +105,7 @@ class LayerChange(NamedTuple):
             return False
         sides = (self.layer, self.was), (self.was, self.layer)
         return any(
-            not _is_width(name) and (self.layer.is_of_torch or type(value) not in (int, float))
+            not is_width(name) and (self.layer.is_of_torch or type(value) not in (int, float))
             for own, other in sides
             for name, value in own.settings.items()
             if other.settings.get(name) != value
@@ -169,7 +164,7 @@ def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
     parents = {path for name in known for path in prefixes(name)}
     for name, (before, now) in changed_values(evidence, Topic.LAYERS, also_new=True):
         inside = [path for path in present if path.startswith(f"{name}.")]
-        moved = bool(inside) and all(known.get(path) == present[path] for path in inside)
+        moved = bool(inside) and all(path in known for path in inside)
         if not before and (moved or known.get(name.rpartition(".")[0]) == now):
             continue  # what is in it, or stood there itself, has been wrapped
         if not before:
@@ -195,7 +190,7 @@ _KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
 _PASSING = (Role.ACTIVATION, Role.GRADIENT_TEMPORARY)
 
 
-@rule("layer", "{module} is {now}, and was {before}", sure=True)
+@rule("layer", "{module} {are} {now}, and {were} {before}", sure=True)
 def another_layer(evidence: Evidence) -> Cause | None:
     """An activation, a norm, a stride or a dropout is another one."""
     return _largest(evidence, "layer", of_torch=True)
@@ -212,14 +207,32 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
     otherwise = set_otherwise(evidence) if resized else set()
     larger = _given_larger(evidence)
-    found = [
-        _of_change(evidence, name, pattern, change, larger)
-        for pattern, (before, now) in changed_values(evidence, Topic.LAYERS)
-        if not resized or pattern in otherwise  # wider layers are another cause
-        for change in changes_between(before, now)
-        if change.is_of_torch is of_torch
-    ]
-    return largest(found)
+    alike: dict[tuple[str, str], list[tuple[LayerChange, Cause]]] = {}
+    for pattern, (before, now) in changed_values(evidence, Topic.LAYERS):
+        # wider layers are another cause
+        for change in changes_between(before, now) if not resized or pattern in otherwise else ():
+            found = _of_change(evidence, name, pattern, change, larger)
+            if found is not None and change.is_of_torch is of_torch:
+                kinds = change.layer.kind, change.was.kind
+                key = change[:2] if change.is_same_class or not of_torch else kinds
+                alike.setdefault(key, []).append((change, found))
+    return largest(map(_together, alike.values()))
+
+
+def _together(found: Sequence[tuple[LayerChange, Cause]]) -> Cause:
+    """Return modules that changed alike as one cause."""
+    (change, _), best = found[0], max((one for _, one in found), key=lambda one: one.nbytes)
+    if not found[1:]:
+        return best
+    values = {**best.values, "are": "are", "were": "were"}
+    if len({other[:2] for other, _ in found}) > 1:
+        values |= {"now": change.layer.name, "before": change.was.name}
+    paths = [one.values["module"] for _, one in found]
+    around = common_parent(paths)
+    names = [path.removeprefix(f"{around}.") for path in paths]
+    values["module"] = f"{listed(names)} of {around}" if around else listed(names)
+    rows = tuple(dict.fromkeys(row for _, one in found for row in one.rows))
+    return replace(best, values=values, nbytes=total(rows), rows=rows)
 
 
 def _of_change(
@@ -231,7 +244,7 @@ def _of_change(
         return None  # what is before it makes more
     own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]
     resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
-    is_wider = widths_of(change.layer) != widths_of(change.was) or any(
+    is_wider = change.layer.widths != change.was.widths or any(
         not change.is_of_torch or _is_about(row, pattern, numbers) for row in resized
     )
     if change.is_same_class and (
@@ -244,7 +257,8 @@ def _of_change(
     if not change.now:
         return None
     module = evidence.module(pattern, numbers)
-    found = cause(name, rows, module=module, now=change.now, before=change.before or "not")
+    values = {"are": "is", "were": "was", "now": change.now, "before": change.before or "not"}
+    found = cause(name, rows, module=module, **values)
     made = None if change.is_of_torch else _wrapped_at(evidence, pattern, change.layer)
     return found and (replace(found, origin=made) if made else placed_in(evidence, pattern, found))
 

@@ -11,6 +11,7 @@ from pytest_torchmem.diagnosis.causes import (
     Evidence,
     called,
     cause,
+    listed,
     rule,
     shown_by,
     times,
@@ -154,9 +155,6 @@ def newly_gathered(evidence: Evidence) -> Cause | None:
     return None
 
 
-_MOST_NAMES = 3
-
-
 @rule("operators", "{came}{gone}{kept}", last=True)
 def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
@@ -175,8 +173,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
     alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
     gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
     gone += [one.name for one in evidence.about(Topic.IN_PLACE) if one.now < one.before]
-    instead = f" in the place of {listed(gone)}" if gone else ""
-    text = f"{listed(own)}{_makes(evidence, own)}" if gone else _calls(evidence, own, more)
+    instead = f" in the place of {short_names(gone)}" if gone else ""
+    text = f"{short_names(own)}{_makes(evidence, own)}" if gone else _calls(evidence, own, more)
     origin = root.origin if root is not None else None
     kept = kept_by(evidence, (first, *rows))
     return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
@@ -362,21 +360,19 @@ def _calls(evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted]
     new = [name for name in names if not more[name].before]
     if new:
         are = "is" if len(new) == 1 else "are"
-        return f"{listed(new)} {are} new{_of_mask(evidence, _largest(evidence, new))}"
+        return f"{short_names(new)} {are} new{_of_mask(evidence, _largest(evidence, new))}"
     counted = more[names[0]]
     change = f"{times(counted.now)}, and was {times(counted.before)}"
-    shown = listed(names[:1])
-    if listed(names) == shown:
+    shown = short_names(names[:1])
+    if short_names(names) == shown:
         return f"{shown} is called {change}"
-    return f"{listed(names)} are called more often: {shown} {change}"
+    return f"{short_names(names)} are called more often: {shown} {change}"
 
 
 def _base(name: str) -> str:
     return name.partition(".")[0]
 
 
-def listed(names: Sequence[str]) -> str:
-    shown = [*dict.fromkeys(_base(name).removeprefix("aten::") for name in names)]
-    if len(shown) > _MOST_NAMES:
-        return f"{', '.join(shown[:_MOST_NAMES])} and {len(shown) - _MOST_NAMES} more"
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+def short_names(names: Sequence[str]) -> str:
+    """Return operators in words, of many the first ones."""
+    return listed([*dict.fromkeys(_base(name).removeprefix("aten::") for name in names)])

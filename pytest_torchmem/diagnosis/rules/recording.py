@@ -22,7 +22,7 @@ from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
 from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
-from pytest_torchmem.diagnosis.rules.operators import listed
+from pytest_torchmem.diagnosis.rules.operators import short_names
 from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Phase, Role
@@ -161,7 +161,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     )
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
     first = shown_by(made) if made else None
-    operators = listed(sorted(lost, key=lambda name: lost[name].now - lost[name].before))
+    operators = short_names(sorted(lost, key=lambda name: lost[name].now - lost[name].before))
     return cause("recorded", rows, first, origin, operators=operators, why=why)
 
 

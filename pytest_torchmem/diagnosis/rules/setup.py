@@ -39,7 +39,7 @@ from pytest_torchmem.profile.facts import (
     new_in,
     parts_of,
 )
-from pytest_torchmem.profile.module_paths import ALL, fold, prefixes, read_numbers
+from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
 from pytest_torchmem.profile.timeline import Role
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
@@ -272,9 +272,19 @@ def cache_emptied_less(evidence: Evidence) -> Cause | None:
 
 
 def thawed(evidence: Evidence) -> list[FactChange]:
-    """Return what was frozen and is no more."""
-    now = evidence.present(Topic.FROZEN)
-    return [change for change in evidence.about(Topic.FROZEN) if change.name not in now]
+    """Return what was frozen and is no more, neither by itself nor in what is in its place."""
+    now, layers = evidence.present(Topic.FROZEN), evidence.present(Topic.LAYERS)
+    known = evidence.then(Topic.LAYERS)
+    return [
+        change
+        for change in evidence.about(Topic.FROZEN)
+        if change.name not in now
+        # what was wrapped, as by an adapter, is in its place
+        and not any(
+            name.startswith(f"{change.name}.") and layers[name] == known.get(change.name)
+            for name in now.keys() & layers.keys()
+        )
+    ]
 
 
 @rule("inputs", "the input changed, {change}", sure=True)
@@ -395,7 +405,7 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
     }
     if not lost:
         return None
-    place = _around(lost)
+    place = common_parent(lost)  # of a function, a checkpoint shows what it calls
     rows = evidence.of_module(place)
     if 2 * total(row for row in rows if row.what.role == Role.RECOMPUTED) > total(rows):
         return None  # by a checkpoint that spans more
@@ -433,7 +443,7 @@ def _why_not_checkpointed(evidence: Evidence, place: str) -> str:
     inside = [name for name in modes if within(place, name) and name != place]
     kept = [name for name in inside if _is_in("recomputed", modes[name])]
     if kept:
-        return f": of it only {evidence.short(_around(kept))} is"
+        return f": of it only {evidence.short(common_parent(kept))} is"
     for change in evidence.about(Topic.MODES):
         is_new = _is_in("eval", change.now) and not _is_in("eval", change.before)
         if is_new and (within(change.name, place) or within(place, change.name)):
@@ -453,15 +463,6 @@ def _is_in_checkpoint(evidence: Evidence, name: str) -> bool:
     modes = evidence.present(Topic.MODES)
     around = prefixes(name)[:-1]
     return any(_is_in("recomputed", modes[path]) for path in around if path in modes)
-
-
-def _around(modules: Iterable[str]) -> str:
-    """Return the module that all are in: of a function, a checkpoint shows what it calls."""
-    first, *others = (one.split(".") for one in modules)
-    for other in others:
-        same = [a == b for a, b in zip(first, other, strict=False)]
-        first = first[: same.index(False)] if False in same else first[: len(same)]
-    return ".".join(first)
 
 
 @rule("tied", "{parameter} is no longer tied to {other}", sure=True)
