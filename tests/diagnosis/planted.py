@@ -61,10 +61,11 @@ class Planted:
 PLANTED: list[Planted] = []
 
 
-def planted(
-    rule: str, words: str, module: str, operator: str, device: str = "", imports: str = "torch"
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register what builds a step, or is a program that is traced whole: it takes the device."""
+def planted(rule, words, module="", operator="aten::", device="cpu", imports="torch"):
+    """Register what builds a step, or is a program that is traced whole: it takes the device.
+
+    Without a device it is planted on both.
+    """
 
     def register(build: Callable[..., Any]) -> Callable[..., Any]:
         def built(wrong: bool) -> Step:
@@ -118,9 +119,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(
-        self, depth: int = 4, tied: bool = True, recompute: Any = (), wrong: Any = None
-    ) -> None:
+    def __init__(self, depth=4, tied=True, recompute: Any = (), wrong: Any = None) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(Block(**(wrong or {})) for _ in range(depth))
@@ -165,32 +164,22 @@ def mask_given(wrong: bool) -> Step:
     return Causal(), (x,), {}
 
 
-@planted(
-    "copy", "makes float32[4, 64, 128] of the bfloat16", "Decoder.blocks.*", "aten::_to_copy", "cpu"
-)
+@planted("copy", "makes float32[4, 64, 128] of the bfloat16", "Decoder.blocks.*", "aten::_to_copy")
 def widened(wrong: bool) -> Step:
     return Decoder(wrong={"float": True} if wrong else None).bfloat16(), (ids(),), {}
 
 
-@planted(
-    "checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*", "aten::", "cpu"
-)
+@planted("checkpoint", "Decoder.blocks.* is no longer checkpointed", "Decoder.blocks.*")
 def no_checkpoints(wrong: bool) -> Step:
     return Decoder(recompute=() if wrong else (0, 1, 2, 3)), (ids(),), {}
 
 
-@planted(
-    "tied",
-    "Decoder.head.weight is no longer tied to Decoder.embed",
-    "Decoder.head",
-    "aten::mm",
-    "cpu",
-)
+@planted("tied", "head.weight is no longer tied to Decoder.embed", "Decoder.head", "aten::mm")
 def untied_weights(wrong: bool) -> Step:
     return Decoder(depth=1, tied=not wrong), (ids(1, 8),), {"optimizer": torch.optim.AdamW}
 
 
-@planted("optimizer", "the optimizer is AdamW (", "", "aten::", "cpu")
+@planted("optimizer", "the optimizer is AdamW (")
 def another_optimizer(wrong: bool) -> Step:
     optimizer = torch.optim.AdamW if wrong else torch.optim.SGD
     return Decoder(), (ids(1, 8),), {"optimizer": optimizer}
@@ -200,7 +189,7 @@ def images(batch: int = 4) -> Tensor:
     return torch.zeros(batch, 3, 16, 16)
 
 
-@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu", "cpu")
+@planted("in place", "relu is no longer in place (1 of 1 calls)", "Stem", "aten::relu")
 def not_in_place(wrong: bool) -> Step:
     class Stem(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -211,7 +200,7 @@ def not_in_place(wrong: bool) -> Step:
     return Stem(up=nn.Linear(32, 1024)), (torch.zeros(256, 32),), {}
 
 
-@planted("broadcast", "broadcasting", "", "aten::mse_loss", "cpu")
+@planted("broadcast", "broadcasting", "", "aten::mse_loss")
 def product_of_vectors(wrong: bool) -> Step:
     def loss(output: Tensor) -> Tensor:
         target = torch.zeros(256, device=output.device)
@@ -221,20 +210,18 @@ def product_of_vectors(wrong: bool) -> Step:
     return nn.Linear(8, 4), (torch.zeros(256, 8),), {"loss_fn": loss}
 
 
-@planted("settings", "attention eager, and had attention sdpa", "Configured", "aten::", "cpu")
+@planted("settings", "attention eager, and had attention sdpa", "Configured")
 def another_attention(wrong: bool) -> Step:
     class Configured(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.block(x)
 
-    model = Configured(
-        config=SimpleNamespace(_attn_implementation="eager" if wrong else "sdpa"),
-        block=Block(**({"eager": True} if wrong else {})),
-    )
+    settings = SimpleNamespace(_attn_implementation="eager" if wrong else "sdpa")
+    model = Configured(config=settings, block=Block(**({"eager": True} if wrong else {})))
     return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {}
 
 
-@planted("gradients kept", "gradients of an earlier backward are alive in", "", "aten::", "cpu")
+@planted("gradients kept", "gradients of an earlier backward are alive in")
 def gradients_not_set_to_none(wrong: bool, device: str) -> None:
     model = nn.Linear(256, 256).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -245,7 +232,7 @@ def gradients_not_set_to_none(wrong: bool, device: str) -> None:
         optimizer.step()
 
 
-@planted("graph kept", "backward(retain_graph=True) at ", "Sequential", "aten::", "cpu")
+@planted("graph kept", "backward(retain_graph=True) at ", "Sequential")
 def graphs_of_several_steps(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
     total = torch.zeros((), device=device)
@@ -255,7 +242,7 @@ def graphs_of_several_steps(wrong: bool, device: str) -> None:
         total = total + (loss if wrong else loss.detach())
 
 
-@planted("autocast", "Decoder runs without autocast", "Decoder", "aten::", "cpu")
+@planted("autocast", "Decoder runs without autocast", "Decoder")
 def outside_of_autocast(wrong: bool, device: str) -> None:
     model = Decoder().to(device)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=not wrong):
@@ -263,7 +250,7 @@ def outside_of_autocast(wrong: bool, device: str) -> None:
     loss.backward()
 
 
-@planted("autocast uncached", "the parameters of Sequential anew", "Sequential", "aten::_to_copy")
+@planted("autocast uncached", "parameters of Sequential anew", "Sequential", "aten::_to_copy", "")
 def casts_are_not_kept(wrong: bool, device: str) -> None:
     layer = nn.Linear(256, 256)
     model = nn.Sequential(*[layer] * 4).to(device)
@@ -272,7 +259,7 @@ def casts_are_not_kept(wrong: bool, device: str) -> None:
     loss.backward()
 
 
-@planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat", "cpu")
+@planted("cache", "a cache of keys and values is kept", "Cached.layers.*", "aten::cat")
 def cache_in_training(wrong: bool) -> Step:
     class Layer(Parts):
         def forward(self, x: Tensor, cache: list[Tensor] | None) -> Tensor:
@@ -297,12 +284,14 @@ def cache_in_training(wrong: bool) -> Step:
     return model, (torch.zeros(BATCH, LENGTH, WIDTH),), {"loss_fn": loss}
 
 
-@planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4", "aten::", "cpu")
+@planted("new module", "Decoder.blocks.4 is new", "Decoder.blocks.4")
 def another_block(wrong: bool) -> Step:
     return Decoder(depth=5 if wrong else 4), (ids(),), {}
 
 
-@planted("new module", "*.scale is new, and saves the output of aten::addmm", ".scale", "aten::mul")
+@planted(
+    "new module", "*.scale is new, and saves the output of aten::addmm", ".scale", "aten::mul", ""
+)
 def a_scale_of_what_is_freed(wrong: bool) -> Step:
     """What it makes is gone at the peak, and what it is given was, too."""
 
@@ -336,17 +325,13 @@ class Experts(nn.Module):
         return (made[0].sum(), made) if keep_all else made[-1].sum()
 
 
-@planted(
-    "arguments", "is called with keep_all=True, and was with keep_all=False", "", "aten::", "cpu"
-)
+@planted("arguments", "is called with keep_all=True, and was with keep_all=False")
 def switched_by_an_argument(wrong: bool, device: str) -> None:
     made = Experts(4).to(device)(torch.zeros(128, WIDTH, device=device), keep_all=wrong)
     (made[0] if wrong else made).backward()
 
 
-@planted(
-    "configuration", "Configured has n_kept=6, and had n_kept=2", "Configured", "aten::", "cpu"
-)
+@planted("configuration", "Configured has n_kept=6, and had n_kept=2", "Configured")
 def configured_otherwise(wrong: bool) -> Step:
     class Configured(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -354,15 +339,12 @@ def configured_otherwise(wrong: bool) -> Step:
                 x = self.linear(x).sin()  # here: configured_otherwise
             return x
 
-    model = Configured(
-        config=SimpleNamespace(n_kept=6 if wrong else 2), linear=nn.Linear(WIDTH, WIDTH)
-    )
+    settings = SimpleNamespace(n_kept=6 if wrong else 2)
+    model = Configured(config=settings, linear=nn.Linear(WIDTH, WIDTH))
     return model, (torch.zeros(256, WIDTH),), {}
 
 
-@planted(
-    "copy", "writes out as float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat", "cuda"
-)
+@planted("copy", "float32[64, 32, 32] the 4.00 KiB of", "Query", "aten::repeat", "cuda")
 def repeated(wrong: bool) -> Step:
     class Query(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -374,7 +356,7 @@ def repeated(wrong: bool) -> Step:
     return model, (torch.zeros(64, 32, 32),), {}
 
 
-@planted("backwards", "backward runs once, and was run 3 times", "", "")
+@planted("backwards", "backward runs once, and was run 3 times", "", "", "")
 def losses_added_up(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)).to(device)
     total = torch.zeros((), device=device)
@@ -388,7 +370,7 @@ def losses_added_up(wrong: bool, device: str) -> None:
         total.backward()  # call: losses_added_up
 
 
-@planted("gradients recorded", "runs with gradients, and ran under no_grad", "Sequential", "")
+@planted("gradients recorded", "runs with gradients, and ran under no_grad", "Sequential", "", "")
 def evaluation_with_gradients(wrong: bool, device: str) -> None:
     layers = ((nn.Linear(32, 256), nn.Tanh(), nn.Linear(256, 32)) for _ in range(4))
     model = nn.Sequential(*chain(*layers)).to(device)
@@ -397,9 +379,7 @@ def evaluation_with_gradients(wrong: bool, device: str) -> None:
             model(torch.zeros(batch, 32, device=device))  # here: evaluation_with_gradients
 
 
-@planted(
-    "held between", "of gradients between two steps: the variable flat of gradients_in", "", "cat"
-)
+@planted("held between", "between two steps: the variable flat of gradients_in", "", "cat", "")
 def gradients_in_one_tensor(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     model(torch.zeros(8, 256, device=device)).sum().backward()
@@ -409,26 +389,20 @@ def gradients_in_one_tensor(wrong: bool, device: str) -> None:
         flat.norm()
 
 
-@planted(
-    "layer",
-    "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))",
-    "",
-    "aten::",
-    "cpu",
-)
+@planted("layer", "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))")
 def another_stride(wrong: bool) -> Step:
     stem = nn.Conv2d(3, 16, 3, padding=1, stride=1 if wrong else 2)
     return nn.Sequential(stem, nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1)), (images(),), {}
 
 
-@planted("layer gone", "MaxPool2d(kernel_size=2, stride=2", "Sequential", "aten::", "cpu")
+@planted("layer gone", "MaxPool2d(kernel_size=2, stride=2", "Sequential")
 def pooling_left_out(wrong: bool) -> Step:
     pooling = [] if wrong else [nn.MaxPool2d(2)]
     layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), *pooling, nn.Conv2d(16, 16, 3)]
     return nn.Sequential(*layers), (images(),), {}
 
 
-@planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like", "cpu")
+@planted("optimizer", "Adam (loop) is another optimizer beside SGD", "", "aten::zeros_like")
 def a_second_optimizer(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(model.parameters(), 0.1)]
@@ -439,9 +413,7 @@ def a_second_optimizer(wrong: bool, device: str) -> None:
         optimizer.step()  # here: a_second_optimizer
 
 
-@planted(
-    "reached", "the backward goes through Generator now, and did not", "Generator", "aten::", "cuda"
-)
+@planted("reached", "goes through Generator now, and did not", "Generator", "aten::", "cuda")
 def not_detached(wrong: bool, device: str) -> None:
     class Generator(nn.Linear):
         pass
@@ -451,7 +423,7 @@ def not_detached(wrong: bool, device: str) -> None:
     critic(fake if wrong else fake.detach()).sum().backward()
 
 
-@planted("autocast cache", "autocast keeps bfloat16 copies of", "Sequential", "aten::_to_copy")
+@planted("autocast cache", "autocast keeps bfloat16 copies of", "Sequential", "aten::_to_copy", "")
 def backward_within_autocast(wrong: bool, device: str) -> None:
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
     x = torch.zeros(8, 256, device=device)
@@ -481,7 +453,7 @@ def tables_of_their_own(wrong: bool) -> Step:
     return nn.Sequential(*layers), (torch.zeros(8, 64),), {}
 
 
-@planted("float64", "float64 comes from torch.tensor (aten::lift_fresh)", "", "aten::", "cpu")
+@planted("float64", "float64 comes from torch.tensor (aten::lift_fresh)")
 def constant_of_numpy(wrong: bool, device: str) -> None:
     values = [0.5] * 256
     dtype = torch.float64 if wrong else torch.float32
@@ -538,7 +510,7 @@ def no_longer_offloaded(wrong: bool, device: str) -> None:
     made.sum().backward()
 
 
-@planted("new module", "Levels.attend.{0-1} is new", "Levels.attend", "aten::", "cpu")
+@planted("new module", "Levels.attend.{0-1} is new", "Levels.attend")
 def attention_at_more_levels(wrong: bool) -> Step:
     class Attend(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -554,19 +526,11 @@ def attention_at_more_levels(wrong: bool) -> Step:
             return x.sum()
 
     levels = range(3) if wrong else range(2, 3)
-    model = Levels(
-        attend=nn.ModuleDict({str(level): Attend(project=nn.Linear(16, 48)) for level in levels})
-    )
-    return model, (torch.zeros(2, 256, 16),), {}
+    attend = {str(level): Attend(project=nn.Linear(16, 48)) for level in levels}
+    return Levels(attend=nn.ModuleDict(attend)), (torch.zeros(2, 256, 16),), {}
 
 
-@planted(
-    "loss",
-    "F.cross_entropy (aten::_log_softmax) is called twice, and was once",
-    "",
-    "aten::",
-    "cpu",
-)
+@planted("loss", "F.cross_entropy (aten::_log_softmax) is called twice, and was once")
 def another_loss(wrong: bool, device: str) -> None:
     model, targets = nn.Linear(16, 400).to(device), torch.zeros(64, dtype=torch.long)
     made, targets = model(torch.zeros(64, 16, device=device)), targets.to(device)
@@ -576,7 +540,7 @@ def another_loss(wrong: bool, device: str) -> None:
     loss.backward()
 
 
-@planted("per sample", "gradients are taken of each sample: torch.vmap at", "", "aten::", "cpu")
+@planted("per sample", "gradients are taken of each sample: torch.vmap at")
 def gradients_of_each_sample(wrong: bool, device: str) -> None:
     weight, x = torch.zeros(32, 64, device=device), torch.zeros(16, 32, device=device)
 
@@ -594,7 +558,6 @@ def gradients_of_each_sample(wrong: bool, device: str) -> None:
     "add, mul and silu are called more often: add twice, and was once",
     "Mixed",
     "aten::add",
-    "cpu",
 )
 def gated_twice(wrong: bool) -> Step:
     """Several operators run again, in a module that is called as often as it was."""
@@ -620,7 +583,7 @@ def as_many_classes_as_channels(wrong: bool) -> Step:
     return Head(head=nn.Conv2d(16, 16 if wrong else 2, 1)), (torch.zeros(4, 16, 64, 64),), {}
 
 
-@planted("reentrant", "is checkpointed with use_reentrant=True, and was", "Sequential", "", "cpu")
+@planted("reentrant", "is checkpointed with use_reentrant=True, and was", "Sequential", "")
 def another_kind_of_checkpoint(wrong: bool, device: str) -> None:
     stage = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)).to(device)
     x = torch.zeros(512, 64, device=device, requires_grad=True)
@@ -629,7 +592,7 @@ def another_kind_of_checkpoint(wrong: bool, device: str) -> None:
     x.sum().backward()
 
 
-@planted("size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries", "aten::", "cpu")
+@planted("size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries")
 def more_queries(wrong: bool) -> Step:
     """A small parameter that no layer is given, and that everything is computed of."""
 
@@ -638,15 +601,12 @@ def more_queries(wrong: bool) -> Step:
             made = self.queries.weight[None] + x[:, None]
             return torch.exp(made.repeat(1, 1, 8)).sin().sum()  # here: more_queries
 
-    model = Queries(
-        queries=nn.Embedding(96 if wrong else 8, 32),
-        up=nn.Linear(32, 256),
-        table=torch.zeros(1 << 20),
-    )
+    queries, table = nn.Embedding(96 if wrong else 8, 32), torch.zeros(1 << 20)
+    model = Queries(queries=queries, up=nn.Linear(32, 256), table=table)
     return model, (torch.zeros(64, 32),), {}
 
 
-@planted("held", ": the list rollout of kept_until_an_update", "Linear", "aten::")
+@planted("held", ": the list rollout of kept_until_an_update", "Linear", "aten::", "")
 def kept_until_an_update(wrong: bool, device: str) -> None:
     """Nothing is made any more at the moment that grew, and the program has its variables."""
     model, hidden = nn.Linear(WIDTH, WIDTH).to(device), torch.zeros(512, WIDTH, device=device)
@@ -713,13 +673,13 @@ class Waves(nn.Module):
         return (x.sin().cos() + x.tanh()).exp().sum()  # here: no_longer_compiled
 
 
-@planted("compiled", " compiles nothing more", "Waves", "aten::", "cpu")
+@planted("compiled", " compiles nothing more", "Waves")
 def no_longer_compiled(wrong: bool, device: str) -> None:
     model = Waves() if wrong else torch.compile(Waves(), backend="aot_eager")
     model(torch.zeros(64, 64, device=device, requires_grad=True)).backward()
 
 
-@planted("compiled", "torch.compile is new at tests/diagnosis/planted.py:", "", "aten::", "cpu")
+@planted("compiled", "torch.compile is new at tests/diagnosis/planted.py:")
 def newly_compiled(wrong: bool, device: str) -> None:
     class Powers(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -730,7 +690,7 @@ def newly_compiled(wrong: bool, device: str) -> None:
         model(torch.zeros(64, 64, device=device))
 
 
-@planted("compiled", ", and made 1: a graph breaks at tests/", "", "aten::", "cpu")
+@planted("compiled", ", and made 1: a graph breaks at tests/")
 def graph_broken_off(wrong: bool, device: str) -> None:
     """Modules are called where a graph breaks, whose calls are not to be seen in one graph."""
 
@@ -746,7 +706,7 @@ def graph_broken_off(wrong: bool, device: str) -> None:
     compiled(torch.zeros(512, 64, device=device)).sum().backward()
 
 
-@planted("given", "and was given packed [", "Tagger.lstm", "", "cpu")
+@planted("given", "and was given packed [", "Tagger.lstm", "")
 def no_longer_packed(wrong: bool) -> Step:
     class Tagger(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -759,7 +719,7 @@ def no_longer_packed(wrong: bool) -> Step:
     return model, (torch.zeros(16, LENGTH, WIDTH),), {}
 
 
-@planted("earlier steps", "still alive: Trainer.last.logits", "Linear", "aten::", "cpu")
+@planted("earlier steps", "still alive: Trainer.last.logits", "Linear")
 def output_kept_by_a_trainer(wrong: bool, device: str) -> None:
     @dataclass
     class Output:
@@ -779,7 +739,7 @@ def output_kept_by_a_trainer(wrong: bool, device: str) -> None:
     model(torch.zeros(512, WIDTH, device=device)).square().sum().backward()
 
 
-@planted("attribute", "Stages.stages.{1-2} has again=False, and had", "Stages.stages", "aten::")
+@planted("attribute", "Stages.stages.{1-2} has again=False, and had", "Stages.stages", "aten::", "")
 def switched_in_some_stages(wrong: bool) -> Step:
     class Stage(nn.Module):
         def __init__(self, width: int, again: bool) -> None:
@@ -798,16 +758,11 @@ def switched_in_some_stages(wrong: bool) -> Step:
                 x = stage(x)
             return x
 
-    widths = (32, 64, 128)
-    model = Stages(
-        stages=nn.ModuleList(
-            Stage(width, not (wrong and index)) for index, width in enumerate(widths)
-        )
-    )
-    return model, (torch.zeros(256, WIDTH),), {}
+    stages = (Stage(width, not (wrong and index)) for index, width in enumerate((32, 64, 128)))
+    return Stages(stages=nn.ModuleList(stages)), (torch.zeros(256, WIDTH),), {}
 
 
-@planted("lives longer", "the dict model.masks of masks_of_every", "Masked", "aten::triu", "cpu")
+@planted("lives longer", "the dict model.masks of masks_of_every", "Masked", "aten::triu")
 @torch.no_grad()
 def masks_of_every_length(wrong: bool, device: str) -> None:
     class Masked(Parts):
@@ -832,7 +787,7 @@ def logits_on_the_host(wrong: bool, device: str) -> None:
         results.append((logits if wrong else logits[0]).cpu())  # here: logits_on_the_host
 
 
-@planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)")
+@planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)", "")
 def convolution_by_hand(wrong: bool) -> Step:
     """Most of it is made in the backward, by operators that nobody has called."""
 
@@ -847,7 +802,7 @@ def convolution_by_hand(wrong: bool) -> Step:
     return model, (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
 
 
-@planted("inputs", "input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops", "aten::", "cpu")
+@planted("inputs", "input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops")
 def more_crops(wrong: bool) -> Step:
     class Crops(Parts):
         def forward(self, crops: list[Tensor]) -> Tensor:
@@ -856,7 +811,7 @@ def more_crops(wrong: bool) -> Step:
     return Crops(stem=nn.Conv2d(3, 16, 3)), ([images() for _ in range(3 if wrong else 1)],), {}
 
 
-@planted("type", "float32 from aten::mul.Tensor on", "Scaled.*", "aten::mul", "cpu")
+@planted("type", "float32 from aten::mul.Tensor on", "Scaled.*", "aten::mul")
 def not_cast_back(wrong: bool) -> Step:
     """What was float32 before, too, is no news, though more is cast than was."""
 
@@ -878,7 +833,7 @@ def not_cast_back(wrong: bool) -> Step:
     return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
-@planted("type", "bfloat16 became float32 from self.gain.float", "Gained", "self.gain.float", "cpu")
+@planted("type", "bfloat16 became float32 from self.gain.float", "Gained", "self.gain.float")
 @torch.no_grad()
 def weight_of_another_type(wrong: bool, device: str) -> None:
     class Gained(Parts):
@@ -890,9 +845,7 @@ def weight_of_another_type(wrong: bool, device: str) -> None:
     model(torch.zeros(1024, WIDTH, dtype=torch.bfloat16, device=device))
 
 
-@planted(
-    "larger", "aten::cat makes float32[2048, 256], and made 16.00 KiB at most", "", "cat", "cuda"
-)
+@planted("larger", "makes float32[2048, 256], and made 16.00 KiB at most", "", "cat", "cuda")
 @torch.no_grad()
 def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
     layer = nn.Linear(8, 256).to(device)
@@ -915,9 +868,7 @@ def converted_earlier(wrong: bool, device: str) -> None:
         nn.Linear(1024, 8).to(device)(batch if wrong else batch.float() / 255).sum().backward()
 
 
-@planted(
-    "given", "layers.1 is given [512, 64] of aten::cat, and was given [512, 32]", "Dense", "cat"
-)
+@planted("given", "1 is given [512, 64] of aten::cat, and was given [512, 32]", "Dense", "cat", "")
 def joined_instead_of_added(wrong: bool) -> Step:
     class Dense(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -931,7 +882,7 @@ def joined_instead_of_added(wrong: bool) -> Step:
     return Dense(layers=layers), (torch.zeros(512, WIDTH),), {}
 
 
-@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat", "cpu")
+@planted("arguments", "Turns is called with past=Past", "Turns", "aten::cat")
 @torch.no_grad()
 def turns_are_joined(wrong: bool, device: str) -> None:
     """An argument that is an object of the program's."""
@@ -951,7 +902,7 @@ def turns_are_joined(wrong: bool, device: str) -> None:
         past = made if wrong else None
 
 
-@planted("memory format", "Images is contiguous, and was channels last", "Images", "", "cpu")
+@planted("memory format", "Images is contiguous, and was channels last", "Images", "")
 def no_longer_channels_last(wrong: bool) -> Step:
     class Images(nn.Sequential):
         pass
@@ -961,7 +912,7 @@ def no_longer_channels_last(wrong: bool) -> Step:
     return model if wrong else model.to(memory_format=torch.channels_last), (last,), {}
 
 
-@planted("twice", "the parameters of Wide are there twice, and were once", "Wide", "", "cpu")
+@planted("twice", "the parameters of Wide are there twice, and were once", "Wide", "")
 def copied_for_an_evaluation(wrong: bool, device: str) -> None:
     class Wide(nn.Linear):
         pass
@@ -973,13 +924,7 @@ def copied_for_an_evaluation(wrong: bool, device: str) -> None:
         own(x)
 
 
-@planted(
-    "gradients kept",
-    "alive in the forward: the list seen of gradients_of_outputs",
-    "",
-    "aten::",
-    "cpu",
-)
+@planted("gradients kept", "alive in the forward: the list seen of gradients_of_outputs")
 def gradients_of_outputs_kept(wrong: bool, device: str) -> None:
     model, seen = nn.Sequential(nn.Linear(64, 256), nn.Tanh()).to(device), []
     for _ in range(3):
@@ -990,7 +935,7 @@ def gradients_of_outputs_kept(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
-@planted("called", "Messages.edge is called twice, and was once", "Messages", "aten::cat")
+@planted("called", "Messages.edge is called twice, and was once", "Messages", "aten::cat", "")
 def layer_called_twice(wrong: bool) -> Step:
     class Messages(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1003,7 +948,7 @@ def layer_called_twice(wrong: bool) -> Step:
     return Messages(edge=nn.Linear(2 * WIDTH, WIDTH)), (torch.zeros(BATCH, 4096, WIDTH),), {}
 
 
-@planted("called", "Wide is called 5 times, and was twice", "Wide", "weight", "cpu")
+@planted("called", "Wide is called 5 times, and was twice", "Wide", "weight")
 def more_models(wrong: bool, device: str) -> None:
     class Wide(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1034,14 +979,16 @@ class Strided(nn.Module):
 
 
 @planted(
-    "layer", "stem is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "Strided.stem", ""
+    "layer", "stem is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "Strided.stem", "", ""
 )
 def stride_moved(wrong: bool) -> Step:
     """Of two layers that changed, the one that is given as much as before is to blame."""
     return Strided(1 if wrong else 2, 2 if wrong else 1), (images(),), {}
 
 
-@planted("layer", "0.conv is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2", "Staged.*.conv", "")
+@planted(
+    "layer", "0.conv is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2", "Staged.*.conv", "", ""
+)
 def stride_of_the_first_of_several(wrong: bool) -> Step:
     """Layers of one pattern, of which the later ones are given more."""
 
@@ -1060,7 +1007,7 @@ def stride_of_the_first_of_several(wrong: bool) -> Step:
     return Staged(*stages), (torch.zeros(4, 8, 32, 32, requires_grad=True),), {}
 
 
-@planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last", "aten::", "cpu")
+@planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last")
 def last_layer_is_trained(wrong: bool) -> Step:
     """What grows is what another layer has made: the one that is trained keeps what it is given."""
 
@@ -1079,7 +1026,7 @@ def last_layer_is_trained(wrong: bool) -> Step:
     return Tuned(), (torch.zeros(256, 16),), {}
 
 
-@planted("layer", "Adapted.layer is Adapter, and was Linear(", "Adapted.layer.adapter", "aten::")
+@planted("layer", "Adapted.layer is Adapter, and was Linear", "Adapted.layer.adapter", "aten::", "")
 def adapter_around_a_frozen_layer(wrong: bool) -> Step:
     """The layer is as frozen as it was, and stands in what has an adapter of its own."""
 
@@ -1108,9 +1055,7 @@ class Adapter(Parts):
         return self.base(x) + self.up(self.down(x))  # here: adapters_of_two_shapes
 
 
-@planted(
-    "layer", "down and up of Sequential.* are Adapter, and were Linear", ".up", "aten::add", "cpu"
-)
+@planted("layer", "down and up of Sequential.* are Adapter, and were Linear", ".up", "aten::add")
 def adapters_of_two_shapes(wrong: bool) -> Step:
     """What was frozen is frozen still, within what is in its place."""
 
@@ -1135,7 +1080,6 @@ def adapters_of_two_shapes(wrong: bool) -> Step:
     "Words.tables.bags.* is EmbeddingBag(sparse=False), and was EmbeddingBag(sparse=True)",
     "Words.tables.bags",
     "aten::_embedding_bag",
-    "cpu",
 )
 def tables_of_another_module(wrong: bool) -> Step:
     """It is new, and is told by what of it is otherwise."""
@@ -1155,7 +1099,7 @@ def tables_of_another_module(wrong: bool) -> Step:
     return model, (ids(),), {}
 
 
-@planted("new module", "Heads.more is new", "Heads.more", "aten::addmm", "cpu")
+@planted("new module", "Heads.more is new", "Heads.more", "aten::addmm")
 def another_head_with_its_loss(wrong: bool) -> Step:
     """The loss of the new head is the largest part of what it costs."""
 
@@ -1172,13 +1116,12 @@ def another_head_with_its_loss(wrong: bool) -> Step:
         losses = [F.cross_entropy(one, labels) for one in made]
         return torch.stack(losses).sum()
 
-    model = Heads(
-        stem=nn.Linear(16, 8), head=nn.Linear(8, 500), more=nn.Linear(8, 500) if wrong else None
-    )
+    more = nn.Linear(8, 500) if wrong else None
+    model = Heads(stem=nn.Linear(16, 8), head=nn.Linear(8, 500), more=more)
     return model, (torch.zeros(256, 16),), {"loss_fn": loss}
 
 
-@planted("new gradient", "a gradient float32[512, 256] is new: what aten::addmm is", "", "addmm")
+@planted("new gradient", "gradient float32[512, 256] is new: what aten::addmm is", "", "addmm", "")
 def input_requires_gradients(wrong: bool, device: str) -> None:
     """In a program that never sets gradients to none, and kept those of its parameters before."""
     model = nn.Linear(256, 8).to(device)
@@ -1187,7 +1130,7 @@ def input_requires_gradients(wrong: bool, device: str) -> None:
         model(x).mean().backward()  # here: input_requires_gradients
 
 
-@planted("larger", "[32, 4, 16] of z.repeat_interleave (aten::clone), which is new", "", "clone")
+@planted("larger", "32, 4, 16] of z.repeat_interleave (aten::clone), which is new", "", "clone", "")
 def repeated_before_a_product(wrong: bool) -> Step:
     """What is new makes little, and the product of it much."""
 
@@ -1199,7 +1142,7 @@ def repeated_before_a_product(wrong: bool) -> Step:
     return nn.Linear(16, 16), (torch.zeros(32, 16),), {"loss_fn": loss}
 
 
-@planted("earlier steps", "of an earlier step are still alive: the graph of", "", "aten::", "cpu")
+@planted("earlier steps", "of an earlier step are still alive: the graph of")
 def queue_with_its_graph(wrong: bool, device: str) -> None:
     """The backward goes through the graph of the step before, which takes more than it keeps."""
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)
@@ -1210,7 +1153,7 @@ def queue_with_its_graph(wrong: bool, device: str) -> None:
         queue = torch.cat([made if wrong else made.detach(), queue.detach()])[:128]
 
 
-@planted("left", "a reference cycle of the traceback of ValueError", "Wide", "", "cpu")
+@planted("left", "a reference cycle of the traceback of ValueError", "Wide", "")
 def error_that_is_kept(wrong: bool, device: str) -> None:
     """What keeps the error is a variable of a function that the error's traceback keeps."""
 
@@ -1226,7 +1169,9 @@ def error_that_is_kept(wrong: bool, device: str) -> None:
             errors.append(error if wrong else str(error))
 
 
-@planted("given", "experts.*.0 is given [256, 16], and was given [64, 16]", "Mixed.experts.*.1", "")
+@planted(
+    "given", "experts.*.0 is given [256, 16], and was given [64, 16]", "Mixed.experts.*.1", "", ""
+)
 def every_expert_gets_all(wrong: bool) -> Step:
     """What is given is an input, and something of its shape is made by another layer's output."""
 
@@ -1241,7 +1186,7 @@ def every_expert_gets_all(wrong: bool) -> Step:
     return model, (torch.zeros(256, 16),), {}
 
 
-@planted("recorded", "autograd records amax, clamp", "Matched", "aten::", "cpu")
+@planted("recorded", "autograd records amax, clamp", "Matched")
 def boxes_matched_with_a_graph(wrong: bool) -> Step:
     class Matched(Parts):
         def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
@@ -1254,7 +1199,9 @@ def boxes_matched_with_a_graph(wrong: bool) -> Step:
     return Matched(layer=nn.Linear(8, 4)), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
 
 
-@planted("reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "aten::relu")
+@planted(
+    "reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "aten::relu", ""
+)
 def target_with_its_graph(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
     model = model.to(device)
@@ -1266,7 +1213,7 @@ def target_with_its_graph(wrong: bool, device: str) -> None:
     loss(*torch.zeros(2, 256, 32, device=device)).backward()
 
 
-@planted("larger", "aten::new_zeros makes float32[4, 512, 32]", "Cached", "new_zeros", "cpu")
+@planted("larger", "aten::new_zeros makes float32[4, 512, 32]", "Cached", "new_zeros")
 def longer_cache(wrong: bool, device: str) -> None:
     class Cached(nn.Module):
         def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
@@ -1280,7 +1227,7 @@ def longer_cache(wrong: bool, device: str) -> None:
         layer(torch.zeros(4, 8, 32, device=device), cache)
 
 
-@planted("earlier steps", "are still alive: Average.copy.0.0.weight", "", "aten::", "cpu")
+@planted("earlier steps", "are still alive: Average.copy.0.0.weight")
 def made_into_an_object(wrong: bool, device: str) -> None:
     class Average:
         def __init__(self, device: str) -> None:
@@ -1304,22 +1251,19 @@ def weights_merged_in_the_forward(wrong: bool) -> Step:
             weight = self.base.weight + merged
             return F.linear(x, weight, self.base.bias)
 
-    model = Adapted(
-        base=nn.Linear(128, 64).requires_grad_(False),
-        down=nn.Parameter(torch.zeros(2, 128)),
-        up=nn.Parameter(torch.zeros(64, 2)),
-    )
+    down, up = nn.Parameter(torch.zeros(2, 128)), nn.Parameter(torch.zeros(64, 2))
+    model = Adapted(base=nn.Linear(128, 64).requires_grad_(False), down=down, up=up)
     return model, (torch.zeros(4, 128, requires_grad=True),), {}
 
 
-@planted("layer", ".1 is Linear(out_features=256), and was", "Sequential.1", "addmm", "cpu")
+@planted("layer", ".1 is Linear(out_features=256), and was", "Sequential.1", "addmm")
 def two_layers_of_a_sequence_otherwise(wrong: bool) -> Step:
     rare, width = (True, 256) if wrong else (False, 16)
     embedding = nn.Embedding(1000, 16, scale_grad_by_freq=rare)
     return nn.Sequential(embedding, nn.Linear(16, width)), (ids(),), {}
 
 
-@planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "", "cpu")
+@planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "")
 def a_part_is_trained(wrong: bool) -> Step:
     class Probe(nn.Module):
         def __init__(self) -> None:
@@ -1336,7 +1280,7 @@ def a_part_is_trained(wrong: bool) -> Step:
     return Probe(), (torch.zeros(256, 64),), {}
 
 
-@planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::")
+@planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::", "")
 def classes_as_numbers(wrong: bool) -> Step:
     """The loss makes more of it, in a line that is not to blame."""
 
@@ -1349,7 +1293,7 @@ def classes_as_numbers(wrong: bool) -> Step:
     return nn.Linear(8, 512), (torch.zeros(BATCH, LENGTH, 8),), {"loss_fn": loss}
 
 
-@planted("checkpoint", "blocks.* is checkpointed in 2 segments, and was in 4", "Segmented", "")
+@planted("checkpoint", "blocks.* is checkpointed in 2 segments, and was in 4", "Segmented", "", "")
 def checkpoints_of_more_blocks(wrong: bool, device: str) -> None:
     """How many steps there are says nothing."""
 
@@ -1368,7 +1312,7 @@ def checkpoints_of_more_blocks(wrong: bool, device: str) -> None:
         model(torch.zeros(BATCH, LENGTH, WIDTH, device=device)).sum().backward()
 
 
-@planted("recomputed", ", recomputed, are alive together", "Spanned.blocks.", "aten::")
+@planted("recomputed", ", recomputed, are alive together", "Spanned.blocks.", "aten::", "")
 def one_checkpoint_for_all(wrong: bool) -> Step:
     """What it computes anew is no module of the model, but the blocks in it are."""
 
@@ -1382,7 +1326,7 @@ def one_checkpoint_for_all(wrong: bool) -> Step:
     return Spanned(recompute=(0, 1, 2, 3)), (ids(),), {}
 
 
-@planted("given", "aten::embedding, and was given [4, 1, 32]", "Last.head", "aten::addmm")
+@planted("given", "aten::embedding, and was given [4, 1, 32]", "Last.head", "aten::addmm", "")
 def every_position_at_last(wrong: bool) -> Step:
     """That the output is there is no news."""
 
@@ -1395,7 +1339,7 @@ def every_position_at_last(wrong: bool) -> Step:
     return model, (ids(),), {"backward": False}
 
 
-@planted("earlier steps", "still alive: the list kept of kept_of_a_new_call", "", "aten::clone")
+@planted("earlier steps", "still alive: the list kept of kept_of_a_new_call", "", "aten::clone", "")
 def kept_of_a_new_call(wrong: bool, device: str) -> None:
     """The module that is called for it is new, and keeps nothing."""
     model, kept = Decoder(depth=1).to(device), []
@@ -1408,9 +1352,7 @@ def kept_of_a_new_call(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
-@planted(
-    "gradients recorded", "convs.{0-1} runs with gradients", "convs.{0-1}", "aten::conv", "cpu"
-)
+@planted("gradients recorded", "convs.{0-1} runs with gradients", "convs.{0-1}", "aten::conv")
 def first_of_two_loops_with_gradients(wrong: bool) -> Step:
     """The second one stands for the same modules, and calls the same."""
 
@@ -1423,11 +1365,9 @@ def first_of_two_loops_with_gradients(wrong: bool) -> Step:
                 x = norm(conv(x)).relu_()
             return x.mean((2, 3))
 
-    model = Frozen(
-        convs=nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)),
-        norms=nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4)),
-    )
-    return model, (torch.zeros(4, 8, 32, 32),), {}
+    convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+    norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+    return Frozen(convs=convs, norms=norms), (torch.zeros(4, 8, 32, 32),), {}
 
 
 @planted("library buffer", "cuBLAS keeps a buffer", "", "aten::mm", "cuda")
@@ -1444,7 +1384,7 @@ def on_a_second_stream(wrong: bool, device: str) -> None:
         y = x @ y  # here: on_a_second_stream
 
 
-@planted("operators", "clamp", "Bank", "aten::clamp")
+@planted("operators", "clamp", "Bank", "aten::clamp", "")
 def exchanged_by_a_copy(wrong: bool) -> Step:
     """A buffer that is replaced lives on as its copy; what is computed of it grows."""
 
@@ -1459,7 +1399,7 @@ def exchanged_by_a_copy(wrong: bool) -> Step:
     return Bank(bank=torch.zeros(512, 64)), (x,), {}
 
 
-@planted("optimizer", "Adam 2 (loop) is another optimizer beside Adam", "", "zeros_like", "cpu")
+@planted("optimizer", "Adam 2 (loop) is another optimizer beside Adam", "", "zeros_like")
 def optimizer_of_each_stage(wrong: bool, device: str) -> None:
     layer, optimizers = nn.Linear(64, 64), []
     for _ in range(2):
@@ -1496,12 +1436,8 @@ def skip_connection(wrong: bool) -> Step:
                 return self.plain(x)
             return self.up(torch.cat([x, F.relu(x)], 1)) + self.up(torch.cat([F.relu(x), x], 1))
 
-    model = Unet(
-        down=nn.Conv2d(3, 16, 3, padding=1),
-        up=nn.Conv2d(32, 4, 3, padding=1),
-        plain=nn.Conv2d(16, 4, 3, padding=1),
-    )
-    return model, (images(),), {}
+    conv = partial(nn.Conv2d, kernel_size=3, padding=1)
+    return Unet(down=conv(3, 16), up=conv(32, 4), plain=conv(16, 4)), (images(),), {}
 
 
 def clone_kept_longer(wrong: bool) -> Step:
@@ -1533,11 +1469,8 @@ def weights_held_by_a_graph(wrong: bool) -> Step:
             x = self.linear(x)
             return torch.exp(torch.sin(x)) if wrong else torch.sin(x)
 
-    return (
-        Scaled(linear=nn.Linear(32, 256), dropout=nn.Dropout(0.2 if wrong else 0.1)).eval(),
-        (torch.zeros(128, 32),),
-        {},
-    )
+    model = Scaled(linear=nn.Linear(32, 256), dropout=nn.Dropout(0.2 if wrong else 0.1))
+    return model.eval(), (torch.zeros(128, 32),), {}
 
 
 def softmax_of_a_loss(wrong: bool) -> Step:
@@ -1564,7 +1497,7 @@ class Packed(torch.autograd.Function):
         return grads[0] @ weight.t(), None, None
 
 
-@planted("saved by a function", "Packed saves ", "Layers.", "Packed.save_for_backward")
+@planted("saved by a function", "Packed saves ", "Layers.", "Packed.save_for_backward", "")
 def saved_by_a_function(wrong: bool) -> Step:
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -1581,7 +1514,7 @@ def saved_by_a_function(wrong: bool) -> Step:
     return Layers(Layer(), Layer()), (torch.zeros(256, 64),), {}
 
 
-@planted("freed late", "gradients of Sequential.{0-4} are no longer freed", "Sequential", "")
+@planted("freed late", "gradients of Sequential.{0-4} are no longer freed", "Sequential", "", "")
 def step_after_the_backward(wrong: bool, device: str) -> None:
     model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6))).to(device)
     optimizers = {one: torch.optim.SGD([one], 0.1) for one in model.parameters()}
@@ -1597,22 +1530,20 @@ def step_after_the_backward(wrong: bool, device: str) -> None:
         step(parameter)
 
 
-@planted("trained", "Frozen.stem is trained, and was frozen", "Frozen.stem", "aten::")
+@planted("trained", "Frozen.stem is trained, and was frozen", "Frozen.stem", "aten::", "")
 def stem_is_trained_in_training_mode(wrong: bool) -> Step:
     class Frozen(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.stem(x))
 
-    model = Frozen(
-        stem=nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.Tanh()),
-        head=nn.Linear(128, 4),
-    )
+    stem = nn.Sequential(nn.Linear(32, 128), nn.BatchNorm1d(128), nn.Tanh())
+    model = Frozen(stem=stem, head=nn.Linear(128, 4))
     if not wrong:
         model.stem.requires_grad_(False).eval()
     return model, (torch.zeros(512, 32),), {}
 
 
-@planted("checkpoint", "of it only Inward.*.mlp is", "Inward.*", "aten::")
+@planted("checkpoint", "of it only Inward.*.mlp is", "Inward.*", "aten::", "")
 def checkpoint_moved_inward(wrong: bool) -> Step:
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -1633,7 +1564,7 @@ def checkpoint_moved_inward(wrong: bool) -> Step:
     return Inward(*(Layer() for _ in range(4))), (torch.zeros(256, 32),), {}
 
 
-@planted("checkpoint", "is no longer checkpointed: it is in eval mode", "inner.", "aten::")
+@planted("checkpoint", "is no longer checkpointed: it is in eval mode", "inner.", "aten::", "")
 def checkpoint_ended_by_eval(wrong: bool) -> Step:
     class Switched(nn.Module):
         def __init__(self) -> None:
@@ -1648,7 +1579,7 @@ def checkpoint_ended_by_eval(wrong: bool) -> Step:
     return model.train(not wrong), (torch.zeros(256, 32),), {}
 
 
-@planted("new tensor", "of no module, is new", "Adapted", "aten::mm", device="cpu")
+@planted("new tensor", "of no module, is new", "Adapted", "aten::mm")
 def parameters_of_no_module(wrong: bool) -> Step:
     class Adapter:
         def __init__(self) -> None:
@@ -1680,7 +1611,7 @@ def one_number_more(wrong: bool) -> Step:
     return Masked(64, 64), (torch.zeros(256, 64), torch.zeros(513 if wrong else 512)), {}
 
 
-@planted("float64", "float64 comes from made.double", "Widened", "made.double (aten", "cpu")
+@planted("float64", "float64 comes from made.double", "Widened", "made.double (aten")
 def wider_by_little_and_in_float64(wrong: bool) -> Step:
     class Widened(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -1702,7 +1633,7 @@ def more_pairs(wrong: bool) -> Step:
     return Boxes(boxes=nn.Linear(8, 48 if wrong else 16)), (torch.zeros(64, 8),), {}
 
 
-@planted("held", "in the forward: Tables.grid", "Tables", "aten::mul")
+@planted("held", "in the forward: Tables.grid", "Tables", "aten::mul", "")
 def property_that_is_cached(wrong: bool) -> Step:
     class Tables(Parts):
         def table(self) -> Tensor:
@@ -1719,7 +1650,7 @@ def property_that_is_cached(wrong: bool) -> Step:
     return Tables(weight=nn.Parameter(torch.ones(64))), (torch.zeros(2048, 64),), {}
 
 
-@planted("held", "the program keeps parameters: SimpleNamespace.teacher", "", "weight")
+@planted("held", "the program keeps parameters: SimpleNamespace.teacher", "", "weight", "")
 def teacher_that_stays(wrong: bool, device: str) -> None:
     parts = SimpleNamespace(teacher=nn.Linear(256, 2048).to(device))  # here: teacher_that_stays
     with torch.no_grad():
@@ -1730,7 +1661,7 @@ def teacher_that_stays(wrong: bool, device: str) -> None:
     (student(torch.ones(4096, 512, device=device)) - known).square().mean().backward()
 
 
-@planted("inputs", "float32[64, 64] → [256, 64], in 1 call instead of 4", "Sequential.0", "addmm")
+@planted("inputs", "[64, 64] → [256, 64], in 1 call instead of 4", "Sequential.0", "addmm", "")
 def batches_not_split(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
     for part in torch.ones(256, 64, device=device).chunk(1 if wrong else 4):
@@ -1742,6 +1673,7 @@ def batches_not_split(wrong: bool, device: str) -> None:
     "layers.*.act is ReLU(inplace=False), and was ReLU(inplace=True)",
     "Stack.layers",
     "aten::relu",
+    "",
 )
 def renamed_and_not_in_place(wrong: bool) -> Step:
     class Layer(Parts):
@@ -1757,7 +1689,7 @@ def renamed_and_not_in_place(wrong: bool) -> Step:
     return Stack(**{"layers" if wrong else "blocks": layers}), (torch.zeros(256, 64),), {}
 
 
-@planted("float64", "float64 comes from x.double", "Stack.fc", "x.double (aten::_to_copy)")
+@planted("float64", "float64 comes from x.double", "Stack.fc", "x.double (aten::_to_copy)", "")
 def moved_into_a_module_and_widened(wrong: bool) -> Step:
     class Inner(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1772,7 +1704,7 @@ def moved_into_a_module_and_widened(wrong: bool) -> Step:
     return Stack(fc=Inner(up=up)) if wrong else Stack(up=up), (torch.zeros(512, 64),), {}
 
 
-@planted("copy", "kept by the list seen of copies_that_are_kept", "", "made.float (aten::_to_copy)")
+@planted("copy", "kept by the list seen of copies_that", "", "made.float (aten::_to_copy)", "")
 def copies_that_are_kept(wrong: bool, device: str) -> None:
     model, seen = nn.Linear(64, 64).to(device).bfloat16(), []
     with torch.no_grad():
@@ -1781,7 +1713,7 @@ def copies_that_are_kept(wrong: bool, device: str) -> None:
             seen.append(made.float() if wrong else 0)  # here: copies_that_are_kept
 
 
-@planted("operators", "silu (float32[256, 64]) in the place of relu_", "Acting", "aten::silu")
+@planted("operators", "silu (float32[256, 64]) in the place of relu_", "Acting", "aten::silu", "")
 def another_activation(wrong: bool) -> Step:
     class Acting(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -1790,7 +1722,7 @@ def another_activation(wrong: bool) -> Step:
     return Acting(64, 64), (torch.zeros(256, 64),), {}
 
 
-@planted("operators", "in the place of mean, kept by the list seen of", "", "aten::tanh")
+@planted("operators", "in the place of mean, kept by the list seen of", "", "aten::tanh", "")
 def scores_that_are_kept(wrong: bool, device: str) -> None:
     model, seen = nn.Linear(64, 64).to(device), []
     with torch.no_grad():
@@ -1799,7 +1731,7 @@ def scores_that_are_kept(wrong: bool, device: str) -> None:
             seen.append(made.tanh() if wrong else made.mean())  # here: scores_that_are_kept
 
 
-@planted("type", "became float32 from x.float", "Larger", "x.float (aten::_to_copy)", "cpu")
+@planted("type", "became float32 from x.float", "Larger", "x.float (aten::_to_copy)")
 def made_larger_in_float32(wrong: bool) -> Step:
     class Larger(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:
@@ -1827,7 +1759,7 @@ def norm_in_float32(wrong: bool) -> Step:
     return parts.bfloat16(), (torch.zeros(256, 64).bfloat16(),), {}
 
 
-@planted("loss", "(aten::_log_softmax) is called 3 times, and was twice", "Distilled", "F.cross_")
+@planted("loss", "_log_softmax) is called 3 times, and was twice", "Distilled", "F.cross_", "")
 def hard_targets(wrong: bool) -> Step:
     class Distilled(Parts):
         def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from tests.diagnosis.planted import Step
 from tests.diagnosis.planted import planted as planted_in
 
 WORDS, WIDTH, BATCH, LENGTH = 320, 32, 4, 64
-planted = partial(planted_in, imports="transformers")
+planted = partial(planted_in, imports="transformers", device="")
 
 
 def library() -> Any:
@@ -41,17 +41,14 @@ def gpt2(**settings: Any) -> Any:
 
 def bert(**settings: Any) -> Any:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = library().BertConfig(
-        **{**sizes, "num_attention_heads": 4, "vocab_size": WORDS, **settings}
-    )
-    return library().BertModel(config)
+    sizes |= {"num_attention_heads": 4, "vocab_size": WORDS, **settings}
+    return library().BertModel(library().BertConfig(**sizes))
 
 
 def t5() -> Any:
     sizes = {"d_model": WIDTH, "d_ff": 64, "d_kv": 8, "num_heads": 4, "num_layers": 2}
-    return library().T5ForConditionalGeneration(
-        library().T5Config(**sizes, vocab_size=WORDS, decoder_start_token_id=0)
-    )
+    config = library().T5Config(**sizes, vocab_size=WORDS, decoder_start_token_id=0)
+    return library().T5ForConditionalGeneration(config)
 
 
 @planted("checkpoint", "is no longer checkpointed", "GPT2LMHeadModel.transformer.h.", "aten::")

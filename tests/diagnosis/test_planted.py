@@ -28,6 +28,7 @@ from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, dump, load
 from pytest_torchmem.snapshots.tolerance import BUILT_IN
 from tests.diagnosis.planted import NOT_THE_CAUSE, PLANTED, Step
 from tests.diagnosis.real_models import bert, gpt2, ids, llama
+from tests.modules import Parts
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -192,15 +193,23 @@ def test_what_only_looks_like_a_cause_is_not_named(build, chance):
     assert not {cause.rule for cause in found.causes} & NOT_THE_CAUSE[build]
 
 
-def test_a_function_of_a_library_is_told_with_the_line_that_calls_it(tmp_path, monkeypatch):
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A function that makes a library of a text, where libraries are."""
     monkeypatch.setenv("COLUMNS", "400")
-    installed = tmp_path / "site-packages"
-    installed.mkdir()
-    (installed / "some_functions.py").write_text(
-        "def squares(x, times):\n    return [x.square() for _ in range(times)]\n"
-    )
-    monkeypatch.syspath_prepend(installed)
-    squares = importlib.import_module("some_functions").squares
+    (tmp_path / "site-packages").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+
+    def install(name: str, text: str) -> Any:
+        (tmp_path / "site-packages" / f"{name}.py").write_text(text)
+        return importlib.import_module(name)
+
+    return install
+
+
+def test_a_function_of_a_library_is_told_with_the_line_that_calls_it(installed):
+    text = "def squares(x, times):\n    return [x.square() for _ in range(times)]\n"
+    squares = installed("some_functions", text).squares
 
     class Own(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -218,28 +227,24 @@ def test_a_function_of_a_library_is_told_with_the_line_that_calls_it(tmp_path, m
     assert second.endswith(f"test_planted.py:{line}")
 
 
-def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    installed = tmp_path / "site-packages"
-    installed.mkdir()
-    (installed / "some_library.py").write_text(
+def test_a_module_of_a_library_is_told_with_the_line_that_calls_it(installed):
+    squares = installed(
+        "some_library",
         "from torch import nn\n"
         "class Squares(nn.Linear):\n"
         "    def forward(self, x):\n"
-        "        return super().forward(x).square()\n"
-    )
-    monkeypatch.syspath_prepend(installed)
-    squares = importlib.import_module("some_library").Squares
+        "        return super().forward(x).square()\n",
+    ).Squares
 
-    class Own(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(squares(8, width), nn.Tanh())
-
+    class Own(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x).sin()
 
-    text, _ = told(lambda wrong: (Own(64 if wrong else 8), (torch.zeros(32, 8),), {}), "cpu")
+    def build(wrong: bool) -> Step:
+        inner = nn.Sequential(squares(8, 64 if wrong else 8), nn.Tanh())
+        return Own(inner=inner), (torch.zeros(32, 8),), {}
+
+    text, _ = told(build, "cpu")
     line = Own.forward.__code__.co_firstlineno + 1
     second = text.splitlines()[1]
     assert second.startswith("aten::")

@@ -107,11 +107,7 @@ def test_a_power_that_two_values_do_not_show_is_found() -> None:
 @pytest.mark.parametrize("draw", ["torch", "python"])
 @pytest.mark.parametrize("share", [0.0, 0.01])
 def test_layers_that_random_numbers_skip_make_a_prediction_an_estimate(draw, share):
-    class Skips(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-
+    class Skips(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
                 if (torch.rand([]) if draw == "torch" else random.random()) >= share:
@@ -119,7 +115,8 @@ def test_layers_that_random_numbers_skip_make_a_prediction_an_estimate(draw, sha
             return x.clone()
 
     def build(batch: int) -> tuple[nn.Module, Tensor]:
-        return Skips(), torch.randn(batch, 4, requires_grad=True)
+        layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        return Skips(layers=layers), torch.randn(batch, 4, requires_grad=True)
 
     predicted = scaling(build, batch=[2, 3]).predict(batch=9)
     assert predicted.exact == (not share)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import pytest_torchmem as torchmem
 from pytest_torchmem import trace
 from pytest_torchmem.profile.timeline import Kind, Phase
+from tests.modules import Parts
 
 STATE = Kind.OPTIMIZER_STATE
 
@@ -78,12 +79,8 @@ def test_what_a_hook_calls_in_the_backward_belongs_to_its_own_line() -> None:
     assert {one.rpartition("/")[2] for one in made} == {f"test_attribution.py:{line}"}
 
 
-class Rows(nn.Module):
+class Rows(Parts):
     """Takes a part of what a layer makes, which only the backward makes large again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(32, 512), nn.Linear(512, 32)
 
     def forward(self, x: Tensor, first: bool) -> Tensor:
         if first:
@@ -95,7 +92,8 @@ class Rows(nn.Module):
 @pytest.mark.parametrize("first", [True, False])
 def test_the_backward_of_a_view_belongs_to_the_module_that_made_it(first: bool) -> None:
     def program() -> None:
-        made = nn.Sequential()(Rows()(torch.zeros(64, 32), first))
+        rows = Rows(wide=nn.Linear(32, 512), narrow=nn.Linear(512, 32))
+        made = nn.Sequential()(rows(torch.zeros(64, 32), first))
 
         made.sum().backward()
 

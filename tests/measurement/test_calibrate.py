@@ -133,11 +133,7 @@ def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
         threads.add(threading.get_ident())
         return 400
 
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = net()
-
+    class Nested(Parts):
         def forward(self, x: torch.Tensor, level: int = depth) -> Any:
             if level == 0:
                 return self.inner(x)
@@ -147,7 +143,8 @@ def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
     questions_of_one = torchmem.trace(net(), x, device="cuda").questions
     gpu.workspaces = {FORWARD: taken, BACKWARD: taken}
     step = Step()
-    found = record_figures(gpu, find_gpu("a100"), questions_of_one, Nested(), (x,), {}, step)
+    model = Nested(inner=net())
+    found = record_figures(gpu, find_gpu("a100"), questions_of_one, model, (x,), {}, step)
     assert found == dict.fromkeys(questions_of_one, WorkspaceSize(400))
     assert len(threads) == 2
 

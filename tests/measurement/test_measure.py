@@ -15,21 +15,19 @@ import pytest_torchmem as torchmem
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.measurement.events import MemoryEvent, with_other_threads
 from pytest_torchmem.profile.timeline import Kind, Phase
+from tests.modules import Parts
 
 FLOAT = 4
 
 
 def test_the_figures_of_two_multiplications_counted_by_hand() -> None:
-    class Squares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(1000))
-
+    class Squares(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x * self.weight) * self.weight
 
     vector = 1000 * FLOAT
-    profile = torchmem.measure(Squares(), torch.randn(1000), loss_fn=torch.sum)
+    model = Squares(weight=nn.Parameter(torch.randn(1000)))
+    profile = torchmem.measure(model, torch.randn(1000), loss_fn=torch.sum)
     assert profile.baseline == 2 * vector
     # Two products, their sum, and the gradient backward() begins with.
     assert profile.retained == profile.baseline + 2 * vector + 2 * FLOAT
@@ -113,32 +111,25 @@ def test_inputs_that_share_a_storage_count_once() -> None:
 
 
 def test_a_parameter_that_is_released_during_the_step_is_struck_off() -> None:
-    class Frees(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(5000))
-            self.other = nn.Parameter(torch.randn(10))
-
+    class Frees(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.weight.data = torch.empty(0)
             return x * self.other
 
-    profile = torchmem.measure(Frees(), torch.randn(10), backward=False)
+    model = Frees(weight=nn.Parameter(torch.randn(5000)), other=nn.Parameter(torch.randn(10)))
+    profile = torchmem.measure(model, torch.randn(10), backward=False)
     assert (profile.baseline, profile.end) == (5020 * FLOAT, 30 * FLOAT)
 
 
 def test_a_storage_that_is_resized_during_the_step_has_its_new_size() -> None:
-    class Resizes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(5000))
-
+    class Resizes(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.weight.untyped_storage().resize_(0)
             self.weight.untyped_storage().resize_(8000)
             return x
 
-    assert torchmem.measure(Resizes(), torch.randn(10), backward=False).end == 8000 + 10 * FLOAT
+    model = Resizes(weight=nn.Parameter(torch.randn(5000)))
+    assert torchmem.measure(model, torch.randn(10), backward=False).end == 8000 + 10 * FLOAT
 
 
 def test_memory_from_before_the_recording_does_not_disturb_it() -> None:

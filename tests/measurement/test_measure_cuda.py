@@ -19,6 +19,7 @@ from pytest_torchmem.measurement.device import Device, known_gpu, name_of
 from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu, find_gpu
 from tests.measurement.stand_in import StandIn
+from tests.modules import Parts
 
 FLOAT = 4
 VECTOR = 100_000 * FLOAT
@@ -66,15 +67,12 @@ def test_the_figures_are_those_of_the_cpu_allocator(gpu, optimizer, steps):
 
 
 def test_blocks_and_segments_have_peaks_of_their_own(gpu: StandIn) -> None:
-    class Many(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(10)])
-
+    class Many(Parts):
         def forward(self) -> list[torch.Tensor]:
             return [weight * 2.0 for weight in self.weights]
 
-    profile = measured(Many())
+    weights = nn.ParameterList([nn.Parameter(torch.ones(1)) for _ in range(10)])
+    profile = measured(Many(weights=weights))
     assert profile.baseline == 10 * FLOAT
     assert profile.allocated["forward_peak"] >= 11 * 512
     assert profile.allocated["peak"] == profile.allocated_peak

@@ -22,7 +22,7 @@ from pytest_torchmem import MemoryProfile, measure
 
 FLOAT, DOUBLE, HALF, BFLOAT = torch.float32, torch.float64, torch.float16, torch.bfloat16
 LONG, BOOL, COMPLEX = torch.int64, torch.bool, torch.complex64
-SCORES = (4, 8, 512, 512)
+SCORES, MILLION = (4, 8, 512, 512), 1_000_000
 RECORDED = Path(__file__).with_name("cuda_requests.json")
 EVERY, OF_X, NOT_OF_X = (True, True, True), (True, False, False), (False, True, True)
 _aten = torch.ops.aten
@@ -267,6 +267,20 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     ),
     "deterministic sums by index": deterministic(
         lambda: zeros(100, 8).index_add_(1, longs(5), zeros(100, 5))
+    ),
+    # What CUB takes for many elements, by its policies.
+    "a million sorted": lambda: [zeros(MILLION, dtype=of).sort() for of in (FLOAT, BFLOAT, BOOL)],
+    "a million distinct": lambda: (
+        [torch.unique(zeros(MILLION, dtype=of)) for of in (FLOAT, torch.int16)],
+        torch.unique(zeros(MILLION, dtype=torch.int8), return_counts=True),
+        torch.unique(longs(MILLION), return_inverse=True),
+    ),
+    "a million summed up": lambda: [
+        zeros(MILLION, dtype=of).cumsum(0) for of in (FLOAT, BFLOAT, COMPLEX)
+    ],
+    "a million that are not zero": lambda: zeros(MILLION).nonzero(),
+    "a million embeddings": lambda: _aten.embedding_dense_backward(
+        zeros(MILLION, 1), longs(MILLION), 10, -1, True
     ),
     # Reductions: Reduce.cuh.
     "columns added up": lambda: empty(8192, 4096).sum(0),

@@ -36,6 +36,7 @@ from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.timeline import Allocation, Confidence
 from pytest_torchmem.targets.gpus import Calibration, Setup, WorkspaceKey, WorkspaceSize, find_gpu
 from pytest_torchmem.torch_private.names import TORCH_SERIES
+from tests.modules import Parts
 
 MIB = 1024**2
 H100 = find_gpu("h100")
@@ -156,17 +157,14 @@ def test_the_state_of_dropout_stays_once_for_a_process(dropout: float, training:
     layers = nn.ModuleList([nn.LSTM(8, 8, 2, dropout=dropout), nn.GRU(8, 8, 2, dropout=dropout)])
     layers.train(training)
 
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
-
+    class Both(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.cuda.stream(torch.cuda.Stream()):
                 x = self.layers[0](x)[0]
             return torch.utils.checkpoint.checkpoint(self.layers[1], x, use_reentrant=False)[0]
 
-    profile = trace(Both(), torch.ones(3, 2, 8), device="cuda", gpu="a100", backward=training)
+    model, x = Both(layers=layers), torch.ones(3, 2, 8)
+    profile = trace(model, x, device="cuda", gpu="a100", backward=training)
     states = dropout_states(profile)
     name = "aten::_cudnn_init_dropout_state"
     if dropout and training:

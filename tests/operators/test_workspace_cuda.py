@@ -16,7 +16,6 @@ from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.attention.fused import Shape, efficient_backward_bytes, flash_splits
 from pytest_torchmem.operators.elementwise import sum_buffers
-from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.libraries.nvidia import blas_buffer
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace import Workspace, as_workspace
@@ -379,43 +378,6 @@ def test_attention_takes_no_negative_bytes_and_more_for_more(
             gpu, dtype, Shape(batch, heads, 2 * queries, keys, size, size)
         )
         assert 0 < one.nbytes <= twice.nbytes
-
-
-CUB = {
-    "t4": """12373247 10250239 9147903 4182783 7167 2250239 7167 1199103 21759 16381439 5119
-        13311 5119 3327 23551 3583 13311 367103 11519 51199 1279""",
-    "a100": """12342527 10598399 9460223 4136703 2559 2598399 1791 1321983 21759 16284159 3071
-        5119 5119 3327 23551 17663 4351 269823 11519 13055 1279""",
-    "rtx-3090": """12342527 10465279 9360383 4136703 7167 2465279 7167 1255423 21759 16284159 5119
-        13311 5119 3327 23551 10239 13311 269823 11519 51199 1279""",
-    "h100": """12200191 10187007 299519 4157183 2047 2110207 2303 108031 21759 16240127 3583
-        2815 5119 3327 23551 21503 2815 225791 10751 4351 1279""",
-    "b200": """12200191 10187007 299519 4157183 2303 2138879 2303 108031 21759 16240127 3583
-        2815 5119 3327 23551 24063 3071 225791 5119 4351 1279""",
-    "rtx-5090": """12200191 10187007 299519 4157183 2303 2138879 2303 108031 21759 16240127 3583
-        2815 5119 3327 23551 20735 3071 225791 5119 4351 1279""",
-}
-"""What torch 2.13.0's code for CUDA 13.0 asks for, without a GPU, for a million elements: sorted
-as float, bfloat16 and bool; unique float, int16, int8 with counts and int64 with an inverse; summed
-up in float, bfloat16 and complex64; the nonzero ones of float; a gradient of ten embeddings by
-frequency."""
-
-
-@pytest.mark.parametrize("name", CUB)
-def test_cub_takes_what_its_policies_say(name: str) -> None:
-    gpu, n = find_gpu(name), 1_000_000
-    computed = [
-        *(cub.radix_sort(gpu, n, size, 8) for size in (4, 2, 1)),
-        *(cub.radix_sort(gpu, n, 4, single=True), cub.distinct(gpu, n, 4)),
-        *(cub.radix_sort(gpu, n, 2), cub.distinct(gpu, n, 2)),
-        *(cub.radix_sort(gpu, n, 1), cub.run_lengths(n)),
-        *(cub.radix_sort(gpu, n, 8, 8), cub.running_count(gpu, n), cub.distinct(gpu, n, 8)),
-        *(cub.scan(n, 4), cub.scan(n, 2, primitive=False), cub.scan(n, 8, primitive=False)),
-        *(cub.reduce(gpu, n, 4), cub.flagged(gpu, n)),
-        *(cub.radix_sort(gpu, n, 8, 8, bits=4), cub.scan_by_key(gpu, n, 8)),
-        *(cub.distinct_keys(gpu, n, 8), cub.scan(10, 8)),
-    ]
-    assert computed == [int(one) for one in CUB[name].split()]
 
 
 def test_unknown_is_only_what_no_source_tells() -> None:

@@ -30,6 +30,13 @@ def gpu() -> Iterator[StandingGpu]:
 
 
 @pytest.fixture
+def on_gpu(gpu: StandingGpu) -> Iterator[None]:
+    """Let a test be one of a suite on fake cuda."""
+    with gpu.on():
+        yield
+
+
+@pytest.fixture
 def without_values() -> Iterator[StandingGpu]:
     made = StandingGpu("h100", limited=True, values="none")
     yield made
@@ -125,20 +132,18 @@ def test_unknown_values_on_the_host_are_not_taken_for_the_old_ones(without_value
     assert target.isnan().all()
 
 
-def test_a_real_leaf_gets_its_gradient(gpu: StandingGpu) -> None:
-    with gpu.on():
-        model = nn.Linear(4, 4)
-        model(torch.ones(2, 4)).cuda().sum().backward()
-        assert model.weight.grad.device.type == "cpu"
+def test_a_real_leaf_gets_its_gradient(on_gpu: None) -> None:
+    model = nn.Linear(4, 4)
+    model(torch.ones(2, 4)).cuda().sum().backward()
+    assert model.weight.grad.device.type == "cpu"
 
 
-def test_out_of_memory_and_on(gpu: StandingGpu) -> None:
-    with gpu.on():
-        for _ in range(2):
-            with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 100\.00 GiB"):
-                torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
-        assert torch.cuda.memory_allocated() == 0
-        step()
+def test_out_of_memory_and_on(on_gpu: None) -> None:
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 100\.00 GiB"):
+            torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_allocated() == 0
+    step()
 
 
 def test_a_trace_meets_what_stands(gpu: StandingGpu) -> None:
@@ -437,23 +442,21 @@ def test_what_is_compiled_between_traces_is_compiled(gpu: StandingGpu) -> None:
         assert torch.allclose(output.cpu(), expected)
 
 
-def test_an_index_that_cpp_makes_is_beside_what_it_indexes(gpu: StandingGpu) -> None:
-    with gpu.on():
-        on_host, on_gpu = torch.ones(2, 3), torch.ones(2, 3, device="cuda")
-        for x in (on_host, on_gpu, on_host):
-            assert x[False, True, ...].shape == (0, 2, 3)
-            x[True] = 2.0
-            assert x[True].sum().item() == 12
-        with pytest.raises(RuntimeError, match="indices should be either on cpu"):
-            on_host[torch.tensor([1], device="cuda")]
+def test_an_index_that_cpp_makes_is_beside_what_it_indexes(on_gpu: None) -> None:
+    on_host, on_gpu = torch.ones(2, 3), torch.ones(2, 3, device="cuda")
+    for x in (on_host, on_gpu, on_host):
+        assert x[False, True, ...].shape == (0, 2, 3)
+        x[True] = 2.0
+        assert x[True].sum().item() == 12
+    with pytest.raises(RuntimeError, match="indices should be either on cpu"):
+        on_host[torch.tensor([1], device="cuda")]
 
 
-def test_a_list_in_itself_has_too_many_dimensions(gpu: StandingGpu) -> None:
-    with gpu.on():
-        numbers: list[object] = []
-        numbers.append(numbers)
-        with pytest.raises(ValueError, match="too many dimensions"):
-            torch.tensor(numbers)
+def test_a_list_in_itself_has_too_many_dimensions(on_gpu: None) -> None:
+    numbers: list[object] = []
+    numbers.append(numbers)
+    with pytest.raises(ValueError, match="too many dimensions"):
+        torch.tensor(numbers)
 
 
 def _beside() -> dict[str, Callable[[torch.Tensor], Any]]:
@@ -500,16 +503,15 @@ def test_what_torchscript_has_written_down_runs(gpu: StandingGpu) -> None:
             assert x.grad.device.type == device
 
 
-def test_modules_of_torchscript_are_called(gpu: StandingGpu) -> None:
-    with gpu.on():
-        x = torch.rand(2, 3, device="cuda")
-        for made in (torch.jit.trace(nn.Linear(3, 3).cuda(), x), torch.jit.script(nn.ReLU())):
-            assert nn.Sequential(made)(x).device.type == "cuda"
+def test_modules_of_torchscript_are_called(on_gpu: None) -> None:
+    x = torch.rand(2, 3, device="cuda")
+    for made in (torch.jit.trace(nn.Linear(3, 3).cuda(), x), torch.jit.script(nn.ReLU())):
+        assert nn.Sequential(made)(x).device.type == "cuda"
 
 
 @pytest.mark.parametrize("kind", [UninitializedParameter, UninitializedBuffer])
-def test_parameters_without_a_shape_are_copied(gpu: StandingGpu, kind: Any) -> None:
-    with gpu.on(), torch.no_grad():
+def test_parameters_without_a_shape_are_copied(on_gpu: None, kind: Any) -> None:
+    with torch.no_grad():
         lazy = {device: kind(device=device) for device in ("cpu", "cuda")}
         for source in lazy.values():
             for target in lazy.values():
@@ -550,28 +552,26 @@ def test_softmax_of_half_with_a_float_result_has_values(gpu, function):
         torch.testing.assert_close(x.grad.cpu(), host.grad, atol=1e-2, rtol=1e-2)
 
 
-def test_a_tensor_gets_the_shape_of_another(gpu: StandingGpu) -> None:
-    with gpu.on():
-        layer = nn.CrossMapLRN2d(3).cuda()  # by resize_as_
-        x = torch.ones(2, 3, 4, 4, device="cuda")
-        before = torch.cuda.memory_allocated()
-        made = x.new().resize_as_(x)
-        assert torch.cuda.memory_allocated() - before == 512
-        assert (made.shape, made.device) == (x.shape, x.device)
-        assert layer(x).shape == x.shape
+def test_a_tensor_gets_the_shape_of_another(on_gpu: None) -> None:
+    layer = nn.CrossMapLRN2d(3).cuda()  # by resize_as_
+    x = torch.ones(2, 3, 4, 4, device="cuda")
+    before = torch.cuda.memory_allocated()
+    made = x.new().resize_as_(x)
+    assert torch.cuda.memory_allocated() - before == 512
+    assert (made.shape, made.device) == (x.shape, x.device)
+    assert layer(x).shape == x.shape
 
 
-def test_what_is_wrong_is_told_where_it_is_known(gpu: StandingGpu) -> None:
-    with gpu.on():
-        for device in ("cpu", "cuda"):
-            rows = torch.tensor([0, 1, 2], device=device)
-            values = torch.ones(2, device=device)
-            made = torch.sparse_csr_tensor(rows, rows[:2], values, (2, 2), check_invariants=True)
-            assert made.values().device.type == device
-            with pytest.raises(RuntimeError, match="is not satisfied"):
-                torch.sparse_csr_tensor(rows + 1, rows[:2], values, (2, 2), check_invariants=True)
-            with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
-                torch.linalg.cholesky(-torch.eye(3, device=device))
+def test_what_is_wrong_is_told_where_it_is_known(on_gpu: None) -> None:
+    for device in ("cpu", "cuda"):
+        rows = torch.tensor([0, 1, 2], device=device)
+        values = torch.ones(2, device=device)
+        made = torch.sparse_csr_tensor(rows, rows[:2], values, (2, 2), check_invariants=True)
+        assert made.values().device.type == device
+        with pytest.raises(RuntimeError, match="is not satisfied"):
+            torch.sparse_csr_tensor(rows + 1, rows[:2], values, (2, 2), check_invariants=True)
+        with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+            torch.linalg.cholesky(-torch.eye(3, device=device))
 
 
 def test_a_copy_by_temporaries_reaches_the_host(gpu: StandingGpu) -> None:
@@ -584,14 +584,13 @@ def test_a_copy_by_temporaries_reaches_the_host(gpu: StandingGpu) -> None:
     assert image[0, :, 4:].unique().tolist() == image[1, :, :4].unique().tolist() == [7.0]
 
 
-def test_tensors_on_the_gpu_are_put_together_as_a_nested_one(gpu: StandingGpu) -> None:
+def test_tensors_on_the_gpu_are_put_together_as_a_nested_one(on_gpu: None) -> None:
     """Its table of sizes is on the host, where everything is real."""
-    with gpu.on():
-        parts = [torch.full((rows, 4), float(rows), device="cuda") for rows in (3, 5)]
-        nested = torch.nested.nested_tensor(parts)
-        assert torch.nn.functional.silu(nested).is_cuda
-        assert [part.shape for part in nested.unbind()] == [(3, 4), (5, 4)]
-        assert torch.nested.to_padded_tensor(nested, 0.0)[:, :, 0].sum().item() == 3 * 3 + 5 * 5
+    parts = [torch.full((rows, 4), float(rows), device="cuda") for rows in (3, 5)]
+    nested = torch.nested.nested_tensor(parts)
+    assert torch.nn.functional.silu(nested).is_cuda
+    assert [part.shape for part in nested.unbind()] == [(3, 4), (5, 4)]
+    assert torch.nested.to_padded_tensor(nested, 0.0)[:, :, 0].sum().item() == 3 * 3 + 5 * 5
 
 
 class Wrapped(Tensor):
