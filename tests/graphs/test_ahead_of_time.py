@@ -19,7 +19,11 @@ from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
 from tests.modules import Parts
 
 
-class Attention(Parts):
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 96)
+
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         parts = self.inner(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind()
@@ -218,7 +222,7 @@ def test_new_values_of_inputs_are_gone_after_the_forward() -> None:
 
 
 def test_a_graph_for_a_gpu_has_its_operators() -> None:
-    model, x = nn.Sequential(Attention(inner=nn.Linear(32, 96))), torch.randn(2, 24, 32)
+    model, x = nn.Sequential(Attention()), torch.randn(2, 24, 32)
     names: dict[Any, str] = {"cpu": "flash_attention_for_cpu", "cuda": "efficient_attention"}
     for device, name in names.items():
         forward, _ = trace(model, x, mode="aot", loss_fn=total, device=device, gpu="t4").graphs
