@@ -1352,6 +1352,30 @@ def kept_of_a_new_call(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
+@planted(
+    "lives longer", "live longer than before: layers.0.wide of made_once_and_kept", "", "float"
+)
+def made_once_and_kept(wrong: bool, device: str) -> None:
+    """Of two calls the second makes nothing: the operator is called less often."""
+
+    class Narrow(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            wide = self.wide
+            if wide is None:
+                wide = self.narrow.float()  # here: made_once_and_kept
+            if wrong:
+                self.wide = wide
+            return x @ wide
+
+    narrow = torch.zeros(64, 64, dtype=torch.int8)
+    layers = nn.ModuleList(Narrow(narrow=narrow.clone(), wide=None) for _ in range(4)).to(device)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(8, 64, device=device)
+            for layer in layers:
+                x = layer(x)
+
+
 @planted("gradients recorded", "convs.{0-1} runs with gradients", "convs.{0-1}", "aten::conv")
 def first_of_two_loops_with_gradients(wrong: bool) -> Step:
     """The second one stands for the same modules, and calls the same."""

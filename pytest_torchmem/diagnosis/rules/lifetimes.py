@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 
 from pytest_torchmem.diagnosis.causes import (
     Cause,
-    Counted,
     Evidence,
     cause,
     rule,
@@ -245,12 +244,12 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
 
 @rule("lives longer", "{what}", last=True)
 def lives_longer(evidence: Evidence) -> Cause | None:
-    """The forward called the same operators as often, and what they made is freed later."""
+    """The forward called the same operators no more often, and what they made is freed later."""
     anew = evidence.ran.places_of(n for n, one in evidence.counts().items() if not one.before)
     rows = [
         row
         for row in evidence.came(Role.SAVED, Role.ACTIVATION)
-        if _same(evidence.counted(row.what.source))
+        if _no_more_often(evidence, row)
         and _is_more(row)
         and not is_resized(evidence, row)
         and not evidence.made_at_most(row)
@@ -264,7 +263,8 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     first = max(held, key=lambda row: row.change * _age(evidence, row), default=shown_by(rows))
     count = first.count_now - first.count_before
     holder = holder_of(evidence, [first])
-    is_known = first.what[1:5] in known
+    counted = evidence.counted(first.what.source)
+    is_known = first.what[1:5] in known or (counted is not None and counted.fell)
     what = f"{tensors(count, first.what)} of {first.what.source}"
     saved = {row.what[1:3] for row in rows if row.what.role == Role.SAVED}
     if first.what.role == Role.SAVED and len(saved) >= _MANY and _GRAPH in holder:
@@ -345,8 +345,14 @@ def is_resized(evidence: Evidence, row: Row) -> bool:
     return any((one.shape, one.dtype) != (own.shape, own.dtype) for one in gone)
 
 
-def _same(counted: Counted | None) -> bool:
-    return counted is not None and 0 < counted.before == counted.now
+def _no_more_often(evidence: Evidence, row: Row) -> bool:
+    """Tell whether the operator of a row is called as often, or less often if something keeps what
+    it makes, as a cache does.
+    """
+    counted = evidence.counted(row.what.source)
+    if counted is None or not 0 < counted.now <= counted.before:
+        return False
+    return not counted.fell or is_kept(evidence, row)
 
 
 def _is_more(row: Row) -> bool:
