@@ -679,6 +679,73 @@ def no_longer_compiled(wrong: bool, device: str) -> None:
     model(torch.zeros(64, 64, device=device, requires_grad=True)).backward()
 
 
+@planted("operators", ") are no longer compiled", "", "aten::", "cpu")
+def loss_left_the_compiled_function(wrong: bool, device: str) -> None:
+    def loss(y: Tensor) -> Tensor:
+        return (y / 30).tanh().square().logsumexp(-1).mean()
+
+    model, x = nn.Linear(64, 512).to(device), torch.zeros(256, 64, device=device)
+    compiled = torch.compile(model if wrong else lambda x: loss(model(x)))
+    (loss(compiled(x)) if wrong else compiled(x)).backward()
+
+
+@planted("operators", "F.one_hot (aten::", "Focal", "F.one_hot (aten::")
+def loss_became_a_module(wrong: bool, device: str) -> None:
+    def focal(logits: Tensor, labels: Tensor) -> Tensor:
+        return (logits - torch.zeros_like(logits)).square().mean()
+
+    class Focal(nn.Module):
+        def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+            target = F.one_hot(labels, 81)[..., :80]  # here: loss_became_a_module
+            return focal(logits, labels) + target.to(logits.dtype).mean()
+
+    logits = torch.ones(512, 80, device=device, requires_grad=True)
+    labels = torch.ones(512, dtype=torch.long, device=device)
+    (Focal() if wrong else focal)(logits, labels).backward()
+
+
+@planted(
+    "larger",
+    "(aten::mul.Tensor) makes float32[4, 328, 256], and made [4, 129",
+    "",
+    "torch.stft (aten::",
+)
+def smaller_hop(wrong: bool, device: str) -> None:
+    window, total = torch.hann_window(256, device=device), 0
+    x = torch.zeros(4, 8192, device=device, requires_grad=True)
+    for size in (256, 512):
+        padded = F.pad(window, (0, size - 256))
+        hop = size // 10 if wrong else size // 4
+        made = torch.stft(x, size, hop, size, padded, return_complex=True)  # here: smaller_hop
+        total = total + made.abs().mean()
+    total.backward()
+
+
+def turned(x: Tensor, table: Tensor) -> Tensor:
+    return torch.cat((x * table).chunk(2, -1), -1)
+
+
+class Rotary(nn.Module):
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return turned(x, table.to(x.dtype))
+
+
+@planted("attention", "dtype is float32 from aten::ones on", "Rotated", "aten::ones", "cuda")
+def tables_in_float32(wrong: bool) -> Step:
+    class Rotated(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).view(4, 64, 3, 4, -1).permute(2, 0, 3, 1, 4)
+            width = q.shape[-1]
+            wide = torch.ones(width, device=x.device)  # here: tables_in_float32
+            table = torch.outer(wide.new_ones(64), wide)
+            turn = turned if wrong else self.rotary
+            q, k = turn(q, table), turn(k, table)
+            return F.scaled_dot_product_attention(q, k, v.to(q.dtype)).to(x.dtype)
+
+    model = Rotated(qkv=nn.Linear(64, 192), rotary=Rotary()).to(torch.bfloat16)
+    return model, (torch.zeros(4, 64, 64, dtype=torch.bfloat16),), {}
+
+
 @planted("compiled", "torch.compile is new at tests/diagnosis/planted.py:")
 def newly_compiled(wrong: bool, device: str) -> None:
     class Powers(nn.Module):
@@ -1293,7 +1360,7 @@ def classes_as_numbers(wrong: bool) -> Step:
     return nn.Linear(8, 512), (torch.zeros(BATCH, LENGTH, 8),), {"loss_fn": loss}
 
 
-@planted("checkpoint", "blocks.* is checkpointed in 2 segments, and was in 4", "Segmented", "", "")
+@planted("checkpoint", ".* is checkpointed in 2 segments, and was in 4", "Segmented", "", "cpu")
 def checkpoints_of_more_blocks(wrong: bool, device: str) -> None:
     """How many steps there are says nothing."""
 

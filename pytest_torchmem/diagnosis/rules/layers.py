@@ -188,6 +188,7 @@ _NOTHING = "Identity"
 _KEEPS_SHAPE = re.compile("Norm|Drop|LU|Tanh|Sigmoid|Mish")
 """Layers of torch that make as much as they are given."""
 _PASSING = (Role.ACTIVATION, Role.GRADIENT_TEMPORARY)
+_OF_MODULES = (Role.PARAMETER, Role.BUFFER)
 
 
 @rule("layer", "{module} {are} {now}, and {were} {before}", sure=True)
@@ -339,6 +340,9 @@ def new_module(evidence: Evidence) -> Cause | None:
         saved = [row for row in _saved_inputs(evidence, pattern) if row not in rows]
         instead = "" if numbers else _in_the_place_of(evidence, pattern)
         saves = total(saved) > total(rows)
+        own = (one.what for one in evidence.alive.groups if within(pattern, one.what.module))
+        if not (saves or "." in pattern or any(one.role in _OF_MODULES for one in own)):
+            continue  # a function, such as a loss, may have become one: what it calls says more
         if saves:
             instead += f", and saves the output of {shown_by(saved).what.source} for its backward"
         path = evidence.short(unfold(pattern, numbers))

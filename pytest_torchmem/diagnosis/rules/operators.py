@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from operator import eq
 
 from pytest_torchmem.diagnosis.causes import (
     MADE,
@@ -23,7 +24,7 @@ from pytest_torchmem.diagnosis.rules.types import is_known, wider_type
 from pytest_torchmem.figures import HOST
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Allocation, Kind, Role
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.units import format_size
 
@@ -63,10 +64,22 @@ def attention_fell(evidence: Evidence) -> Cause | None:
         if source == "aten::_softmax":  # math is ``_safe_softmax``; attention.cpp
             now = "eager, a softmax of its own"
         reason = _reason(evidence, row.what.line)
-        if reason.startswith(_OF_TYPE) and wider_type(evidence) is not None:
+        wider = wider_type(evidence) if reason.startswith(_OF_TYPE) else None
+        if wider is not None and wider.nbytes >= total(at_line):
             return None  # which says why it is given that type
-        return cause("attention", at_line, row, before=before, now=now, reason=reason)
+        begun = _begin_of_type(evidence, source) if reason.startswith(_OF_TYPE) else None
+        reason += f" from {begun.operator} on" if begun is not None else ""
+        return cause("attention", at_line, row, begun, before=before, now=now, reason=reason)
     return _by_calls(evidence)
+
+
+def _begin_of_type(evidence: Evidence, kernel: str) -> Origin | None:
+    """Return which operator first made numbers of the type of a kernel's queries, if it is new."""
+    queries = next(evidence.ran.given_as(0, (kernel,)), -1)
+    if queries < 0:
+        return None
+    made = evidence.ran.allocation(evidence.ran.first_of_type(queries))
+    return made.origin if made.origin.line and not is_known(evidence, made) else None
 
 
 def _by_calls(evidence: Evidence) -> Cause | None:
@@ -155,6 +168,10 @@ def newly_gathered(evidence: Evidence) -> Cause | None:
     return None
 
 
+_ALLOCATE = ("aten::empty", "aten::empty_strided")
+"""What replaces nothing. Compiled code allocates by the last (torch/_inductor, wrapper.py)."""
+
+
 @rule("operators", "{came}{gone}{kept}", last=True)
 def other_operators(evidence: Evidence) -> Cause | None:
     """The forward calls operators that it did not call, or calls them more often."""
@@ -169,12 +186,15 @@ def other_operators(evidence: Evidence) -> Cause | None:
     if root is not None:
         own = [*dict.fromkeys([root.origin.operator, *own])]
     came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
-    gone = [name for name, one in counts.items() if one.fell and _base(name) not in came]
+    fell = {name for name, one in counts.items() if one.fell}
+    gone = [name for name in fell if _base(name) not in (*came, *_ALLOCATE)]
     alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
-    gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before))
+    gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before, name))
     gone += [one.name for one in evidence.about(Topic.IN_PLACE) if one.now < one.before]
     instead = f" in the place of {short_names(gone)}" if gone else ""
-    text = f"{short_names(own)}{_makes(evidence, own)}" if gone else _calls(evidence, own, more)
+    if evidence.then(Topic.COMPILED) and _ALLOCATE[-1] in fell and not counts[own[0]].before:
+        instead = f" {'are' if own[1:] else 'is'} no longer compiled"
+    text = f"{short_names(own)}{_makes(evidence, own)}" if instead else _calls(evidence, own, more)
     origin = root.origin if root is not None else None
     kept = kept_by(evidence, (first, *rows))
     return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
@@ -205,6 +225,8 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     if not rows:
         return _larger_before(evidence) or _larger_than_any(evidence)
     made = [row for row in rows if row.what.role in MADE]
+    if not made and (found := _larger_before(evidence)):
+        return found  # a backward follows its forward
     first = min(made, key=evidence.order) if made else shown_by(rows)
     assert first.before is not None
     if _is_preceded(evidence, evidence.order(first)):
@@ -284,13 +306,16 @@ def _larger_before(evidence: Evidence) -> Cause | None:
         if what.line not in lines or what.role not in MADE or not what.dtype:
             continue
         gone = (one for one in evidence.gone(what.module, what.source) if one.dtype == what.dtype)
-        was = max(gone, key=lambda one: one.nbytes, default=None)
+        like = [one for one in gone if len(one.shape) == len(what.shape)]
+        equal = {one: sum(map(eq, one.shape, what.shape)) for one in like}
+        was = max(like, key=lambda one: (equal[one], one.nbytes), default=None)
         if was is None or was.nbytes >= what.nbytes or _is_preceded(evidence, group.first):
             continue
         rows = [row for row in evidence.came() if row.what.line == what.line]
         values = {"operator": what.source, "now": what.tensor, "before": str(list(was.shape))}
         of = _of_standing(evidence, what, group.first)
-        return cause("larger", rows, of=of, given="", **values)
+        made = Origin(Phase.FORWARD, what.module, what.source, what.line)
+        return cause("larger", rows, None, made, of=of, given="", **values)
     return None
 
 

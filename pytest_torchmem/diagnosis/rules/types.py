@@ -278,10 +278,15 @@ def _is_new(evidence: Evidence, one: Allocation) -> bool:
 
 
 def _is_for_wider(evidence: Evidence, row: Row, copied: Allocation) -> bool:
-    """Tell whether numbers are converted to the type that parameters of their module have now."""
+    """Tell whether numbers are converted to the type that parameters of their module have now, or
+    that others have from another operator on.
+    """
     own, dtype = row.what.module, row.what.dtype
     if dtype == copied.dtype:
         return False
+    wider = wider_type(evidence)
+    if wider and wider.values["now"] == dtype and wider.values["source"] != row.what.source:
+        return True
     return wider_parameter(evidence, row.what) is not None or any(
         one.before is not None
         and one.before.dtype != dtype == one.what.dtype
