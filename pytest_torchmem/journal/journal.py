@@ -34,7 +34,7 @@ from pytest_torchmem.profile.timeline import without_collections
 from pytest_torchmem.step.generators import current_draws, is_alone
 from pytest_torchmem.step.imports import imports_apart
 from pytest_torchmem.torch_private import settings as torch_settings
-from pytest_torchmem.torch_private.dispatcher import turns_ended
+from pytest_torchmem.torch_private.dispatcher import turns
 
 _Result = TypeVar("_Result")
 _PATIENCE = 10.0
@@ -89,7 +89,7 @@ class Journal(ExitStack):
                     "and two threads cannot trace at once"
                 )
             self._lock, _Process.open, _Process.tracer = lock, self, thread
-            self.enter_context(turns_ended())
+            self.enter_context(_turns_ended())
             switch_on(self)
 
     def end(self) -> None:
@@ -104,6 +104,19 @@ class Journal(ExitStack):
                 if _Process.lock is lock:  # not in a forked process that goes on to here
                     _Process.open = None
                 lock.release()
+
+
+@contextmanager
+def _turns_ended() -> Iterator[None]:
+    """Let this thread hold ``turns`` no longer than it did: a signal raises between any two
+    instructions, also between those that take the lock and those that see to its release.
+    """
+    lock, held = turns(), turns()._is_owned()
+    try:
+        yield
+    finally:
+        while not held and lock._is_owned():
+            lock.release()
 
 
 @contextmanager

@@ -153,19 +153,6 @@ def turns() -> Any:
     return _Process.turns
 
 
-@contextmanager
-def turns_ended() -> Iterator[None]:
-    """Let this thread hold ``turns`` no longer than it did: a signal raises between any two
-    instructions, also between those that take the lock and those that see to its release.
-    """
-    lock, held = turns(), turns()._is_owned()
-    try:
-        yield
-    finally:
-        while not held and lock._is_owned():
-            lock.release()
-
-
 def join_all() -> None:
     """Let this thread reach what is registered for the trace that is running."""
     keys.set_included(keys.FAKE, True)

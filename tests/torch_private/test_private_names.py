@@ -31,7 +31,7 @@ EXCEPTIONS = {
     ("*", "_cdata"),
     # Not torch's, but set by the package on an object of torch, or of Python.
     ("*", "_asdict"),
-    ("interception/phases.py", "_is_owned"),
+    ("*", "_is_owned"),
     # An argument by name, of a class that torch_private/ declares.
     ("fake_cuda/api/factories.py", "_fake_device"),
     ("*", "_getframe"),
