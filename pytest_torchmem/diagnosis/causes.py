@@ -23,6 +23,8 @@ WEIGHTY = 0.1
 """The part of a growth that a cause has to explain in order to be told."""
 _MUCH = 1 / 4
 """The part that a likely cause has to explain beside another one."""
+_OF_TYPES = ("type", "copy", "float64")
+"""Causes by which numbers take twice the bytes, or more."""
 _MAIN = 1 / 3
 """The part that a likely cause has to explain for others not to be looked for."""
 _OF_A_MOMENT = (Role.GRADIENT_TEMPORARY, Role.OPTIMIZER_TEMPORARY, Role.WORKSPACE)
@@ -78,6 +80,8 @@ class Cause:
     """Who is to blame, where that is another one than who made the row."""
     rows: tuple[Row, ...] = ()
     """The rows that it explains."""
+    larger: float = 1
+    """By what factor they have more numbers for it, whatever their type."""
 
     @property
     def text(self) -> str:
@@ -446,11 +450,17 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     explained = {row for one in found[:1] for row in one.rows}
     kept = [*found[:1]]
     for one in found[1:]:
-        more = [row for row in one.rows if row not in explained]
+        more = total(row for row in one.rows if row not in explained)
+        # What has more numbers, and wider ones, has two causes.
+        is_known = any(each.rule in _OF_TYPES for each in kept)
+        is_new = one.rule in _OF_TYPES and not is_known
+        part = 1 / 2 if is_new else 1 - 1 / one.larger if is_known else 0
+        if found[0].larger * one.larger > 1:
+            more += int(part * sum(row.bytes_now for row in one.rows if row in explained))
         least = WEIGHTY if RULES[one.rule].rank == 0 else _MUCH
-        if RULES[one.rule].rank < _LAST and total(more) >= least * growth:
+        if RULES[one.rule].rank < _LAST and more >= least * growth:
             kept.append(one)
-            explained.update(more)
+            explained.update(one.rows)
     return tuple(kept)
 
 

@@ -191,10 +191,16 @@ class Row:
         return found
 
     @property
+    def bytes_now(self) -> int:
+        """The bytes of the present side."""
+        return self.now.nbytes * self.count_now if self.now is not None else 0
+
+    @property
     def change(self) -> int:
         """The bytes by which it grew."""
-        now = self.now.nbytes * self.count_now if self.now is not None else 0
-        return now - (self.before.nbytes * self.count_before if self.before is not None else 0)
+        return self.bytes_now - (
+            self.before.nbytes * self.count_before if self.before is not None else 0
+        )
 
     @property
     def is_resized(self) -> bool:

@@ -271,10 +271,10 @@ def others(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _others(causes: Sequence[Cause]) -> Iterator[tuple[str, str]]:
-    """Yield text and place of the causes after the first; those of the same row are one."""
+    """Yield text and place of the causes after the first; those at the same place are one."""
     for number, cause in enumerate(causes):
         row, made = cause.row, cause.origin
-        if not number or (row is not None and any(row is one.row for one in causes[:number])):
+        if not number or (row, made) in [(one.row, one.origin) for one in causes[:number]]:
             continue
         where = place_of(row.what, row.module) if row is not None else ""
         if made is not None:

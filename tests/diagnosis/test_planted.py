@@ -307,3 +307,22 @@ def test_a_setting_that_a_library_changed_at_import_is_named_first(monkeypatch, 
         put(False)
     first = message(result).splitlines()[0]
     assert words in first
+
+
+def test_what_is_larger_and_of_a_wider_type_has_two_causes(device: str) -> None:
+    def build(wrong: bool) -> Step:
+        class Up(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                made = super().forward(x)
+                return (made.float() if wrong else made).sigmoid().exp()
+
+        class Padded(Parts):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.up(nn.functional.pad(x, (0, 0, 0, 256 if wrong else 64)))
+
+        model = Padded(up=Up(64, 1024)).bfloat16()
+        return model, (torch.zeros(192, 64, dtype=torch.bfloat16),), {}
+
+    text = " ".join(told(build, device)[0].split())
+    assert "Padded.up is given [448, 64] of " in text
+    assert "float32[448, 1024] of the bfloat16 of" in text or "bfloat16 became float32" in text

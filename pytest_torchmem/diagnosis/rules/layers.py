@@ -416,9 +416,6 @@ def given_more(evidence: Evidence) -> Cause | None:
         and (row.what.role in _PASSING or row.what.shape in shapes)
         and row not in own
     ]
-    begun = min((evidence.order(row) for row in own if within(first, row.what.module)), default=0)
-    if any(row.is_resized and evidence.order(row) < begun for row in evidence.came(*MADE)):
-        return None  # who made what the layer is given is nearer to the cause
     made = _maker_of(evidence, first, shape)
     now = f"{shape.text} of {made.operator}" if made else shape.text
     module = evidence.module(first, shape.numbers)
@@ -428,7 +425,11 @@ def given_more(evidence: Evidence) -> Cause | None:
     is_new = counted is not None and counted.rose
     is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
     origin = made if is_new or not placed else None  # else what it is given to
-    return cause("given", rows, shown_by(placed or own or rows), origin, module=module, **values)
+    more = {name for name, one in evidence.counts().items() if one.rose}  # for other causes
+    calm = [row for row in placed if row.what.source not in more]
+    shown = shown_by(calm or placed or own or rows)
+    found = cause("given", rows, shown, origin, module=module, **values)
+    return found and replace(found, larger=most)
 
 
 class _Given(NamedTuple):
