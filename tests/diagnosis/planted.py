@@ -666,6 +666,17 @@ def outputs_gathered(wrong: bool) -> Step:
     return step, (), {"world_size": 4}
 
 
+@planted("new module", "Heads.aux is called, and was not", "Heads.aux", "aten::")
+def another_head_called(wrong: bool) -> Step:
+    class Heads(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            loss = self.head(x).square().sum()
+            return loss + self.aux(x).square().sum() if wrong else loss
+
+    model = Heads(head=nn.Linear(64, 64), aux=nn.Linear(64, 512))
+    return model, (torch.zeros(512, 64),), {}
+
+
 class Waves(nn.Module):
     """What keeps less when it is compiled, and other things."""
 
@@ -1915,7 +1926,20 @@ def masked_with_numbers(wrong: bool) -> Step:
     return Masking(), (torch.zeros(8, 4, 64, 64, requires_grad=True), mask), {}
 
 
+def products_kept_for_a_backward(wrong: bool) -> Step:
+    """The same vectors were broadcast before, and the matrix was freed before the peak."""
+
+    class Slopes(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            slope = self.up.weight.sum() if wrong else self.up.weight.sum().detach()
+            loss = ((x[:, :1] - x[:, 0]) * slope).sum()
+            return loss + self.up(x).sin().exp().sum()
+
+    return Slopes(up=nn.Linear(4, 2048)), (torch.zeros(512, 4),), {}
+
+
 NOT_THE_CAUSE = {
+    products_kept_for_a_backward: {"broadcast"},
     one_number_more: {"inputs"},
     masked_with_numbers: {"broadcast"},
     one_position_more_in_a_copy: {"given"},

@@ -328,7 +328,7 @@ def layer_gone(evidence: Evidence) -> Cause | None:
     return None
 
 
-@rule("new module", "{module} is new{instead}", sure=True)
+@rule("new module", "{module} is {new}{instead}", sure=True)
 def new_module(evidence: Evidence) -> Cause | None:
     """A part of the model was not there before."""
     best: Cause | None = None
@@ -346,7 +346,9 @@ def new_module(evidence: Evidence) -> Cause | None:
         if saves:
             instead += f", and saves the output of {shown_by(saved).what.source} for its backward"
         path = evidence.short(unfold(pattern, numbers))
-        found = cause("new module", [*rows, *saved], module=path, instead=instead)
+        is_known = any(within(pattern, what.module) for what in evidence.known())
+        new = "new" if numbers or not is_known else "called, and was not"
+        found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
             found = placed_in(evidence, pattern, found)
         best = largest(filter(None, (best, found)))

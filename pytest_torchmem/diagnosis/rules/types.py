@@ -65,6 +65,10 @@ def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
         return True
     if known and max(shape) not in _sizes_before(evidence, known):
         return True  # its vectors are longer than anything was, and were broadcast as well
+    sides = (of(Topic.OPERATORS).get(what.source) for of in (evidence.then, evidence.present))
+    then, now = ((one.called, one.largest) if one else () for one in sides)
+    if then == now and what.nbytes in now:
+        return True  # its operator made as much as often, which was freed
     return any(
         len(one.shape) == len(shape)
         and not any(a == 1 < b for a, b in zip(one.shape, shape, strict=True))
