@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,6 @@ from torch.cuda import _memory_viz
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.formats.exports import (
-    PickleWriter,
-    Rows,
     allocations_csv,
     parts_of,
     trace_events,
@@ -167,17 +166,9 @@ def test_trace_events_keep_to_the_format(profile: MemoryProfile) -> None:
             assert isinstance(event["args"]["name"], str)
 
 
-def dictionaries(rows: Rows) -> list[dict[str, Any]]:
-    return [
-        dict(zip(rows.names, (*before, changing, *after), strict=True))
-        for key, first, after in rows.rows
-        for changing, before in enumerate(rows.before(key), first)
-    ]
-
-
 def memory_snapshot(timeline: Timeline) -> dict[str, Any]:
     return {
-        name: [dictionaries(found)] if isinstance(found, Rows) else found
+        name: [list(found)] if isinstance(found, Iterator) else found
         for name, found in parts_of(timeline, "")
     }
 
@@ -195,21 +186,21 @@ def test_a_snapshot_has_what_is_alive_piece_by_piece(timeline: Timeline) -> None
     assert pickle.loads(file.getvalue()) == memory_snapshot(timeline)
 
 
-def test_a_pickle_of_many_rows_is_read_as_it_was() -> None:
-    names = [[{"name": str(n), "wide": "x" * 100_000 * (n == 7)}] for n in range(400)]
-    ends = [(names[number % 400], f"t{number}") for number in range(1200)]
-    made = [
-        (
-            tuple(("a" * (one % 3), one % 700) for one in range(number, number + 1 + number % 4)),
-            (1 << number % 60) - number % 2,
-            ends[number % 1200],
+def test_a_snapshot_of_many_entries_is_read_as_it_was() -> None:
+    lines = [f"{'x' * 100_000 * (number == 7)}model.py:{number}" for number in range(400)]
+    origins = [Origin(Phase.FORWARD, "net", "aten::mm", line) for line in lines]
+    made = tuple(
+        Allocation(
+            1 << number % 34, list(Kind)[number % 3], origins[number % 400 * (number < 2000)]
         )
-        for number in range(2500)
-    ]
-    rows = Rows(("text", "number", "size", "names", "label"), "size", lambda key: key, made)
+        for number in range(4000)
+    )
+    events = (one for n in range(1, 4001) for one in (n, 3 - n)[: 1 + (n > 3)])
+    timeline = Timeline(made, tuple(events), ((0, Phase.FORWARD),))
     file = io.BytesIO()
-    PickleWriter(file).dictionary([("rows", rows), ("more", names)])
-    assert pickle.loads(file.getvalue()) == {"rows": [dictionaries(rows)], "more": names}
+    write_memory_snapshot(timeline, file)
+    assert len(file.getvalue()) < 1_000_000
+    assert pickle.loads(file.getvalue()) == memory_snapshot(timeline)
 
 
 def test_the_tools_of_torch_read_the_snapshot(profile: MemoryProfile, tmp_path: Path) -> None:

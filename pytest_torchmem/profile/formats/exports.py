@@ -5,9 +5,8 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU 
 The snapshot is that of ``torch.cuda.memory._dump_snapshot``, for https://pytorch.org/memory_viz.
 Its fields are those of torch/cuda/memory.py, ``_snapshot``, and of
 ``_memory_viz.profile_to_snapshot``, which has categories too. Its pickle is written piece by piece,
-so that a list of millions of dictionaries is never in memory. The opcodes are those of
-Lib/pickle.py, protocol 4. What comes more than once is written once, and fetched from the reader's
-memo after that.
+so that a list of millions of dictionaries is never in memory. What comes more than once is written
+once, and fetched from the reader's memo after that.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import io
 import json
 import math
 import pickle
-import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
@@ -132,151 +130,10 @@ def _peak(timeline: Timeline) -> Iterator[str]:
 
 
 _BATCH = 1000
-"""Elements of a list that a reader holds before it adds them; as in ``pickle.Pickler``."""
-_REMEMBERED = 100_000
-"""Beginnings of rows that are kept as they are written."""
-_LARGE = 1 << 31
-_OPEN = pickle.EMPTY_DICT + pickle.MARK
-_SMALL = pickle.BININT
-"""Before the four bytes of a number that has no sign."""
-_FOUR_BYTES = struct.Struct("<I")
-
-
-class Rows(NamedTuple):
-    """Dictionaries of the same names, in the order of ``names``, as what they are made of.
-
-    A row is the values of the names before ``changing``, its value, and those of the names after
-    it: what differs from row to row stands between what comes again and again. Rows that follow
-    each other come together, as a key for what each has before it (``before`` returns that), the
-    first one's value, which counts up, and what all have after it. That is one object wherever it
-    comes again, which lives until the end.
-    """
-
-    names: Sequence[str]
-    changing: str
-    before: Callable[[Any], tuple[tuple[Any, ...], ...]]
-    rows: Iterable[tuple[Any, int, tuple[Any, ...]]]
-
-
-class PickleWriter:
-    """Writes a dictionary, of which some values are rows that are made as they are written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._places: dict[Any, bytes] = {}
-        """What fetches a text, or an object by its id, from the memo."""
-
-    def dictionary(self, values: Iterable[tuple[str, Any]]) -> None:
-        """Write a dictionary; ``Rows`` become a list of dictionaries in a list."""
-        write = self._file.write
-        write(pickle.PROTO + bytes([4]) + pickle.EMPTY_DICT + pickle.MARK)
-        for name, value in values:
-            write(self._text(name))
-            if isinstance(value, Rows):
-                write(pickle.EMPTY_LIST)
-                self._list(value)
-                write(pickle.APPEND)
-            else:
-                write(_whole(value))
-        write(pickle.SETITEMS + pickle.STOP)
-
-    def _list(self, table: Rows) -> None:
-        heads: dict[Any, list[bytes]] = {}
-        tails: dict[int, bytes] = {}
-        self._file.write(pickle.EMPTY_LIST)
-        batch, rows, four_bytes = [pickle.MARK], 0, _FOUR_BYTES.pack
-        for key, changing, last in table.rows:
-            beginnings, end = heads.get(key), tails.get(id(last))
-            if beginnings is None or end is None or changing > _LARGE - len(beginnings):
-                several = table.before(key)
-                for number, first in enumerate(several, changing):
-                    batch += self._head(table, first), _number(number), self._tail(table, last)
-                # As they are written when they come again.
-                tails[id(last)] = self._tail(table, last)
-                if len(heads) < _REMEMBERED:
-                    heads[key] = [self._head(table, first) + _SMALL for first in several]
-                rows += len(several)
-            elif len(beginnings) == 1:
-                batch += beginnings[0], four_bytes(changing), end
-                rows += 1
-            else:
-                for beginning in beginnings:
-                    batch += beginning, four_bytes(changing), end
-                    changing += 1
-                rows += len(beginnings)
-            if rows >= _BATCH:
-                batch.append(pickle.APPENDS)
-                self._file.write(b"".join(batch))
-                batch, rows = [pickle.MARK], 0
-        batch.append(pickle.APPENDS)
-        self._file.write(b"".join(batch))
-
-    def _head(self, table: Rows, values: Iterable[Any]) -> bytes:
-        """Return a row up to the value that changes."""
-        names = table.names[: table.names.index(table.changing)]
-        return _OPEN + self._items(names, values) + self._text(table.changing)
-
-    def _tail(self, table: Rows, values: Iterable[Any]) -> bytes:
-        names = table.names[table.names.index(table.changing) + 1 :]
-        return self._items(names, values) + pickle.SETITEMS
-
-    def _items(self, names: Iterable[str], values: Iterable[Any]) -> bytes:
-        return b"".join(
-            [
-                part
-                for name, value in zip(names, values, strict=True)
-                for part in (self._text(name), self._value(value))
-            ]
-        )
-
-    def _value(self, value: Any) -> bytes:
-        if type(value) is int:
-            return _number(value)
-        if type(value) is str:
-            return self._text(value)
-        return self._places.get(id(value)) or self._memoized(id(value), _whole(value))
-
-    def _text(self, text: str) -> bytes:
-        return self._places.get(text) or self._memoized(text, _whole(text))
-
-    def _memoized(self, key: Any, written: bytes) -> bytes:
-        place = len(self._places)
-        self._places[key] = (
-            pickle.BINGET + bytes([place])
-            if place < 256
-            else pickle.LONG_BINGET + struct.pack("<I", place)
-        )
-        return written + pickle.MEMOIZE
-
-
-def _number(number: int) -> bytes:
-    if 0 <= number < _LARGE:
-        return _SMALL + number.to_bytes(4, "little")
-    written = pickle.encode_long(number)
-    return pickle.LONG1 + bytes([len(written)]) + written
-
-
-def _whole(value: Any) -> bytes:
-    """Return the opcodes of a value, which leave the reader's memo as it is."""
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, protocol=4)
-    pickler.fast = True
-    pickler.dump(value)
-    written = file.getvalue()[2:-1]  # without protocol and end
-    if written[:1] == pickle.FRAME:
-        return written[9:]
-    return written
-
-
-_About: TypeAlias = tuple[list[dict[str, Any]], str]
-"""The stack and the category of an allocation."""
-_Blocks: TypeAlias = dict[int, tuple[Block, _About]]
-"""Blocks by the events that asked for them."""
-_Change: TypeAlias = tuple[int, int] | tuple[int, int, str]
-"""An address and its bytes, negative ones given back; of a segment the action, too."""
-_Entry: TypeAlias = tuple[_Change, int, _About]
-"""Of one event: what it changes, and the number of its first entry."""
-_FIELDS = ("action", "addr", "size", "stream", "time_us", "frames", "category")
+"""Entries that a reader holds before it adds them to the list; as in ``pickle.Pickler``."""
+_Entry: TypeAlias = dict[str, Any]
+_Blocks: TypeAlias = dict[int, tuple[Block, _Entry]]
+"""Blocks, and what their entries have in common, by the events that asked for them."""
 
 
 class Layout(NamedTuple):
@@ -333,16 +190,58 @@ def write_memory_snapshot(timeline: Timeline, file: BinaryIO, allocator: str = "
     The requests are replayed on one stream; ``allocator`` is written as for
     ``PYTORCH_ALLOC_CONF``. Frames name the line, the module and the operator of an allocation.
     """
-    PickleWriter(file).dictionary(parts_of(timeline, allocator))
+    part = io.BytesIO()
+    pickler = pickle.Pickler(part, protocol=3)  # in later ones the memo's places have no numbers
+
+    def written(value: Any) -> bytes:
+        part.seek(0)
+        part.truncate()
+        pickler.dump(value)
+        return part.getvalue()[2:-1]  # without protocol and end
+
+    file.write(pickle.PROTO + bytes([3]) + pickle.EMPTY_DICT + pickle.MARK)
+    for name, value in parts_of(timeline, allocator):
+        file.write(written(name))
+        if not isinstance(value, Iterator):
+            file.write(written(value))
+            continue
+        file.write(pickle.EMPTY_LIST + pickle.EMPTY_LIST)  # entries are those of one device
+        for entries in _batches(value):
+            pickler.fast = isinstance(entries, list)  # the memo is read then, and not written to
+            found = written(entries)
+            file.write(
+                found.removeprefix(pickle.EMPTY_LIST) if pickler.fast else found + pickle.APPEND
+            )
+        file.write(pickle.APPEND)
+        pickler.fast = False
+    file.write(pickle.SETITEMS + pickle.STOP)
+
+
+def _batches(entries: Iterable[_Entry]) -> Iterator[_Entry | list[_Entry]]:
+    """Yield an entry whose texts or stack are new by itself, and lists of others, all in order."""
+    known: set[str | int] = set()
+    batch: list[_Entry] = []
+    for entry in entries:
+        action, stack = entry["action"], id(entry["frames"])
+        is_new = not (action in known and stack in known)
+        if is_new or len(batch) == _BATCH:
+            yield batch
+            batch = []
+        if is_new:
+            known.update((action, stack))
+            yield entry
+        else:
+            batch.append(entry)
+    yield batch
 
 
 def parts_of(timeline: Timeline, allocator: str) -> Iterator[tuple[str, Any]]:
-    """Yield names and values; ``Rows`` are to be taken before the next one."""
+    """Yield names and values; the entries are to be taken before the next one."""
     replayed = CachingAllocator(parse_options(allocator))
     replayed.statistics = NoStatistics()
     blocks: _Blocks = {}
-    yield "device_traces", Rows(_FIELDS, "time_us", _written, _entries(timeline, replayed, blocks))
-    frames = {block.address: told[0] for block, told in blocks.values()}
+    yield "device_traces", _entries(timeline, replayed, blocks)
+    frames = {block.address: shared["frames"] for block, shared in blocks.values()}
     reserved = segments(replayed)
     for segment in reserved:
         for block in segment["blocks"]:
@@ -358,46 +257,43 @@ def _entries(timeline: Timeline, allocator: CachingAllocator, blocks: _Blocks) -
     Entries share the stacks of allocations, as those of torch do: by the ids of origins, which the
     timeline holds.
     """
-    allocations, shared = timeline.allocations, dict[tuple[int, str, Kind], _About]()
-    allocate, free, take = allocator.allocate, allocator.free, blocks.pop
+    allocations, common = timeline.allocations, dict[tuple[int, str, Kind], _Entry]()
     reserved = noted = 0
+
+    def entry(action: str, address: int, nbytes: int, shared: _Entry) -> _Entry:
+        nonlocal noted
+        noted += 1
+        return {
+            "action": action,
+            "addr": address,
+            "size": nbytes,
+            "stream": 0,
+            "time_us": noted - 1,
+            **shared,
+        }
+
     for event in timeline.events:
         if event < 0:
-            freed = take(-event, None)
-            if freed is None:
-                continue
-            block, told = freed
-            change = block.address, -block.requested
-            free(block)
-            yield change, noted, told
-            noted += 2
+            if (freed := blocks.pop(-event, None)) is not None:
+                block, shared = freed
+                for action in ("free_requested", "free_completed"):
+                    yield entry(action, block.address, block.requested, shared)
+                allocator.free(block)
             continue
         found = allocations[event - 1]
-        served = allocate(found.nbytes)
+        served = allocator.allocate(found.nbytes)
         if served is None:  # it asks for no bytes
             continue
         key = id(found.origin), found.label, found.kind
-        if key not in shared:
-            shared[key] = frames_of(found), found.kind.value.replace(" ", "_")
-        block, told = blocks[event] = served, shared[key]
-        if allocator.reserved != reserved:
-            grown, reserved = allocator.reserved - reserved, allocator.reserved
-            if grown > 0:
-                action = "segment_alloc" if block.expandable is None else "segment_map"
-                yield (block.address, grown, action), noted, told
-                noted += 1
-        yield (block.address, block.requested), noted, told
-        noted += 1
-
-
-def _written(change: _Change) -> tuple[tuple[str, int, int, int], ...]:
-    """Return action, address, size and stream of the entries of a change."""
-    address, nbytes, *segment = change
-    if segment:
-        return ((segment[0], address, nbytes, 0),)
-    if nbytes > 0:
-        return (("alloc", address, nbytes, 0),)
-    return ("free_requested", address, -nbytes, 0), ("free_completed", address, -nbytes, 0)
+        if key not in common:
+            category = found.kind.value.replace(" ", "_")
+            common[key] = {"frames": frames_of(found), "category": category}
+        blocks[event] = served, common[key]
+        grown, reserved = allocator.reserved - reserved, allocator.reserved
+        if grown > 0:
+            action = "segment_alloc" if served.expandable is None else "segment_map"
+            yield entry(action, served.address, grown, common[key])
+        yield entry("alloc", served.address, served.requested, common[key])
 
 
 def frames_of(found: Allocation) -> list[dict[str, Any]]:
