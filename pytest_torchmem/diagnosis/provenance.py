@@ -202,13 +202,23 @@ class Provenance:
                     own.add((fold(made.module)[0], made.operator, one.dtype, one.shape))
         return found
 
+    @cached_property
+    def _recorded(self) -> dict[int, Origin]:
+        """The operators that autograd recorded, by their nodes."""
+        return {call.node: call.origin for call in self._calls if call.node > 0}
+
+    def saver(self, index: int) -> Origin | None:
+        """Return the only operator of the forward whose backward reads an allocation, if any."""
+        nodes = {-call.node for call in self._calls if call.node < 0 and index + 1 in call.reads}
+        found = {self._recorded[node] for node in nodes if node in self._recorded}
+        return found.pop() if len(found) == 1 else None
+
     def written(self, module: str, source: str, line: str) -> Origin | None:
         """Return the forward operator whose backward called ``source`` at a place, if known."""
-        forward = {call.node: call.origin for call in self._calls if call.node > 0}
         for call in self._calls:
             own = call.origin
             if call.node < 0 and (own.operator, own.line) == (source, line):
-                found = forward.get(-call.node)
+                found = self._recorded.get(-call.node)
                 if found is not None and fold(found.module)[0] == module and found.line == line:
                     return found
         return None

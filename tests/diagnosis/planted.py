@@ -840,7 +840,7 @@ def switched_in_some_stages(wrong: bool) -> Step:
     return Stages(stages=nn.ModuleList(stages)), (torch.zeros(256, WIDTH),), {}
 
 
-@planted("lives longer", "the dict model.masks of masks_of_every", "Masked", "aten::triu")
+@planted("held", "the dict model.masks of masks_of_every", "Masked", "aten::triu")
 @torch.no_grad()
 def masks_of_every_length(wrong: bool, device: str) -> None:
     class Masked(Parts):
@@ -854,6 +854,22 @@ def masks_of_every_length(wrong: bool, device: str) -> None:
     model = Masked(masks={})
     for length in (128, 160, 192, 256):
         model(torch.zeros(1, length, 8, device=device))
+
+
+@planted(
+    "lives longer", "aten::mul.Tensor saves 3 × float32[256, 256] of aten::add", "Scaled", "mul"
+)
+def scaled_rather_than_shifted(wrong: bool) -> Step:
+    class Scaled(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            for scale in self.scales:
+                y = self.up(x)
+                y = y * scale if wrong else y + scale  # here: scaled_rather_than_shifted
+                x = x + y
+            return x
+
+    scales = nn.ParameterList(torch.ones(256) for _ in range(4))
+    return Scaled(scales=scales, up=nn.Linear(256, 256)), (torch.zeros(256, 256),), {}
 
 
 @planted("kept", "the list results of logits_on_the_host", "", "cpu (aten::_to_copy)", "cuda")
@@ -923,13 +939,15 @@ def weight_of_another_type(wrong: bool, device: str) -> None:
     model(torch.zeros(1024, WIDTH, dtype=torch.bfloat16, device=device))
 
 
-@planted("larger", "makes float32[2048, 256], and made 16.00 KiB at most", "", "cat", "cuda")
+@planted("held", ": the list made of joined_before_it_is_reduced", "Linear", "addmm", "cuda")
 @torch.no_grad()
 def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
     layer = nn.Linear(8, 256).to(device)
     parts = [torch.zeros(512, 8, device=device)] * 4
-    made = [layer(part) if wrong else layer(part).argmax(-1) for part in parts]
-    joined = torch.cat(made)  # here: joined_before_it_is_reduced
+    made = [
+        layer(x) if wrong else layer(x).argmax(-1) for x in parts
+    ]  # here: joined_before_it_is_reduced
+    joined = torch.cat(made)
     joined.argmax(-1)
 
 
@@ -1430,9 +1448,7 @@ def kept_of_a_new_call(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
-@planted(
-    "lives longer", "live longer than before: layers.0.wide of made_once_and_kept", "", "float"
-)
+@planted("held", "in the forward: layers.0.wide of made_once_and_kept", "", "float")
 def made_once_and_kept(wrong: bool, device: str) -> None:
     """Of two calls the second makes nothing: the operator is called less often."""
 

@@ -191,6 +191,9 @@ def held_by_program(evidence: Evidence) -> Cause | None:
         if (not row.before or row.before.role != Role.HELD) and not evidence.narrower(row)
     ]
     what = "what it made in the forward"
+    if not rows and evidence.difference.moment != HOST:
+        rows = [row for row in evidence.came(Role.ACTIVATION) if _lives_longer(evidence, row)]
+        rows = [row for row in rows if is_kept(evidence, row)]
     if not rows:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]
@@ -246,35 +249,28 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
 def lives_longer(evidence: Evidence) -> Cause | None:
     """The forward called the same operators no more often, and what they made is freed later."""
     anew = evidence.ran.places_of(n for n, one in evidence.counts().items() if not one.before)
-    rows = [
-        row
-        for row in evidence.came(Role.SAVED, Role.ACTIVATION)
-        if _no_more_often(evidence, row)
-        and _is_more(row)
-        and not is_resized(evidence, row)
-        and not evidence.made_at_most(row)
-        and row.place not in anew
-    ]
+    made = evidence.came(Role.SAVED, Role.ACTIVATION)
+    rows = [row for row in made if _lives_longer(evidence, row) and row.place not in anew]
     if not rows or evidence.has_other_inputs or evidence.difference.moment == HOST:
         return None
     known = {one[1:5] for one in evidence.known()}  # at another moment
-    held = [row for row in rows if row.now in evidence.watched.holders]
-    held = held or [row for row in rows if row.what[1:5] in known]
-    first = max(held, key=lambda row: row.change * _age(evidence, row), default=shown_by(rows))
-    count = first.count_now - first.count_before
-    holder = holder_of(evidence, [first])
+    first = shown_by([row for row in rows if row.what[1:5] in known] or rows)
+    count, holder = first.count_now - first.count_before, holder_of(evidence, [first])
     counted = evidence.counted(first.what.source)
     is_known = first.what[1:5] in known or (counted is not None and counted.fell)
     what = f"{tensors(count, first.what)} of {first.what.source}"
-    saved = {row.what[1:3] for row in rows if row.what.role == Role.SAVED}
-    if first.what.role == Role.SAVED and len(saved) >= _MANY and _GRAPH in holder:
-        what = f"{holder.removeprefix(': ')} is kept, and was not, with {what}"
-    elif is_known or holder.startswith(_LASTING):
+    is_saved = first.what.role == Role.SAVED
+    saver = evidence.ran.saver(evidence.first(first)) if is_saved else None
+    if is_saved and _GRAPH in holder and len({row.what[1:3] for row in rows}) >= _MANY:
+        what, saver = f"{holder.removeprefix(': ')} is kept, and was not, with {what}", None
+    elif saver is not None and saver.operator != first.what.source:
+        what = f"{saver.operator} saves {what} for its backward"
+    elif is_known:
         what = f"{what} {'live' if count > 1 else 'lives'} longer than before{holder}"
     else:  # what is freed at once is in no snapshot
         verb = "are" if count > 1 else "is"
         what = f"{what} {verb} larger than before, or {verb} freed later{holder}"
-    return cause("lives longer", rows, first, what=what)
+    return cause("lives longer", rows, first, saver, what=what)
 
 
 @rule("kept", "the program keeps {what}{holder}", last=True)
@@ -302,20 +298,10 @@ def kept_by(evidence: Evidence, rows: Iterable[Row]) -> str:
     return holder_of(evidence, [*held]).replace(": ", ", kept by ", 1)
 
 
-_OUTLIVING = ("list", "dict", "set", "tuple", "closure", "defaults")
-_LASTING = tuple(f": the {kind} " for kind in _OUTLIVING)
-"""How the names of what outlives a function's variables begin; those of attributes have a dot."""
 _MANY = 3
 
 
 _GRAPH = "the graph of "
-
-
-def _age(evidence: Evidence, row: Row) -> int:
-    """Return how many allocations ago, at the moment, the first of a row's tensors was made."""
-    moment = evidence.difference.moment
-    there = (group.first for group in evidence.alive.groups if group.counts.get(moment))
-    return max(there, default=0) - evidence.order(row) + 1
 
 
 @rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}")
@@ -353,6 +339,12 @@ def _no_more_often(evidence: Evidence, row: Row) -> bool:
     if counted is None or not 0 < counted.now <= counted.before:
         return False
     return not counted.fell or is_kept(evidence, row)
+
+
+def _lives_longer(evidence: Evidence, row: Row) -> bool:
+    """Tell whether as many tensors were made as before, of the same size, and more are alive."""
+    same = _is_more(row) and not is_resized(evidence, row) and not evidence.made_at_most(row)
+    return same and _no_more_often(evidence, row)
 
 
 def _is_more(row: Row) -> bool:
