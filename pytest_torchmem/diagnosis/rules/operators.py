@@ -183,8 +183,10 @@ def other_operators(evidence: Evidence) -> Cause | None:
     first = shown_by(rows)
     root = _root_of(evidence, more, first)
     own = _names_of(evidence, more, rows, first)
+    origin = None
     if root is not None:
-        own = [*dict.fromkeys([root.origin.operator, *own])]
+        origin = root.origin._replace(operator=evidence.ran.caller(root))
+        own = [*dict.fromkeys([origin.operator, *own])]
     came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
     fell = {name for name, one in counts.items() if one.fell}
     gone = [name for name in fell if _base(name) not in (*came, *_ALLOCATE)]
@@ -195,7 +197,6 @@ def other_operators(evidence: Evidence) -> Cause | None:
     if evidence.then(Topic.COMPILED) and _ALLOCATE[-1] in fell and not counts[own[0]].before:
         instead = f" {'are' if own[1:] else 'is'} no longer compiled"
     text = f"{short_names(own)}{_makes(evidence, own)}" if instead else _calls(evidence, own, more)
-    origin = root.origin if root is not None else None
     kept = kept_by(evidence, (first, *rows))
     return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
 
@@ -209,7 +210,7 @@ def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Alloc
     while index >= 0:
         size = prod(allocations(index).shape)
         read = [one for one in evidence.ran.reads(index) if one not in seen]
-        new = (one for one in read if allocations(one).origin.operator in more)
+        new = (one for one in read if evidence.ran.caller(allocations(one)) in more)
         as_large = (one for one in new if prod(allocations(one).shape) >= size)
         index = next((one for one in as_large if not is_known(evidence, allocations(one))), -1)
         seen.add(index)
