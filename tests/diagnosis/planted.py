@@ -943,12 +943,12 @@ def weight_of_another_type(wrong: bool, device: str) -> None:
 @torch.no_grad()
 def joined_before_it_is_reduced(wrong: bool, device: str) -> None:
     layer = nn.Linear(8, 256).to(device)
-    parts = [torch.zeros(512, 8, device=device)] * 4
-    made = [
-        layer(x) if wrong else layer(x).argmax(-1) for x in parts
-    ]  # here: joined_before_it_is_reduced
-    joined = torch.cat(made)
-    joined.argmax(-1)
+    parts = [torch.zeros(512, 8, device=device)] * 16
+    made = []
+    for x in parts:
+        y = layer(x)  # here: joined_before_it_is_reduced
+        made.append(y if wrong else y.argmax(-1))
+    torch.cat(made).argmax(-1)
 
 
 @planted("type", "uint8 became float32 from", "", "float (aten::_to_copy)", "cuda")
