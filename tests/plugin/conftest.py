@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,9 +104,34 @@ class Result(pytest.RunResult):
             run.assert_outcomes(**outcomes)
         return cls(run.ret, run.outlines, run.errlines, run.duration)
 
-    def tells(self, *lines: str) -> None:
+    def tells(self, *lines: str) -> Result:
         """Expect these lines, in which ``*`` is anything, one after the other in the output."""
         self.stdout.fnmatch_lines(lines)
+        return self
+
+    def fails(self, *lines: str) -> None:
+        """Expect a run that failed, whatever became of its tests, and these lines."""
+        assert self.ret == pytest.ExitCode.TESTS_FAILED
+        self.tells(*lines)
+
+    def is_refused(self, line: str) -> None:
+        """Expect a run that ended before its tests, with this line."""
+        assert self.ret == pytest.ExitCode.USAGE_ERROR
+        self.stderr.fnmatch_lines([line])
+
+
+def checking(call: str, *, name: str = "it", head: str = "", over: str = "") -> str:
+    """Return the source of a test that checks with the fixture, for each ``n`` if ``over`` any."""
+    each, n = (f"@pytest.mark.parametrize('n', {over})\n", ", n") if over else ("", "")
+    test = f"def test_{name}(torchmem{n}):\n    torchmem.check({call})\n"
+    return f"import os, pytest\n{head}{each}{test}"
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git for a user that needs no configuration of the machine's."""
+    who = ("user.name=me", "user.email=me@example.com", "commit.gpgsign=false")
+    options = (word for one in who for word in ("-c", one))
+    subprocess.run(["git", *options, *words], cwd=folder, check=True, capture_output=True)
 
 
 def valid(data: Any, schema: str) -> Any:
@@ -155,22 +181,20 @@ class Project:
         """Run pytest; return the result, and the checks of its JSON report, which is valid."""
         sys.modules.pop("model", None)  # which a test may have written
         result = self.run("--torchmem-json=report.json", *options, **given)
-        report = json.loads((self.path / "report.json").read_text())
-        return result, valid(report, "report")["checks"]
+        return result, valid(json.loads(self.read("report.json")), "report")["checks"]
 
     def ini(self, *lines: str) -> None:
         (self.path / "pytest.ini").write_text("\n".join(["[pytest]", *lines, ""]))
+
+    def read(self, name: str) -> str:
+        return (self.path / name).read_text()
 
     def file(self, module: str = "test_net") -> Path:
         return self.path / "__torchmem__" / f"{module}.json"
 
     def entries(self, module: str = "test_net") -> dict[str, dict[str, Any]]:
         """Return a module's entries by test, name and device."""
-        data = json.loads(self.file(module).read_text())
-        return {
-            " ".join(filter(None, [e["test"], e.get("name", ""), e["device"]])): e
-            for e in data["entries"]
-        }
+        return {_name(one): one for one in json.loads(self.file(module).read_text())["entries"]}
 
     def calibration(self) -> dict[Setup, dict[WorkspaceKey, WorkspaceSize]]:
         """Return the figures of the calibration file."""
@@ -182,10 +206,13 @@ class Project:
         """Write values into one entry by hand."""
         data = json.loads(self.file(module).read_text())
         for entry in data["entries"]:
-            parts = [entry["test"], entry.get("name", ""), entry["device"]]
-            if " ".join(filter(None, parts)) == key:
+            if _name(entry) == key:
                 entry.update(values)
         self.file(module).write_text(json.dumps(data))
+
+
+def _name(entry: dict[str, str]) -> str:
+    return " ".join(filter(None, [entry["test"], entry.get("name", ""), entry["device"]]))
 
 
 @pytest.fixture(autouse=True)

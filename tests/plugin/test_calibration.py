@@ -1,6 +1,5 @@
 """Updates measure what no formula gives where there is a GPU, and checks without one use it."""
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from pytest_torchmem.targets.gpus import WorkspaceSize as Size
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import DOUBLE, Project, Result
+from tests.plugin.conftest import DOUBLE, Project, Result, checking
 
 MIB = 1024**2
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
@@ -27,19 +26,9 @@ def net(width=4):
 def image(size=32):
     return torch.zeros(2, 3, size, size)
 """
-ONE = """
-from model import *
-def test_it(torchmem):
-    torchmem.check(net(), image())
-"""
-TWO = """
-from model import *
-def test_small(torchmem):
-    torchmem.check(net(), image(), device="cuda")
-
-def test_wide(torchmem):
-    torchmem.check(net(8), image(), device="cuda")
-"""
+ONE = checking("net(), image()", head="from model import *\n")
+SMALL = checking('net(), image(), device="cuda"', name="small", head="from model import *\n")
+TWO = SMALL + checking('net(8), image(), device="cuda"', name="wide")
 BODY = """
 from model import *
 
@@ -74,9 +63,8 @@ def gpu(there_is: Any) -> StandIn:
 def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the JSON report's check on cuda of each test."""
     result, checks = project.checks(*options, **outcomes)
-    return result, {
-        check["nodeid"].partition("::")[2]: check for check in checks if check["device"] == "cuda"
-    }
+    on_cuda = (check for check in checks if check["device"] == "cuda")
+    return result, {check["nodeid"].partition("::")[2]: check for check in on_cuda}
 
 
 def by_operator(project: Project) -> dict[str, Size]:
@@ -113,23 +101,22 @@ def test_reports_say_what_is_measured_and_what_is_unknown(project: Project, gpu:
     result, checks = run(project, "-v", *files)
     result.stdout.no_fnmatch_line("*unknown bytes*")
     result.tells(f"calibrated workspace: {FORWARD}: test_net.py::test_it")
-    told = (project.path / "report.md").read_text()
+    told = project.read("report.md")
     assert "1 check uses calibrated (GPU-measured) workspace for" in told
     assert f": `{FORWARD}`, `{BACKWARD}`." in told
     assert "too low" not in told
-    junit = (project.path / "report.xml").read_text()
+    junit = project.read("report.xml")
     assert f'name="torchmem.cuda.calibrated_workspaces" value="{FORWARD}, {BACKWARD}"' in junit
     assert "unknown_workspaces" not in junit
     project.file("gpu-calibration").unlink()
     run(project, "--torchmem-measure=never", *files)
-    told = (project.path / "report.md").read_text()
+    told = project.read("report.md")
     assert f"may be too low, by the workspace of: `{FORWARD}`" in told
     assert "calibrated" not in told
-    assert "unknown_workspaces" in (project.path / "report.xml").read_text()
+    assert "unknown_workspaces" in project.read("report.xml")
     run(project, "--torchmem-update")
-    project.write(
-        test_net=ONE.replace("def", '@pytest.mark.memory_budget("1 MiB", device="cuda")\ndef')
-    )
+    marker = '@pytest.mark.memory_budget("1 MiB", device="cuda")\n'
+    project.write(test_net=ONE.replace("def", f"{marker}def"))
     result, _ = run(project)
     result.tells("*9.00 MiB *workspace: aten::convolution_backward*")
 
@@ -143,13 +130,9 @@ def test_whole_bodies_are_calibrated_too(project: Project, gpu: StandIn) -> None
 
 def test_the_fixtures_own_traces_take_it(project: Project, gpu: StandIn) -> None:
     run(project, "--torchmem-update")
-    project.write(
-        test_net=ONE
-        + """
-    profile = torchmem.trace(net(), image(), device="cuda")
-    assert profile.by_confidence()["calibrated"] == 9 * 1024**2
-    """
-    )
+    traces = "    profile = torchmem.trace(net(), image(), device='cuda')\n"
+    calibrated = "    assert profile.by_confidence()['calibrated'] == 9 * 1024**2\n"
+    project.write(test_net=ONE + traces + calibrated)
     run(project, passed=1)
 
 
@@ -170,9 +153,7 @@ Calibrations.measure = measure
 
 
 def test_with_workers_the_controller_writes(light: Project) -> None:
-    light.write(conftest=DOUBLE + ANSWERS)
-    tests = "import pytest\n@pytest.mark.parametrize('size', [30, 10, 20])\n"
-    light.write(test_net=f"{tests}def test_it(torchmem, size):\n    torchmem.check(size)\n")
+    light.write(conftest=DOUBLE + ANSWERS, test_net=checking("n", over="[30, 10, 20]"))
     light.run_apart("-n2", "--torchmem-update", passed=3)
     text = light.file("gpu-calibration").read_bytes()
     light.file("gpu-calibration").unlink()
@@ -195,8 +176,7 @@ def test_runs_that_measure_nothing_and_a_dry_run_write_nothing(project, gpu):
     run(project)  # is no update
     assert not project.file("gpu-calibration").exists()
     result, _ = run(project, "--torchmem-dry-run")
-    result.tells("would write __torchmem__/gpu-calibration.json: 2 new")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.fails("would write __torchmem__/gpu-calibration.json: 2 new")
     assert not project.file("gpu-calibration").exists()
 
 
@@ -268,12 +248,10 @@ def test_two_directories_have_their_own(project: Project, gpu: StandIn, there_is
     assert read_calibration_file(path).entries
     path.write_text(_resized(path.read_text(), 9, 19))
     there_is(NONE)
-    _, checks = run(project)
-    report = json.loads((project.path / "report.json").read_text())
-    of_tests = {one["nodeid"]: one for one in report["checks"] if one["device"] == "cuda"}
-    peaks = [of_tests[test]["figures"]["backward_peak"] for test in sorted(of_tests)]
-    assert peaks[1] - peaks[0] == 10 * MIB
-    assert checks
+    _, checks = project.checks()
+    peaks = {one["nodeid"]: one["figures"]["backward_peak"] for one in checks if one["gpu"]}
+    one, other = (peaks[test] for test in sorted(peaks))
+    assert other - one == 10 * MIB
 
 
 def _resized(text: str, before: int, now: int) -> str:
@@ -319,8 +297,7 @@ def test_figures_nobody_asks_for_go_with_an_update_of_the_directory(project, gpu
     before = project.file("gpu-calibration").read_text()
     there_is(NONE)
     project.write(test_net=TWO.partition("def test_wide")[0] + "def test_other(): pass")
-    parts = (("-k", "test_small"), ("test_net.py",), ("test_net.py::test_small",))
-    for part in parts:
+    for part in (("-k", "test_small"), ("test_net.py",), ("test_net.py::test_small",)):
         run(project, "--torchmem-update", *part)
     run(project, "--torchmem-update=new")
     run(project)

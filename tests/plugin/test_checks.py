@@ -6,14 +6,14 @@ import pytest
 
 from pytest_torchmem.interception.facts import FactCollector
 from pytest_torchmem.snapshots import compare
+from tests.plugin.conftest import checking
+
+ON_MODEL = "from model import *\n"
+BODY = "def test_it():\n    make()(inputs()).sum().backward()\n"
 
 
 def test_first_run_fails_and_names_the_command_that_helps(project):
-    project.write(
-        test_net="from model import *\n"
-        "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
-    )
-    project.run(failed=1).tells(
+    project.run(test_net=checking("make(), inputs()", head=ON_MODEL), failed=1).tells(
         ">*torchmem.check(make(), inputs())",
         "E * cpu, cuda (a100-80gb): there is no snapshot of this check in __torchmem__/tes*",
         "E * To create it: pytest --torchmem-update test_net.py::test_it",
@@ -24,11 +24,8 @@ def test_first_run_fails_and_names_the_command_that_helps(project):
 
 def test_update_then_pass_then_grow(stored, monkeypatch):
     with monkeypatch.context() as patch:  # what explains figures is not computed to pass
-        for owner, name in (
-            (compare, "alive_of"),
-            (compare, "outline_of"),
-            (FactCollector, "facts"),
-        ):
+        explaining = (compare, "alive_of"), (compare, "outline_of"), (FactCollector, "facts")
+        for owner, name in explaining:
             patch.setattr(owner, name, Mock(side_effect=AssertionError(name)))
         stored.run(passed=2)
     stored.width(128)
@@ -67,11 +64,8 @@ def test_the_message_names_the_source_line_that_grew(project):
                 return x
     """
     project.pytester.makepyfile(net=model)
-    project.write(
-        test_net="from net import *\n"
-        "def test_it(torchmem):\n    torchmem.check(Net(), torch.zeros(4, 8), device='cpu')\n"
-    )
-    project.run("--torchmem-update", passed=1)
+    test = checking("Net(), torch.zeros(4, 8), device='cpu'", head="from net import *\n")
+    project.run("--torchmem-update", test_net=test, passed=1)
     project.width(1)
     result = project.run()
     result.tells("E *MemoryCheckFailed: +* forward peak, cpu:*", "E *  aten::cat in Net, net.py:14")
@@ -124,9 +118,7 @@ def test_budgets(project):
 
 def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
     result = project.run(
-        test_net="from model import *\n"
-        '@pytest.mark.memory_budget(backward="1 KiB", device="cpu")\n'
-        "def test_it():\n    make()(inputs()).sum().backward()\n"
+        test_net=f'{ON_MODEL}@pytest.mark.memory_budget(backward="1 KiB", device="cpu")\n{BODY}'
     )
     result.tells(
         "*KiB backward peak exceeds the budget of 1 KiB by *KiB (+*%), cpu",
@@ -138,12 +130,10 @@ def test_a_budget_that_is_not_kept_names_size_phase_and_line(project):
 
 
 def test_a_body_that_leaves_a_named_device_alone_was_not_checked(project):
-    test = (
-        "from model import *\n@pytest.mark.memory_budget('1 GiB'{})\n"
-        "def test_it():\n    make()(inputs()).sum().backward()\n"
+    test = f"{ON_MODEL}@pytest.mark.memory_budget('1 GiB'{{}})\n{BODY}"
+    project.run(test_net=test.format(", device='cuda'"), failed=1).tells(
+        "*not checked: nothing was allocated on cuda*"
     )
-    project.write(test_net=test.format(", device='cuda'"))
-    project.run(failed=1).tells("*not checked: nothing was allocated on cuda*")
     # Where the devices are only those of the settings, one of them is enough.
     project.run(test_net=test.format(""), passed=1).tells("*cuda (a100-80gb) *not checked")
 
@@ -163,46 +153,37 @@ def test_a_device_that_was_chosen_on_import_names_the_way_out(project):
 
 
 def test_of_a_marked_module_some_tests_may_allocate_nothing(project):
-    test = (
-        "from model import *\n{}\n"
-        "def test_it():\n    make()(inputs()).sum().backward()\n"
-        "def test_names():\n    assert make.__name__ == 'make'\n"
-    )
-    project.write(test_net=test.format("pytestmark = pytest.mark.memory_budget('1 GiB')"))
-    project.run(passed=2).tells("*1 test allocated nothing, so nothing was checked: *::test_names*")
+    test = f"{BODY}def test_names():\n    assert make.__name__ == 'make'\n"
+    marked = f"{ON_MODEL}pytestmark = pytest.mark.memory_budget('1 GiB')\n{test}"
+    told = project.run(test_net=marked, passed=2)
+    told.tells("*1 test allocated nothing, so nothing was checked: *::test_names*")
     # On the GPU alone, the model may have been forgotten on the host.
-    marker = "pytestmark = pytest.mark.memory_budget('1 GiB', device='cuda')"
-    project.write(test_net=test.format(marker))
-    project.run(failed=2).tells("*not checked: nothing was allocated on cuda*")
+    told = project.run(test_net=marked.replace("GiB'", "GiB', device='cuda'"), failed=2)
+    told.tells("*not checked: nothing was allocated on cuda*")
 
 
 def test_a_budget_through_the_fixture_needs_no_snapshot_unless_a_tolerance_asks_for_one(project):
-    test = (
-        "from model import *\n@pytest.mark.memory_budget('1 GiB'{})\n"
-        "def test_it(torchmem):\n    torchmem.check(make(), inputs())\n"
-    )
-    project.run("--torchmem-update", test_net=test.format(""), passed=1)
+    mark = f"{ON_MODEL}@pytest.mark.memory_budget('1 GiB')\n"
+    test = checking("make(), inputs()", head=mark)
+    project.run("--torchmem-update", test_net=test, passed=1)
     assert not project.file().exists()
-    project.run(test_net=test.format(", tolerance='5%'"), failed=1)
+    project.run(test_net=test.replace("GiB'", "GiB', tolerance='5%'"), failed=1)
     project.run("--torchmem-update", passed=1)
     assert len(project.entries()) == 2
 
 
 def test_a_whole_body_can_have_a_snapshot(project):
-    project.write(
-        test_net="from model import *\n@pytest.mark.memory_budget(tolerance='0', device='cpu')\n"
-        "def test_it():\n    make()(inputs()).sum().backward()\n"
-    )
-    project.run("--torchmem-update", passed=1)
+    body = f"{ON_MODEL}@pytest.mark.memory_budget(tolerance='0', device='cpu')\n{BODY}"
+    project.run("--torchmem-update", test_net=body, passed=1)
     project.run(passed=1)
     project.width(65)
     project.run(failed=1).tells("*.weight is float32[[]65, 8[]], and was [[]64, 8[]]")
     project.width(64)
-    body = project.path.joinpath("test_net.py").read_text()
-    project.write(test_net=body.replace("test_it", "test_renamed"))
-    project.run().tells("*has an entry for test_it, which no longer exists*renamed*")
-    project.write(test_net=body.replace("make()(inputs())", "(make()(inputs()).exp() * 2)"))
-    assert "workload" not in project.run(failed=1).stdout.str(), "the same work that needs more"
+    result = project.run(test_net=body.replace("test_it", "test_renamed"))
+    result.tells("*has an entry for test_it, which no longer exists*renamed*")
+    more = body.replace("make()(inputs())", "(make()(inputs()).exp() * 2)")
+    text = project.run(test_net=more, failed=1).stdout.str()
+    assert "workload" not in text, "the same work that needs more"
 
 
 def test_a_message_fits_behind_the_indentation_of_its_line(project):
@@ -463,9 +444,8 @@ class TestFixture(unittest.TestCase):
         self.torchmem.check(make(), inputs())
 """
     )
-    project.run("--torchmem-update", failed=1, passed=2).tells(
-        "* peak exceeds the budget of 1 KiB*, cpu*"
-    )
+    result = project.run("--torchmem-update", failed=1, passed=2)
+    result.tells("* peak exceeds the budget of 1 KiB*, cpu*")
     assert set(project.entries()) == {"TestFixture::test_check cpu", "TestFixture::test_check cuda"}
 
 
@@ -554,20 +534,18 @@ def test_it(torchmem, a, b):
 
 
 def test_missing_torch_is_one_clear_sentence(project, monkeypatch):
-    project.write(
-        test_net="def test_it(torchmem):\n    torchmem.check(print)\n",
-        conftest="import sys\nsys.modules['torch'] = None\n"
-        "for name in [n for n in sys.modules if n.startswith('pytest_torchmem.tracing.trace')]:\n"
-        "    del sys.modules[name]\n",
-    )
-    project.run_apart(failed=1).tells("*not checked: torch is not installed in this environment*")
+    conftest = """
+import sys
+sys.modules['torch'] = None
+for name in [one for one in sys.modules if one.startswith('pytest_torchmem.tracing.trace')]:
+    del sys.modules[name]
+"""
+    result = project.run_apart(conftest=conftest, test_net=checking("print"), failed=1)
+    result.tells("*not checked: torch is not installed in this environment*")
 
 
 def test_a_phase_of_the_snapshot_that_does_not_run_any_more_was_not_checked(project):
-    test = (
-        "from model import *\ndef test_it(torchmem):\n"
-        "    torchmem.check(make(), inputs(), device='cpu', backward={})\n"
-    )
+    test = checking("make(), inputs(), device='cpu', backward={}", head=ON_MODEL)
     project.run("--torchmem-update", test_net=test.format(True), passed=1)
     project.run(test_net=test.format(False), failed=1).tells(
         "*cpu: not checked: the snapshot has a backward peak, but this run never *"
@@ -578,12 +556,8 @@ def test_a_phase_of_the_snapshot_that_does_not_run_any_more_was_not_checked(proj
 
 
 def test_what_several_devices_share_is_said_once(project):
-    project.write(
-        test_net="from model import *\n"
-        "def test_it(torchmem):\n"
-        "    torchmem.check(nn.Sequential(make(), nn.Dropout(0.5)), inputs())\n"
-    )
-    project.run("--torchmem-update", passed=1)
+    test = checking("nn.Sequential(make(), nn.Dropout(0.5)), inputs()", head=ON_MODEL)
+    project.run("--torchmem-update", test_net=test, passed=1)
     project.width(128)
     result = project.run()
     result.tells(
@@ -596,11 +570,8 @@ def test_what_several_devices_share_is_said_once(project):
 
 
 def test_many_improvements_are_one_line(light):
-    light.write(
-        test_net="import os, pytest\n@pytest.mark.parametrize('n', range(11))\n"
-        "def test_it(torchmem, n):\n    torchmem.check(int(os.environ.get('WIDTH', 1000)))\n"
-    )
-    light.run("--torchmem-update", passed=11)
+    test = checking("int(os.environ.get('WIDTH', 1000))", over="range(11)")
+    light.run("--torchmem-update", test_net=test, passed=11)
     light.width(500)
     light.run().tells("improved: 11 tests. To lock all of it in: pytest --torchmem-update=changed")
 
@@ -657,8 +628,7 @@ def test_other():
 
 
 def test_growth_between_steps(project):
-    project.pytester.makepyfile(net=LEAK)
-    project.write(test_net="from net import *\n")
+    project.pytester.makepyfile(net=LEAK, test_net="from net import *\n")
     project.run("-m", "torchmem", passed=2, failed=4, deselected=1).tells(
         "E *: +128 B alive after a step and not before it, cpu: the",
         "E * list Net.seen holds it, growth=0 B allows no more",
@@ -674,12 +644,8 @@ def test_growth_between_steps(project):
 
 
 def test_a_marker_names_its_check_and_verbosity_has_an_ini_key(project):
-    project.write(
-        test_net="from model import *\n"
-        "@pytest.mark.memory_budget(tolerance='1%', name='small', device='cpu')\n"
-        "def test_it():\n    make()(inputs()).sum().backward()\n"
-    )
-    project.run("--torchmem-update", passed=1)
+    marker = "@pytest.mark.memory_budget(tolerance='1%', name='small', device='cpu')\n"
+    project.run("--torchmem-update", test_net=f"{ON_MODEL}{marker}{BODY}", passed=1)
     assert [*project.entries()] == ["test_it small cpu"]
     assert "test_net.py::test_it · small" in project.run().stdout.str()
     quiet = project.run("-o", "verbosity_torchmem=-1").stdout.str()

@@ -15,6 +15,7 @@ import yaml
 
 from pytest_torchmem.cli import _parser
 from pytest_torchmem.snapshots.location import snapshot_path
+from tests.plugin.conftest import checking, git
 
 ROOT = Path(__file__).parents[2]
 CI = ROOT / "examples" / "ci"
@@ -79,11 +80,9 @@ def test_torchmem_commands_are_understood():
 
 def test_pytest_options_are_understood(light, monkeypatch):
     monkeypatch.setenv("CI", "true")
-    light.write(test_net="def test_it(torchmem): torchmem.check(1)")
-    commands = [
-        [word for word in line if word not in ("-n", "auto", "$ARGUMENTS")]
-        for line in _commands("pytest")
-    ]
+    light.write(test_net=checking("1"))
+    left_out = ("-n", "auto", "$ARGUMENTS")
+    commands = [[word for word in line if word not in left_out] for line in _commands("pytest")]
     assert len(commands) == 3
     for command in commands:
         assert _pytest_understands(light, command), command
@@ -92,7 +91,7 @@ def test_pytest_options_are_understood(light, monkeypatch):
 
 def test_what_is_uploaded_is_what_a_run_writes(light, monkeypatch):
     monkeypatch.setenv("CI", "true")
-    light.write(test_net="def test_it(torchmem): torchmem.check(1)")
+    light.write(test_net=checking("1"))
     for options in _commands("pytest"):
         light.run(*(word for word in options if word.startswith(("--torchmem", "--junit"))))
     uploads = [step["with"] for step in STEPS if "upload-artifact" in step.get("uses", "")]
@@ -135,52 +134,43 @@ class Repository:
     def __init__(self, project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.project = project
         origin, tools = project.path / "origin", project.path / "tools"
-        self.path, self.calls, self.summary = (
-            project.path / name for name in ("clone", "calls", "summary")
-        )
+        self.path, self.calls = project.path / "clone", project.path / "calls"
+        self.summary = project.path / "summary"
         tools.mkdir()
         for name in ("pip", "gh"):
             (tools / name).write_text(NO_NETWORK)
             (tools / name).chmod(0o755)
         places = (str(tools), str(Path(sys.executable).parent), os.environ["PATH"])
         monkeypatch.setenv("PATH", os.pathsep.join(places))
-        for name, value in (
-            ("CALLS", self.calls),
-            ("GITHUB_STEP_SUMMARY", self.summary),
-            ("GITHUB_REPOSITORY", "me/it"),
-            ("GIT_CONFIG_GLOBAL", os.devnull),
-            ("PYTHONPATH", ROOT),
-        ):
-            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("CALLS", str(self.calls))
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(self.summary))
+        monkeypatch.setenv("GITHUB_REPOSITORY", "me/it")
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
         # A module that is written twice in a second is read from its bytecode, as it was.
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
-        self._git(project.path, "init", "--quiet", "--initial-branch=main", str(origin))
+        git(project.path, "init", "--quiet", "--initial-branch=main", str(origin))
         self._commit(origin, 64)
-        self._git(project.path, "clone", "--quiet", "--depth=1", origin.as_uri(), str(self.path))
+        git(project.path, "clone", "--quiet", "--depth=1", origin.as_uri(), str(self.path))
         self._commit(self.path, 96)
         monkeypatch.setenv("CI", "true")
-
-    def _git(self, folder: Path, *words: str) -> None:
-        who = ("-c", "user.name=me", "-c", "user.email=me@example.com")
-        subprocess.run(["git", *who, *words], cwd=folder, check=True)
 
     def _commit(self, folder: Path, width: int) -> None:
         """Commit a test whose model is ``width`` wide, with its snapshot."""
         here = self.project.path
-        self.project.write(test_net=f"def test_it(torchmem): torchmem.check({width})")
-        self.project.run("test_net.py", "--torchmem-update").assert_outcomes(passed=1)
+        self.project.write(test_net=checking(str(width)))
+        self.project.run("test_net.py", "--torchmem-update", passed=1)
         names = ("conftest.py", "test_net.py", "__torchmem__/test_net.json")
         (folder / "__torchmem__").mkdir(exist_ok=True)
         for name in names:
             shutil.copy(here / name, folder / name)
-        self._git(folder, "add", *names)
-        self._git(folder, "commit", "--quiet", "--message", f"width {width}")
+        git(folder, "add", *names)
+        git(folder, "commit", "--quiet", "--message", f"width {width}")
 
     def run(self, script: str, **environment: str) -> int:
         command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script]
-        return subprocess.run(
-            command, cwd=self.path, env={**os.environ, **environment}, check=False
-        ).returncode
+        environment = {**os.environ, **environment}
+        return subprocess.run(command, cwd=self.path, env=environment, check=False).returncode
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from pytest_torchmem.snapshots.alive import Alive
 from pytest_torchmem.snapshots.compare import Change, Verdict, main_change
 from pytest_torchmem.snapshots.files import write
 from pytest_torchmem.snapshots.format import Entry, Key, Snapshot, Told, dump, load, merged
-from tests.plugin.conftest import valid
+from tests.plugin.conftest import checking, git, valid
 
 
 def _snapshot(**peaks: int) -> str:
-    entries = [
-        Entry(Key(test, device="cpu"), "2.13.0", "w", {"forward_peak": peak, "peak": peak})
-        for test, peak in peaks.items()
-    ]
-    return dump(Snapshot({entry.key: entry for entry in entries}))
+    entries = {}
+    for test, peak in peaks.items():
+        key = Key(test, device="cpu")
+        entries[key] = Entry(key, "2.13.0", "w", {"forward_peak": peak, "peak": peak})
+    return dump(Snapshot(entries))
 
 
 @pytest.fixture
@@ -45,9 +45,8 @@ def test_growth_exits_1_and_the_biggest_comes_first(folders, capsys, monkeypatch
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "base -> head: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged"
     tests = [line.split()[0].rstrip(",") for line in lines if line.startswith("tests/")]
-    assert tests == [
-        f"tests/test_net.py::test_{name}" for name in ("more", "grew", "less", "new", "gone")
-    ]
+    order = ("more", "grew", "less", "new", "gone")
+    assert tests == [f"tests/test_net.py::test_{name}" for name in order]
     assert max(map(len, lines)) <= columns
     place = lines.index("Grew beyond the tolerance") + (2 if columns == 60 else 3)
     assert "+1000 B (+100.0 %)" in lines[place]
@@ -112,8 +111,7 @@ def test_what_cannot_be_compared_exits_2(folders, capsys, base, message):
 
 
 def test_reports_of_runs(light, monkeypatch, capsys):
-    text = "import os\ndef test_it(torchmem):\n    torchmem.check(int(os.environ['SIZE']))\n"
-    light.write(test_net=text + "def test_other(torchmem):\n    torchmem.check(5)\n")
+    light.write(test_net=checking("int(os.environ['SIZE'])") + checking("5", name="other"))
     monkeypatch.setenv("SIZE", "1000")
     light.run("--torchmem-update", "--torchmem-json=base.json")
     monkeypatch.setenv("SIZE", "1100")
@@ -124,8 +122,7 @@ def test_reports_of_runs(light, monkeypatch, capsys):
     assert main(["compare", "base.json", "head.json"]) == 1
     assert "test_net.py::test_it" in capsys.readouterr().out
     # A check that came to nothing is no success, whatever the base had.
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(lambda: 1 / 0)\n")
-    light.run("--torchmem-json=nothing.json")
+    light.run("--torchmem-json=nothing.json", test_net=checking("lambda: 1 / 0"))
     capsys.readouterr()
     assert main(["compare", "base.json", "nothing.json"]) == 1
     output = capsys.readouterr().out
@@ -133,7 +130,7 @@ def test_reports_of_runs(light, monkeypatch, capsys):
     assert "not checked" in output
     # A run that has nothing to check, or cannot collect, leaves no older report behind.
     light.run("--torchmem-json=nothing.json", test_net="syntax error")
-    assert json.loads((light.path / "nothing.json").read_text())["checks"] == []
+    assert json.loads(light.read("nothing.json"))["checks"] == []
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python does not know what a line calls")
@@ -158,13 +155,14 @@ def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, cap
     monkeypatch.chdir(project.path)
     monkeypatch.setenv("COLUMNS", "400")
     capsys.readouterr()
-    text = {"markdown": (project.path / "run.md").read_text()}
+    text = {"markdown": project.read("run.md")}
     for command in ("compare", "explain", "compare --format=markdown"):
         main([*shlex.split(command), "base.json", "head.json"])
         text[command] = capsys.readouterr().out
     project.run("--torchmem-update", passed=2)  # which stores what it said
     capsys.readouterr()
-    main(["compare", str(tmp_path / "before" / "__torchmem__"), "__torchmem__"])
+    before = str(tmp_path / "before" / "__torchmem__")
+    main(["compare", before, "__torchmem__"])
     text["compare files"] = capsys.readouterr().out
     said = ("float64 comes from x.double", "x.double (aten::_to_copy) in Net, net.py:8")
     for one in said:
@@ -175,7 +173,6 @@ def test_every_report_says_what_the_run_said(project, tmp_path, monkeypatch, cap
     project.run("--torchmem-update", "--torchmem-json=head.json", passed=2)
     assert [len(entry["grew"]) for entry in project.entries().values()] == [2, 2]
     capsys.readouterr()
-    before = str(tmp_path / "before" / "__torchmem__")
     for sides in ([before, "__torchmem__"], ["base.json", "head.json"]):
         for command in ("compare", "explain", "compare --format=markdown", "compare --format=json"):
             main([*shlex.split(command), *sides])
@@ -190,9 +187,8 @@ def test_the_causes_of_all_that_grew_stand_below_a_long_table(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     figures = {"forward_peak": 1000, "peak": 1000}
     keys = [Key(f"test_{number}", device="cpu") for number in range(70)]
-    base = {
-        key: Entry(key, "2.13.0", "w", figures, Alive((), {}, ("forward_peak",))) for key in keys
-    }
+    alive = Alive((), {}, ("forward_peak",))
+    base = {key: Entry(key, "2.13.0", "w", figures, alive) for key in keys}
     head = {}
     for number, key in enumerate(keys):
         size = 2000 + number
@@ -228,18 +224,12 @@ def test_a_comment_is_no_longer_than_github_takes():
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_revisions_and_the_working_tree(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
-
     file = tmp_path / "a dir" / "__torchmem__" / "test_é.json"
-    git("init", "-q", "-b", "main")
-    write(file, _snapshot(test_a=1000))
-    git("add", ".")
-    git("commit", "-qm", "one")
-    write(file, _snapshot(test_a=2000))
-    git("commit", "-qam", "two")
+    git(tmp_path, "init", "-q", "-b", "main")
+    for peak in (1000, 2000):
+        write(file, _snapshot(test_a=peak))
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", str(peak))
     assert main(["compare", "HEAD~1", "HEAD"]) == 1
     assert "a dir/test_é.py::test_a" in capsys.readouterr().out
     assert main(["compare", "HEAD", "HEAD~1"]) == 0
@@ -261,7 +251,7 @@ def test_revisions_and_the_working_tree(tmp_path, monkeypatch, capsys):
     assert "main and . have no check in common: a dir/test_é.py" in capsys.readouterr().err
     file.write_text("{")
     assert main(["compare", "main"]) == 2
-    git("commit", "-qam", "broken")
+    git(tmp_path, "commit", "-qam", "broken")
     assert main(["compare", "HEAD~1", "HEAD"]) == 2
     assert "test_é.json in HEAD is not JSON" in capsys.readouterr().err
 
@@ -329,11 +319,13 @@ def test_verify(stored, capsys):
 
 
 def test_the_script_needs_no_torch(folders):
-    code = (
-        "import sys; from pytest_torchmem.cli import main; "
-        "status = main(['compare', 'base', 'head']); assert 'torch' not in sys.modules; "
-        "sys.exit(status)"
-    )
+    code = """
+import sys
+from pytest_torchmem.cli import main
+status = main(['compare', 'base', 'head'])
+assert 'torch' not in sys.modules
+sys.exit(status)
+"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (1, "")
 

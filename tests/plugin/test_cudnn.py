@@ -13,7 +13,7 @@ from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.targets.gpus import CUDNN, Setup, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import Project, Result
+from tests.plugin.conftest import Project, Result, checking
 
 MIB = 1024**2
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
@@ -27,11 +27,7 @@ def net(width=4):
 def image(size=32):
     return torch.zeros(2, 3, size, size)
 """
-TEST = """
-from model import *
-def test_it(torchmem):
-    torchmem.check(net(), image(), device="cuda")
-"""
+TEST = checking('net(), image(), device="cuda"', head="from model import *\n")
 
 
 @dataclass(eq=False)
@@ -73,10 +69,8 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, mo
     result.tells("wrote __torchmem__/gpu-calibration.json: 2 new")
     ((setup, figures),) = project.calibration().items()
     assert setup == Setup("a100-80gb", TORCH_SERIES, "9.20.0", CUDNN)
-    assert {question.operator for question in figures} == {
-        "cudnn::convolution_forward",
-        "cudnn::convolution_backward_weight",
-    }
+    asked_for = {question.operator.removeprefix("cudnn::convolution_") for question in figures}
+    assert asked_for == {"forward", "backward_weight"}
     assert set(figures.values()) == {WorkspaceSize(3 * MIB)}
     assert with_cudnn["library_workspaces"] == [FORWARD, BACKWARD]
     assert (with_cudnn["cudnn"], with_cudnn["warnings"]) == ("9.20.0", [])
@@ -87,11 +81,9 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, mo
     assert without["figures"] == with_cudnn["figures"]
     assert without["library_workspaces"] == with_cudnn["library_workspaces"]
     result.tells(f"workspace told by cuDNN 9.20.0: {FORWARD}: test_net.py::test_it")
-    markdown = (project.path / "report.md").read_text()
-    assert f"workspace that cuDNN 9.20.0 told for: `{FORWARD}`" in markdown
-    assert (
-        'library_workspaces" value="aten::convolution' in (project.path / "report.xml").read_text()
-    )
+    told = f"workspace that cuDNN 9.20.0 told for: `{FORWARD}`"
+    assert told in project.read("report.md")
+    assert 'library_workspaces" value="aten::convolution' in project.read("report.xml")
     project.write(test_net=TEST.replace("image()", "image(48)"))
     result, check = run(project, failed=1)  # the image is larger
     assert check["unknown_workspaces"] == [FORWARD, BACKWARD]
@@ -134,8 +126,7 @@ def test_another_cudnn_is_told_like_another_torch(project, monkeypatch):
 
 def test_the_option_of_a_trace(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     there_is(monkeypatch, Told())
-    project.write(
-        test_net="""
+    test = """
 from model import *
 import pytest
 import torch
@@ -146,8 +137,7 @@ def test_it(torchmem):
     with pytest.raises(ValueError, match="cudnn='live': expected one of 'auto', 'stored'"):
         torchmem.trace(net(), image(), device="cuda", cudnn="live")
 """
-    )
-    project.run(model=MODEL, passed=1)
+    project.run(model=MODEL, test_net=test, passed=1)
 
 
 def test_stored_answers_where_cudnn_fails(project, monkeypatch):
@@ -193,7 +183,6 @@ def test_fused_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{last}, {last}, float32[1,8,1,1]@8:1:8:8, 0, [1,1]" in relu
     assert f"{last}, {last}, float32[1,8,1,1]@8:1:8:8, 0.5, [1,1]" in add_relu
     assert {question.operator for question in told.asked} == {"cudnn::convolution_add_relu"}
-    copies = (
-        4 * 8 * 4 * 9 + 4 * 2 * 8 * 64 + 4 * 8
-    )  # of the weight and of z, and zeros for the bias
-    assert profile.by_confidence()["library"] == 3 * MIB + copies  # of the second, at the peak
+    weight, z, bias = 4 * 8 * 4 * 9, 4 * 2 * 8 * 64, 4 * 8  # two copies, and zeros for the bias
+    # Of the second, at the peak.
+    assert profile.by_confidence()["library"] == 3 * MIB + weight + z + bias

@@ -96,20 +96,14 @@ def test_marked(hog):
 def test_checked(torchmem):
     assert set(torchmem.check(step, name="own")) == {"cuda"}
 """
-PASSED = {"passed": 11, "xfailed": 1}
-
-
-def suite(project: Project) -> None:
-    project.write(conftest=CONFTEST, test_net=SUITE)
 
 
 def test_a_suite(project: Project) -> None:
-    suite(project)
+    project.write(conftest=CONFTEST, test_net=SUITE)
     trace(torch.zeros, 1, device="cuda")  # what is registered once in a process stays
     before = dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))
-    project.run("--torchmem-fake-cuda=h100", "--torchmem-update", **PASSED).tells(
-        "torchmem*every test sees a fake h100"
-    )
+    result = project.run("--torchmem-fake-cuda=h100", "--torchmem-update", passed=11, xfailed=1)
+    result.tells("torchmem*every test sees a fake h100")
     assert {entry["device"] for entry in project.entries().values()} == {"cuda"}
     assert (dict(vars(torch.cuda)), dict(vars(torch.Tensor)), dict(vars(torch))) == before
     assert not torch.cuda.is_available()
@@ -117,9 +111,9 @@ def test_a_suite(project: Project) -> None:
 
 def test_it_is_an_option_or_stands_in_the_ini_file(project: Project) -> None:
     project.run(conftest=CONFTEST, test_net=SUITE, skipped=11)
-    project.write(test_net="import torch\ndef test_net():\n    assert torch.cuda.is_available()\n")
-    (project.path / "pytest.ini").write_text("[pytest]\ntorchmem_fake_cuda = t4\n")
-    project.run(passed=1)
+    project.ini("torchmem_fake_cuda = t4")
+    test = "import torch\ndef test_net():\n    assert torch.cuda.is_available()\n"
+    project.run(test_net=test, passed=1)
 
 
 def test_an_import_that_fails_shows_the_lines_of_the_program(monkeypatch):
@@ -133,44 +127,38 @@ def test_an_import_that_fails_shows_the_lines_of_the_program(monkeypatch):
 
 def test_a_gpu_that_is_not_known(project: Project) -> None:
     result = project.run("--torchmem-fake-cuda=h1000", test_net="def test_net(): pass")
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["*'h1000' is not a known GPU*"])
+    result.is_refused("*'h1000' is not a known GPU*")
     result = project.run("--torchmem-fake-cuda=h100", "--torchmem-measure=require")
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(["*require needs torch's own CUDA code*leave out one of them*"])
+    result.is_refused("*require needs torch's own CUDA code*leave out one of them*")
 
 
 def test_a_gpu_of_the_project(project: Project) -> None:
-    project.write(
-        conftest="""
+    conftest = """
 from pytest_torchmem import Gpu
 import dataclasses
 from pytest_torchmem.targets.gpus import find_gpu
 def pytest_torchmem_register_gpus(config):
     return [dataclasses.replace(find_gpu("t4"), name="ours", product="Our GPU")]
-""",
-        test_net="""
+"""
+    test = """
 import torch
 def test_net():
     assert torch.cuda.get_device_name() == "Our GPU"
-""",
-    )
-    project.run("--torchmem-fake-cuda=ours", passed=1)
+"""
+    project.run("--torchmem-fake-cuda=ours", conftest=conftest, test_net=test, passed=1)
 
 
 def test_failures_show_their_variables(project: Project) -> None:
-    project.write(
-        test_net="""
+    test = """
 import torch
 def test_net():
     large = torch.randn(1000, 1000, device="cuda")
     host = large.cpu()
     assert large.sum() is host
 """
-    )
-    project.run("--torchmem-fake-cuda=h100", "-l", "--torchmem-values=none", failed=1).tells(
-        "large *= tensor(..., device='cuda:0', size=(1000, 1000)*"
-    )
+    options = ("--torchmem-fake-cuda=h100", "-l", "--torchmem-values=none")
+    result = project.run(*options, test_net=test, failed=1)
+    result.tells("large *= tensor(..., device='cuda:0', size=(1000, 1000)*")
 
 
 BY_VALUES = """
@@ -234,8 +222,7 @@ def test_tests_decide_by_values_pin_the_real_host_and_do_not_grow_the_ledger(pro
 
 @pytest.mark.parametrize("options", [[], ["-n", "1"]])
 def test_a_suite_closes_with_its_largest_tests(project: Project, options: list[str]) -> None:
-    project.write(
-        test_net="""
+    tests = """
 import pytest, torch
 
 @pytest.mark.parametrize("mib", [*range(1, 13), 20 << 10])
@@ -245,8 +232,7 @@ def test_net(mib):
 def test_small():
     torch.ones(3)
 """
-    )
-    result = project.run("--torchmem-fake-cuda=t4", *options, passed=13, failed=1)
+    result = project.run("--torchmem-fake-cuda=t4", *options, test_net=tests, passed=13, failed=1)
     result.tells("*largest tests on cuda (t4)*", " 12.00 MiB  test_net.py::test_net[[]12]")
     result.tells("out of memory: test_net.py::test_net[[]20480]")
     result.stdout.no_fnmatch_line("every test fits*")

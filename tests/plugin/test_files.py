@@ -3,7 +3,9 @@
 import importlib
 import json
 import os
+import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,6 +19,7 @@ from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.format import Entry, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import read
+from tests.plugin.conftest import git
 
 
 def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
@@ -32,11 +35,7 @@ def _file(*entries: Entry, **extra: object) -> str:
     return dump(Snapshot({entry.key: entry for entry in entries}, extra))
 
 
-GROUP = (
-    '["saved for backward", "Net.*", "0-3", "aten::mm", "float32[2, 192]", "net.py:3", 1536, '
-    '[1, 0], "1.50 KiB"]'
-)
-
+_WHAT = '"saved for backward", "Net.*", "0-3", "aten::mm", "float32[2, 192]", "net.py:3"'
 REST = """\
       "peak": [1536, "1.50 KiB"],
       "facts": {
@@ -56,14 +55,12 @@ REST = """\
           "end": [8, "8 B"]
         }
       }
-""".replace("GROUP", GROUP)
+""".replace("GROUP", f'[{_WHAT}, 1536, [1, 0], "1.50 KiB"]')
 
 
 def test_format_is_made_for_review():
     text = _file(_entry("test_b"), _entry("test_a", reason="why", tolerance={"peak": "2%"}))
-    assert (
-        text
-        == """{
+    expected = """{
   "schema": 4,
   "entries": [
     {
@@ -86,8 +83,8 @@ REST    },
 REST    }
   ]
 }
-""".replace("REST", REST)
-    )
+"""
+    assert text == expected.replace("REST", REST)
 
 
 def test_round_trip_keeps_everything():
@@ -105,9 +102,8 @@ def test_round_trip_keeps_everything():
 
 
 def test_sizes_may_be_written_by_hand():
-    assert load(_file(_entry()).replace('[1536, "1.50 KiB"]', "99")).entries[
-        _entry().key
-    ].figures == {"peak": 99}
+    snapshot = load(_file(_entry()).replace('[1536, "1.50 KiB"]', "99"))
+    assert snapshot.entries[_entry().key].figures == {"peak": 99}
 
 
 MEASURED = {"h100": Measured("2.14.1", {"reserved_peak": 777})}
@@ -141,10 +137,7 @@ MEASURED_HAS = 'measured: "h100": expected an object with "torch" and forward_pe
         (_file(_entry()).replace('"groups"', '"group"'), 'with "at", "groups" and "rest"'),
         (_file(_entry()).replace("[1, 0]", "[1]"), 'a count for each moment of "at"'),
         (_file(_entry()).replace("[2, 192]", "[2, x]"), "which is no type and shape"),
-        (
-            _file(_entry()).replace('["float32", [2, 8]]', "7"),
-            '"inputs": "x": 7 is not what stands',
-        ),
+        (_file(_entry()).replace('["float32", [2, 8]]', "7"), '"inputs": "x": 7 is not'),
         (_file(_entry(tolerance="x")), "the tolerance in the entry of test_it: 'x' is not a"),
         (_file(_entry()).replace('"peak": [', '"top": ['), 'has no "peak"'),
         (_file(_entry(measured=MEASURED)).replace('"torch": "2.14', '"t": "2.14'), MEASURED_HAS),
@@ -179,8 +172,7 @@ def test_a_bad_file_fails_its_tests_and_is_left_alone(stored):
 def test_a_bad_file_of_a_module_without_checks_is_an_error_of_the_run(stored):
     stored.file().write_text("{")
     result = stored.run("--torchmem-update", test_net="def test_it(): pass\n")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: *test_net.json: is not JSON*")
+    result.fails("error: *test_net.json: is not JSON*")
     assert stored.file().read_text() == "{"
 
 
@@ -191,9 +183,7 @@ def test_permissions(stored):
     stored.file().chmod(0o644)
     stored.file().parent.chmod(0o555)
     stored.width(128)
-    result = stored.run("--torchmem-update")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: *cannot be written: Permission denied")
+    stored.run("--torchmem-update").fails("error: *cannot be written: Permission denied")
 
 
 def test_a_directory_in_the_place_of_the_file(stored):
@@ -290,8 +280,7 @@ def test_an_update_resolves_a_merge_conflict(stored):
     before = stored.file().read_text()
     stored.run(failed=2).tells("*unresolved merge conflict. Do not merge it by hand*")
     result = stored.run("--torchmem-update", "-k", "first")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: *sides of its merge conflict differ, and the tests did*")
+    result.fails("error: *sides of its merge conflict differ, and the tests did*")
     assert stored.file().read_text() == before
     stored.run("--torchmem-update", passed=2)
     assert stored.file().read_text() == theirs, "the model is theirs, and so is the note"
@@ -306,32 +295,21 @@ def test_notes_that_contradict_each_other_are_for_people(stored):
     stored.file().write_text(_conflict(ours, theirs))
     before = stored.file().read_text()
     result = stored.run("--torchmem-update")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: *both sides*have notes, which differ*by hand")
+    result.fails("error: *both sides*have notes, which differ*by hand")
     assert stored.file().read_text() == before
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_git_itself_makes_a_conflict_that_resolves(stored):
-    git = pytest.importorskip("shutil").which("git")
-    if git is None:
-        pytest.skip("git is not installed")
-
-    def run(*arguments: str) -> None:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        stored.pytester.run(git, *identity, *arguments)
-
-    run("init", "-q", "-b", "main")
-    run("add", "__torchmem__")
-    run("commit", "-qm", "base")
-    run("checkout", "-qb", "branch")
-    stored.width(128)
-    stored.run("--torchmem-update")
-    run("commit", "-qam", "theirs")
-    run("checkout", "-q", "main")
-    stored.width(96)
-    stored.run("--torchmem-update")
-    run("commit", "-qam", "ours")
-    run("merge", "branch")
+    for command in ("init -q -b main", "add __torchmem__", "commit -qm base"):
+        git(stored.path, *command.split())
+    for branch, base, width in (("theirs", "main", 128), ("ours", "main", 96)):
+        git(stored.path, "checkout", "-qb", branch, base)
+        stored.width(width)
+        stored.run("--torchmem-update")
+        git(stored.path, "commit", "-qam", branch)
+    with pytest.raises(subprocess.CalledProcessError):
+        git(stored.path, "merge", "theirs")
     assert "<<<<<<<" in stored.file().read_text()
     stored.run("--torchmem-update", passed=2)
     stored.run(passed=2)

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from pytest_torchmem.targets.gpus import find_gpu
-from tests.plugin.conftest import Project
+from tests.plugin.conftest import Project, checking
 
 MODEL = """
 import pytest, torch
@@ -87,12 +87,8 @@ def test_what_does_not_fit_fails_with_who_asked(project: Project) -> None:
 
 
 def test_what_the_allocator_counts_has_limits(project: Project) -> None:
-    body = (
-        "def three():\n"
-        '    return [torch.empty(1, device="cuda") for _ in range(3)]\n'
-        "@pytest.mark.memory_budget({}=1535)\n"
-        "def test_it(torchmem):\n    torchmem.check(three)\n"
-    )
+    three = 'def three():\n    return [torch.empty(1, device="cuda") for _ in range(3)]\n'
+    body = checking("three", head=f"{three}@pytest.mark.memory_budget({{}}=1535)\n")
     run(project, body.format("peak=1535, device='cuda', retained"), passed=1)
     for name, needed in (("allocated", "1.50 KiB"), ("reserved", "2.00 MiB")):
         _, checks = run(project, body.format(name), failed=1)
@@ -101,7 +97,7 @@ def test_what_the_allocator_counts_has_limits(project: Project) -> None:
 
 
 def test_a_snapshot_from_before_a_figure_was_judged_passes(project: Project) -> None:
-    body = f"def test_it(torchmem):\n    torchmem.check(net(), {ENOUGH}, device='cuda')\n"
+    body = checking(f"net(), {ENOUGH}, device='cuda'")
     run(project, body, "--torchmem-update")
     (file,) = (project.path / "__torchmem__").glob("*.json")
     text = file.read_text()
@@ -115,29 +111,24 @@ def test_a_snapshot_from_before_a_figure_was_judged_passes(project: Project) -> 
 
 
 def test_the_ini_file_names_a_gpu_and_the_default_has_no_end(project: Project) -> None:
-    body = (
-        "def test_it(torchmem):\n"
-        '    torchmem.check(net(), rows(1 << 24), device="cuda")\n'
-        "    assert torchmem.trace(net(), rows(1 << 24), device='cuda').peak > 100 << 30\n"
-    )
+    body = checking("net(), rows(1 << 24), device='cuda'")
+    body += "    assert torchmem.trace(net(), rows(1 << 24), device='cuda').peak > 100 << 30\n"
     _, checks = run(project, body, "--torchmem-update", passed=1)
     assert checks[0]["headroom"] is None
     project.ini("torchmem_gpu = a100-80gb")
     _, checks = run(project, body, failed=1)
     assert "does not fit on a100-80gb" in checks[0]["message"]
-    unlimited = body.replace('device="cuda")', 'device="cuda", memory="unlimited")')
-    unlimited = unlimited.replace("device='cuda')", "device='cuda', memory='unlimited')")
+    unlimited = body.replace("device='cuda')", "device='cuda', memory='unlimited')")
     run(project, unlimited, passed=1)
 
 
 def test_options_of_the_allocator(project: Project) -> None:
-    body = (
-        "def fragmented():\n"
-        "    for size in (30, 50):\n"
-        '        torch.empty(size << 20, dtype=torch.int8, device="cuda")\n'
-        "def test_it(torchmem):\n"
-        '    torchmem.check(fragmented, device="cuda")\n'
-    )
+    fragmented = """
+def fragmented():
+    for size in (30, 50):
+        torch.empty(size << 20, dtype=torch.int8, device="cuda")
+"""
+    body = checking("fragmented, device='cuda'", head=fragmented)
     _, checks = run(project, body, "--torchmem-update")
     assert checks[0]["figures"]["reserved_peak"] == 80 << 20
     project.ini("torchmem_allocator = expandable_segments:True")
@@ -148,13 +139,11 @@ def test_options_of_the_allocator(project: Project) -> None:
 
 
 def test_a_segment_more_is_no_growth(project: Project) -> None:
-    body = (
-        "def test_it(torchmem):\n"
-        "    torchmem.check(lambda: torch.empty(%d, dtype=torch.int8, device='cuda'),"
-        " device='cuda', tolerance={'peak': '2 MiB', 'forward': '2 MiB', 'retained': '2 MiB'})\n"
-    )
-    run(project, body % (1 << 20), "--torchmem-update")
-    _, checks = run(project, body % ((1 << 20) + 1), passed=1)
+    wide = dict.fromkeys(("peak", "forward", "retained"), "2 MiB")
+    step = "lambda: torch.empty(1 << 20, dtype=torch.int8, device='cuda')"
+    body = checking(f"{step}, device='cuda', tolerance={wide}")
+    run(project, body, "--torchmem-update")
+    _, checks = run(project, body.replace("1 << 20", "(1 << 20) + 1"), passed=1)
     changes = {change["figure"]: change for change in checks[0]["snapshot"]["changes"]}
     assert changes["reserved_peak"]["before"] == 2 << 20
     assert changes["reserved_peak"]["now"] == 20 << 20

@@ -14,6 +14,7 @@ from pytest_torchmem.profile.facts import Geometry
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import plan_file, read
+from tests.plugin.conftest import checking
 
 EXAMPLES = int(os.environ.get("TORCHMEM_FUZZ", "200"))
 FACTS = {"inputs": {"x": (Geometry("int8", (70,)),)}}
@@ -161,12 +162,8 @@ def test_any_edit_is_read_or_refused_and_nothing_is_lost(tmp_path_factory, data)
 @settings(unhurried, max_examples=max(10, EXAMPLES // 20))
 @given(data=EDITED, update=st.booleans())
 def test_a_whole_run_never_crashes_on_it(light: Any, data: bytes, update: bool) -> None:
-    light.write(
-        test_net="import pytest\n"
-        "@pytest.mark.parametrize('x', ['x/y::z'])\n"
-        "def test_a(torchmem, x):\n    torchmem.check(100, device='cpu')\n"
-        "def test_b(torchmem):\n    torchmem.check(60, name='large', gpu='h100')\n"
-    )
+    one = checking("100, device='cpu'", name="a", over="['x/y::z']")
+    light.write(test_net=one + checking("60, name='large', gpu='h100'", name="b"))
     file: Path = light.file()
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(data)

@@ -6,11 +6,14 @@ from fnmatch import fnmatch
 import pytest
 
 from pytest_torchmem.cli import main
+from tests.plugin.conftest import DOUBLE, checking
 
+ONE = checking("1000, device='cpu'")
 HEAD = """
 import contextlib, os, pytest, threading, time
 from concurrent.futures import ThreadPoolExecutor
 TOO_MUCH = 5000
+small = pytest.mark.memory_budget('1 KiB', device='cpu')
 """
 
 
@@ -70,8 +73,7 @@ SWALLOWED = {
 
 def test_a_failure_that_the_test_catches_fails_it(budgets):
     tests = [
-        f"@pytest.mark.memory_budget('1 KiB', device='cpu')\ndef test_{n}_{m}(torchmem):\n"
-        f"    def check(): torchmem.check({what})\n{how}"
+        f"@small\ndef test_{n}_{m}(torchmem):\n    def check(): torchmem.check({what})\n{how}"
         for n, how in enumerate(SWALLOWED.values())
         for m, what in enumerate(("TOO_MUCH", "10, device='gpu'"))
     ]
@@ -94,23 +96,22 @@ def test_a_check_may_be_expected_to_fail(budgets):
     """It is the test then that says so, and not a line that catches whatever comes."""
     budgets(
         "import unittest\n"
-        "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
-        "@mark\ndef test_block(torchmem):\n"
+        "@small\ndef test_block(torchmem):\n"
         "    def check():\n        torchmem.check(TOO_MUCH)\n"
         "    with pytest.raises(AssertionError, match='exceeds') as caught, open(__file__):\n"
         "        if check:\n            check()\n"
-        "@mark\ndef test_call(torchmem):\n"
+        "@small\ndef test_call(torchmem):\n"
         "    pytest.raises(AssertionError, torchmem.check, TOO_MUCH)\n"
-        "@mark\ndef test_case(torchmem):\n"
+        "@small\ndef test_case(torchmem):\n"
         "    unittest.TestCase().assertRaises(AssertionError, torchmem.check, TOO_MUCH)\n"
-        "@mark\ndef test_after(torchmem):\n"
+        "@small\ndef test_after(torchmem):\n"
         "    with pytest.raises(AssertionError):\n        assert False\n"
         "    with contextlib.suppress(AssertionError):\n        torchmem.check(TOO_MUCH)\n"
         "@contextlib.contextmanager\ndef grows():\n"
         "    with pytest.raises(AssertionError):\n        yield\n"
-        "@mark\ndef test_own_block(torchmem):\n"
+        "@small\ndef test_own_block(torchmem):\n"
         "    with grows():\n        torchmem.check(TOO_MUCH)\n"
-        "@mark\ndef test_as_another_one(torchmem):\n"
+        "@small\ndef test_as_another_one(torchmem):\n"
         "    def check():\n"
         "        try:\n            torchmem.check(TOO_MUCH)\n"
         "        except AssertionError as error:\n            raise ValueError from error\n"
@@ -122,22 +123,21 @@ def test_a_check_may_be_expected_to_fail(budgets):
 
 def test_only_what_catches_a_failure_may_expect_it(budgets):
     budgets(
-        "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
-        "@mark\ndef test_another_type(torchmem):\n"
+        "@small\ndef test_another_type(torchmem):\n"
         "    with contextlib.suppress(AssertionError), pytest.raises(ValueError):\n"
         "        torchmem.check(TOO_MUCH)\n"
-        "@mark\ndef test_caught_within(torchmem):\n"
+        "@small\ndef test_caught_within(torchmem):\n"
         "    with pytest.raises(AssertionError):\n"
         "        with contextlib.suppress(AssertionError):\n            torchmem.check(TOO_MUCH)\n"
         "        assert False\n"
-        "@mark\ndef test_called_elsewhere(torchmem):\n"
+        "@small\ndef test_called_elsewhere(torchmem):\n"
         "    with pytest.raises(AssertionError):\n"
         "        def check():\n            torchmem.check(TOO_MUCH)\n"
         "        assert False\n"
         "    with contextlib.suppress(AssertionError):\n        check()\n"
         "@contextlib.contextmanager\ndef raises(_):\n"
         "    with contextlib.suppress(Exception):\n        yield\n"
-        "@mark\ndef test_of_the_same_name(torchmem):\n"
+        "@small\ndef test_of_the_same_name(torchmem):\n"
         "    with raises(AssertionError):\n        torchmem.check(TOO_MUCH)\n",
         failed=4,
     )
@@ -173,26 +173,23 @@ def test_checks_that_come_to_nothing(budgets):
 
 def test_a_test_that_ends_the_run_hides_no_failure(budgets):
     result = budgets(
-        "@pytest.mark.memory_budget('1 KiB', device='cpu')\ndef test_it(torchmem):\n"
-        "    try:\n        torchmem.check(TOO_MUCH)\n"
+        "@small\ndef test_it(torchmem):\n    try:\n        torchmem.check(TOO_MUCH)\n"
         "    except AssertionError:\n        pytest.exit('enough', returncode=0)\n"
     )
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: test_net.py::test_it: a check of it failed, and it*")
+    result.fails("error: test_net.py::test_it: a check of it failed, and it*")
 
 
 def test_expected_failures_and_subtests_stay_what_they_are(budgets):
     pytest.importorskip("_pytest.subtests")
     result = budgets(
-        "mark = pytest.mark.memory_budget('1 KiB', device='cpu')\n"
-        "@mark\n@pytest.mark.xfail\ndef test_expected(torchmem):\n"
+        "@small\n@pytest.mark.xfail\ndef test_expected(torchmem):\n"
         "    torchmem.check(TOO_MUCH)\n"
-        "@mark\n@pytest.mark.xfail\ndef test_caught(torchmem):\n"
+        "@small\n@pytest.mark.xfail\ndef test_caught(torchmem):\n"
         "    with contextlib.suppress(Exception):\n        torchmem.check(TOO_MUCH)\n"
-        "@mark\ndef test_imperative(torchmem):\n"
+        "@small\ndef test_imperative(torchmem):\n"
         "    try:\n        torchmem.check(TOO_MUCH)\n"
         "    except Exception:\n        pytest.xfail('known')\n"
-        "@mark\ndef test_parts(torchmem, subtests):\n"
+        "@small\ndef test_parts(torchmem, subtests):\n"
         "    with subtests.test():\n        torchmem.check(TOO_MUCH)\n",
         xfailed=3,
         failed=2,
@@ -219,15 +216,13 @@ def test_a_check_that_outlives_its_test_fails_the_run(light, options):
 
 
 def test_an_entry_robbed_of_its_phases(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     data = json.loads(light.file().read_text())
     for name in ("forward_peak", "backward_peak", "retained"):
         del data["entries"][0][name]
     light.file().write_text(json.dumps(data))
-    light.run(failed=1).tells(
-        "*cpu: not checked: this run has a forward peak, and the snapshot has none*"
-    )
+    told = light.run(failed=1)
+    told.tells("*cpu: not checked: this run has a forward peak, and the snapshot has none*")
     light.run("--torchmem-update", passed=1)
     assert light.run("--torchmem-strict").ret == 0
 
@@ -244,25 +239,20 @@ def test_a_mistyped_setting_ends_the_run(light, key, said):
     light.write(test_net="def test_plain(): pass\n")
     for lines, options in (([f"{key} = 5%"], []), ([], ["-o", f"{key}=5%"])):
         light.ini(*lines)
-        result = light.run(*options)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([said])
+        light.run(*options).is_refused(said)
 
 
 def test_an_option_with_an_empty_value_ends_the_run(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(10, device='cpu')\n")
+    light.write(test_net=ONE)
     for option in ("gpu", "devices", "tolerance", "json", "measure", "update-max"):
         key = f"torchmem_{option.replace('-', '_')}"
         for given in ([f"--torchmem-{option}="], ["-o", f"{key}="]):
-            result = light.run(*given)
-            assert result.ret == pytest.ExitCode.USAGE_ERROR
-            result.stderr.fnmatch_lines([f"*{given[-1].rstrip('=')}*"])
+            light.run(*given).is_refused(f"*{given[-1].rstrip('=')}*")
 
 
 @pytest.mark.parametrize("arguments", [["", "."], [".", ""], [" ", "."], ["."], [".", ".", ""]])
 def test_comparing_with_nothing_is_an_error(light, monkeypatch, capsys, arguments):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(10, device='cpu')\n")
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     monkeypatch.chdir(light.path)
     capsys.readouterr()
     options = ["--tolerance", arguments.pop()] if len(arguments) == 3 else []
@@ -280,13 +270,10 @@ def test_a_command_with_an_empty_value_does_nothing(capsys, arguments, named):
 
 
 def test_obsolete_entries_fail_in_ci(light, monkeypatch):
-    light.write(test_net="def test_a(torchmem):\n    torchmem.check(1000, device='cpu')\n")
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     assert light.run(test_net="def test_plain(): pass\n").ret == 0
     monkeypatch.setenv("CI", "true")
-    result = light.run()
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("obsolete: *test_a*", "*Remove obsolete entries (they fail *")
+    light.run().fails("obsolete: *test_it*", "*Remove obsolete entries (they fail *")
 
 
 def test_memory_tests_that_were_skipped_are_counted(light):
@@ -297,16 +284,12 @@ def test_memory_tests_that_were_skipped_are_counted(light):
         "@pytest.mark.xfail(run=False)\ndef test_not_run(torchmem): pass\n"
         "@pytest.mark.skip\ndef test_plain(): pass\n"
     )
-    result = light.run("--torchmem-json=report.json")
+    result, checks = light.checks()
     assert result.ret == 0
-    result.tells(
-        "3 tests never checked, because they were skipped: *", "3 memory checks: 3 not checked"
-    )
-    report = json.loads((light.path / "report.json").read_text())
-    assert {check["message"] for check in report["checks"]} >= {
-        "never checked: later",
-        "never checked: no data",
-    }
+    result.tells("3 tests never checked, because they were skipped: *")
+    result.tells("3 memory checks: 3 not checked")
+    messages = {"never checked: later", "never checked: no data"}
+    assert {check["message"] for check in checks} >= messages
     assert main(["compare", *[str(light.path / "report.json")] * 2]) in (0, 2)
 
 
@@ -340,15 +323,9 @@ def test_other(torchmem, monkeypatch):
 
 def test_a_run_that_cannot_be_concluded_fails_and_keeps_its_summary(light):
     """A test may have replaced anything that the end of the run needs; a hook may raise."""
-    light.write(
-        test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n",
-        conftest=(light.path / "conftest.py").read_text()
-        + "\ndef pytest_torchmem_report():\n    1 / 0\n",
-    )
-    result = light.run("--torchmem-update")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=1)
-    result.tells("error: torchmem could not conclude this run: ZeroDivisionError*")
+    conftest = f"{DOUBLE}\ndef pytest_torchmem_report():\n    1 / 0\n"
+    result = light.run("--torchmem-update", conftest=conftest, test_net=ONE, passed=1)
+    result.fails("error: torchmem could not conclude this run: ZeroDivisionError*")
 
 
 _ONE_DEVICE = """
@@ -376,18 +353,16 @@ def test_each_report_says_once_why_a_device_was_not_checked(project, monkeypatch
     why = "allocated nothing on cuda (a100-80gb)"
     tests = [f"2 tests {why}: test_net.py::test_*, test_net.py::test_*"]
     result.stdout.fnmatch_lines_random([*tests, f"::notice file=test_net.py,*::{why}: *"])
-    markdown = (project.path / "found.md").read_text()
+    markdown = project.read("found.md")
     assert f"2 tests {why}." in markdown
     assert "Failed" not in markdown
-    assert f"not checked: {why}" in (project.path / "pages" / "index.html").read_text()
-    assert f'reason" value="{why}"' in (project.path / "junit.xml").read_text()
+    assert f"not checked: {why}" in project.read("pages/index.html")
+    assert f'reason" value="{why}"' in project.read("junit.xml")
 
 
 def test_a_device_on_which_a_test_allocated_before_may_not_be_left_alone(project):
     project.write(test_net=_ONE_DEVICE.replace("1 << 20)", "1 << 20, device='cuda')"))
-    project.run("--torchmem-update", "-k", "test_function", passed=1).tells(
-        "1 test checked on cuda alone, which the program asks for: *"
-    )
-    project.run("-k", "test_function", test_net=_ONE_DEVICE, failed=1).tells(
-        "*not checked: nothing was allocated on cuda*"
-    )
+    result = project.run("--torchmem-update", "-k", "test_function", passed=1)
+    result.tells("1 test checked on cuda alone, which the program asks for: *")
+    result = project.run("-k", "test_function", test_net=_ONE_DEVICE, failed=1)
+    result.tells("*not checked: nothing was allocated on cuda*")

@@ -17,7 +17,9 @@ from pytest_torchmem.reports.layout import wrapped
 from pytest_torchmem.snapshots.format import dump, load
 from pytest_torchmem.snapshots.tolerance import parse_rules, parse_tolerance
 from pytest_torchmem.units import parse_size
+from tests.plugin.conftest import checking
 
+ONE = checking("1000, device='cpu'")
 ENTRY = '{"schema": 4, "entries": [{"test": "test_it", "device": "cpu", "torch": "2", %s}]}'
 DEEP = '{"a":' * 1000 + "1" + "}" * 1000
 
@@ -49,7 +51,6 @@ DEEP = '{"a":' * 1000 + "1" + "}" * 1000
     ],
 )
 def test_one_sentence_for_a_hostile_file(light, inside, message):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
     light.file().parent.mkdir()
     text = ENTRY % inside
     light.file().write_text(text)
@@ -63,11 +64,10 @@ def test_one_sentence_for_a_hostile_file(light, inside, message):
 
 
 def test_a_run_with_a_hostile_file_fails_and_leaves_it(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
     light.file().parent.mkdir()
     for inside in ('"peak": 1, "ours": 1e999', f'"peak": 1, "ours": {DEEP}'):
         light.file().write_text(ENTRY % inside)
-        light.run("--torchmem-update", failed=1)
+        light.run("--torchmem-update", test_net=ONE, failed=1)
         assert light.file().read_text() == ENTRY % inside
 
 
@@ -122,11 +122,11 @@ def test_hostile_names_in_every_report(light, monkeypatch, capsys):
     assert "\u202e" not in output
     assert "\r" not in output
     result.tells("*expected one line without control characters*")
-    markdown = (light.path / "r.md").read_text()
+    markdown = light.read("r.md")
     assert "\x1b" not in markdown
     assert "\r" not in markdown
     assert all(line.endswith("|") for line in markdown.splitlines() if line.startswith("|"))
-    json.loads((light.path / "r.json").read_text())
+    json.loads(light.read("r.json"))
 
 
 def test_hostile_files_in_comparisons(light, monkeypatch, capsys):
@@ -152,9 +152,8 @@ def test_hostile_files_in_comparisons(light, monkeypatch, capsys):
     "figures", [{"peak": "7"}, {"peak": 1e308}, {"peak": [1]}, [], {"peak": 10**400}, {"peak": -1}]
 )
 def test_reports_with_figures_that_are_none(light, monkeypatch, capsys, figures):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
-    light.run("--torchmem-update", "--torchmem-json=r.json")
-    data = json.loads((light.path / "r.json").read_text())
+    light.run("--torchmem-update", "--torchmem-json=r.json", test_net=ONE)
+    data = json.loads(light.read("r.json"))
     data["checks"][0]["figures"] = figures
     (light.path / "bad.json").write_text(json.dumps(data))
     monkeypatch.chdir(light.path)

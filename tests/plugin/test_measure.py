@@ -11,7 +11,7 @@ import torch
 from pytest_torchmem.plugin import stand_in
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, gpu_names
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import Project, Result, valid
+from tests.plugin.conftest import Project, Result, checking, valid
 
 MIB = 1024**2
 MODEL = """
@@ -33,7 +33,7 @@ class Net(nn.Module):
 def inputs():
     return torch.ones(64, WIDTH)
 """
-ONE = "from model import *\ndef test_it(torchmem):\n    torchmem.check(Net(), inputs(){})\n"
+ONE = checking("Net(), inputs(){}", head="from model import *\n")
 BODY = """
 from model import *
 
@@ -158,10 +158,8 @@ class Wasteful(StandIn):
 
     def statistics(self) -> dict[str, int]:
         found = super().statistics()
-        return {
-            name: nbytes + (nbytes // 10 if name == "requested_bytes.all.peak" else 0)
-            for name, nbytes in found.items()
-        }
+        found["requested_bytes.all.peak"] += found["requested_bytes.all.peak"] // 10
+        return found
 
 
 def test_an_estimate_that_is_off_fails(project: Project, there_is: Any) -> None:
@@ -187,12 +185,11 @@ def test_both_failures_are_told(project: Project, gpu: StandIn, there_is: Any) -
 
 
 def test_a_budget_holds_for_what_the_gpu_counts(project, gpu, there_is):
-    body = '@pytest.mark.memory_budget({}, device="cuda")\n'
-    project.write(test_net=ONE.format("").replace("def ", body.format('"1 GiB"') + "def "))
-    _, checks = project.checks()
+    marked = ONE.format("").replace("def ", '@pytest.mark.memory_budget({}, device="cuda")\ndef ')
+    _, checks = project.checks(test_net=marked.format('"1 GiB"'))
     peak = checks[0]["figures"]["peak"]
     there_is(Wasteful())
-    project.write(test_net=ONE.format("").replace("def ", body.format(peak) + "def "))
+    project.write(test_net=marked.format(peak))
     _, checks = project.checks("--torchmem-measure-tolerance=20%", failed=1)
     assert checks[0]["outcome"] == "over budget"
     assert ", measured on a100-80gb, cuda (a100-80gb)" in checks[0]["message"]
@@ -289,22 +286,22 @@ def test_what_the_real_step_raises_is_the_tests_own(project: Project, there_is: 
 
 
 def test_workers_send_what_they_measured(project: Project, gpu: StandIn, there_is: Any) -> None:
-    text = ONE.format("") + "def test_other(torchmem):\n    torchmem.check(Net(), inputs()[:8])\n"
+    text = ONE.format("") + checking("Net(), inputs()[:8]", name="other")
     project.checks("--torchmem-update", test_net=text, passed=2)
     path = project.file()
     serial = path.read_bytes()
     path.unlink()
     root = str(Path(__file__).parents[2])
-    project.write(
-        conftest="import sys\ndef pytest_configure(config):\n"
-        "    if hasattr(config, 'workerinput'):  # the controller needs no torch\n"
-        f"        sys.path.append({root!r})\n"
-        "        from pytest_torchmem.measurement import device\n"
-        "        from tests.measurement.stand_in import StandIn\n"
-        "        device.cuda_device = lambda found=StandIn(): found\n"
-    )
-    options = ("-p", "no:cacheprovider", "--torchmem-update", "-n1")
-    project.run_apart(*options, passed=2)
+    conftest = f"""
+import sys
+def pytest_configure(config):
+    if hasattr(config, 'workerinput'):  # the controller needs no torch
+        sys.path.append({root!r})
+        from pytest_torchmem.measurement import device
+        from tests.measurement.stand_in import StandIn
+        device.cuda_device = lambda found=StandIn(): found
+"""
+    project.run_apart("--torchmem-update", "-n1", conftest=conftest, passed=2)
     assert path.read_bytes() == serial
     assert serial.count(b'"measured"') == 2
 
@@ -337,16 +334,12 @@ def run(project: Project, line: str, *options: str, **outcomes: int) -> Result:
 
 def test_without_a_cuda_build_it_is_refused(project: Project) -> None:
     result = run(project, "pass")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: the stand-in needs a CUDA build of torch*"])
+    result.is_refused("ERROR: the stand-in needs a CUDA build of torch*")
     result.stdout.no_fnmatch_line("*test_net.py*")
     result = run(project, "pass", "--torchmem-fake-cuda=t4")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: torchmem: torchmem_measure: stand-in needs torch*"])
-    project.write(test_net=SUITE.format("").replace("torch.ones(4, 8)", "{0}, measure={1}"))
-    path = project.path / "test_net.py"
-    path.write_text(path.read_text().format("torch.ones(4, 8)", "'stand-in'"))
-    project.run().tells("*check(measure=)*write auto, never or require*")
+    result.is_refused("ERROR: torchmem: torchmem_measure: stand-in needs torch*")
+    asking = SUITE.format("").replace("torch.ones(4, 8)", "torch.ones(4, 8), measure='stand-in'")
+    project.run(test_net=asking).tells("*check(measure=)*write auto, never or require*")
 
 
 def test_a_process_that_a_test_ends_is_followed_by_another(project, without_stand_in):
@@ -363,10 +356,7 @@ def test_a_test_that_does_not_end_is_ended(project, without_stand_in, monkeypatc
 
 
 def test_a_process_that_cannot_begin_ends_the_run_with_its_last_line(project, without_stand_in):
-    project.write(
-        conftest="import os\nif 'TORCHMEM_STAND_IN_GPU' in os.environ:\n"
-        "    raise ImportError('no such library')\n"
-    )
+    there = "import os\nif 'TORCHMEM_STAND_IN_GPU' in os.environ:\n"
+    project.write(conftest=f"{there}    raise ImportError('no such library')\n")
     result = run(project, "pass")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --torchmem-measure=stand-in*no such library*"])
+    result.is_refused("ERROR: --torchmem-measure=stand-in*no such library*")

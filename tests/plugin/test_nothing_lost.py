@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from tests.plugin.conftest import DOUBLE, checking
+
 TWO = """
 import contextlib, pytest, unittest
 
@@ -75,11 +77,8 @@ def test_a_renamed_module_that_is_skipped_keeps_its_old_file(noted):
 
 def test_a_renamed_module_that_is_not_collected_keeps_its_old_file(noted):
     (noted.path / "test_net.py").rename(noted.path / "test_new.py")
-    noted.write(
-        conftest=(noted.path / "conftest.py").read_text() + "collect_ignore = ['test_new.py']\n",
-        test_more="def test_more(): pass\n",
-    )
-    noted.run("--torchmem-update")
+    noted.write(conftest=f"{DOUBLE}collect_ignore = ['test_new.py']\n")
+    noted.run("--torchmem-update", test_more="def test_more(): pass\n")
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
@@ -113,7 +112,7 @@ def test_a_test_that_did_not_come_to_its_check_keeps_its_entry(noted, monkeypatc
     if hook is None:
         noted.write(test_net=TWO.replace(OTHER, f"    return\n{OTHER}"))
     else:
-        noted.write(conftest=f"{(noted.path / 'conftest.py').read_text()}\nimport pytest\n{hook}")
+        noted.write(conftest=f"{DOUBLE}\nimport pytest\n{hook}")
     before = noted.file().read_bytes()
     result = noted.run("--torchmem-update", *options)
     assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -122,7 +121,7 @@ def test_a_test_that_did_not_come_to_its_check_keeps_its_entry(noted, monkeypatc
         result.tells("kept: __torchmem__/test_net.json: * test_*")
     if hook is None:
         monkeypatch.setenv("CI", "true")
-        assert noted.run().ret == pytest.ExitCode.TESTS_FAILED
+        noted.run().fails()
 
 
 AT_THE_END = """
@@ -147,11 +146,8 @@ def pytest_sessionfinish():
 def test_what_changes_while_the_tests_run_removes_nothing(noted, change):
     """The files of another branch, say, of which this run knows nothing."""
     kept, _, _ = TWO.partition("def test_other")
-    noted.write(
-        test_net=f"{kept}def test_new(torchmem):\n    torchmem.check(5000, device='cpu')\n",
-        conftest=(noted.path / "conftest.py").read_text() + AT_THE_END.format(change),
-    )
-    assert noted.run("--torchmem-update").ret == 0
+    noted.write(test_net=kept + checking("5000, device='cpu'", name="new"))
+    assert noted.run("--torchmem-update", conftest=DOUBLE + AT_THE_END.format(change)).ret == 0
     assert notes(noted) == {"test_other cpu": "ours"}
     entries = noted.entries()
     assert "test_new cpu" in entries
@@ -198,21 +194,19 @@ RAISES = """
     ],
 )
 def test_a_trace_that_raises_keeps_its_entry(noted, caught):
-    noted.write(
-        test_net=TWO.replace('\n    torchmem.check(1000, device="cpu")\n', RAISES.format(caught))
-    )
-    result = noted.run("--torchmem-update")
+    test = TWO.replace(f"\n{OTHER}\n", RAISES.format(caught))
+    result = noted.run("--torchmem-update", test_net=test)
     assert result.ret == 0
     assert notes(noted) == {"test_other cpu": "ours"}
     result.tells("1 test caught what a check raised, so that nothing was checked:*")
-    assert noted.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
+    noted.run("--torchmem-strict").fails()
 
 
 @pytest.mark.parametrize(
     "options", [["-k", "one"], ["-m", "own"], ["--deselect", "a/test_two.py"], ["a/test_one.py"]]
 )
 def test_a_part_of_a_run_removes_no_file_of_a_directory_without_tests(light, options):
-    (light.path / "pytest.ini").write_text("[pytest]\nmarkers = own\n")
+    light.ini("markers = own")
     for directory in ("a", "b"):
         (light.path / directory).mkdir()
     (light.path / "b" / "test_net.py").write_text(TWO)
@@ -242,14 +236,10 @@ def write(path, text):
     real(path, text)
 store.write = write
 """
-    noted.write(conftest=(noted.path / "conftest.py").read_text() + fails)
-    result = noted.run_apart("--torchmem-update")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    lines = [
+    noted.run_apart("--torchmem-update", conftest=DOUBLE + fails).fails(
         "error: *test_new.json cannot be written: No space left on*",
         "* memory checks: *not written*",
-    ]
-    result.tells(*lines)
+    )
     assert notes(noted) == {"test_other cpu": "ours"}
 
 
@@ -260,10 +250,7 @@ store.write = write
 def test_what_a_test_has_replaced_for_good_loses_no_entry(noted, function, answer):
     """What is written is read again, and what was there before comes back."""
     before = noted.file().read_bytes()
-    noted.write(
-        test_net=TWO.replace("3000", "4000"),
-        conftest=(noted.path / "conftest.py").read_text()
-        + f"""
+    replaces = f"""
 import pytest
 replaced = pytest.MonkeyPatch()
 
@@ -273,14 +260,13 @@ def pytest_runtest_setup(item):
 
 def pytest_unconfigure():
     replaced.undo()
-""",
-    )
+"""
+    noted.write(test_net=TWO.replace("3000", "4000"), conftest=DOUBLE + replaces)
     result = noted.run("--torchmem-update", passed=2)
     if function == "os.path.relpath":
         assert set(noted.entries()) == {"test_kept cpu", "test_other cpu"}
         return
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: *test_net.json cannot be written: what was there stays*")
+    result.fails("error: *test_net.json cannot be written: what was there stays*")
     if function == "json.dumps":
         assert noted.file().read_bytes() == before
     assert notes(noted) == {"test_other cpu": "ours"}
@@ -344,15 +330,15 @@ def test_what_people_wrote_is_said_when_it_goes(noted):
 
 def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
     other = TWO.partition("def test_other")
-    noted.write(test_net=other[0], test_more="def test_more(torchmem):\n    torchmem.check(7)\n")
-    noted.run("--torchmem-update=new")
-    moved = "import pytest\n" + (noted.path / "test_more.py").read_text() + "".join(other[1:])
+    more = checking("7", name="more")
+    noted.run("--torchmem-update=new", test_net=other[0], test_more=more)
+    moved = more + "".join(other[1:])
     result = noted.run("--torchmem-update", "test_net.py", test_more=moved)
     result.tells("renamed? *test_other · cpu may have moved to test_more.py, *")
     assert notes(noted) == {"test_other cpu": "ours"}
     for hindrance in ("@pytest.mark.skip", "@pytest.mark.xfail(run=False)"):
-        noted.write(test_more=moved.replace("def test_other", f"{hindrance}\ndef test_other"))
-        result = noted.run("--torchmem-update")
+        hindered = moved.replace("def test_other", f"{hindrance}\ndef test_other")
+        result = noted.run("--torchmem-update", test_more=hindered)
         result.tells("renamed? *test_more.py::test_other may be*")
         assert notes(noted) == {"test_other cpu": "ours"}
     noted.run("--torchmem-update=new", test_more=moved).tells(
@@ -365,11 +351,10 @@ def test_a_test_that_moved_to_another_module_takes_its_entry_along(noted):
 
 def test_two_modules_that_exchange_their_tests(noted):
     head, name, body = TWO.partition("def test_other")
-    kept = "def test_kept(torchmem):\n    torchmem.check(500, device='cpu')\n"
-    noted.run("--torchmem-update", test_more=kept.replace("kept", "more"))
+    more = checking("500, device='cpu'", name="more")
+    noted.run("--torchmem-update", test_more=more)
     noted.edit("test_more cpu", module="test_more", reason="theirs")
-    noted.write(test_net=head + kept.replace("kept", "more"), test_more=name + body)
-    noted.run("--torchmem-update", passed=3)
+    noted.run("--torchmem-update", test_net=head + more, test_more=name + body, passed=3)
     assert notes(noted) == {"test_more cpu": "theirs"}
     assert notes(noted, "test_more") == {"test_other cpu": "ours"}
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pytest_torchmem.snapshots.format import dump, load
+from tests.plugin.conftest import checking
 
 BOTH = """
 import pytest
@@ -46,8 +47,8 @@ def test_listed_and_removed_by_an_update(changed):
         "1 memory check: 1 passed, 2 obsolete",
     )
     assert changed.file().read_bytes() == before
-    assert changed.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
-    assert changed.run("--torchmem-dry-run").ret == pytest.ExitCode.TESTS_FAILED
+    changed.run("--torchmem-strict").fails()
+    changed.run("--torchmem-dry-run").fails()
     assert changed.file().read_bytes() == before
     changed.run("--torchmem-update=obsolete").tells("1 memory check: 1 passed, 2 removed")
     assert set(changed.entries()) == {"test_kept cpu"}
@@ -71,7 +72,7 @@ def test_listed_and_removed_by_an_update(changed):
 def test_a_part_of_a_module_proves_nothing(changed, options):
     if "-m" in options:
         changed.write(test_net=ONE.replace("def test_other", "@pytest.mark.slow\ndef test_other"))
-        (changed.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+        changed.ini("markers = slow")
     before = changed.file().read_bytes()
     output = changed.run("--torchmem-update", *options).stdout.str()
     if options == ["--torchmem-devices=cuda"]:
@@ -107,11 +108,8 @@ def test_skipped_tests_keep_their_entries_and_are_no_hindrance(changed):
     changed.write(test_net=ONE.replace("def test_kept", "@pytest.mark.skip\ndef test_kept"))
     changed.run("--torchmem-update")
     assert set(changed.entries()) == {"test_kept cpu", "test_kept second cpu"}
-    changed.write(
-        test_net=ONE
-        + "\n@pytest.mark.skip\ndef test_s(): pass\n\n@pytest.mark.xfail\ndef test_x(): assert 0\n"
-    )
-    changed.run("--torchmem-update")
+    others = "@pytest.mark.skip\ndef test_s(): pass\n@pytest.mark.xfail\ndef test_x(): assert 0\n"
+    changed.run("--torchmem-update", test_net=ONE + others)
     assert set(changed.entries()) == {"test_kept cpu"}
 
 
@@ -146,11 +144,11 @@ def test_a_worker_that_died_proves_nothing(changed):
 
 
 def test_a_rename_is_offered_and_keeps_what_people_wrote(light):
-    light.run("--torchmem-update", test_net="def test_old(torchmem):\n    torchmem.check(1000)\n")
+    light.run("--torchmem-update", test_net=checking("1000", name="old"))
     for device in ("cpu", "cuda"):
         light.edit(f"test_old {device}", reason=f"why {device}", tolerance="7%")
-    light.write(test_net="def test_new(torchmem):\n    torchmem.check(1000)\n")
-    light.run(failed=1).tells("*has an entry for test_old, which no longer exists*renamed*")
+    result = light.run(test_net=checking("1000", name="new"), failed=1)
+    result.tells("*has an entry for test_old, which no longer exists*renamed*")
     light.run("--torchmem-update").tells(
         "  renamed: test_old · cpu -> test_new · cpu", "*2 memory checks: 2 new, 2 renamed"
     )
@@ -161,11 +159,11 @@ def test_a_rename_is_offered_and_keeps_what_people_wrote(light):
 
 
 def test_a_doubtful_rename_is_none(light):
-    two = "def test_{0}(torchmem):\n    torchmem.check(1000, device='cpu')\n"
-    light.run("--torchmem-update", test_net=two.format("a") + two.format("b"))
+    a, b, c, d = (checking("1000, device='cpu'", name=name) for name in "abcd")
+    light.run("--torchmem-update", test_net=a + b)
     light.edit("test_a cpu", reason="of a")
     light.edit("test_b cpu", reason="of b")
-    light.run("--torchmem-update", test_net=two.format("c") + two.format("d"))
+    light.run("--torchmem-update", test_net=c + d)
     entries = light.entries()
     assert set(entries) == {"test_c cpu", "test_d cpu"}
     assert not any("reason" in entry for entry in entries.values())
@@ -173,8 +171,8 @@ def test_a_doubtful_rename_is_none(light):
 
 def test_obsolete_entries_in_the_json_report(changed):
     changed.run("--torchmem-json=report.json")
-    report = json.loads((changed.path / "report.json").read_text())
-    assert {entry["test"] for entry in report["obsolete"]} == {"test_gone", "test_kept"}
+    obsolete = json.loads(changed.read("report.json"))["obsolete"]
+    assert {entry["test"] for entry in obsolete} == {"test_gone", "test_kept"}
 
 
 TESTS = """
@@ -187,7 +185,7 @@ def test_sizes(torchmem, size):
 def test_other(torchmem):
     torchmem.check(3000, device="cpu")
 """
-ELSE = "def test_else(torchmem):\n    torchmem.check(500, device='cpu', name='else')\n"
+ELSE = checking("500, device='cpu', name='else'", name="else")
 
 
 @pytest.fixture
@@ -215,12 +213,11 @@ def test_a_deleted_module_is_told_and_removed(two):
         "  Remove obsolete entries: pytest --torchmem-update=obsolete",
         "1 memory check: 1 passed, 3 obsolete",
     )
-    assert two.run("--torchmem-strict").ret == pytest.ExitCode.TESTS_FAILED
-    assert two.run("--torchmem-dry-run").ret == pytest.ExitCode.TESTS_FAILED
+    two.run("--torchmem-strict").fails()
+    two.run("--torchmem-dry-run").fails()
     assert two.file("test_old").read_bytes() == before
-    two.run("--torchmem-update=obsolete").tells(
-        "removed __torchmem__/test_old.json", "1 memory check: 1 passed, 3 removed"
-    )
+    removed = ("removed __torchmem__/test_old.json", "1 memory check: 1 passed, 3 removed")
+    two.run("--torchmem-update=obsolete").tells(*removed)
     assert not two.file("test_old").exists()
     assert two.run("--torchmem-strict").ret == 0
 
@@ -333,9 +330,7 @@ def test_two_heirs_are_none(two):
 def test_a_broken_file_of_a_deleted_module_is_told_and_kept(two):
     gone(two)
     two.file("test_old").write_text("{")
-    result = two.run("--torchmem-update")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: *test_old.json: is not JSON*")
+    two.run("--torchmem-update").fails("error: *test_old.json: is not JSON*")
     assert two.file("test_old").read_text() == "{"
 
 
@@ -349,7 +344,7 @@ def test_a_directory_that_has_nothing_but_snapshots(two):
     assert not two.file("test_old").parent.exists()
 
 
-OLD = "def test_old(torchmem):\n    torchmem.check(1000, device='cpu')\n"
+OLD = checking("1000, device='cpu'", name="old")
 
 
 @pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)
@@ -359,8 +354,8 @@ def test_a_rename_within_a_module_of_which_a_part_was_run(light, options, other)
     light.edit("test_old cpu", reason="why")
     light.write(test_net=OLD.replace("test_old", "test_new") + other)
     light.run("--torchmem-update", *options).tells("  renamed: test_old · cpu -> test_new · cpu")
-    assert light.entries() == {"test_new cpu": light.entries()["test_new cpu"]}
-    assert light.entries()["test_new cpu"]["reason"] == "why"
+    ((test, entry),) = light.entries().items()
+    assert (test, entry["reason"]) == ("test_new cpu", "why")
 
 
 @pytest.mark.parametrize("options", [["test_net.py::test_new"], ["-k", "new"]], ids=" ".join)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.plugin.conftest import checking
+
 TESTS = """
 import pytest
 
@@ -41,9 +43,8 @@ PLAIN = "def test_plain(): pass\n"
 @pytest.fixture
 def written(light: Any) -> Any:
     """A project with snapshots, written without any other plugin's doing."""
-    light.write(test_net=TESTS)
-    (light.path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    light.run("--torchmem-update", passed=6, skipped=1, xfailed=1)
+    light.ini("markers = slow")
+    light.run("--torchmem-update", test_net=TESTS, passed=6, skipped=1, xfailed=1)
     assert len(light.entries()) == 8
     return light
 
@@ -137,11 +138,8 @@ async def test_fixture(torchmem):
 
 def test_an_asynchronous_body_is_refused_in_one_sentence(light: Any) -> None:
     pytest.importorskip("pytest_asyncio")
-    light.write(
-        test_net="import pytest\n@pytest.mark.asyncio\n@pytest.mark.memory_budget('1 GiB')\n"
-        "async def test_body():\n    pass\n"
-    )
-    result = light.run_apart(failed=1)
+    marked = "import pytest\n@pytest.mark.asyncio\n@pytest.mark.memory_budget('1 GiB')\n"
+    result = light.run_apart(test_net=f"{marked}async def test_body():\n    pass\n", failed=1)
     told = " ".join(result.stdout.str().split())
     assert "test_body is asynchronous, so" in told
     assert "Use the fixture: async def test(torchmem), and in it" in told
@@ -177,15 +175,14 @@ def test_benchmarks_have_the_figures(light: Any) -> None:
     pytest.importorskip("pytest_benchmark")
     test = "def test_it(torchmem, benchmark):\n    benchmark(int)\n    torchmem.check(1000)\n"
     light.run_apart("--torchmem-update", "--benchmark-json=times.json", test_net=test, passed=1)
-    (one,) = json.loads((light.path / "times.json").read_text())["benchmarks"]
+    (one,) = json.loads(light.read("times.json"))["benchmarks"]
     assert one["extra_info"]["torchmem.cpu.peak"] == 2000
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "with workers"])
 def test_html_reports_have_the_checks(light: Any, workers: tuple[str, ...]) -> None:
     pytest.importorskip("pytest_html")
-    light.write(test_net="def test_it(torchmem): torchmem.check(1000, device='cpu')")
-    light.run_apart("--torchmem-update", passed=1)
+    light.run_apart("--torchmem-update", test_net=checking("1000, device='cpu'"), passed=1)
     light.edit("test_it cpu", peak=10)
     light.run_apart("--html=page.html", *workers, failed=1)
     (asset,) = (light.path / "assets").glob("*.txt")
@@ -196,8 +193,8 @@ def test_html_reports_have_the_checks(light: Any, workers: tuple[str, ...]) -> N
 
 def test_allure_has_the_checks(light: Any) -> None:
     pytest.importorskip("allure")
-    light.write(test_net="def test_it(torchmem): torchmem.check(1000, name='step')")
-    light.run_apart("--torchmem-update", "--alluredir=allure", passed=1)
+    test = checking("1000, name='step'")
+    light.run_apart("--torchmem-update", "--alluredir=allure", test_net=test, passed=1)
     (result,) = (light.path / "allure").glob("*-result.json")
     attached = json.loads(result.read_text())["attachments"]
     assert [one["name"] for one in attached] == ["memory: step"] * 2

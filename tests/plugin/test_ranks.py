@@ -1,8 +1,8 @@
 """Checks of the ranks of a distributed step: ``world_size=`` and ``ranks=`` in whole runs."""
 
-import json
-
 import pytest
+
+from tests.plugin.conftest import checking
 
 STEP = """
 import os
@@ -43,28 +43,23 @@ def test_marker_options_and_ini_say_the_world(project):
     body = body.replace('device="cpu"', "")
     project.run(test_net=body.format("'2 MiB', world_size=4, ranks=(1, 3), "), passed=1)
     project.write(test_net=body.format("'512 KiB', "))
-    project.run(
-        "--torchmem-world-size=4", "--torchmem-ranks=0,3", "--torchmem-json=r.json", failed=1
-    ).tells("* peak exceeds the budget *, cpu, rank 3 of 4")
-    assert '"rank": 3' in (project.path / "r.json").read_text()
+    world = ("--torchmem-world-size=4", "--torchmem-ranks=0,3")
+    result, checks = project.checks(*world, failed=1)
+    result.tells("* peak exceeds the budget *, cpu, rank 3 of 4")
+    assert [check["rank"] for check in checks] == [0, 3]
     project.run("-o", "torchmem_world_size=4", "-o", "torchmem_ranks=0", passed=1)
 
 
 def test_what_is_no_world_is_refused(project):
     wrong = {
-        "check(step, ranks=1)": "*a rank is one of a world: give world_size= too*",
-        "check(step, world_size=0)": "*write how many processes there are*",
-        "check(step, world_size=4, ranks=(0, 4))": "*write ranks from 0 to 3*",
-        "check(step, world_size=4, rank=1)": "*write ranks=*",
+        "step, ranks=1": "*a rank is one of a world: give world_size= too*",
+        "step, world_size=0": "*write how many processes there are*",
+        "step, world_size=4, ranks=(0, 4)": "*write ranks from 0 to 3*",
+        "step, world_size=4, rank=1": "*write ranks=*",
     }
-    body = "".join(
-        f"def test_{number}(torchmem):\n    torchmem.{call}\n" for number, call in enumerate(wrong)
-    )
-    result = project.run(test_net=STEP + body, failed=4)
-    for message in wrong.values():
-        result.tells(message)
-    result = project.run("--torchmem-ranks=x")
-    result.stderr.fnmatch_lines(["*torchmem_ranks: 'x': write ranks*"])
+    tests = (checking(call, name=str(number)) for number, call in enumerate(wrong))
+    project.run(test_net="".join((STEP, *tests)), failed=4).tells(*wrong.values())
+    project.run("--torchmem-ranks=x").is_refused("*torchmem_ranks: 'x': write ranks*")
 
 
 SHARDED = """
@@ -109,10 +104,9 @@ def test_real(model):
 
 def test_a_model_of_a_fixture_is_sharded_anew_by_each_rank_and_device(project):
     project.run("--torchmem-update", test_net=SHARDED, passed=3).tells("8 memory checks: *")
-    project.run("--torchmem-json=r.json", passed=3).tells(
-        "2 tests without memory that NCCL takes for itself"
-    )
-    assert (project.path / "r.json").read_text().count("NCCL") == 4
+    result = project.run("--torchmem-json=r.json", passed=3)
+    result.tells("2 tests without memory that NCCL takes for itself")
+    assert project.read("r.json").count("NCCL") == 4
 
 
 IN_A_FIXTURE = """
@@ -273,9 +267,8 @@ def test_another_world_than_that_of_the_options_is_refused(project):
     head = NOT_TOLD.partition("@pytest.mark")[0]
     body = "    torchmem.check(torch.ones, size, device='cpu', world_size=8)\n"
     project.write(test_net=f"{head}\ndef test_it(size, torchmem):\n{body}")
-    project.run("--torchmem-world-size=4", "--torchmem-update").tells(
-        "*'size' was set up as rank 0 of 4*the check is of rank 0 of 8*"
-    )
+    result = project.run("--torchmem-world-size=4", "--torchmem-update")
+    result.tells("*'size' was set up as rank 0 of 4*the check is of rank 0 of 8*")
 
 
 def test_fixtures_are_set_up_in_the_world_of_their_test(project):
@@ -360,9 +353,9 @@ def test_plain():
 
 
 def test_fixtures_are_those_of_each_rank(project):
-    project.write(test_net=OF_ALL_RANKS.replace("{limit}", "1 MiB"))
-    project.run("--torchmem-json=r.json", passed=7).tells("16 memory checks: *")
-    checks = json.loads((project.path / "r.json").read_text())["checks"]
+    tests = OF_ALL_RANKS.replace("{limit}", "1 MiB")
+    result, checks = project.checks(test_net=tests, passed=7)
+    result.tells("16 memory checks: *")
     peaks = {}
     for check in checks:
         peaks.setdefault(check["test"].partition("[")[0], set()).add(check["figures"]["peak"])
@@ -377,9 +370,7 @@ def test_ranks_that_fail_are_one_failure(project):
 
 
 def test_a_check_finds_the_group_of_a_fixture(project):
-    project.write(
-        test_net=IN_FIXTURES.partition("@pytest.mark.parametrize")[0]
-        + """
+    test = """
 def test_it(group, torchmem):
     assert dist.get_world_size() == 16
     def step():
@@ -388,7 +379,7 @@ def test_it(group, torchmem):
     torchmem.check(step, device="cuda")
     assert torchmem.trace(step, device="cuda").rank == 8
 """
-    )
+    fixtures = IN_FIXTURES.partition("@pytest.mark.parametrize")[0]
     options = ("--torchmem-world-size=16", "--torchmem-ranks=8", "--torchmem-update")
-    project.run(*options, passed=1)
+    project.run(*options, test_net=fixtures + test, passed=1)
     project.run(*options, "--torchmem-fake-cuda=h100", passed=1)

@@ -82,9 +82,8 @@ def _lab_is_unknown() -> bool:
 def test_a_gpu_is_there_for_one_run(project):
     project.run(conftest=GPU, test_net=USES_GPU, passed=3)
     assert _lab_is_unknown()
-    project.run("--torchmem-gpu=lab-1", "--torchmem-devices=cuda", passed=3).tells(
-        "torchmem *cuda (lab-1)*"
-    )
+    result = project.run("--torchmem-gpu=lab-1", "--torchmem-devices=cuda", passed=3)
+    result.tells("torchmem *cuda (lab-1)*")
     assert project.run("--torchmem-gpu=lab-1", conftest="").ret == pytest.ExitCode.USAGE_ERROR
 
 
@@ -104,12 +103,12 @@ def test_an_operator_is_described_for_one_run(project):
 
 
 def test_workers_add_what_they_are_given(project):
-    project.write(
-        conftest=GPU,
-        test_net="from pytest_torchmem.targets.gpus import find_gpu\n"
-        "def test_it():\n    assert find_gpu('Lab 1').product == 'Lab GPU'\n",
-    )
-    project.run("-n1", "--torchmem-gpu=lab-1", passed=1)
+    test = """
+from pytest_torchmem.targets.gpus import find_gpu
+def test_it():
+    assert find_gpu('Lab 1').product == 'Lab GPU'
+"""
+    project.run("-n1", "--torchmem-gpu=lab-1", conftest=GPU, test_net=test, passed=1)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +123,7 @@ def test_workers_add_what_they_are_given(project):
         ("operators", "[OperatorModel('mm', meta=len)]", "not an operator's name"),
         ("operators", "[OperatorModel('aten::mm')]", "give meta=, workspace= or another aspect"),
         ("operators", "[OperatorModel('aten::mm', meta=1)]", "meta=1 is not a function"),
-        (
-            "operators",
-            "[OperatorModel('aten::linear', meta=len)]",
-            "is a composite of other operators",
-        ),
+        ("operators", "[OperatorModel('aten::linear', meta=len)]", "composite of other operators"),
         ("operators", "[OperatorModel('aten::mm', meta=len)] * 2", "described twice for cpu"),
         (
             "operators",
@@ -139,11 +134,9 @@ def test_workers_add_what_they_are_given(project):
 )
 def test_what_cannot_be_added_names_hook_and_plugin(project, hook, answer, message):
     name = f"pytest_torchmem_register_{hook}"
-    result = project.run(
-        conftest="from pytest_torchmem import Gpu, OperatorModel\n"
-        f"def {name}(config):\n    return {answer}\n",
-        test_net="def test_it():\n    pass\n",
-    )
+    hooks = "from pytest_torchmem import Gpu, OperatorModel\n"
+    hooks += f"def {name}(config):\n    return {answer}\n"
+    result = project.run(conftest=hooks, test_net="def test_it():\n    pass\n")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     error = "\n".join([*result.errlines, *result.outlines])
     assert f"the hook {name} of {project.path / 'conftest.py'}" in error
@@ -152,11 +145,9 @@ def test_what_cannot_be_added_names_hook_and_plugin(project, hook, answer, messa
 
 
 def test_nothing_is_asked_where_nothing_runs(project):
-    project.write(
-        conftest="def pytest_torchmem_register_operators(config):\n    raise SystemError\n",
-        test_net="def test_it():\n    pass\n",
-    )
-    assert project.run("--collect-only").ret == pytest.ExitCode.OK
+    hook = "def pytest_torchmem_register_operators(config):\n    raise SystemError\n"
+    result = project.run("--collect-only", conftest=hook, test_net="def test_it(): pass\n")
+    assert result.ret == pytest.ExitCode.OK
 
 
 _TEST = """

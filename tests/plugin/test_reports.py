@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import valid
+from tests.plugin.conftest import DOUBLE, checking, valid
+
+ONE = checking("1000")
 
 
 @pytest.fixture
@@ -41,11 +43,9 @@ def test_fits(torchmem):
 
 
 def test_json_keeps_to_its_schema_beside_junit_and_markdown(grown):
-    grown.run(
-        "--torchmem-json=out/report.json", "--junitxml=junit.xml", "--torchmem-markdown=report.md"
-    )
-    report = json.loads((grown.path / "out" / "report.json").read_text())
-    valid(report, "report")
+    files = ("--junitxml=junit.xml", "--torchmem-markdown=report.md")
+    grown.run("--torchmem-json=out/report.json", *files)
+    report = valid(json.loads(grown.read("out/report.json")), "report")
     outcomes = {"grew": 3, "no snapshot": 1, "not checked": 2, "over budget": 1, "passed": 2}
     assert report["outcomes"] == outcomes
     grew = next(check for check in report["checks"] if check["outcome"] == "grew")
@@ -66,7 +66,7 @@ def test_json_keeps_to_its_schema_beside_junit_and_markdown(grown):
     assert suite.attrib["failures"] == "6"
     assert suite.attrib["errors"] == "0"
 
-    lines = (grown.path / "report.md").read_text().splitlines()
+    lines = grown.read("report.md").splitlines()
     assert lines[0] == "<!-- pytest-torchmem -->"
     assert lines[2] == "### Memory: 4 failed, 3 grew, 2 unchanged"
     text = "\n".join(lines)  # the biggest comes first
@@ -90,9 +90,7 @@ def pytest_torchmem_report(config, report):
 def test_json_is_the_same_with_workers_and_for_a_hook(grown):
     grown.run("--torchmem-json=serial.json")
     grown.run("-n", "1", "--junitxml=junit.xml", conftest=_READER)
-    serial, workers = (
-        json.loads((grown.path / f"{name}.json").read_text()) for name in ("serial", "workers")
-    )
+    serial, workers = (json.loads(grown.read(f"{one}.json")) for one in ("serial", "workers"))
     for report in (serial, workers):
         assert all(check["alive"] for check in report["checks"] if check["snapshot"])
         report["checks"].sort(key=lambda check: (check["nodeid"], check["device"], check["name"]))
@@ -114,12 +112,9 @@ def _properties(file: Path) -> dict[str, dict[str, str]]:
 
 
 def test_markdown_survives_any_test_id(light):
-    light.write(
-        test_net="import pytest\n@pytest.mark.parametrize('x', ['a|b', '`c`', '``'])\n"
-        "def test_it(torchmem, x):\n    torchmem.check(1000, device='cpu')\n"
-    )
-    light.run("--torchmem-update", "--torchmem-markdown=report.md")
-    text = (light.path / "report.md").read_text()
+    test = checking("1000, device='cpu'", over="['a|b', '`c`', '``']")
+    light.run("--torchmem-update", "--torchmem-markdown=report.md", test_net=test)
+    text = light.read("report.md")
     assert "| `test_net.py::test_it[a\\|b]` | cpu |" in text
     assert "| ``test_net.py::test_it[`c`]`` | cpu |" in text
     assert "| ```test_net.py::test_it[``]``` | cpu |" in text
@@ -190,40 +185,29 @@ def test_the_command_is_for_the_system_it_runs_on(grown, monkeypatch, environmen
 
 
 def test_a_missing_entry_fails_in_ci(light, monkeypatch):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     monkeypatch.setenv("CI", "1")
-    light.run(failed=1)
+    light.run(test_net=ONE, failed=1)
     assert not light.file().exists()
 
 
 def test_no_proposal_where_the_test_failed_for_another_reason(light, monkeypatch):
     monkeypatch.setenv("CI", "1")
-    light.write(
-        test_net="def test_it(torchmem):\n"
-        "    try:\n        torchmem.check(1000)\n    except AssertionError:\n        pass\n"
-        "    assert False\n"
-    )
-    light.run(failed=1)
+    test = checking("1000").replace("torchmem.", "with pytest.raises(AssertionError): torchmem.")
+    light.run(test_net=f"{test}    assert False\n", failed=1)
     assert not (light.path / "torchmem-proposal").exists()
 
 
 def test_a_report_that_cannot_be_written_is_an_error_of_the_run(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     (light.path / "taken").write_text("a file")
     taken = ["--torchmem-json=taken/report.json", "--torchmem-html=taken"]
-    result = light.run("--torchmem-update", *taken, "--torchmem-markdown=report.md")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells(*["error: a report cannot be written: *"] * 2)
+    result = light.run("--torchmem-update", *taken, "--torchmem-markdown=report.md", test_net=ONE)
+    result.fails(*["error: a report cannot be written: *"] * 2)
     assert light.file().exists()
     assert (light.path / "report.md").exists()
 
 
 def test_hooks_are_called_in_the_documented_order(light):
-    conftest = (light.path / "conftest.py").read_text()
-    light.write(
-        test_net="def test_it(torchmem):\n    torchmem.check(1000, name='n', device='cpu')\n",
-        conftest=conftest
-        + """
+    hooks = """
 import dataclasses
 
 calls = []
@@ -239,11 +223,11 @@ def pytest_torchmem_compare(item, before, now, comparison):
 def pytest_torchmem_report(config, report):
     calls.append(("report", len(report["checks"])))
     report["extra"]["calls"] = calls
-""",
-    )
-    light.run("--torchmem-update")
+"""
+    test = checking("1000, name='n', device='cpu'")
+    light.run("--torchmem-update", test_net=test, conftest=DOUBLE + hooks)
     light.run("--torchmem-json=r.json")
-    calls = json.loads((light.path / "r.json").read_text())["extra"]["calls"]
+    calls = json.loads(light.read("r.json"))["extra"]["calls"]
     assert calls == [["profile", "test_it", "n", "cpu"], ["compare", True], ["report", 1]]
     light.edit("test_it n cpu", peak=1)
     light.run(failed=1)
@@ -253,8 +237,7 @@ def pytest_torchmem_report(config, report):
 def _warning(light, **says):
     """Let what ``light`` traces give warnings or run operators of unknown workspace."""
     given = ", ".join(f"{name}={value!r}" for name, value in says.items())
-    conftest = (light.path / "conftest.py").read_text()
-    light.write(conftest=conftest.replace('workload="w"', f'workload="w", {given}'))
+    light.write(conftest=DOUBLE.replace('workload="w"', f'workload="w", {given}'))
 
 
 def _warnings(result):
@@ -263,13 +246,9 @@ def _warnings(result):
 
 
 def test_unknown_workspace_is_one_line_and_fail_when_strict(light):
-    light.write(
-        test_net="import pytest\n@pytest.mark.parametrize('n', range(3))\n"
-        "def test_it(torchmem, n):\n    torchmem.check(1000 + n)\n"
-    )
     said = "the workspace of a, b, c is unknown and not included"
     _warning(light, warnings=(said,), unknown_workspaces=("a", "b", "c"))
-    light.run("--torchmem-update", passed=3)
+    light.run("--torchmem-update", test_net=checking("1000 + n", over="range(3)"), passed=3)
     for options in ((), ("-q",), ("-n", "2")):
         result = light.run(*options, passed=3)
         assert _warnings(result) == [
@@ -283,19 +262,14 @@ def test_unknown_workspace_is_one_line_and_fail_when_strict(light):
 
 
 def test_other_warnings_are_counted_by_test(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     _warning(light, warnings=("net.py:3: sum is nan",))
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=ONE)
     assert _warnings(light.run()) == ["warnings: 1 test with other warnings; -v lists them"]
     assert _warnings(light.run("-v")) == ["warning: test_net.py::test_it: net.py:3: sum is nan"]
 
 
 def test_long_tables_show_what_matters(light):
-    light.write(
-        test_net="import pytest\n@pytest.mark.parametrize('n', range(30))\n"
-        "def test_it(torchmem, n):\n    torchmem.check(1000 + n)\n"
-    )
-    light.run("--torchmem-update")
+    light.run("--torchmem-update", test_net=checking("1000 + n", over="range(30)"))
     light.edit("test_it[7] cpu", peak=1000)
     result = light.run()
     table = result.stdout.str().partition("memory (torchmem)")[2]
@@ -308,21 +282,17 @@ def test_long_tables_show_what_matters(light):
 
 
 def test_a_proposal_is_never_written_over_snapshots(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
-    light.run("--torchmem-update", passed=1)
+    light.run("--torchmem-update", test_net=ONE, passed=1)
     before = light.file().read_bytes()
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(2000)\n")
-    result = light.run("--torchmem-proposal=.")
+    result = light.run("--torchmem-proposal=.", test_net=checking("2000"))
     assert light.file().read_bytes() == before
     result.tells("error: *test_net.json is the snapshot file of a test module, *")
 
 
 def test_a_proposal_that_cannot_be_written_is_an_error_of_the_run(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000)\n")
     (light.path / "taken").write_text("a file")
-    light.run("--torchmem-proposal=taken", failed=1).tells(
-        "error: *taken/__torchmem__/test_net.json cannot be written: *"
-    )
+    result = light.run("--torchmem-proposal=taken", test_net=ONE, failed=1)
+    result.tells("error: *taken/__torchmem__/test_net.json cannot be written: *")
 
 
 @pytest.mark.parametrize(
@@ -330,10 +300,9 @@ def test_a_proposal_that_cannot_be_written_is_an_error_of_the_run(light):
 )
 def test_the_short_summary_has_one_line_for_a_failure(light, monkeypatch, ci, options):
     light.write(
-        test_net="import os\nimport pytest\nSIZE = int(os.environ.get('SIZE', 1000))\n"
-        "def test_it(torchmem):\n    torchmem.check(SIZE)\n"
-        "@pytest.mark.memory_budget(peak=1500, device='cpu')\n"
-        "def test_limit(torchmem):\n    torchmem.check(SIZE)\n"
+        test_net=checking("int(os.environ.get('SIZE', 1000))")
+        + "@pytest.mark.memory_budget(peak=1500, device='cpu')\n"
+        "def test_limit(torchmem):\n    torchmem.check(int(os.environ.get('SIZE', 1000)))\n"
     )
     light.run("--torchmem-update")
     monkeypatch.setenv("SIZE", "1100")
@@ -347,22 +316,18 @@ def test_the_short_summary_has_one_line_for_a_failure(light, monkeypatch, ci, op
     assert lines[0].startswith("FAILED test_net.py::test_it - +200 B backward peak")
     if ci:
         assert lines[0].endswith("+200 B backward peak")
-        assert lines[1].endswith(
-            "2.15 KiB peak exceeds the budget of 1.46 KiB by 700 B (+46.7 %), cpu"
-        )
+        said = "2.15 KiB peak exceeds the budget of 1.46 KiB by 700 B (+46.7 %), cpu"
+        assert lines[1].endswith(said)
     failure = next(ElementTree.parse(light.path / "junit.xml").iter("failure"))
     assert "\n" not in failure.get("message", "")
     assert "retained" in (failure.text or "")
 
 
 def test_the_whole_of_a_body_in_one_line(project, monkeypatch):
-    project.write(
-        test_net="import pytest, torch\n@pytest.mark.memory_budget(peak=100, device='cpu')\n"
-        "def test_body():\n    torch.zeros(100)\n"
-    )
+    marker = "@pytest.mark.memory_budget(peak=100, device='cpu')"
+    test = f"import pytest, torch\n{marker}\ndef test_body():\n    torch.zeros(100)\n"
     monkeypatch.setenv("CI", "true")
-    result = project.run("-rf")
-    result.tells("*test_net.py:2: MemoryCheckFailed")
+    result = project.run("-rf", test_net=test).tells("*test_net.py:2: MemoryCheckFailed")
     summary = result.stdout.str().partition("short test summary info")[2]
     lines = [line for line in summary.splitlines()[1:] if line and not line.startswith("=")]
     assert len(lines) == 1
@@ -370,14 +335,10 @@ def test_the_whole_of_a_body_in_one_line(project, monkeypatch):
 
 
 def test_the_reserved_peak_heads_no_failure_of_other_peaks(light, monkeypatch):
-    light.write(
-        test_net="import os\ndef test_it(torchmem):\n"
-        "    torchmem.check(int(os.environ.get('SIZE', 10**8)), device='cuda')\n"
-    )
     _warning(light, reserved_peak=3 * 10**8)
-    light.run("--torchmem-update", passed=1)
-    conftest = (light.path / "conftest.py").read_text()
-    light.write(conftest=conftest.replace("reserved_peak=300000000", "reserved_peak=900000000"))
+    test = checking("int(os.environ.get('SIZE', 10**8)), device='cuda'")
+    light.run("--torchmem-update", test_net=test, passed=1)
+    _warning(light, reserved_peak=9 * 10**8)
     light.run().tells("FAILED *+572.2 MiB reserved peak: more free blocks, not*")
     monkeypatch.setenv("SIZE", "150000000")
     light.run().tells("E *MemoryCheckFailed: +* backward peak, cuda*")
@@ -404,7 +365,7 @@ def test_sizes_by_guessed_values_are_told(project, quiet):
     if not quiet:
         result.tells("*passed, at most, by guessed values*")
     for name in ("out.md", "out.xml"):
-        assert "at most, by guessed values" in (project.path / name).read_text()
+        assert "at most, by guessed values" in project.read(name)
     assert "at most" not in project.run("--torchmem-values=real").stdout.str()
 
 
@@ -418,12 +379,12 @@ def test_a_page_for_each_check_that_fails(stored, workers: int) -> None:
     options = ["-n", str(workers)] if workers else []
     stored.run("--torchmem-html=out", *options)
     written = pages(stored.path / "out")
-    index = (stored.path / "out" / "index.html").read_text()
+    index = stored.read("out/index.html")
     links = re.findall(r'href="([^"]+\.html)"', index)
     assert sorted([*links, "index.html"]) == written
     assert "3 of 3 memory checks failed" in index
     assert ":root{color-scheme:light dark}" in index  # of the body alone, the page stays white
-    page = (stored.path / "out" / links[0]).read_text()
+    page = stored.read(f"out/{links[0]}")
     assert re.search(r"\+6\.50 KiB \(\+97\.3 %\) backward peak\b", page)
     assert '"before":{"baseline"' in page
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
@@ -434,11 +395,11 @@ def test_a_page_for_each_check_that_fails(stored, workers: int) -> None:
 def test_the_index_of_a_run_that_passes(stored) -> None:
     stored.run("--torchmem-html=out")
     assert pages(stored.path / "out") == ["index.html"]
-    assert "0 of 3 memory checks failed" in (stored.path / "out" / "index.html").read_text()
+    assert "0 of 3 memory checks failed" in stored.read("out/index.html")
 
 
 def test_pages_that_cannot_be_written(stored) -> None:
     stored.width(128)
     (stored.path / "out").write_text("a file")
     stored.run("--torchmem-html=out").tells("*a page cannot be written*")
-    assert (stored.path / "out").read_text() == "a file"
+    assert stored.read("out") == "a file"

@@ -23,24 +23,19 @@ NET = """
 
 
 def test_attention_that_falls_back_to_quadratic_fails(project: Project) -> None:
-    project.write(
-        test_net=NET
-        + """
+    test = """
     @pytest.mark.memory_budget(scaling="linear in sequence and linear in batch", device="cpu")
     @pytest.mark.parametrize("flash", [True, False])
     def test(torchmem, flash):
         torchmem.check(Net(flash), X)
     """
-    )
-    result = project.run("-p", "no:xdist", passed=1, failed=1)
+    result = project.run("-p", "no:xdist", test_net=NET + test, passed=1, failed=1)
     result.tells("*the peak is quadratic in sequence, the budget allows linear: *sequence²·batch*")
     result.tells("*aten::*softmax*")
 
 
 def test_sizes_of_a_function_and_of_a_module(project: Project) -> None:
-    project.write(
-        test_net=NET
-        + """
+    tests = """
     def build(sequence, flash=False):
         return Net(flash), torch.randn(2, sequence, 16)
 
@@ -55,8 +50,7 @@ def test_sizes_of_a_function_and_of_a_module(project: Project) -> None:
     def test_fails(torchmem):
         torchmem.check(build, device="cuda", scaling="linear in sequence", sizes=SIZES)
     """
-    )
-    project.run("-p", "no:xdist", "--torchmem-update", passed=2, failed=1)
+    project.run("-p", "no:xdist", "--torchmem-update", test_net=NET + tests, passed=2, failed=1)
 
 
 WRONG = {
@@ -76,6 +70,6 @@ def test_what_cannot_be_checked(project: Project) -> None:
     def test_body():
         Net(True)(X).sum().backward()
     """
-    project.run(
-        "-p", "no:xdist", "--torchmem-update", test_net="".join((NET, "\n", *tests, body)), failed=4
-    ).tells(*WRONG.values(), "*scaling= needs the step and its inputs*")
+    project.write(test_net="".join((NET, "\n", *tests, body)))
+    result = project.run("-p", "no:xdist", "--torchmem-update", failed=4)
+    result.tells(*WRONG.values(), "*scaling= needs the step and its inputs*")

@@ -14,8 +14,9 @@ from pytest_torchmem.errors import SnapshotError
 from pytest_torchmem.snapshots import files
 from pytest_torchmem.snapshots.files import locked
 from pytest_torchmem.snapshots.store import read
+from tests.plugin.conftest import checking
 
-ONE = "def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n"
+ONE = checking("1000, device='cpu'")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pipes, devices and signals of Linux")
 
 WRITER = """
@@ -40,12 +41,8 @@ for number in range(last):
 
 def test_no_write_is_lost_while_others_remove_the_directory(tmp_path: Path) -> None:
     path = tmp_path / "__torchmem__" / "test_x.json"
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), name, "90"], stderr=subprocess.PIPE, text=True
-        )
-        for name in "abc"
-    ]
+    commands = ([sys.executable, "-c", WRITER, str(path), name, "90"] for name in "abc")
+    writers = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in commands]
     assert [writer.communicate()[1] for writer in writers] == ["", "", ""]
     assert not path.parent.exists()
 
@@ -66,12 +63,8 @@ def test_a_signal_in_the_middle_of_a_write(tmp_path: Path, number: int) -> None:
     )
     path = tmp_path / "x.json"
     path.write_text("old")
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(path), str(int(number))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", program, str(path), str(int(number))]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == -number
     assert "went on" not in result.stdout
     assert path.read_text() == "new"
@@ -96,9 +89,7 @@ def test_a_run_that_never_ends_is_not_waited_for(light, monkeypatch):
     light.write(test_net=ONE.replace("1000", "2000"))
     monkeypatch.setattr(files, "PATIENCE", 0.1)
     with locked(light.file()):
-        result = light.run("--torchmem-update")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("error: *another run has been writing there*")
+        light.run("--torchmem-update").fails("error: *another run has been writing there*")
     assert light.file().read_bytes() == before
 
 
@@ -137,8 +128,8 @@ def test_links_of_modules_that_are_gone_are_left_alone(light):
     other.mkdir()
     (other / "__torchmem__").symlink_to(light.file().parent)
     (other / "test_plain.py").write_text("def test_plain(): pass\n")
-    light.write(test_net=ONE + ONE.replace("test_it", "test_more"))
-    assert "obsolete" not in light.run("--torchmem-update", passed=3).stdout.str()
+    both = ONE + ONE.replace("test_it", "test_more")
+    assert "obsolete" not in light.run("--torchmem-update", test_net=both, passed=3).stdout.str()
     assert set(light.entries()) == {"test_it cpu", "test_more cpu"}
     assert light.entries()["test_it cpu"]["reason"] == "ours"
 
@@ -176,8 +167,7 @@ def test_a_pipe_that_nobody_reads_is_told_and_not_waited_for(light):
     pipe = light.path / "pipe"
     os.mkfifo(pipe)
     result = light.run(f"--torchmem-json={pipe}")
-    result.tells("error: a report cannot be written: *nothing reads from this*")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.fails("error: a report cannot be written: *nothing reads from this*")
 
 
 @linux

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from pytest_torchmem.plugin.failure import update_command
-from tests.plugin.conftest import NO_CACHE, PLAIN
+from tests.plugin.conftest import DOUBLE, NO_CACHE, PLAIN, checking
 
 CASES = """
 import os
@@ -82,14 +82,13 @@ class TestClass:
     def test_method(self, torchmem):
         torchmem.check(SIZE)
 """
+PARAMETERS = ["a/b", "c::d", "[e]", "f g", "\\xe9", "'", "a.py::test_passes"]
 PASSING = {
     "test_passes",
     "TestClass::test_method",
-    *(
-        f"test_parameters[{x}]"
-        for x in ["a/b", "c::d", "[e]", "f g", "\\xe9", "'", "a.py::test_passes"]
-    ),
+    *(f"test_parameters[{one}]" for one in PARAMETERS),
 }
+SIZED = checking("int(os.environ.get('SIZE', 1000)), device='cpu'")
 
 
 @pytest.fixture
@@ -107,10 +106,10 @@ def cases(light, monkeypatch):
 
 def written(project) -> set[str]:
     """Return the tests whose entries are of the second run; every other entry must be untouched."""
-    before = json.loads(project.before)
-    after = json.loads(project.file().read_text())
-    old = {(e["test"], e.get("name"), e["device"]): e for e in before["entries"]}
-    new = {(e["test"], e.get("name"), e["device"]): e for e in after["entries"]}
+    old, new = (
+        {(e["test"], e.get("name"), e["device"]): e for e in json.loads(text)["entries"]}
+        for text in (project.before, project.file().read_text())
+    )
     assert set(old) == set(new), "no entry may appear or be lost"
     changed = {key for key in new if new[key] != old[key]}
     assert all(new[key]["peak"][0] in (4000, 4002) for key in changed)
@@ -154,9 +153,6 @@ def test_last_failed(cases):
     # Every test fails here, since everything grew; an update then runs them all through --lf.
     cases.run("--lf", "--torchmem-update", "-k", "passes or class", cache=True)
     assert "test_passes" in written(cases)
-    assert len(json.loads(cases.file().read_text())["entries"]) == len(
-        json.loads(cases.before)["entries"]
-    )
 
 
 def test_any_order_gives_the_same_bytes(cases):
@@ -165,11 +161,8 @@ def test_any_order_gives_the_same_bytes(cases):
     forward = cases.file().read_bytes()
     assert b'"why": ""' not in forward, "a growth without a cause is not one that is read again"
     cases.file().write_text(cases.before)
-    cases.write(
-        conftest=(cases.path / "conftest.py").read_text()
-        + "\ndef pytest_collection_modifyitems(items):\n    items.reverse()\n"
-    )
-    cases.run("--torchmem-update")
+    reverses = "def pytest_collection_modifyitems(items):\n    items.reverse()\n"
+    cases.run("--torchmem-update", conftest=DOUBLE + reverses)
     assert cases.file().read_bytes() == forward
 
 
@@ -201,9 +194,8 @@ def test_hopeless(torchmem):
     assert False
 """
     )
-    light.run("--torchmem-update", "--reruns=2", "--junitxml=junit.xml").tells(
-        "*1 failed, 1 passed, 4 rerun*"
-    )
+    result = light.run("--torchmem-update", "--reruns=2", "--junitxml=junit.xml")
+    result.tells("*1 failed, 1 passed, 4 rerun*")
     assert set(light.entries()) == {"test_flaky cpu", "test_flaky cuda"}
     assert light.entries()["test_flaky cpu"]["peak"][0] == 6000
     xml = (light.path / "junit.xml").read_text()
@@ -278,33 +270,26 @@ def test_nothing_is_written_without_the_flag_or_in_a_dry_run(cases):
     before = cases.file().read_bytes()
     cases.run()
     assert cases.file().read_bytes() == before
-    result = cases.run("--torchmem-dry-run", "-k", "test_passes and not parameters")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.tells("would write __torchmem__/test_net.json", "  changed: test_passes · cpu")
+    part = ("-k", "test_passes and not parameters")
+    told = ("would write __torchmem__/test_net.json", "  changed: test_passes · cpu")
+    cases.run("--torchmem-dry-run", *part).fails(*told)
     assert cases.file().read_bytes() == before
-    cases.run("--torchmem-update", "-k", "test_passes and not parameters")
-    assert cases.run("--torchmem-dry-run", "-k", "test_passes and not parameters").ret == 0
+    cases.run("--torchmem-update", *part)
+    assert cases.run("--torchmem-dry-run", *part).ret == 0
 
 
 def test_the_cap_of_what_an_update_accepts(light, monkeypatch):
-    light.write(
-        test_net="import os\n"
-        "def test_it(torchmem):\n    torchmem.check(int(os.environ['SIZE']), device='cpu')\n"
-    )
-    monkeypatch.setenv("SIZE", "1000")
-    assert light.run("--torchmem-update", "--torchmem-update-max=15%").ret == 0
+    capped = ("--torchmem-update", "--torchmem-update-max=15%")
+    assert light.run(*capped, test_net=SIZED).ret == 0
     before = light.file().read_bytes()
     monkeypatch.setenv("SIZE", "1200")
-    light.run("--torchmem-update", "--torchmem-update-max=15%", failed=1).tells(
-        "*grew by more than --torchmem-update-max=15% accepts*"
-    )
+    told = light.run(*capped, failed=1)
+    told.tells("*grew by more than --torchmem-update-max=15% accepts*")
     assert light.file().read_bytes() == before
-    monkeypatch.setenv("SIZE", "1150")
-    light.run("--torchmem-update", "--torchmem-update-max=15%", passed=1)
-    assert light.entries()["test_it cpu"]["forward_peak"][0] == 1150
-    monkeypatch.setenv("SIZE", "10")
-    light.run("--torchmem-update", "--torchmem-update-max=15%", passed=1)
-    assert light.entries()["test_it cpu"]["forward_peak"][0] == 10
+    for size in (1150, 10):
+        monkeypatch.setenv("SIZE", str(size))
+        light.run(*capped, passed=1)
+        assert light.entries()["test_it cpu"]["forward_peak"][0] == size
 
 
 def test_an_update_that_changes_nothing_writes_nothing(cases, monkeypatch):
@@ -338,7 +323,7 @@ def test_what_people_wrote_is_kept(stored):
     assert "reason" not in stored.entries()["test_first cuda"]
 
 
-def test_precedence_of_tolerances(light):
+def test_precedence_of_tolerances(light, monkeypatch):
     light.write(
         test_net="""
 import os, pytest
@@ -361,58 +346,40 @@ def test_ini(torchmem):
     light.run("--torchmem-update")
     for test in ("marker", "argument", "entry"):
         light.edit(f"test_{test} cpu", tolerance="30%")
-    (light.path / "pytest.ini").write_text(
-        "[pytest]\ntorchmem_tolerance =\n    10%\n    test_net.py: 20%\n    elsewhere/*: 90%\n"
-    )
-    passing = {
-        "1450": {"test_marker"},
-        "1350": {"test_marker", "test_argument"},
-        "1250": {"test_marker", "test_argument", "test_entry"},
-        "1150": {"test_marker", "test_argument", "test_entry", "test_ini"},
-    }
-    for size, expected in passing.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SIZE", size)
-            result = light.run("-v")
+    light.ini("torchmem_tolerance =", "    10%", "    test_net.py: 20%", "    elsewhere/*: 90%")
+    tests = ("test_marker", "test_argument", "test_entry", "test_ini")
+    for passing, size in enumerate(("1450", "1350", "1250", "1150"), 1):
+        monkeypatch.setenv("SIZE", size)
+        result = light.run("-v")
         lines = result.stdout.str()
-        assert {t for t in expected if f"{t} PASSED" in lines} == expected
-        assert lines.count(" PASSED") == len(expected)
+        assert all(f"{test} PASSED" in lines for test in tests[:passing])
+        assert lines.count(" PASSED") == passing
         if size == "1450":
             told = " ".join(line.removeprefix("E").strip() for line in result.outlines)
-            for rule in (
-                "40%, check(tolerance=)",
-                "30%, the entry's own tolerance",
-                "20%, ini torchmem_tolerance (test_net.py)",
-            ):
+            ini = "ini torchmem_tolerance (test_net.py)"
+            for rule in ("40%, check(tolerance=)", "30%, the entry's own tolerance", f"20%, {ini}"):
                 assert told.count(f"Figures beyond their tolerance of {rule}") == 1
 
 
-def test_another_torch_version(light):
-    light.write(
-        test_net="import os\n"
-        "def test_it(torchmem):\n    torchmem.check(int(os.environ.get('SIZE', 1000)))\n"
-    )
-    light.run("--torchmem-update")
+def test_another_torch_version(light, monkeypatch):
+    light.run("--torchmem-update", test_net=SIZED.replace(", device='cpu'", ""))
     before = light.file().read_text()
-    newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1+cu130")
-    light.run(conftest=newer, passed=1)
+    light.run(conftest=DOUBLE.replace("2.13.0+cpu", "2.14.1+cu130"), passed=1)
     light.run("--torchmem-update", passed=1)
     assert light.file().read_text() == before, "the version alone is no change"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SIZE", "1100")
-        result = light.run()
-        result.tells("*comes from torch 2.13.0 and this run uses torch 2.14.1,")
-        result.tells("E *which may be the cause")
-        light.run("--torchmem-update")
+    monkeypatch.setenv("SIZE", "1100")
+    result = light.run()
+    result.tells("*comes from torch 2.13.0 and this run uses torch 2.14.1,")
+    result.tells("E *which may be the cause")
+    light.run("--torchmem-update")
     assert light.entries()["test_it cpu"]["torch"] == "2.14.1"
 
 
 def test_entries_per_torch_version(light):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
-    light.run("--torchmem-update", "--torchmem-split-by-torch")
-    newer = (light.path / "conftest.py").read_text().replace("2.13.0+cpu", "2.14.1")
-    light.write(conftest=newer.replace("    return", "    size *= 10\n    return"))
-    light.run("--torchmem-split-by-torch", failed=1)
+    light.run("--torchmem-update", "--torchmem-split-by-torch", test_net=SIZED)
+    newer = DOUBLE.replace("2.13.0+cpu", "2.14.1")
+    newer = newer.replace("    return", "    size *= 10\n    return")
+    light.run("--torchmem-split-by-torch", conftest=newer, failed=1)
     light.run("--torchmem-update", "--torchmem-split-by-torch", passed=1)
     entries = json.loads(light.file().read_text())["entries"]
     series = [(e["torch_series"], e["forward_peak"][0]) for e in entries]
@@ -421,9 +388,8 @@ def test_entries_per_torch_version(light):
 
 
 @pytest.mark.parametrize("mode", ["", "=new"])
-def test_entries_per_torch_version_keep_what_people_wrote(light, mode):
-    light.write(test_net="def test_it(torchmem):\n    torchmem.check(1000, device='cpu')\n")
-    light.run("--torchmem-update")
+def test_entries_per_torch_version_keep_what_people_wrote(light, monkeypatch, mode):
+    light.run("--torchmem-update", test_net=SIZED)
     notes = {"tolerance": "7%", "reason": "wide", "ticket": 12}
     light.edit("test_it cpu", **notes)
     light.run(f"--torchmem-update{mode}", "--torchmem-split-by-torch", passed=1)
@@ -431,8 +397,7 @@ def test_entries_per_torch_version_keep_what_people_wrote(light, mode):
     assert [e.get("torch_series") for e in entries] == ([None, "2.13"] if mode else ["2.13"])
     for entry in entries:
         assert {name: entry.get(name) for name in notes} == notes
-    older = (light.path / "conftest.py").read_text()
-    light.write(conftest=older.replace("    return", "    size = size * 106 // 100\n    return", 1))
+    monkeypatch.setenv("SIZE", "1060")
     light.run("--torchmem-split-by-torch", passed=1)
 
 
@@ -445,15 +410,9 @@ IDS = ["plain", "a b'c$d", "l\u202eine\nend\x1b[2J", "x" * 300]
 
 def test_the_command_of_a_failure_updates_its_test(light):
     """Also where the parameter is nothing that can be typed: with the function, then."""
-    (light.path / "pytest.ini").write_text(
-        "[pytest]\ndisable_test_id_escaping_and_forfeit_all_rights_to_community_support = true\n"
-    )
-    light.write(
-        test_net=f"import pytest\n@pytest.mark.parametrize('x', range(4), ids={IDS})\n"
-        "def test_it(torchmem, x):\n    torchmem.check(1000, device='cpu')\n"
-    )
-    light.run("--torchmem-json=report.json", failed=4)
-    checks = json.loads((light.path / "report.json").read_text())["checks"]
+    light.ini("disable_test_id_escaping_and_forfeit_all_rights_to_community_support = true")
+    test = checking("1000, device='cpu'", over=f"range(4), ids={IDS}")
+    _, checks = light.checks(test_net=test, failed=4)
     commands = [one["advice"].partition("pytest ")[2] for one in checks]
     assert commands[2] == "--torchmem-update test_net.py::test_it"
     for command in (*commands[:2], *commands[3:]):
