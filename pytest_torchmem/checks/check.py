@@ -510,7 +510,7 @@ def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What],
     at = positions_of(profile).get(moment)
     if moment == HOST:
         timeline = profile.host_timeline
-        _, at = max(timeline.peaks().values(), key=lambda peak: peak[0])
+        _, at = timeline.peak()
     if at is None or not came:
         return {}, 0
     lifetimes = Lifetimes.of(timeline)

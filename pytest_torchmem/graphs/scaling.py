@@ -192,13 +192,9 @@ class Scaling:
     def _live(self, figure: str, sizes: fitting.Sizes) -> list[int]:
         """Return the places of the allocations that are alive at a peak."""
         timeline = self._timeline_of(sizes)
-        peaks = timeline.peaks()
-        if figure == "peak":
-            position = max(peaks.values(), default=(0, 0), key=lambda found: found[0])[1]
-        elif figure in PEAK_FIELDS:
-            position = peaks.get(PEAK_FIELDS[figure], (0, 0))[1]
-        else:
+        if figure != "peak" and figure not in PEAK_FIELDS:
             raise UsageError(f"{figure!r}: expected 'peak' or one of {', '.join(PEAK_FIELDS)}")
+        _, position = timeline.peak(PEAK_FIELDS.get(figure))
         return timeline.live_indices([position])[position]
 
     def _timeline_of(

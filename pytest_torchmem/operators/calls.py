@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -214,7 +213,6 @@ BESIDES = frozenset({"machine", "outputs", "call", "nested", "known", "cudnn", "
 WHOLES = frozenset({"operands", "tensors", "arguments"})
 _EMPTY = inspect.Parameter.empty
 _MISSING: Any = object()
-_TAKES_ALL = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 _OTHER_NAMES = (("self", "input"), ("grad_output", "grad"))
 """What schemas call an argument, and what functions may: ``_cdist_backward`` has ``grad_output``
@@ -330,24 +328,13 @@ def _group(function: Callable[..., Any], annotation: str) -> type[Any] | None:
 def _parameters(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
     """Return the names, annotations and defaults of a function's parameters.
 
-    Raises ``Unbindable`` for ``*args`` and ``**kwargs``. ``inspect.signature`` tells the same, of
-    anything that can be called, and takes ten times as long.
+    Raises ``Unbindable`` for ``*args`` and ``**kwargs``.
     """
-    plain = isinstance(function, FunctionType) and not hasattr(function, "__wrapped__")
-    if not plain or function.__code__.co_flags & _TAKES_ALL:
-        parameters = inspect.signature(function).parameters.values()
-        for one in parameters:
-            if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-                raise Unbindable(f"{function.__qualname__} takes {one}: name what it uses")
-        return [(one.name, _name_of(one.annotation), one.default) for one in parameters]
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    positional = names[: code.co_argcount]
-    given = function.__defaults__ or ()
-    defaults = dict(zip(positional[len(positional) - len(given) :], given, strict=True))
-    defaults |= function.__kwdefaults__ or {}
-    annotations = {name: _name_of(one) for name, one in function.__annotations__.items()}
-    return [(name, annotations.get(name, ""), defaults.get(name, _EMPTY)) for name in names]
+    parameters = inspect.signature(function).parameters.values()
+    for one in parameters:
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            raise Unbindable(f"{function.__qualname__} takes {one}: name what it uses")
+    return [(one.name, _name_of(one.annotation), one.default) for one in parameters]
 
 
 def _name_of(annotation: Any) -> str:

@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from pytest_torchmem.profile.module_paths import are_among, join_numbers, only_in
+from pytest_torchmem.profile.sampled import equal_parts, phases
 from pytest_torchmem.profile.timeline import OperatorCall, Phase, Timeline
 
 Scalar = bool | int | float | str
@@ -352,10 +353,9 @@ def outline_of(timeline: Timeline, points: int = POINTS) -> Outline:
     """Return the outline of a timeline in about as many ``points``."""
     live = timeline.live()
     peak = max(live)
-    spans = [span for span in timeline.spans() if span[1] > span[0]]
-    if not spans or peak <= 0:
+    parts = [(start, stop, phase.value) for start, stop, phase in phases(timeline)]
+    if not parts or peak <= 0:
         return ()
-    parts = [(start, stop, phase.value) for start, stop, phase in spans]
     if len(parts) > _MOST_STRETCHES:
         parts = [(0, len(timeline.events), "")]
     return tuple(
@@ -364,7 +364,9 @@ def outline_of(timeline: Timeline, points: int = POINTS) -> Outline:
             stop - start,
             tuple(
                 -(-FULL * max(live[first : last + 1]) // peak)
-                for first, last in _equal(start, stop, points * (stop - start) // len(live))
+                for first, last in equal_parts(
+                    start, stop, min(max(points * (stop - start) // len(live), 2), stop - start)
+                )
             ),
         )
         for start, stop, phase in parts
@@ -378,8 +380,8 @@ def bytes_along(
 
     Where both have the same phases, each is stretched over its own; else the whole over the whole.
     """
-    spans = [(start, stop, p.value) for start, stop, p in timeline.spans() if stop > start]
-    if [one.phase for one in outline] == [phase for _, _, phase in spans]:
+    spans = phases(timeline)
+    if [one.phase for one in outline] == [phase.value for _, _, phase in spans]:
         places = [(start, stop) for start, stop, _ in spans]
     else:
         shares = tuple(share for one in outline for share in one.shares)
@@ -393,11 +395,3 @@ def bytes_along(
         at = (position - start) * len(shares) // max(stop - start, 1)
         found.append(shares[min(max(at, 0), len(shares) - 1)] * peak // FULL)
     return found
-
-
-def _equal(start: int, stop: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield where equal parts of a stretch of events start and stop, at most one for each event."""
-    parts = min(max(parts, 2), stop - start)
-    for number in range(parts):
-        length = stop - start
-        yield start + number * length // parts, start + (number + 1) * length // parts

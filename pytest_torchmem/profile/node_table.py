@@ -75,7 +75,6 @@ class NodeRow:
 
 
 COLUMNS = tuple(entry.name for entry in fields(NodeRow))
-_BYTES = ("fwd_in", "fwd_in_saved", "fwd_saved", "fwd_out", "fwd_out_saved", "bwd_out")
 _MOST = ("fwd_tmp", "fwd_peak", "bwd_tmp", "bwd_peak")
 _COLUMNS_OF = attrgetter(*COLUMNS)
 _TEXTS = ("phase", "module", "operator", "line", "node")
@@ -214,7 +213,8 @@ class NodeTable(Tabular):
         merged |= {name: sum(columns[name]) for name in _SUMS}
         merged |= {name: max(columns[name]) for name in _MOST}
         merged |= {
-            name: sum(map(self._sizes.__getitem__, getattr(storages, name))) for name in _BYTES
+            name: sum(map(self._sizes.__getitem__, getattr(storages, name)))
+            for name in _Storages._fields
         }
         return NodeRow(**merged)
 
@@ -297,27 +297,18 @@ class _Builder:
         for found in (self._of_node, self._named, self._numbers, self._births_before):
             found.clear()
         rows.reverse()
-        make, take, add = tuple.__new__, rows.pop, storages.append
+        make, take, add, names = tuple.__new__, rows.pop, storages.append, _Storages._fields
         while rows:  # each is let go of as soon as it is a row: there may be millions
             opened = take()
-            row, reads, saved, made = opened.row, opened.reads, opened.saved, opened.made
-            reads_saved: tuple[int, ...] = ()
-            made_saved: tuple[int, ...] = ()
-            if reads:
-                row.fwd_in = _bytes_of(reads, sizes)
-            if saved:
-                row.fwd_saved = _bytes_of(saved, sizes)
-                reads_saved = _those(reads, saved.__contains__)
-                row.fwd_in_saved = _bytes_of(reads_saved, sizes) if reads_saved else 0
-            if made:
-                row.fwd_out = _bytes_of(made, sizes)
-                made_saved = _those(made, is_saved.__getitem__)
-                row.fwd_out_saved = _bytes_of(made_saved, sizes) if made_saved else 0
-            made_in_backward = opened.made_in_backward
-            if made_in_backward:
-                row.bwd_out = _bytes_of(made_in_backward, sizes)
-            made_rows.append(row)
-            add(make(_Storages, (reads, reads_saved, saved, made, made_saved, made_in_backward)))
+            reads, saved, made = opened.reads, opened.saved, opened.made
+            reads_saved = _those(reads, saved.__contains__)
+            made_saved = _those(made, is_saved.__getitem__)
+            columns = reads, reads_saved, saved, made, made_saved, opened.made_in_backward
+            for name, column in zip(names, columns, strict=True):
+                if column:
+                    setattr(opened.row, name, _bytes_of(column, sizes))
+            made_rows.append(opened.row)
+            add(make(_Storages, columns))
         return NodeTable(made_rows, storages, sizes)
 
     def _open(

@@ -230,10 +230,7 @@ class MemoryProfile(ComputedLater, Tabular):
 
     def _position_of_peak(self, phase: str | None) -> int:
         """Return after how many events a peak is reached; raises ``KeyError``."""
-        peaks = self.timeline.peaks()
-        if phase is None:
-            return max(peaks.values(), default=(0, 0), key=lambda found: found[0])[1]
-        return peaks.get(PEAK_FIELDS[f"{phase}_peak"], (0, 0))[1]
+        return self.timeline.peak(None if phase is None else PEAK_FIELDS[f"{phase}_peak"])[1]
 
     def node_table(self) -> NodeTable:
         """Return what each operator needs in forward and backward, in the order of the step.
@@ -543,7 +540,7 @@ def host_peak_of(timeline: Timeline) -> int | None:
     """Return the host's peak, ``None`` where only single numbers are there, as of optimizers."""
     if not any(allocation.shape and allocation.nbytes for allocation in timeline.allocations):
         return None
-    return max(peak for peak, _ in timeline.peaks().values())
+    return timeline.peak()[0]
 
 
 @dataclass(frozen=True, slots=True)

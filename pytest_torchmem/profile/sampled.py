@@ -19,11 +19,17 @@ def samples(timeline: Timeline, most: int) -> list[int]:
     if events <= bins:
         return list(range(events + 1))
     live = timeline.live()
-    for number in range(bins):
-        start, stop = number * events // bins + 1, (number + 1) * events // bins + 1
+    for start, stop in equal_parts(1, events + 1, bins):
         part = live[start:stop]
         kept.add(start + part.index(max(part)))
     return sorted(kept)
+
+
+def equal_parts(start: int, stop: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Yield where equal parts of a stretch start and stop."""
+    length = stop - start
+    for number in range(parts):
+        yield start + number * length // parts, start + (number + 1) * length // parts
 
 
 class Alike:
@@ -136,8 +142,5 @@ def sparkline(timeline: Timeline, width: int = 40) -> str:
     peak, width = max(live, default=0), min(width, len(live))
     if peak <= 0:
         return ""
-    highest = (
-        max(live[number * len(live) // width : (number + 1) * len(live) // width])
-        for number in range(width)
-    )
+    highest = (max(live[start:stop]) for start, stop in equal_parts(0, len(live), width))
     return "".join(_LEVELS[min(7, 8 * nbytes // peak)] for nbytes in highest)

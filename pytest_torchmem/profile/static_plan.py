@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from heapq import nlargest, nsmallest
 from itertools import accumulate, islice
 from operator import add, neg
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.printable import Tabular
-from pytest_torchmem.profile.timeline import Allocation, Phase, Timeline, without_collections
+from pytest_torchmem.profile.timeline import (
+    Allocation,
+    ComputedLater,
+    Later,
+    Phase,
+    Timeline,
+    without_collections,
+)
 from pytest_torchmem.units import format_size
 
 ALIGNMENT = {"cpu": 64, "cuda": 512}
@@ -89,55 +97,30 @@ class _Lives:
         return nsmallest(most, found, lambda one: (-one.nbytes, one.start - one.stop, one.start))
 
 
-class _Storages(Sequence[Placed]):
-    """The storages of a plan, each made when it is asked for."""
-
-    def __init__(self, lives: _Lives, offsets: Sequence[int], timeline: Timeline) -> None:
-        self._lives, self._offsets, self._timeline = lives, offsets, timeline
-
-    def __len__(self) -> int:
-        return len(self._lives.numbers)
-
-    @overload
-    def __getitem__(self, place: int) -> Placed: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Placed]: ...
-
-    def __getitem__(self, place: int | slice) -> Placed | Sequence[Placed]:
-        if isinstance(place, slice):
-            return tuple(map(self._placed, self._lives.numbers[place]))
-        return self._placed(self._lives.numbers[place])
-
-    def __iter__(self) -> Iterator[Placed]:
-        return map(self._placed, self._lives.numbers)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Storages) and [*self] == [*other]
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
-
-    def _placed(self, number: int) -> Placed:
-        lives, timeline = self._lives, self._timeline
-        stop = min(lives.stops[number], len(timeline.events))
-        allocation = timeline.allocations[number - 1]
-        nbytes, start = lives.sizes[number], lives.starts[number]
-        return Placed(self._offsets[number], nbytes, start, stop, allocation)
+def _placed(lives: _Lives, offsets: Sequence[int], timeline: Timeline) -> tuple[Placed, ...]:
+    """Return the storages of a plan, each with its place."""
+    end, allocations = len(timeline.events), timeline.allocations
+    return tuple(
+        Placed(
+            offsets[number],
+            lives.sizes[number],
+            lives.starts[number],
+            min(lives.stops[number], end),
+            allocations[number - 1],
+        )
+        for number in lives.numbers
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class StaticPlan(Tabular):
+class StaticPlan(ComputedLater, Tabular):
     """The offsets of an arena; all figures are bytes.
 
     What was there before the step, and what outlives it, is not in the arena: it is ``outside``.
     """
 
     storages: Sequence[Placed]
-    """In the order of making. There may be millions: each is made when it is asked for."""
+    """In the order of making. There may be millions: they are made when they are asked for."""
     alignment: int
     strategy: str
     """Which of ``arenas`` the offsets are of: the smallest."""
@@ -151,6 +134,10 @@ class StaticPlan(Tabular):
     """What is not in the arena: what was there before the step, and what outlives it."""
     reserved_peak: int | None
     """What the caching allocator reserves for all of it (cuda)."""
+    _later: dict[str, Later] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._put_off("storages")
 
     @property
     def arena(self) -> int:
@@ -194,13 +181,7 @@ class StaticPlan(Tabular):
     def plain(self) -> dict[str, Any]:
         """Return the plan as plain values, for JSON: its figures, and a line for each storage."""
         return {
-            "alignment": self.alignment,
-            "strategy": self.strategy,
-            "arena": self.arena,
-            "arenas": dict(self.arenas),
-            "live_peak": self.live_peak,
-            "outside": self.outside,
-            "reserved_peak": self.reserved_peak,
+            **{name: getattr(self, name) for name in _FIGURES},
             "storages": [
                 {
                     **dict(zip(Placed._fields[:4], one[:4], strict=True)),
@@ -214,6 +195,12 @@ class StaticPlan(Tabular):
                 for one in self.storages
             ],
         }
+
+
+_FIGURES = (
+    *("alignment", "strategy", "arena", "arenas"),
+    *("live_peak", "outside", "reserved_peak"),
+)
 
 
 def plan_of(
@@ -238,7 +225,7 @@ def plan_of(
         }
         arenas = {name: max(map(add, found, sizes), default=0) for name, found in offsets.items()}
         strategy = min(arenas, key=arenas.__getitem__)
-        storages = _Storages(lives, offsets[strategy], timeline)
+        storages: Any = Later(partial(_placed, lives, offsets[strategy], timeline))
         return StaticPlan(
             storages, alignment, strategy, arenas, live_peak, lives.outside, reserved_peak
         )

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 
@@ -127,6 +128,13 @@ class Timeline:
             if phase not in peaks or peak[0] > peaks[phase][0]:
                 peaks[phase] = peak
         return peaks
+
+    def peak(self, phase: Phase | None = None) -> tuple[int, int]:
+        """Return the peak of a phase, by default the highest; ``(0, 0)`` where it did not run."""
+        peaks = self.peaks()
+        if phase is not None:
+            return peaks.get(phase, (0, 0))
+        return max(peaks.values(), default=(0, 0), key=itemgetter(0))
 
     def course(self) -> Iterator[tuple[Phase, tuple[int, int], int]]:
         """Yield the phase, the peak and the bytes at the end of each of ``spans()``."""

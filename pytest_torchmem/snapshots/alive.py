@@ -129,8 +129,7 @@ def alive_of(profile: MemoryProfile) -> Alive:
     found = alive_at(profile.timeline, positions) if positions else Alive()
     if profile.host_peak is None:
         return found
-    _, at = max(host.peaks().values(), key=lambda peak: peak[0])
-    there = alive_at(host, {HOST: at})
+    there = alive_at(host, {HOST: host.peak()[1]})
     known = {(group.what, group.numbers): group for group in found.groups}
     for group in there.groups:
         same = known.get((group.what, group.numbers), group)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial, wraps
 from inspect import getattr_static
-from operator import getitem, is_
+from itertools import repeat
+from operator import is_
 from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any, ClassVar, TypeAlias
 from weakref import getweakrefs
@@ -145,34 +146,12 @@ def replaced_all(replacements: Replacements) -> Iterator[None]:
         patch.put_back()
 
 
-class _Bound:
-    """Tells whether names are bound to the very things that they are given with, or not at all.
-
-    There are hundreds, which are asked for twice in every trace: a step of Python for each counts.
-    """
-
-    __slots__ = ("_absent", "_found", "_names", "_owns")
-
-    def __init__(self, attributes: Iterable[tuple[Mapping[str, Any], str, Any]]) -> None:
-        self._owns: list[Mapping[str, Any]] = []
-        self._names: list[str] = []
-        self._found: list[Any] = []
-        self._absent: list[tuple[Mapping[str, Any], str]] = []
-        for own, name, found in attributes:
-            if found is ABSENT:
-                self._absent.append((own, name))
-                continue
-            self._owns.append(own)
-            self._names.append(name)
-            self._found.append(found)
-
-    def holds(self) -> bool:
-        if any(name in own for own, name in self._absent):
-            return False
-        try:
-            return all(map(is_, map(getitem, self._owns, self._names), self._found))
-        except KeyError:
-            return False
+def _are_there(tables: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bool:
+    """Return whether names are bound to the very things that they are given with, or not at all."""
+    return all(  # of hundreds, twice in every trace: without a step of Python for each
+        all(map(is_, map(own.get, attributes, repeat(ABSENT)), attributes.values()))
+        for own, attributes in tables
+    )
 
 
 class _Place:
@@ -252,8 +231,6 @@ class Patch:
                 owners.setdefault(id(owner), (owner, {}))[1].update(attributes)
             replacements = [*owners.values()]
         self._places = [self._place(owner, attributes) for owner, attributes in replacements]
-        self._bound: tuple[_Bound, _Bound] | None = None
-        """What is there before and meanwhile; made where this is used again."""
 
     def _place(self, owner: Any, attributes: Mapping[str, Any]) -> _Place:
         own, of_module, replacements = vars(owner), isinstance(owner, ModuleType), {}
@@ -292,14 +269,7 @@ class Patch:
 
     def fits(self) -> bool:
         """Return whether what was there when this was made is there now."""
-        if self._bound is None:
-            self._bound = (
-                _Bound((p.own, name, one) for p in self._places for name, one in p.before.items()),
-                _Bound(
-                    (p.own, name, one) for p in self._places for name, one in p.replacements.items()
-                ),
-            )
-        if not self._bound[0].holds():
+        if not _are_there((place.own, place.before) for place in self._places):
             return False
         return all(own.get(name, ABSENT) is found for own, name, found in self._looked_at)
 
@@ -332,7 +302,7 @@ class Patch:
             vars(module)[name] = original
         for one, _ in self._in_programs:
             one.put(one.original)
-        as_replaced = self._bound is not None and self._bound[1].holds()
+        as_replaced = _are_there((place.own, place.replacements) for place in self._places)
         for place in self._places:
             place.put_back(as_replaced)
         for owner, name, found in self._of_program:

@@ -121,12 +121,10 @@ def _counters(timeline: Timeline) -> Iterator[str]:
 
 
 def _peak(timeline: Timeline) -> Iterator[str]:
-    peaks = timeline.peaks()
-    if not peaks:
-        return
-    nbytes, position = max(peaks.values(), key=lambda found: found[0])
-    yield _thread(_PEAK, "peak")
-    yield _event("i", f"peak: {nbytes:,} bytes", s="p", tid=_PEAK, ts=position)
+    if timeline.phases:
+        nbytes, position = timeline.peak()
+        yield _thread(_PEAK, "peak")
+        yield _event("i", f"peak: {nbytes:,} bytes", s="p", tid=_PEAK, ts=position)
 
 
 _BATCH = 1000

@@ -82,7 +82,7 @@ def escaped(plain: Any) -> Any:
     """Return JSON types with every text as ``printable_lines`` has it."""
     if isinstance(plain, str):
         return printable_lines(plain)
-    if isinstance(plain, list):
+    if isinstance(plain, list | tuple):
         return list(map(escaped, plain))
     if isinstance(plain, dict):
         return {escaped(name): escaped(value) for name, value in plain.items()}

@@ -16,10 +16,11 @@ from importlib.resources import files
 from typing import Any
 
 from pytest_torchmem.figures import PEAK
-from pytest_torchmem.printable import printable, printable_lines
+from pytest_torchmem.printable import printable
 from pytest_torchmem.profile import sampled
 from pytest_torchmem.profile.facts import Outline, bytes_along
 from pytest_torchmem.profile.formats.exports import Layout
+from pytest_torchmem.profile.formats.saved import escaped
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.static_plan import Placed, StaticPlan
@@ -72,7 +73,7 @@ class Content:
 
 
 def page(content: Content) -> str:
-    data = json.dumps(_shown(page_data(content)), separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps(escaped(page_data(content)), separators=(",", ":"), ensure_ascii=False)
     parts = {
         "title": escape(printable(content.title)),
         "styles": _asset("uPlot.min.css") + _asset("page.css"),
@@ -86,25 +87,11 @@ def page(content: Content) -> str:
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
 
 
-def _shown(value: Any) -> Any:
-    """Return JSON types whose texts turn no line round and hide nothing."""
-    if isinstance(value, str):
-        return printable_lines(value)
-    if isinstance(value, list | tuple):
-        return [_shown(one) for one in value]
-    if isinstance(value, dict):
-        return {printable(key): _shown(one) for key, one in value.items()}
-    return value
-
-
 def page_data(content: Content) -> dict[str, Any]:
     """Return all that the page's script draws, as JSON types."""
     timeline = content.timeline
-    positions, alike, live = (
-        sampled.samples(timeline, SAMPLES),
-        sampled.Alike(timeline),
-        timeline.live(),
-    )
+    positions, alike = sampled.samples(timeline, SAMPLES), sampled.Alike(timeline)
+    live = timeline.live()
     peak = live.index(max(live))
     depth = sampled.module_depth(alike.distinct, 2 * _GROUPS)
     return {

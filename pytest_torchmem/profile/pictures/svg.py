@@ -3,7 +3,9 @@
 Of a step the bytes alive by kind, phases and the peak; of a figure a line of steps by device.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -38,7 +40,7 @@ def svg(title: str, timeline: Timeline) -> str:
     peak = max(live)
     scale = _Scale(len(timeline.events), peak)
     parts = (
-        grid(scale.peak, scale.y, 6),
+        _grid(scale, 6),
         _areas(scale, positions, stack),
         _phase_labels(scale, timeline),
         _peak(scale, live.index(peak), peak),
@@ -59,11 +61,11 @@ def picture(title: str, parts: Iterable[str]) -> str:
     return "\n".join((*head, *parts, "</svg>")) + "\n"
 
 
-def grid(most: int, y_of: Callable[[int], float], gap: int) -> Iterator[str]:
+def _grid(scale: _Scale, gap: int) -> Iterator[str]:
     """Yield lines across a picture at quarters of the most bytes, named beside it."""
     for part in range(5):
-        nbytes = most * part // 4
-        y = y_of(nbytes)
+        nbytes = scale.peak * part // 4
+        y = scale.y(nbytes)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield (
             f'<text class="muted" x="{_LEFT - gap}" y="{y + 4:.1f}" text-anchor="end">'
@@ -72,16 +74,17 @@ def grid(most: int, y_of: Callable[[int], float], gap: int) -> Iterator[str]:
 
 
 class _Scale:
-    """From events and bytes to pixels."""
+    """From events, or commits, and bytes to pixels."""
 
-    def __init__(self, events: int, peak: int) -> None:
+    def __init__(self, events: int, peak: int, above: int = _TOP, below: int = _BOTTOM) -> None:
         self.events, self.peak = max(1, events), max(1, peak)
+        self._above, self.bottom = above, _HEIGHT - below
 
     def x(self, position: int) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * position / self.events
 
     def y(self, nbytes: int) -> float:
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * nbytes / self.peak
+        return self.bottom - (self.bottom - self._above) * nbytes / self.peak
 
     def point(self, position: int, nbytes: int) -> str:
         return f"{self.x(position):.1f},{self.y(nbytes):.1f}"
@@ -100,8 +103,7 @@ def _areas(scale: _Scale, positions: Sequence[int], stack: Stack) -> Iterator[st
 
 def _phase_labels(scale: _Scale, timeline: Timeline) -> Iterator[str]:
     for start, stop, phase in phases(timeline):
-        left, right = scale.x(start), scale.x(stop)
-        y = _HEIGHT - _BOTTOM
+        left, right, y = scale.x(start), scale.x(stop), scale.bottom
         yield f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{y + 6}"/>'
         if right - left > 7 * len(phase.value):
             yield (
@@ -113,7 +115,7 @@ def _phase_labels(scale: _Scale, timeline: Timeline) -> Iterator[str]:
 def _peak(scale: _Scale, position: int, nbytes: int) -> Iterator[str]:
     x = scale.x(position)
     side, shift = ("start", 5) if x < _WIDTH / 2 else ("end", -5)
-    yield f'<line class="peak" x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{_HEIGHT - _BOTTOM}"/>'
+    yield f'<line class="peak" x1="{x:.1f}" x2="{x:.1f}" y1="30" y2="{scale.bottom}"/>'
     yield (
         f'<text x="{x + shift:.1f}" y="38" text-anchor="{side}">'
         f"peak {format_size(nbytes)} ({nbytes:,} bytes)</text>"
@@ -162,47 +164,35 @@ def history_svg(title: str, lines: Sequence[Line]) -> str:
     """
     moments = sorted({(one.place, one.date) for line in lines for one in line.points})
     places = {moment[0]: place for place, moment in enumerate(moments)}
-    most = max((one.nbytes for line in lines for one in line.points), default=1) or 1
-    step = (_WIDTH - _LEFT - _RIGHT) / len(moments)
-    parts = [*grid(most, lambda nbytes: _y(nbytes, most), 8)]
-    parts += _dates([date for _, date in moments], step)
+    most = max((one.nbytes for line in lines for one in line.points), default=1)
+    scale = _Scale(len(moments), most, _ABOVE, _BELOW)
+    parts = [*_grid(scale, 8), *_dates([date for _, date in moments], scale)]
     for index, line in enumerate(lines):
         colour = _COLORS[index % len(_COLORS)]
-        parts += _steps(line, places, step, most, len(moments), colour)
+        parts += _steps(line, places, scale, colour)
         x = _LEFT + index * 350
         parts.append(f'<rect x="{x}" y="32" width="10" height="10" rx="2" fill="{colour}"/>')
         parts.append(f'<text x="{x + 15}" y="41">{escaped(line.name)}</text>')
     return picture(title, parts)
 
 
-def _y(nbytes: int, most: int) -> float:
-    return _HEIGHT - _BELOW - (_HEIGHT - _ABOVE - _BELOW) * nbytes / most
-
-
-def _dates(dates: Sequence[str], step: float) -> Iterator[str]:
+def _dates(dates: Sequence[str], scale: _Scale) -> Iterator[str]:
     every = -(-len(dates) // _MOST_LABELS)
     for place in range(0, len(dates), every):
-        x = _LEFT + step * place
         yield (
-            f'<text class="muted" x="{x:.1f}" y="{_HEIGHT - _BELOW + 18}">'
+            f'<text class="muted" x="{scale.x(place):.1f}" y="{scale.bottom + 18}">'
             f"{escaped(dates[place])}</text>"
         )
 
 
-def _steps(
-    line: Line, places: dict[int, int], step: float, most: int, count: int, colour: str
-) -> Iterator[str]:
+def _steps(line: Line, places: dict[int, int], scale: _Scale, colour: str) -> Iterator[str]:
     corners: list[str] = []
-    for index, point in enumerate(line.points):
-        following = line.points[index + 1 : index + 2]
-        end = places[following[0].place] if following else count
-        y = _y(point.nbytes, most)
-        for place in (places[point.place], end):
-            corners.append(f"{_LEFT + step * place:.1f},{y:.1f}")
-        text = escaped(
-            " ".join(filter(None, (point.date, point.commit, format_size(point.nbytes))))
-        )
-        x = _LEFT + step * places[point.place]
+    ends = [*(places[one.place] for one in line.points[1:]), scale.events]
+    for point, end in zip(line.points, ends, strict=True):
+        start, nbytes = places[point.place], point.nbytes
+        corners += scale.point(start, nbytes), scale.point(end, nbytes)
+        text = escaped(" ".join(filter(None, (point.date, point.commit, format_size(nbytes)))))
+        x, y = scale.x(start), scale.y(nbytes)
         yield (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{text}</title>'
             "</circle>"
