@@ -118,6 +118,14 @@ class Block(nn.Module):
         return x + self.down(hidden) * self.scale
 
 
+class Wide(nn.Linear):
+    """A layer of a program's own."""
+
+
+class Layers(nn.Sequential):
+    """Layers one after the other, of a program's own."""
+
+
 class Decoder(nn.Module):
     def __init__(self, depth=4, tied=True, recompute: Any = (), wrong: Any = None) -> None:
         super().__init__()
@@ -289,9 +297,7 @@ def another_block(wrong: bool) -> Step:
     return Decoder(depth=5 if wrong else 4), (ids(),), {}
 
 
-@planted(
-    "new module", "*.scale is new, and saves the output of aten::addmm", ".scale", "aten::mul", ""
-)
+@planted("new module", "*.scale is new, and saves the output of aten::addmm", ".scale", "mul", "")
 def a_scale_of_what_is_freed(wrong: bool) -> Step:
     """What it makes is gone at the peak, and what it is given was, too."""
 
@@ -312,22 +318,16 @@ def a_scale_of_what_is_freed(wrong: bool) -> Step:
     return nn.Sequential(residual(), residual()), (torch.zeros(512, 32),), {}
 
 
-class Experts(nn.Module):
-    """Sends each input to some of its experts; switches and numbers are attributes."""
-
-    def __init__(self, chosen: int, keep: bool = False) -> None:
-        super().__init__()
-        self.chosen = chosen
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(4))
-
-    def forward(self, x: Tensor, keep_all: bool = False) -> Any:
-        made = [torch.tanh(expert(x)) for expert in self.experts[: self.chosen]]
-        return (made[0].sum(), made) if keep_all else made[-1].sum()
-
-
 @planted("arguments", "is called with keep_all=True, and was with keep_all=False")
 def switched_by_an_argument(wrong: bool, device: str) -> None:
-    made = Experts(4).to(device)(torch.zeros(128, WIDTH, device=device), keep_all=wrong)
+    class Experts(Parts):
+        def forward(self, x: Tensor, keep_all: bool = False) -> Any:
+            made = [torch.tanh(expert(x)) for expert in self.experts[: self.chosen]]
+            return (made[0].sum(), made) if keep_all else made[-1].sum()
+
+    experts = nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(4))
+    model = Experts(chosen=4, experts=experts).to(device)
+    made = model(torch.zeros(128, WIDTH, device=device), keep_all=wrong)
     (made[0] if wrong else made).backward()
 
 
@@ -413,12 +413,9 @@ def a_second_optimizer(wrong: bool, device: str) -> None:
         optimizer.step()  # here: a_second_optimizer
 
 
-@planted("reached", "goes through Generator now, and did not", "Generator", "aten::", "cuda")
+@planted("reached", "goes through Wide now, and did not", "Wide", "aten::", "cuda")
 def not_detached(wrong: bool, device: str) -> None:
-    class Generator(nn.Linear):
-        pass
-
-    generator, critic = Generator(64, 1024).to(device), nn.Linear(1024, 1).to(device)
+    generator, critic = Wide(64, 1024).to(device), nn.Linear(1024, 1).to(device)
     fake = generator(torch.zeros(64, 64, device=device))
     critic(fake if wrong else fake.detach()).sum().backward()
 
@@ -434,22 +431,15 @@ def backward_within_autocast(wrong: bool, device: str) -> None:
 
 @planted("new tensor", "the buffer Sequential.{1-3}.rope.cos is new", "rope", "cos", "cuda")
 def tables_of_their_own(wrong: bool) -> Step:
-    class Rope(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            angles = torch.outer(torch.arange(512.0), torch.arange(64.0))
-            self.register_buffer("cos", angles.cos())
-
-    class Layer(nn.Module):
-        def __init__(self, rope: Rope) -> None:
-            super().__init__()
-            self.rope, self.linear = rope, nn.Linear(64, 64)
-
+    class Layer(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.linear(x * self.rope.cos[: len(x)])
 
-    shared = Rope()
-    layers = (Layer(Rope() if wrong else shared) for _ in range(4))
+    def rope() -> nn.Module:
+        return Parts(cos=torch.outer(torch.arange(512.0), torch.arange(64.0)).cos())
+
+    ropes = [rope() for _ in range(4)] if wrong else [rope()] * 4
+    layers = (Layer(rope=one, linear=nn.Linear(64, 64)) for one in ropes)
     return nn.Sequential(*layers), (torch.zeros(8, 64),), {}
 
 
@@ -461,19 +451,13 @@ def constant_of_numpy(wrong: bool, device: str) -> None:
     (nn.Linear(256, 256).to(device)(torch.zeros(512, 256, device=device)) * weights).sum()
 
 
-@planted(
-    "attention",
-    "to eager, a softmax of its own: need_weights=True",
-    "Attending.attention",
-    "aten::_softmax",
-    "cuda",
-)
+@planted("attention", "a softmax of its own: need_weights=True", "Net.inner", "_softmax", "cuda")
 def weights_asked_for(wrong: bool) -> Step:
-    class Attending(Parts):
+    class Net(Parts):
         def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x, x, x, need_weights=wrong)[0]  # here: weights_asked_for
+            return self.inner(x, x, x, need_weights=wrong)[0]  # here: weights_asked_for
 
-    model = Attending(attention=nn.MultiheadAttention(32, 4, batch_first=True))
+    model = Net(inner=nn.MultiheadAttention(32, 4, batch_first=True))
     return model, (torch.zeros(2, 128, 32),), {}
 
 
@@ -553,12 +537,7 @@ def gradients_of_each_sample(wrong: bool, device: str) -> None:
     gradient(weight, x).square().sum()
 
 
-@planted(
-    "operators",
-    "add, mul and silu are called more often: add twice, and was once",
-    "Mixed",
-    "aten::add",
-)
+@planted("operators", "mul and silu are called more often: add twice, and was once", "Mixed", "add")
 def gated_twice(wrong: bool) -> Step:
     """Several operators run again, in a module that is called as often as it was."""
 
@@ -715,12 +694,7 @@ def loss_became_a_module(wrong: bool, device: str) -> None:
     (Focal() if wrong else focal)(logits, labels).backward()
 
 
-@planted(
-    "larger",
-    "(aten::mul.Tensor) makes float32[4, 328, 256], and made [4, 129",
-    "",
-    "torch.stft (aten::",
-)
+@planted("larger", ") makes float32[4, 328, 256], and made [4, 129", "", "torch.stft (aten::")
 def smaller_hop(wrong: bool, device: str) -> None:
     window, total = torch.hann_window(256, device=device), 0
     x = torch.zeros(4, 8192, device=device, requires_grad=True)
@@ -819,16 +793,14 @@ def output_kept_by_a_trainer(wrong: bool, device: str) -> None:
 
 @planted("attribute", "Stages.stages.{1-2} has again=False, and had", "Stages.stages", "aten::", "")
 def switched_in_some_stages(wrong: bool) -> Step:
-    class Stage(nn.Module):
-        def __init__(self, width: int, again: bool) -> None:
-            super().__init__()
-            self.width, self.again = width, again
-            self.inner = nn.Linear(WIDTH, width)
-            self.outer = nn.Linear(width, WIDTH)
-
+    class Stage(Parts):
         def forward(self, x: Tensor) -> Tensor:
             y = self.inner(x)
             return x + self.outer(y.sigmoid() if self.again else y.sin().sigmoid())
+
+    def stage(width: int, again: bool) -> nn.Module:
+        inner, outer = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
+        return Stage(width=width, again=again, inner=inner, outer=outer)
 
     class Stages(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -836,7 +808,7 @@ def switched_in_some_stages(wrong: bool) -> Step:
                 x = stage(x)
             return x
 
-    stages = (Stage(width, not (wrong and index)) for index, width in enumerate((32, 64, 128)))
+    stages = (stage(width, not (wrong and index)) for index, width in enumerate((32, 64, 128)))
     return Stages(stages=nn.ModuleList(stages)), (torch.zeros(256, WIDTH),), {}
 
 
@@ -856,9 +828,7 @@ def masks_of_every_length(wrong: bool, device: str) -> None:
         model(torch.zeros(1, length, 8, device=device))
 
 
-@planted(
-    "lives longer", "aten::mul.Tensor saves 3 × float32[256, 256] of aten::add", "Scaled", "mul"
-)
+@planted("lives longer", "mul.Tensor saves 3 × float32[256, 256] of aten::add", "Scaled", "mul")
 def scaled_rather_than_shifted(wrong: bool) -> Step:
     class Scaled(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -905,26 +875,19 @@ def more_crops(wrong: bool) -> Step:
     return Crops(stem=nn.Conv2d(3, 16, 3)), ([images() for _ in range(3 if wrong else 1)],), {}
 
 
-@planted("type", "float32 from aten::mul.Tensor on", "Scaled.*", "aten::mul")
+@planted("type", "float32 from aten::mul.Tensor on", "Layers.*", "aten::mul")
 def not_cast_back(wrong: bool) -> Step:
     """What was float32 before, too, is no news, though more is cast than was."""
 
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(WIDTH))
-
+    class Norm(Parts):
         def forward(self, x: Tensor) -> Tensor:
             y = x.float()
             y = y * y.square().mean(-1, keepdim=True).rsqrt()
             weight, y = (self.weight.float(), y) if wrong else (self.weight, y.to(x.dtype))
             return torch.sin((weight * y).to(x.dtype))  # here: not_cast_back
 
-    class Scaled(nn.Sequential):
-        pass
-
-    model = Scaled(Norm(), Norm(), Norm()).bfloat16()
-    return model, (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
+    norms = (Norm(weight=nn.Parameter(torch.ones(WIDTH))) for _ in range(3))
+    return Layers(*norms).bfloat16(), (torch.zeros(256, WIDTH, dtype=torch.bfloat16),), {}
 
 
 @planted("type", "bfloat16 became float32 from self.gain.float", "Gained", "self.gain.float")
@@ -1010,9 +973,6 @@ def no_longer_channels_last(wrong: bool) -> Step:
 
 @planted("twice", "the parameters of Wide are there twice, and were once", "Wide", "")
 def copied_for_an_evaluation(wrong: bool, device: str) -> None:
-    class Wide(nn.Linear):
-        pass
-
     model, x = Wide(256, 256).to(device), torch.zeros(4, 256, device=device)
     model(x).sum().backward()
     own = copy.deepcopy(model) if wrong else model
@@ -1044,94 +1004,66 @@ def layer_called_twice(wrong: bool) -> Step:
     return Messages(edge=nn.Linear(2 * WIDTH, WIDTH)), (torch.zeros(BATCH, 4096, WIDTH),), {}
 
 
-@planted("called", "Wide is called 5 times, and was twice", "Wide", "weight")
+@planted("called", "Layers is called 5 times, and was twice", "Layers", "weight")
 def more_models(wrong: bool, device: str) -> None:
-    class Wide(Parts):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
-
-    models = [
-        Wide(layers=nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))).to(device)
-        for _ in range(5 if wrong else 2)
-    ]
+    models = nn.ModuleList(
+        Layers(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8)) for _ in range(5 if wrong else 2)
+    )
     x = torch.zeros(8, 64, device=device)
-    torch.stack([model(x).square().mean() for model in models]).sum().backward()
-
-
-class Strided(nn.Module):
-    """A net whose layers make less of what they are given, each at its place."""
-
-    def __init__(self, first: int, last: int) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 16, 3, stride=first, padding=1)
-        self.body = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
-        self.down = nn.Conv2d(16, 32, 3, stride=last, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).relu_()  # here: stride_moved
-        for layer in self.body:
-            x = layer(x).relu_()
-        return self.down(x).mean((2, 3))
+    torch.stack([model(x).square().mean() for model in models.to(device)]).sum().backward()
 
 
 @planted(
-    "layer", "stem is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "Strided.stem", "", ""
+    "layer", "stem is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))", "Net.stem", "", ""
 )
 def stride_moved(wrong: bool) -> Step:
     """Of two layers that changed, the one that is given as much as before is to blame."""
-    return Strided(1 if wrong else 2, 2 if wrong else 1), (images(),), {}
+
+    class Net(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x).relu_()  # here: stride_moved
+            for layer in self.body:
+                x = layer(x).relu_()
+            return self.down(x).mean((2, 3))
+
+    conv, (first, last) = partial(nn.Conv2d, kernel_size=3, padding=1), (1, 2) if wrong else (2, 1)
+    stem, down = conv(3, 16, stride=first), conv(16, 32, stride=last)
+    body = nn.ModuleList(conv(16, 16) for _ in range(2))
+    return Net(stem=stem, body=body, down=down), (images(),), {}
 
 
-@planted(
-    "layer", "0.conv is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2", "Staged.*.conv", "", ""
-)
+@planted("layer", "0.conv is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2", "*.conv", "", "")
 def stride_of_the_first_of_several(wrong: bool) -> Step:
     """Layers of one pattern, of which the later ones are given more."""
 
-    class Stage(nn.Module):
-        def __init__(self, stride: int) -> None:
-            super().__init__()
-            self.norm, self.conv = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, stride, padding=1)
-
+    class Stage(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.conv(self.norm(x).relu_())  # here: stride_of_the_first_of_several
 
-    class Staged(nn.Sequential):
-        pass
-
-    stages = (Stage(1 if wrong else 2), Stage(1), Stage(1))
-    return Staged(*stages), (torch.zeros(4, 8, 32, 32, requires_grad=True),), {}
+    conv, strides = partial(nn.Conv2d, 8, 8, 3, padding=1), (1 if wrong else 2, 1, 1)
+    stages = (Stage(norm=nn.BatchNorm2d(8), conv=conv(stride=stride)) for stride in strides)
+    return Layers(*stages), (torch.zeros(4, 8, 32, 32, requires_grad=True),), {}
 
 
 @planted("trained", "Tuned.last is trained, and was frozen", "Tuned.last")
 def last_layer_is_trained(wrong: bool) -> Step:
     """What grows is what another layer has made: the one that is trained keeps what it is given."""
 
-    class Tuned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wide, self.last = nn.Linear(16, 1024), nn.Linear(1024, 4)
-            self.scale = nn.Parameter(torch.ones(4))
-            self.wide.requires_grad_(False)
-            self.last.requires_grad_(wrong)
-
+    class Tuned(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.wide(x)
             return (self.last(x) * self.scale).exp()  # here: last_layer_is_trained
 
-    return Tuned(), (torch.zeros(256, 16),), {}
+    wide, last = nn.Linear(16, 1024).requires_grad_(False), nn.Linear(1024, 4)
+    model = Tuned(wide=wide, last=last.requires_grad_(wrong), scale=nn.Parameter(torch.ones(4)))
+    return model, (torch.zeros(256, 16),), {}
 
 
 @planted("layer", "Adapted.layer is Adapter, and was Linear", "Adapted.layer.adapter", "aten::", "")
 def adapter_around_a_frozen_layer(wrong: bool) -> Step:
     """The layer is as frozen as it was, and stands in what has an adapter of its own."""
 
-    class Adapter(nn.Module):
-        def __init__(self, layer: nn.Module) -> None:
-            super().__init__()
-            self.inner = layer
-            self.adapter = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
-
+    class Adapter(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) + self.adapter(x)
 
@@ -1140,8 +1072,10 @@ def adapter_around_a_frozen_layer(wrong: bool) -> Step:
             return self.head(self.layer(x))
 
     layer = nn.Linear(64, 64).requires_grad_(False)
-    model = Adapted(layer=Adapter(layer) if wrong else layer, head=nn.Linear(64, 4))
-    return model, (torch.zeros(128, 64),), {}
+    if wrong:
+        adapter = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+        layer = Adapter(inner=layer, adapter=adapter)
+    return Adapted(layer=layer, head=nn.Linear(64, 4)), (torch.zeros(128, 64),), {}
 
 
 class Adapter(Parts):
@@ -1164,19 +1098,13 @@ def adapters_of_two_shapes(wrong: bool) -> Step:
         def forward(self, x: Tensor) -> Tensor:
             return self.down(self.up(self.embed(x)).relu())
 
-    hidden = (
-        Hidden(embed=nn.Linear(32, 32), up=adapted(32, 128), down=adapted(128, 32))
-        for _ in range(2)
-    )
-    return nn.Sequential(*hidden), (torch.zeros(64, 32),), {}
+    def hidden() -> nn.Module:
+        return Hidden(embed=nn.Linear(32, 32), up=adapted(32, 128), down=adapted(128, 32))
+
+    return nn.Sequential(hidden(), hidden()), (torch.zeros(64, 32),), {}
 
 
-@planted(
-    "layer",
-    "Words.tables.bags.* is EmbeddingBag(sparse=False), and was EmbeddingBag(sparse=True)",
-    "Words.tables.bags",
-    "aten::_embedding_bag",
-)
+@planted("layer", "tables.bags.* is EmbeddingBag(sparse=False), and was", ".bags", "_embedding_bag")
 def tables_of_another_module(wrong: bool) -> Step:
     """It is new, and is told by what of it is otherwise."""
 
@@ -1252,10 +1180,6 @@ def queue_with_its_graph(wrong: bool, device: str) -> None:
 @planted("left", "a reference cycle of the traceback of ValueError", "Wide", "")
 def error_that_is_kept(wrong: bool, device: str) -> None:
     """What keeps the error is a variable of a function that the error's traceback keeps."""
-
-    class Wide(nn.Linear):
-        pass
-
     model, errors = Wide(64, 256).to(device), []
     for batch in range(2):
         try:
@@ -1265,9 +1189,7 @@ def error_that_is_kept(wrong: bool, device: str) -> None:
             errors.append(error if wrong else str(error))
 
 
-@planted(
-    "given", "experts.*.0 is given [256, 16], and was given [64, 16]", "Mixed.experts.*.1", "", ""
-)
+@planted("given", ".*.0 is given [256, 16], and was given [64, 16]", "Mixed.experts.*.1", "", "")
 def every_expert_gets_all(wrong: bool) -> Step:
     """What is given is an input, and something of its shape is made by another layer's output."""
 
@@ -1295,9 +1217,7 @@ def boxes_matched_with_a_graph(wrong: bool) -> Step:
     return Matched(layer=nn.Linear(8, 4)), (torch.zeros(256, 8), torch.zeros(64, 4)), {}
 
 
-@planted(
-    "reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "aten::relu", ""
-)
+@planted("reached anew", "4 calls of aten::relu, and came to 2: a detach is gone", "", "relu", "")
 def target_with_its_graph(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
     model = model.to(device)
@@ -1361,19 +1281,15 @@ def two_layers_of_a_sequence_otherwise(wrong: bool) -> Step:
 
 @planted("trained", "Probe.layers.1 is trained, and was frozen", "Probe", "")
 def a_part_is_trained(wrong: bool) -> Step:
-    class Probe(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-            self.layers.requires_grad_(False)[1].requires_grad_(wrong)
-            self.head = nn.Linear(64, 2)
-
+    class Probe(Parts):
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers:
                 x = layer(x).sigmoid()
             return self.head(x)
 
-    return Probe(), (torch.zeros(256, 64),), {}
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).requires_grad_(False)
+    layers[1].requires_grad_(wrong)
+    return Probe(layers=layers, head=nn.Linear(64, 2)), (torch.zeros(256, 64),), {}
 
 
 @planted("operators", "F.one_hot (aten::", "", "F.one_hot (aten::", "")
@@ -1617,19 +1533,12 @@ class Packed(torch.autograd.Function):
 
 @planted("saved by a function", "Packed saves ", "Layers.", "Packed.save_for_backward", "")
 def saved_by_a_function(wrong: bool) -> Step:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("weight", torch.zeros(64, 64))
-            self.act = nn.Linear(64, 64)
-
+    class Layer(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return Packed.apply(self.act(x) * 2, self.weight, wrong)
 
-    class Layers(nn.Sequential):
-        """Layers one after the other."""
-
-    return Layers(Layer(), Layer()), (torch.zeros(256, 64),), {}
+    layers = (Layer(weight=torch.zeros(64, 64), act=nn.Linear(64, 64)) for _ in range(2))
+    return Layers(*layers), (torch.zeros(256, 64),), {}
 
 
 @planted("freed late", "gradients of Sequential.{0-4} are no longer freed", "Sequential", "", "")
@@ -1663,12 +1572,7 @@ def stem_is_trained_in_training_mode(wrong: bool) -> Step:
 
 @planted("checkpoint", "of it only Inward.*.mlp is", "Inward.*", "aten::", "")
 def checkpoint_moved_inward(wrong: bool) -> Step:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
-            self.mix = nn.Linear(32, 32)
-
+    class Layer(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.mix(x).sin().cos()  # here: checkpoint_moved_inward
             return checkpoint(self.mlp, x, use_reentrant=False) if wrong else self.mlp(x)
@@ -1679,30 +1583,27 @@ def checkpoint_moved_inward(wrong: bool) -> Step:
                 x = layer(x) if wrong else checkpoint(layer, x, use_reentrant=False)
             return x
 
-    return Inward(*(Layer() for _ in range(4))), (torch.zeros(256, 32),), {}
+    def layer() -> nn.Module:
+        mlp = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
+        return Layer(mlp=mlp, mix=nn.Linear(32, 32))
+
+    return Inward(*(layer() for _ in range(4))), (torch.zeros(256, 32),), {}
 
 
 @planted("checkpoint", "is no longer checkpointed: it is in eval mode", "inner.", "aten::", "")
 def checkpoint_ended_by_eval(wrong: bool) -> Step:
-    class Switched(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32))
-
+    class Switched(Parts):
         def forward(self, x: Tensor) -> Tensor:
             inner = self.inner
             return checkpoint(inner, x, use_reentrant=False) if self.training else inner(x)
 
-    model = nn.Sequential(Switched(), Switched())
+    parts = (nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32)) for _ in range(2))
+    model = nn.Sequential(*(Switched(inner=part) for part in parts))
     return model.train(not wrong), (torch.zeros(256, 32),), {}
 
 
 @planted("new tensor", "of no module, is new", "Adapted", "aten::mm")
 def parameters_of_no_module(wrong: bool) -> Step:
-    class Adapter:
-        def __init__(self) -> None:
-            self.down = nn.Parameter(torch.zeros(64, 256))
-
     class Adapted(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             x = super().forward(x)
@@ -1711,7 +1612,8 @@ def parameters_of_no_module(wrong: bool) -> Step:
             return x
 
     model = Adapted(64, 64)
-    model.adapters = [Adapter()] if wrong else []
+    adapter = SimpleNamespace(down=nn.Parameter(torch.zeros(64, 256)))
+    model.adapters = [adapter] if wrong else []
     return model, (torch.zeros(16, 64),), {}
 
 
@@ -1786,13 +1688,7 @@ def batches_not_split(wrong: bool, device: str) -> None:
         model(part).square().mean().backward()  # here: batches_not_split
 
 
-@planted(
-    "layer",
-    "layers.*.act is ReLU(inplace=False), and was ReLU(inplace=True)",
-    "Stack.layers",
-    "aten::relu",
-    "",
-)
+@planted("layer", "*.act is ReLU(inplace=False), and was ReLU(inplace=True)", "layers", "relu", "")
 def renamed_and_not_in_place(wrong: bool) -> Step:
     class Layer(Parts):
         def forward(self, x: Tensor) -> Tensor:
