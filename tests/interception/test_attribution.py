@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -52,22 +49,13 @@ def test_the_state_of_a_given_optimizer_belongs_to_the_line_that_gave_it() -> No
 
 
 def test_backward_belongs_to_the_forward_that_made_it() -> None:
-    profile = trace(nn.Sequential(Block(), Block()), torch.randn(64, 32))
-    gradients = {
-        (allocation.origin.module, allocation.shape)
-        for allocation in profile.timeline.allocations
-        if allocation.kind is Kind.GRADIENT and allocation.origin.operator == "aten::mm"
-    }
+    made = trace(nn.Sequential(Block(), Block()), torch.randn(64, 32)).timeline.allocations
+    of_mm = [one for one in made if one.origin.operator == "aten::mm"]
+    gradients = {(one.origin.module, one.shape) for one in of_mm if one.kind is Kind.GRADIENT}
     assert ("Sequential.1.narrow", (32, 512)) in gradients
     assert ("Sequential.0.wide", (512, 32)) in gradients
-    exponentials = [
-        allocation.origin
-        for allocation in profile.timeline.allocations
-        if allocation.origin.phase is Phase.BACKWARD
-        and allocation.origin.module == "Sequential.0"
-        and allocation.origin.operator == "aten::mul.Tensor"
-    ]
-    assert exponentials
+    origins = {(one.origin.phase, one.origin.module, one.origin.operator) for one in made}
+    assert (Phase.BACKWARD, "Sequential.0", "aten::mul.Tensor") in origins
 
 
 def test_what_a_hook_calls_in_the_backward_belongs_to_its_own_line() -> None:
@@ -97,25 +85,17 @@ def test_the_backward_of_a_view_belongs_to_the_module_that_made_it(first: bool) 
 
         made.sum().backward()
 
-    origins = {
-        allocation.origin
-        for allocation in trace(program).timeline.allocations
-        if allocation.origin.operator == "aten::slice_backward"
-    }
+    origins = {one.origin for one in trace(program).timeline.allocations}
     line = Rows.forward.__code__.co_firstlineno + (2 if first else 4)
-    (made,) = origins
+    (made,) = (one for one in origins if one.operator == "aten::slice_backward")
     assert made.module == "Rows"
     # Before a layer, it is the line that calls the layer: views are not seen.
     assert made.line.endswith(f"test_attribution.py:{line + first}")
 
 
 def test_parameters_and_inputs_have_their_names() -> None:
-    profile = trace(Block(), torch.randn(64, 32))
-    labels = {
-        allocation.label: allocation.kind
-        for allocation in profile.timeline.allocations
-        if allocation.origin.phase is Phase.BASELINE
-    }
+    made = trace(Block(), torch.randn(64, 32)).timeline.allocations
+    labels = {one.label: one.kind for one in made if one.origin.phase is Phase.BASELINE}
     assert labels["wide.weight"] is Kind.PARAMETER
     assert labels["input 0"] is Kind.INPUT
 
@@ -139,12 +119,8 @@ def test_phases_are_found() -> None:
 
 def test_totals_add_up_to_the_peak() -> None:
     profile = trace(Block(), torch.randn(64, 32), optimizer=torch.optim.AdamW)
-    for phase, peak in (
-        ("forward", profile.forward_peak),
-        ("backward", profile.backward_peak),
-        ("optimizer", profile.optimizer_peak),
-        (None, profile.peak),
-    ):
+    for phase in ("forward", "backward", "optimizer", None):
+        peak = getattr(profile, f"{phase}_peak" if phase else "peak")
         for totals in (profile.by_module, profile.by_operator, profile.by_line, profile.by_kind):
             assert sum(totals(phase).values()) == peak
 
@@ -192,8 +168,8 @@ def test_loaded_state_of_an_optimizer_is_its_state(device: str, sharded: bool) -
         train(model, optimizer, device)
         resumed, other = build()
         if sharded:
-            state = get_optimizer_state_dict(model, optimizer)
-            set_optimizer_state_dict(resumed, other, through_a_file(state, device))
+            state = state_dict.get_optimizer_state_dict(model, optimizer)
+            state_dict.set_optimizer_state_dict(resumed, other, through_a_file(state, device))
         else:
             other.load_state_dict(through_a_file(optimizer.state_dict(), device))
         del model, optimizer
@@ -283,9 +259,8 @@ def test_parameters_and_buffers_belong_to_their_module(where: str, device: str) 
         net(torch.randn(4, 8, device=device)).sum().backward()
 
     target = (model, torch.randn(4, 8)) if where == "target" else (program,)
-    found = {
-        (a.kind, a.label, a.origin.module) for a in trace(*target, device=device).live_at_peak()
-    }
+    alive = trace(*target, device=device).live_at_peak()
+    found = {(one.kind, one.label, one.origin.module) for one in alive}
     assert (Kind.PARAMETER, "layers.0.weight", "Net.layers.0") in found
     assert (Kind.PARAMETER, "layers.1.bias", "Net.layers.1") in found
     assert (Kind.BUFFER, "scale", "Net") in found

@@ -8,19 +8,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-)
+from torch.distributed import pipelining
+from torch.distributed.checkpoint import state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional
@@ -103,11 +94,8 @@ for device in ("cpu", "cuda"):
         flat = world if device == "cuda" else 0  # NCCL gathers into one tensor first
         assert peak == (1 + world + flat) * 4 * SIZE, (peak, device, world)
         assert not dist.is_initialized() and sys.excepthook is hook
-        for name, program in (
-            ("fully_shard", old_sharded),
-        ):
-            refused(name, after_start(program), device=device)
-            assert not dist.is_initialized()
+        refused("fully_shard", after_start(old_sharded), device=device)
+        assert not dist.is_initialized()
         # What the others have is not known: they are taken to have the same.
         warnings_of_it = trace(after_start(gathered_count), device=device, values="none").warnings
         assert len(warnings_of_it) == (world > 1), warnings_of_it
@@ -158,16 +146,13 @@ def run(schedule: type, device: str = "cpu", given: bool = True) -> None:
 
 
 def test_peaks_differ_by_stage_and_schedule(device: str) -> None:
-    peaks = {
-        kind: [
-            trace(run, kind, device, device=device, world_size=STAGES, rank=rank).peak
-            for rank in (0, 1, STAGES - 1)
-        ]
-        for kind in (Schedule1F1B, ScheduleGPipe)
-    }
-    first, _, last = peaks[Schedule1F1B]
+    def peaks(kind: type) -> list[int]:
+        options = {"device": device, "world_size": STAGES}
+        return [trace(run, kind, device, **options, rank=rank).peak for rank in (0, 1, STAGES - 1)]
+
+    first, _, last = peaks(Schedule1F1B)
     assert last < first  # a stage keeps a batch for each of those behind it
-    assert first < peaks[ScheduleGPipe][0]  # which keeps all batches
+    assert first < peaks(ScheduleGPipe)[0]  # which keeps all batches
 
 
 def test_shapes_that_others_send_are_asked_of_them() -> None:
@@ -182,11 +167,10 @@ def test_shapes_that_others_send_are_asked_of_them() -> None:
 def interleaved() -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    stages = [
-        PipelineStage(nn.Linear(WIDTH, WIDTH), index, 2 * size, torch.device("cpu"))
-        for index in (rank, rank + size)
-    ]
-    steps = ScheduleInterleaved1F1B(stages, n_microbatches=PARTS, loss_fn=squared)
+    own, cpu = (rank, rank + size), torch.device("cpu")
+    stages = [PipelineStage(nn.Linear(WIDTH, WIDTH), each, 2 * size, cpu) for each in own]
+    kind = pipelining.ScheduleInterleaved1F1B
+    steps = kind(stages, n_microbatches=PARTS, loss_fn=squared)
     batch = torch.randn(PARTS * ROWS, WIDTH)
     if rank == 0:
         steps.step(batch)
@@ -246,13 +230,10 @@ def test_lists_of_alike_tensors_are_split_as_one_by_one() -> None:
 
     def program(together: bool) -> None:
         mesh: Any = start("cpu")
-        first, second = (
-            [
-                distribute_tensor(torch.ones(shape, dtype=torch.int32), mesh, placement)
-                for shape, placement in zip(shapes, given, strict=True)
-            ]
-            for given in (placements, placements[1:] + placements[:1])
-        )
+        ones = [torch.ones(shape, dtype=torch.int32) for shape in shapes]
+        others = placements[1:] + placements[:1]
+        first = list(map(distribute_tensor, ones, [mesh] * 6, placements))
+        second = list(map(distribute_tensor, map(torch.clone, ones), [mesh] * 6, others))
         if together:
             summed = torch._foreach_add(first, second)
             torch._foreach_add_(first, second)
@@ -295,9 +276,8 @@ def test_context_parallel_splits_the_sequence(rank: int) -> None:
         mesh: Any = start("cuda")
         model = Decoder(1).to("cuda", torch.bfloat16)
         tokens = torch.randint(256, (2, 128), device="cuda")
-        with context_parallel(
-            mesh, buffers=[tokens], buffer_seq_dims=[1], no_restore_buffers={tokens}
-        ):
+        split = {"buffers": [tokens], "buffer_seq_dims": [1], "no_restore_buffers": {tokens}}
+        with context_parallel(mesh, **split):
             logits = model(tokens)
             assert logits.shape[1] == 64
             logits.float().sum().backward()
@@ -312,23 +292,23 @@ def test_checkpoints_of_shards(tmp_path: Path, device: str, rank: int) -> None:
         model = shard(Decoder(1).to(device), mesh=start(device))
         optimizer = torch.optim.AdamW(model.parameters())
         train(model, optimizer, 1, device)
-        both = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        of_model, of_optimizer = state_dict.get_state_dict(model, optimizer)
+        both = {"model": of_model, "optimizer": of_optimizer}
         dcp.save(both, checkpoint_id=tmp_path / device)
         dcp.load(both, checkpoint_id=tmp_path / device)
         if device == "cpu":  # it talks by gloo
             dcp.async_save(both, checkpoint_id=tmp_path / f"{device}-later").result()
-        set_state_dict(
-            model, optimizer, model_state_dict=both["model"], optim_state_dict=both["optimizer"]
-        )
+        read = {"model_state_dict": both["model"], "optim_state_dict": both["optimizer"]}
+        state_dict.set_state_dict(model, optimizer, **read)
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        assert bool(get_model_state_dict(model, options=whole)) == (dist.get_rank() == 0)
+        assert bool(state_dict.get_model_state_dict(model, options=whole)) == (dist.get_rank() == 0)
         full = StateDictOptions(full_state_dict=True)
-        state = get_model_state_dict(model, options=full)
+        state = state_dict.get_model_state_dict(model, options=full)
         assert state["head.weight"].shape == (256, 64)
-        set_model_state_dict(model, state, options=full)
+        state_dict.set_model_state_dict(model, state, options=full)
         told = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        state = get_model_state_dict(model, options=full)
-        set_model_state_dict(model, {} if dist.get_rank() else state, options=told)
+        state = state_dict.get_model_state_dict(model, options=full)
+        state_dict.set_model_state_dict(model, {} if dist.get_rank() else state, options=told)
 
     trace(program, device=device, world_size=2, rank=rank)
     assert not dist.is_initialized()

@@ -161,7 +161,7 @@ def in_place(process: Process) -> Tensor:
     return OPERATORS.wait_tensor(made)
 
 
-def backward(name: str, *, several: bool = False) -> Callable[[Process], Tensor]:
+def backward(name: str, several: bool = False) -> Callable[[Process], Tensor]:
     """Return a call of a collective that autograd goes through."""
 
     def call(process: Process) -> Tensor:
@@ -214,10 +214,7 @@ PART: dict[str, Callable[[Process], Tensor]] = {
     "f all_to_all_autograd": functional_call("all_to_all_single_autograd", False, None, None),
     **{f"n {name}": backward(name) for name in ("all_reduce", "all_gather", "broadcast")},
     **{f"n {name}": backward(name) for name in ("gather", "reduce", "all_to_all_single")},
-    **{
-        f"n {name}": backward(name, several=True)
-        for name in ("scatter", "reduce_scatter", "all_to_all")
-    },
+    **{f"n {name}": backward(name, True) for name in ("scatter", "reduce_scatter", "all_to_all")},
 }
 WHOLE: dict[str, Callable[[Process], Tensor]] = {
     "all_gather_into_tensor": into("all_gather_into_tensor", "whole", "part"),
@@ -326,18 +323,20 @@ def test_a_chain_of_processes_that_send_to_the_next() -> None:
         trace(lambda: dist.init_process_group() or wait_for(2), world_size=4, rank=3)
 
 
-@pytest.mark.parametrize("counted", ["histc", "bincount"])
+COUNTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "histc": lambda chosen, n: torch.histc(chosen.float(), bins=n, min=0, max=n),
+    "bincount": lambda chosen, n: torch.bincount(chosen, minlength=n),
+}
+
+
+@pytest.mark.parametrize("counted", COUNTS)
 def test_tokens_whose_experts_are_not_known_are_spread_evenly(counted: str, device: str) -> None:
     def program() -> None:
         dist.init_process_group()
         gate = torch.nn.Linear(16, 4, device=device)
         fully_shard(gate)  # what it computes depends on what other processes have
         chosen = gate(torch.randn(66, 16, device=device)).topk(1).indices.flatten()
-        if counted == "histc":
-            counts = torch.histc(chosen.float(), bins=4, min=0, max=4)
-        else:
-            counts = torch.bincount(chosen, minlength=4)
-        assert counts.int().tolist() == [17, 17, 16, 16]
+        assert COUNTS[counted](chosen, 4).int().tolist() == [17, 17, 16, 16]
 
     warnings = trace(program, device=device, world_size=4).warnings
     (even,) = (one for one in warnings if "they are taken to be spread evenly" in one)
@@ -352,7 +351,7 @@ def wait_for(rank: int) -> None:
         range(int(number))
 
 
-@pytest.mark.parametrize("counted", ["histc", "bincount"])
+@pytest.mark.parametrize("counted", COUNTS)
 def test_others_send_as_many_tokens_as_they_get(counted: str) -> None:
     """Experts on several processes: torchtitan's ``_token_dispatch``."""
     tokens, experts, width = 256, 8, 16
@@ -361,10 +360,7 @@ def test_others_send_as_many_tokens_as_they_get(counted: str) -> None:
         dist.init_process_group()
         x = torch.randn(tokens, width)
         chosen = torch.nn.Linear(width, experts)(x).topk(2).indices.flatten()
-        if counted == "histc":
-            counts = torch.histc(chosen.float(), bins=experts, min=0, max=experts)
-        else:
-            counts = torch.bincount(chosen, minlength=experts)
+        counts = COUNTS[counted](chosen, experts)
         received = torch.empty_like(counts)
         dist.all_to_all_single(received, counts)
         sizes = [one.view(4, -1).sum(1).int().tolist() for one in (received, counts)]

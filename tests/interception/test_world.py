@@ -20,13 +20,8 @@ from torch.distributed._functional_collectives import all_gather_tensor
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import spawn
 
-from pytest_torchmem import trace
-from pytest_torchmem.errors import (
-    NoCudaError,
-    UnknownValueError,
-    UnsupportedOperatorError,
-    UsageError,
-)
+from pytest_torchmem import errors, trace
+from pytest_torchmem.errors import NoCudaError, UnknownValueError, UsageError
 from pytest_torchmem.targets.world import World
 
 WORLD: dict[str, Any] = {"world_size": 16, "rank": 13}
@@ -49,17 +44,11 @@ def start(device: str, backend: str | None, **arguments: Any) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize(
-    ("device", "backend"),
-    [
-        ("cpu", "gloo"),
-        ("cpu", "mpi"),
-        ("cpu", None),
-        ("cuda", "nccl"),
-        ("cuda", None),
-        ("cuda", "cpu:gloo,cuda:nccl"),
-    ],
-)
+BACKENDS = [("cpu", one) for one in ("gloo", "mpi", None)]
+BACKENDS += [("cuda", one) for one in ("nccl", None, "cpu:gloo,cuda:nccl")]
+
+
+@pytest.mark.parametrize(("device", "backend"), BACKENDS)
 @pytest.mark.filterwarnings("ignore:For MPI backend")
 def test_every_backend_is_there_and_gone_afterwards(device: str, backend: str | None) -> None:
     hook, variables = sys.excepthook, dict(os.environ)
@@ -338,10 +327,8 @@ def test_products_that_are_joined_with_collectives_take_what_is_not_symmetric_me
         one = torch.empty((), **at)
         operators, dtype = torch.ops.symm_mem, torch.bfloat16
         if scaled and scatters:
-            shape = [rows, columns]
-            operators.fused_scaled_matmul_reduce_scatter(
-                a, b, one, one, "avg", 0, 0, name, shape, out_dtype=dtype
-            )
+            more = ("avg", 0, 0, name, [rows, columns])
+            operators.fused_scaled_matmul_reduce_scatter(a, b, one, one, *more, out_dtype=dtype)
         elif scaled:
             more = ([one], 0, name, [None], [None], [dtype], [True])
             operators.fused_all_gather_scaled_matmul(a, [b], one, *more)
@@ -378,7 +365,9 @@ def test_symmetric_memory_is_refused_with_a_way_out(ask: Any, world: dict[str, A
             ask(dist.distributed_c10d._get_default_group().group_name, 1024)
 
     before = dict(vars(symmetric_memory._SymmetricMemory))
-    with pytest.raises(UnsupportedOperatorError, match=r"symmetric memory .* ordinary tensors"):
+    with pytest.raises(
+        errors.UnsupportedOperatorError, match=r"symmetric memory .* ordinary tensors"
+    ):
         trace(step, device="cuda", **world)
     assert dict(vars(symmetric_memory._SymmetricMemory)) == before
 
@@ -406,14 +395,8 @@ def test_groups_that_were_there_are_there_again() -> None:
 
 def test_variables_are_those_of_torchrun() -> None:
     variables = World(20, 17, 8).environment
-    expected = {
-        "RANK": "17",
-        "WORLD_SIZE": "20",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "4",
-        "GROUP_RANK": "2",
-        "GROUP_WORLD_SIZE": "3",
-    }
+    expected = {"RANK": "17", "WORLD_SIZE": "20", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    expected |= {"GROUP_RANK": "2", "GROUP_WORLD_SIZE": "3"}
     assert expected.items() <= variables.items()
 
 
@@ -422,18 +405,11 @@ def test_nccl_asks_for_cuda() -> None:
         trace(lambda: dist.init_process_group("nccl"), world_size=2)
 
 
-@pytest.mark.parametrize(
-    "send",
-    [
-        lambda tensor: dist.broadcast(tensor, src=7),
-        lambda tensor: dist.send(tensor, dst=3),
-        lambda tensor: dist.recv(tensor, src=3),
-    ],
-)
+@pytest.mark.parametrize("send", [dist.broadcast, dist.send, dist.recv])
 def test_a_process_that_is_not_there_is_refused_as_by_a_backend(send: Any) -> None:
     def step() -> None:
         dist.init_process_group("gloo")
-        send(torch.ones(3))
+        send(torch.ones(3), 3)
 
     with pytest.raises(RuntimeError, match="invalid root rank"):
         trace(step, world_size=2)

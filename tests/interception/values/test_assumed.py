@@ -105,9 +105,8 @@ def test_a_loop_that_waits_for_another_answer_ends() -> None:
         while (x > 0).any():
             x = x - 1.0
 
-    with pytest.raises(
-        UnknownValueError, match=r"test_assumed\.py:\d+: .*was read 1,000 times here"
-    ):
+    message = r"test_assumed\.py:\d+: .*was read 1,000 times here"
+    with pytest.raises(UnknownValueError, match=message):
         trace(program, values="none")
 
 
@@ -198,11 +197,8 @@ KEEP_ALL: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "unique_consecutive": (aten.unique_consecutive.default, (DISTINCT, True, True)),
     "unique_consecutive, rows": (aten.unique_consecutive.default, (DISTINCT, False, False, 0)),
     "unique_dim": (aten.unique_dim.default, (DISTINCT, 1)),
-    "bincount": (aten.bincount.default, (torch.tensor([255, 3], dtype=torch.uint8),)),
-    "bincount of weights": (
-        aten.bincount.default,
-        (torch.tensor([127], dtype=torch.int8), torch.tensor([1.0])),
-    ),
+    "bincount": (aten.bincount.default, (torch.tensor([255, 3]).byte(),)),
+    "weights": (aten.bincount.default, (torch.tensor([127]).char(), torch.tensor([1.0]))),
     "unique_dim_consecutive": (aten.unique_dim_consecutive.default, (DISTINCT, 0)),
 }
 
@@ -345,11 +341,9 @@ def test_multiplications_are_those_of_torch(program, monkeypatch):
     original = contents.operations_of
 
     def operations_of(call: Any, plan: Any) -> int:
+        outputs = contents.argument_leaves(plan.outputs, contents.Output)
         elements = sum(tensor.numel() for tensor in call.tensors)
-        elements += sum(
-            torch.Size(output.shape).numel()
-            for output in contents.argument_leaves(plan.outputs, contents.Output)
-        )
+        elements += sum(torch.Size(output.shape).numel() for output in outputs)
         counted.append(original(call, plan) - elements)
         return counted[-1] + elements
 

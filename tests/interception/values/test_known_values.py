@@ -6,6 +6,8 @@ import io
 import math
 import pickle
 import re
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -109,12 +111,11 @@ def test_accuracy_is_added_up_and_told() -> None:
 
 @in_a_trace(values="none")
 def test_values_that_leave_torch_are_ones_and_positions_the_first(device: str) -> None:
-    found: list[object] = []
     x = torch.randn(2, 3, device=device)
     best = torch.cat([x.argmax(1), x.topk(2)[1][:, 0]]).cpu()
-    found.extend([x.tolist(), x.cpu().numpy().tolist(), best.numpy().tolist()])
-    found.extend([best[0].item(), x.numpy(force=True).shape, np.asarray(x.cpu()).sum()])
-    assert found == [[[1.0] * 3] * 2, [[1.0] * 3] * 2, [0] * 4, 0, (2, 3), 6.0]
+    assert x.tolist() == x.cpu().numpy().tolist() == [[1.0] * 3] * 2
+    assert (best.numpy().tolist(), best[0].item()) == ([0] * 4, 0)
+    assert (x.numpy(force=True).shape, np.asarray(x.cpu()).sum()) == ((2, 3), 6.0)
 
 
 def test_an_array_keeps_the_storage_alive() -> None:
@@ -187,15 +188,12 @@ def test_gradients_of_samples_by_vmap_are_known() -> None:
         found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
         return [one.norm().item() for one in found.values()]
 
-    found: list[float] = []
-    trace(lambda: found.extend(norms()), values="real")
-    assert found == pytest.approx(norms())
+    assert result_of(norms, values="real") == pytest.approx(norms())
 
 
+@in_a_trace(values="none")
 def test_samples_are_not_what_lies_in_memory() -> None:
-    assert set(
-        result_of(lambda: torch.multinomial(torch.ones(64), 64, True).tolist(), values="none")
-    ) == {0}
+    assert set(torch.multinomial(torch.ones(64), 64, True).tolist()) == {0}
 
 
 def test_a_value_written_over_is_forgotten() -> None:
@@ -226,22 +224,16 @@ def initialised(deviation: float, *bounds: float) -> None:
     layer(torch.ones(2, 64)).sum().backward()
 
 
-@pytest.mark.parametrize(
-    "bounds",
-    [pytest.param((0.02, -2.0, 2.0), id="wide"), pytest.param((1.0, 3.0, 4.0), id="narrow")],
-)
-def test_initialisers(bounds: tuple[float, ...]) -> None:
-    def program() -> None:
-        initialised(*bounds)
+WIDE, NARROW = partial(initialised, 0.02, -2.0, 2.0), partial(initialised, 1.0, 3.0, 4.0)
 
+
+@pytest.mark.parametrize("program", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_initialisers(program: Callable[[], None]) -> None:
     assert trace(program, host="here").figures() == measure(program).figures()
 
 
 def test_initialisers_that_draw_again() -> None:
-    def program() -> None:
-        initialised(1.0, 3.0, 4.0)
-
-    found = differences(trace(program, host="here", values="none"), measure(program))
+    found = differences(trace(NARROW, host="here", values="none"), measure(NARROW))
     assert found == {"forward_peak": -5568, "peak": -5568}
 
 
@@ -259,20 +251,18 @@ def test_one_hot_of_classes_that_are_not_known() -> None:
         trace(lambda: nn.functional.one_hot(torch.randn(3, 7).argmax(-1)), values="none")
 
 
-def test_what_is_made_of_numbers_is_made_anew_each_time() -> None:
-    def program() -> None:
-        for _ in range(3):
-            ones = torch.ones(3)
-            assert ones.tolist() == [1.0, 1.0, 1.0]
-            ones.add_(1)
-            for number in (0.0, -0.0, 0.0):
-                made = torch.full((2,), number)
-                assert torch.signbit(made).tolist() == [math.copysign(1.0, number) < 0] * 2
-                made.fill_(7)
-            assert torch.full((2,), 1).dtype is not torch.full((2,), 1.0).dtype
-
-    trace(program, values="real")
-    trace(program, values="real")
+@pytest.mark.parametrize("time", [1, 2])
+@in_a_trace(values="real")
+def test_what_is_made_of_numbers_is_made_anew_each_time(time: int) -> None:
+    for _ in range(3):
+        ones = torch.ones(3)
+        assert ones.tolist() == [1.0, 1.0, 1.0]
+        ones.add_(1)
+        for number in (0.0, -0.0, 0.0):
+            made = torch.full((2,), number)
+            assert torch.signbit(made).tolist() == [math.copysign(1.0, number) < 0] * 2
+            made.fill_(7)
+        assert torch.full((2,), 1).dtype is not torch.full((2,), 1.0).dtype
 
 
 @in_a_trace(values="real")

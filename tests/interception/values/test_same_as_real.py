@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
-from tests.results import in_a_trace, result_of
+from tests.results import in_a_trace, on_fake_cuda, result_of
 
 Program = Callable[[str, torch.dtype], list[Tensor]]
 _TOLERANCES = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (2e-2, 4e-2)}
@@ -181,13 +181,11 @@ def test_attention_on_cuda_that_drops_everything(dtype: torch.dtype) -> None:
         found = [output, *torch.autograd.grad(output.sum(), [leaves[0], values])]
         return [bool(one.isnan().any()) for one in found]
 
-    made: list[bool] = []
     if dtype is torch.bfloat16:
         with pytest.raises(RuntimeError, match=r"Expected p_dropout < 1.f to be true"):
             trace(step, device="cuda")
     else:
-        trace(lambda: made.extend(step()), device="cuda", values="real")
-        assert made == [True, True, False]
+        assert on_fake_cuda(step, values="real") == [True, True, False]
 
 
 def test_real_tensors_that_the_step_reaches_read_as_they_were_written(device: str) -> None:
@@ -208,8 +206,7 @@ def test_real_tensors_that_the_step_reaches_read_as_they_were_written(device: st
         running: Any = model[1].running_mean  # which the kernel writes to without saying so
         return [losses, x.tolist(), model[0].weight.tolist(), running.numpy().tolist()]
 
-    made: list[Any] = []
-    trace(lambda: made.extend(step()), device=device, values="real")
+    made = result_of(step, device=device, values="real")
     assert all(map(torch.equal, (x, *model.state_dict().values()), before))
     for found, real in zip(made, step(), strict=True):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(real), rtol=1e-4, atol=1e-5)
@@ -224,9 +221,7 @@ def test_statistics_of_a_batch_that_is_not_known_are_not_known() -> None:
         norm.train()(x)
         return [known, f"{norm.running_mean.sum().item()}"]  # type: ignore[union-attr, operator]
 
-    told: list[str] = []
-    trace(lambda: told.extend(step(torch.empty(4, 3))), values="real")
-    assert told == ["0.0", "nan"]
+    assert result_of(lambda: step(torch.empty(4, 3)), values="real") == ["0.0", "nan"]
 
 
 def _bilinear(lowers: bool) -> Tensor:
