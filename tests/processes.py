@@ -1,6 +1,6 @@
-"""Programs in processes of their own, which are forked from one that has imported torch.
+"""Programs in processes of their own, and this one as a process of a group.
 
-To import torch takes longer than most of these programs.
+The former are forked from one that has imported torch: this takes longer than most of them.
 """
 
 import json
@@ -9,9 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
+
+import torch.distributed as dist
 
 _SERVER = """
 import json, os, sys
@@ -64,3 +68,13 @@ def run_program(program, *arguments, seconds=300) -> subprocess.CompletedProcess
         status = int(answers.readline())
         assert status == 0, f"status {status}: {errors.read_text()}"
         return subprocess.CompletedProcess(program, status, output.read_text(), errors.read_text())
+
+
+@contextmanager
+def group_of_one(backend: str = "gloo") -> Iterator[None]:
+    """Be the one process of a group for a while."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

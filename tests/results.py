@@ -1,10 +1,10 @@
-"""Tests that run in a trace, and what a traced program returns."""
+"""Tests that run in a trace, what a traced program returns, and figures of a real run."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
-from pytest_torchmem import trace
+from pytest_torchmem import MemoryProfile, measure, trace
 
 
 def in_a_trace(device: str = "", **options: Any) -> Callable[..., Any]:
@@ -31,3 +31,10 @@ def result_of(body: Callable[[], Any], **options: Any) -> Any:
 def on_fake_cuda(body: Callable[[], Any], **options: Any) -> Any:
     """Trace ``body`` on fake cuda and return what it returned."""
     return result_of(body, device="cuda", **options)
+
+
+def as_measured(target: Any, *args: Any, **options: Any) -> MemoryProfile:
+    """Return a trace, whose figures have to be those of the real allocator on this CPU."""
+    traced = trace(target, *args, host="here", **options)
+    assert traced.figures() == measure(target, *args, **options).figures()
+    return traced

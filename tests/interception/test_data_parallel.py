@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.sharded_steps.programs import PROGRAMS, Decoder, start, train
 from benchmarks.sharded_steps.real import without_gloo
 from pytest_torchmem import measure, trace
+from tests.processes import group_of_one
 
 PEAKS = ("forward_peak", "backward_peak", "optimizer_peak")
 
@@ -73,11 +74,8 @@ dist.Backend.register_backend("alone", lambda _, rank, size, __: Alone(rank, siz
 @pytest.mark.parametrize("name", ["ddp", "ddp_views", "ddp_accumulated"])
 def test_peaks_are_those_of_a_real_process(name: str) -> None:
     traced = trace(PROGRAMS[name], host="here", world_size=1)
-    dist.init_process_group("alone", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one("alone"):
         real = measure(PROGRAMS[name])
-    finally:
-        dist.destroy_process_group()
     assert [getattr(traced, peak) for peak in PEAKS] == [getattr(real, peak) for peak in PEAKS]
     assert not traced.warnings
 
@@ -87,8 +85,7 @@ def test_buckets_take_the_gradients_once_more_unless_these_are_views(views: bool
     def program() -> None:
         start("cuda")
         model = DistributedDataParallel(Decoder().cuda(), gradient_as_bucket_view=views)
-        optimizer = torch.optim.SGD(model.parameters())
-        train(model, optimizer, device="cuda")
+        train(model, torch.optim.SGD(model.parameters()), device="cuda")
 
     profile = trace(program, device="cuda", world_size=4)
     gradients = sum(one.numel() * one.element_size() for one in Decoder().parameters())
@@ -126,16 +123,13 @@ def test_buckets_are_on_the_gpu_whatever_ran_before_they_are_made_anew() -> None
 
 
 @pytest.mark.parametrize(
-    ("hook", "steps", "channels", "padding"),
-    [
-        (quantization_hooks.quantization_pertensor_hook, 1, 1, 0),
-        (quantization_hooks.quantization_perchannel_hook, 2, 61, 512),
-    ],
+    ("per", "steps", "channels", "padding"), [("tensor", 1, 1, 0), ("channel", 2, 61, 512)]
 )
-def test_quantization_hooks_go_on_with_what_nccl_gathered_into(hook, steps, channels, padding):
+def test_quantization_hooks_go_on_with_what_nccl_gathered_into(per, steps, channels, padding):
     def program() -> None:
         start("cuda")
         model = DistributedDataParallel(nn.Linear(60, 512, bias=False, device="cuda"))
+        hook = getattr(quantization_hooks, f"quantization_per{per}_hook")
         model.register_comm_hook(dist.group.WORLD, hook)
         for _ in range(steps):
             model(torch.randn(2, 60, device="cuda")).sum().backward()
@@ -157,23 +151,22 @@ def test_what_is_gathered_into_is_there_for_as_long_as_its_work() -> None:
         torch.empty(1 << 20, device="cuda")
         held.clear()
 
-    peaks = [
-        trace(program, sizes, work, device="cuda", world_size=2).peak
-        for sizes, work in (([1 << 18] * 2, False), ([1 << 18] * 2, True), ([1 << 18, 256], True))
-    ]
-    assert peaks[1] - peaks[0] == 2 << 20
-    assert peaks[0] - peaks[2] == (1 << 20) - 1024  # uneven parts are not gathered into one
+    def peak(sizes: list[int], asynchronous: bool) -> int:
+        return trace(program, sizes, asynchronous, device="cuda", world_size=2).peak
+
+    even = peak([1 << 18] * 2, False)
+    assert peak([1 << 18] * 2, True) - even == 2 << 20
+    # Uneven parts are not gathered into one.
+    assert even - peak([1 << 18, 256], True) == (1 << 20) - 1024
 
 
 def _asynchronous(name: str) -> None:
     start()
     own, other = torch.ones(1 << 18), torch.empty(1 << 18)
-    if name == "all_gather":
-        work = dist.all_gather([other], own, async_op=True)
-    else:
-        work = getattr(dist, name)(other, own, async_op=True)
+    into = [other] if name == "all_gather" else other
+    work = getattr(dist, name)(into, own, async_op=True)
     work.wait()
-    del own, other
+    del own, other, into
     torch.empty(1 << 20)
 
 
@@ -205,11 +198,8 @@ def _functional(name: str, *others: Any) -> None:
 )
 def test_work_holds_what_that_of_gloo_does(program: Any, given: tuple[Any, ...]) -> None:
     traced = trace(program, *given, host="here", world_size=1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one():
         real = measure(program, *given)
-    finally:
-        dist.destroy_process_group()
     assert traced.peak == without_gloo(real).peak
 
 
@@ -237,11 +227,8 @@ def test_what_nobody_waits_for_stays() -> None:
         elif way == "waited":
             made.neg()
 
-    ends = [
-        trace(program, way, device="cuda", world_size=2).end
-        for way in ("waited", "compiled", "dropped")
-    ]
-    assert ends == [0, 0, 2048 + 1024]
+    for way, end in (("waited", 0), ("compiled", 0), ("dropped", 2048 + 1024)):
+        assert trace(program, way, device="cuda", world_size=2).end == end
 
 
 def test_batch_norm_takes_the_statistics_of_every_process() -> None:
@@ -258,13 +245,10 @@ def test_batch_norm_takes_the_statistics_of_every_process() -> None:
 
 
 def test_a_wrapped_module_from_outside_is_refused() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with group_of_one():
         model = nn.Sequential(DistributedDataParallel(nn.Linear(4, 4)))
         with pytest.raises(Exception, match=r"Sequential\.0 \(DistributedDataParallel\)"):
             trace(model, torch.randn(2, 4))
-    finally:
-        dist.destroy_process_group()
 
 
 def test_sparse_gradients_are_reduced_by_gloo_and_refused_by_nccl() -> None:

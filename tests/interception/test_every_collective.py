@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
-from tests.processes import run_program
+from tests.processes import group_of_one, run_program
 
 ROWS = 8
 OPERATORS: Any = torch.ops._c10d_functional
@@ -473,12 +473,8 @@ def test_what_gloo_refuses_is_refused_in_its_words(name: str) -> None:
         dist.init_process_group("gloo")
         _refused_calls()[name]()
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(RuntimeError) as real:
-            _refused_calls()[name]()
-    finally:
-        dist.destroy_process_group()
+    with group_of_one(), pytest.raises(RuntimeError) as real:
+        _refused_calls()[name]()
     with pytest.raises(RuntimeError) as traced:
         trace(step, world_size=1)
     assert str(traced.value) in str(real.value)  # some begin with a process, a time and a line

@@ -18,14 +18,8 @@ from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, parallel
 from torch.distributed.tensor.experimental import context_parallel
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.nn.modules import module as modules
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils.parametrizations import weight_norm
@@ -148,11 +142,8 @@ def test_nothing_of_it_outlives_the_trace() -> None:
         gc.collect()
         works = torch._C._distributed_c10d._get_work_registry_size()
         tables = [len(getattr(distributed_c10d, name)) for name in ("_pg_map", "_tags_to_pg")]
-        hooks = [
-            len(vars(modules)[name])
-            for name in vars(modules)
-            if name.startswith("_global_") and isinstance(vars(modules)[name], dict)
-        ]
+        of_all = (one for name, one in vars(modules).items() if name.startswith("_global_"))
+        hooks = [len(one) for one in of_all if isinstance(one, dict)]
         return dict(os.environ), dist.is_initialized(), works, tables, hooks, sys.excepthook
 
     trace(NAMED["fsdp_mixed"], world_size=2)
@@ -190,11 +181,10 @@ def _replicated(model: Any, device: str) -> Any:
 
 
 def _parallel(model: Any, device: str) -> Any:
-    whole = PrepareModuleInput(
-        input_layouts=Replicate(), desired_input_layouts=Replicate(), use_local_output=True
-    )
-    plan = {"": whole, "up": ColwiseParallel(), "down": RowwiseParallel()}
-    parallelize_module(model.to(device).layers[0], start(device), plan)
+    layouts = {"input_layouts": Replicate(), "desired_input_layouts": Replicate()}
+    whole = parallel.PrepareModuleInput(**layouts, use_local_output=True)
+    plan = {"": whole, "up": parallel.ColwiseParallel(), "down": parallel.RowwiseParallel()}
+    parallel.parallelize_module(model.to(device).layers[0], start(device), plan)
     return model
 
 
@@ -203,9 +193,10 @@ def _reparametrized(model: Any, device: str) -> Any:
     return shard(model.to(device), mesh=start(device))
 
 
-@pytest.mark.parametrize(
-    "change", [_adapted, _checkpointed, _parallel, _replicated, _reparametrized]
-)
+CHANGES = [_adapted, _checkpointed, _parallel, _replicated, _reparametrized]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_from_outside_is_given_back(change: Any, device: str) -> None:
     model = Decoder(1, tied=change is _parallel)
     model.norm.weight.kept = True
@@ -214,8 +205,8 @@ def test_a_model_from_outside_is_given_back(change: Any, device: str) -> None:
 
     def program() -> None:
         adapted = change(model, device)
-        options = {"lr": 0.1, "foreach": False}
-        train(adapted, torch.optim.SGD(adapted.parameters(), **options), steps=1, device=device)
+        optimizer = torch.optim.SGD(adapted.parameters(), 0.1, foreach=False)
+        train(adapted, optimizer, steps=1, device=device)
 
     found = [trace(program, device=device, world_size=2, rank=rank).figures() for rank in (0, 1, 0)]
     assert found[0] == found[1] == found[2]

@@ -14,6 +14,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.diagnosis.diagnose import step_growth
+from tests.results import as_measured
 
 ROWS = 1000
 BYTES = ROWS * 100 * 4
@@ -38,10 +39,8 @@ def test_pinned_memory_counts_on_the_host() -> None:
 
 
 def test_numbers_alone_are_no_peak() -> None:
-    model = nn.Linear(10, 10)
-    profile = torchmem.trace(
-        model, torch.randn(2, 10), device="cuda", optimizer=torch.optim.AdamW, steps=2
-    )
+    options = {"device": "cuda", "optimizer": torch.optim.AdamW, "steps": 2}
+    profile = torchmem.trace(nn.Linear(10, 10), torch.randn(2, 10), **options)
     assert profile.host_peak is None
     assert "host_peak" not in profile.figures()
 
@@ -107,9 +106,7 @@ def test_memory_that_numpy_was_shown_is_the_allocators() -> None:
     def step(model: nn.Module, x: torch.Tensor) -> None:
         model(x).sum().backward()
 
-    profile = torchmem.trace(step, model, x, host="here")
-    assert profile.host_peak is None
-    assert profile.figures() == torchmem.measure(step, model, x).figures()
+    assert as_measured(step, model, x).host_peak is None
 
 
 def test_an_array_counts_once() -> None:
@@ -180,7 +177,7 @@ def test_what_an_earlier_thread_hands_over_is_booked_and_told() -> None:
     def program() -> None:
         for _ in range(3):
             asked.put(ROWS)
-            made.get().zero_()  # handed over here
+            made.get().zero_()
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -192,9 +189,5 @@ def test_what_an_earlier_thread_hands_over_is_booked_and_told() -> None:
     assert profile.peak == BYTES
     (warning,) = profile.warnings
     assert "a thread that was there before the trace" in warning
-    line = next(
-        number
-        for number, text in enumerate(Path(__file__).read_text().splitlines(), start=1)
-        if "# handed over here" in text
-    )
+    line = program.__code__.co_firstlineno + 3
     assert f"test_host_memory.py:{line}:" in warning

@@ -11,25 +11,24 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem import measure, trace
+from pytest_torchmem import trace
 from pytest_torchmem.torch_private.module_calls import module_calls
-from tests.results import result_of
+from tests.modules import Parts
+from tests.results import as_measured, result_of
 
 
-class Net(nn.Module):
-    """Two layers, of which the second is called from a method that is not ``forward``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
+class Net(Parts):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x))
 
 
+def two_layers() -> nn.Module:
+    return Net(first=nn.Linear(4, 4), second=nn.Linear(4, 4))
+
+
 def test_who_saved_the_function_is_followed_too() -> None:
     saved: Callable[..., Any] = nn.Module.__call__
-    net = Net()
+    net = two_layers()
     profile = trace(lambda: saved(net, torch.ones(2, 4)))
     modules = {allocation.origin.module for allocation in profile.timeline.allocations}
     assert {"Net.first", "Net.second"} <= modules
@@ -49,7 +48,7 @@ def test_a_function_that_others_put_there_stays(captures, monkeypatch):
 
     call: Any = capturing if captures else names["call"]
     monkeypatch.setattr(nn.Module, "__call__", call)
-    trace(Net(), torch.ones(2, 4))
+    trace(two_layers(), torch.ones(2, 4))
     assert len(calls) == 3
     assert nn.Module.__call__ is call
 
@@ -111,7 +110,7 @@ def test_a_module_is_called_with_images_inside_of_vmap() -> None:
         torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, images)
         torch.func.vmap(layer)(images)
 
-    assert trace(step, host="here").figures() == measure(step).figures()
+    as_measured(step)
 
 
 def test_a_module_that_prints_its_weights_to_describe_itself_takes_nothing_for_it() -> None:
@@ -119,9 +118,8 @@ def test_a_module_that_prints_its_weights_to_describe_itself_takes_nothing_for_i
         bag = nn.EmbeddingBag(50, 16, mode="sum")
         bag(torch.zeros(8, 3, dtype=torch.long)).sum().backward()
 
-    profile = trace(step, host="here")
-    assert "aten::abs" not in {made.origin.operator for made in profile.timeline.allocations}
-    assert profile.figures() == measure(step).figures()
+    made = as_measured(step).timeline.allocations
+    assert "aten::abs" not in {one.origin.operator for one in made}
 
 
 def ask(found: list[int], device: str) -> None:

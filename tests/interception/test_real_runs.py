@@ -13,7 +13,7 @@ from pytest_torchmem.interception.plan import remembered_plans
 from pytest_torchmem.interception.values import computed
 from pytest_torchmem.targets.host import Host
 
-BFLOAT16 = torch.bfloat16
+BFLOAT16, LAST = torch.bfloat16, {"memory_format": torch.channels_last}
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +36,7 @@ def warns(profile: MemoryProfile) -> bool:
 STEPS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "one channel": lambda: step_of(nn.Conv2d(1, 8, 3, 2), 64, 1, 14, 14),
     "line": lambda: step_of(nn.Conv1d(20, 2, 1, 2), 16, 20, 9),
-    "channels last": lambda: step_of(
-        nn.Conv2d(20, 2, 5, padding=2).to(memory_format=torch.channels_last), 16, 20, 28, 28
-    ),
+    "channels last": lambda: step_of(nn.Conv2d(20, 2, 5, padding=2).to(**LAST), 16, 20, 28, 28),
     "transposed": lambda: step_of(nn.ConvTranspose2d(16, 33, 2, padding=1), 2, 16, 14, 28),
     "groups": lambda: step_of(nn.Conv3d(16, 32, 2, 3, padding=1, groups=2), 1, 16, 14, 9, 14),
     "bfloat16": lambda: step_of(nn.Conv2d(8, 16, 3), 4, 8, 14, 14, dtype=BFLOAT16),

@@ -25,15 +25,14 @@ class Noted(torch.Tensor):
 KEPT = {torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.requires_grad_}
 
 
-class Unwrapped(torch.Tensor):
+class Unwrapped(Noted):
     """Is a subclass no longer but after the functions that it knows."""
 
     asked: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.asked.append(func.__name__)
-        result = super().__torch_function__(func, types, args, kwargs or {})
+        result = super().__torch_function__(func, types, args, kwargs)
         plain = func not in KEPT and isinstance(result, cls)
         return result.as_subclass(torch.Tensor) if plain else result
 
@@ -53,8 +52,7 @@ def program(device: str) -> list[str]:
 
 
 def test_the_same_functions_are_asked_for(device: str) -> None:
-    really = program("cpu")
-    assert result_of(lambda: program(device), device=device) == really
+    assert result_of(lambda: program(device), device=device) == program("cpu")
 
 
 @in_a_trace("cuda")
@@ -77,8 +75,7 @@ def test_a_backward_asks_no_subclass(device: str) -> None:
         loss.backward()
         return list(Unwrapped.asked)
 
-    really = body("cpu")
-    assert result_of(lambda: body(device), device=device) == really
+    assert result_of(lambda: body(device), device=device) == body("cpu")
 
 
 class Asked(TorchFunctionMode):
@@ -102,8 +99,7 @@ def test_a_mode_sees_what_the_program_calls(device: str) -> None:
             x.to(x.device, torch.float64).cpu()
         return mode.names
 
-    really = body("cpu")
-    assert result_of(lambda: body(device), device=device) == really
+    assert result_of(lambda: body(device), device=device) == body("cpu")
 
 
 class Wrapped:
@@ -122,17 +118,17 @@ class Wrapped:
         return table[func](*args, **(kwargs or {})) if func in table else NotImplemented
 
 
-def test_tables_that_a_trace_makes_find_torch_functions() -> None:
-    def body() -> None:
-        x = Wrapped(torch.ones(3, device="cuda"))
-        assert torch.empty_like(x).type == "cuda"
-        assert torch.full_like(x, 2) == (x.tensor.device, 2)
-        for made_before in (before, {torch.zeros_like}):
-            x.table = dict.fromkeys(made_before, lambda x: "found")
-            assert torch.zeros_like(x) == "found"
+BEFORE = {torch.zeros_like}
 
-    before = {torch.zeros_like}
-    torchmem.trace(body, device="cuda")
+
+@in_a_trace("cuda")
+def test_tables_that_a_trace_makes_find_torch_functions() -> None:
+    x = Wrapped(torch.ones(3, device="cuda"))
+    assert torch.empty_like(x).type == "cuda"
+    assert torch.full_like(x, 2) == (x.tensor.device, 2)
+    for made_before in (BEFORE, {torch.zeros_like}):
+        x.table = dict.fromkeys(made_before, lambda x: "found")
+        assert torch.zeros_like(x) == "found"
 
 
 def test_a_mode_is_asked_for_what_stands_in_torch(device: str) -> None:
@@ -162,22 +158,20 @@ def test_functions_in_the_place_of_torchs_are_copied_and_pickled_as_these() -> N
     assert pickle.loads(pickle.dumps(torch.zeros)) is torch.zeros
 
 
+class Sub(torch.Tensor):
+    """A tensor of a program's own class."""
+
+
+@in_a_trace("cuda")
 def test_a_tensor_of_a_subclass_that_moves_is_a_plain_one() -> None:
     """``torch.as_tensor`` moves it in C++, which asks no subclass."""
-
-    class Sub(torch.Tensor):
-        pass
-
-    def program() -> None:
-        on_host = torch.ones(3).as_subclass(Sub)
-        on_gpu = torch.ones(3, device="cuda").as_subclass(Sub)
-        for function in (torch.as_tensor, torch.asarray):
-            assert type(function(on_host, device="cuda")) is torch.Tensor
-            assert type(function(on_gpu, dtype=torch.float64, device="cuda")) is torch.Tensor
-            assert function(on_gpu, device="cuda") is on_gpu
-        torch.asarray(on_gpu, copy=True, device="cuda").add_(1)
-        assert on_gpu.tolist() == [1, 1, 1]
-        leaf = torch.ones(3, device="cuda", requires_grad=True)
-        assert not torch.asarray(leaf, requires_grad=False, device="cuda").requires_grad
-
-    torchmem.trace(program, device="cuda")
+    on_host = torch.ones(3).as_subclass(Sub)
+    on_gpu = torch.ones(3, device="cuda").as_subclass(Sub)
+    for function in (torch.as_tensor, torch.asarray):
+        assert type(function(on_host, device="cuda")) is torch.Tensor
+        assert type(function(on_gpu, dtype=torch.float64, device="cuda")) is torch.Tensor
+        assert function(on_gpu, device="cuda") is on_gpu
+    torch.asarray(on_gpu, copy=True, device="cuda").add_(1)
+    assert on_gpu.tolist() == [1, 1, 1]
+    leaf = torch.ones(3, device="cuda", requires_grad=True)
+    assert not torch.asarray(leaf, requires_grad=False, device="cuda").requires_grad

@@ -23,6 +23,7 @@ from torch.multiprocessing import spawn
 from pytest_torchmem import errors, trace
 from pytest_torchmem.errors import NoCudaError, UnknownValueError, UsageError
 from pytest_torchmem.targets.world import World
+from tests.processes import group_of_one
 
 WORLD: dict[str, Any] = {"world_size": 16, "rank": 13}
 
@@ -373,8 +374,11 @@ def test_symmetric_memory_is_refused_with_a_way_out(ask: Any, world: dict[str, A
 
 
 def test_groups_that_were_there_are_there_again() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    def goes_on() -> None:  # with the group of a fixture
+        assert (dist.get_rank(), dist.get_world_size()) == (13, 16)
+        dist.barrier()
+
+    with group_of_one():
         before, group = dist.group.WORLD, dist.new_group([0])
         trace(start, "cpu", "gloo", **WORLD)
         assert dist.group.WORLD is before
@@ -382,15 +386,8 @@ def test_groups_that_were_there_are_there_again() -> None:
         dist.all_reduce(tensor, group=group)
         gathered = all_gather_tensor(tensor, 0, group)
         assert gathered.tolist() == [1.0, 1.0]
-
-        def goes_on() -> None:  # with the group of a fixture
-            assert (dist.get_rank(), dist.get_world_size()) == (13, 16)
-            dist.barrier()
-
         trace(goes_on, **WORLD)
         assert dist.group.WORLD is before
-    finally:
-        dist.destroy_process_group()
 
 
 def test_variables_are_those_of_torchrun() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pytest_torchmem as torchmem
 from tests.modules import Parts
-from tests.results import in_a_trace
+from tests.results import as_measured, in_a_trace
 from tests.tracing.programs import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
@@ -20,28 +20,25 @@ ROWS, COLUMNS = [0, 2, 3, 6], [0, 3, 2, 1, 4, 5]
 
 def csr(requires_grad: bool = False) -> Tensor:
     """Return a matrix of three rows and six columns with six entries."""
-    matrix = torch.sparse_csr_tensor(
-        torch.tensor(ROWS), torch.tensor(COLUMNS), torch.randn(6), size=(3, 6)
-    )
+    rows, columns = torch.tensor(ROWS), torch.tensor(COLUMNS)
+    matrix = torch.sparse_csr_tensor(rows, columns, torch.randn(6), (3, 6))
     return matrix.requires_grad_(requires_grad)
 
 
 def csc() -> Tensor:
-    return torch.sparse_csc_tensor(
-        torch.tensor(ROWS), torch.tensor(COLUMNS), torch.randn(6), size=(6, 3)
-    )
+    rows, columns = torch.tensor(ROWS), torch.tensor(COLUMNS)
+    return torch.sparse_csc_tensor(rows, columns, torch.randn(6), (6, 3))
 
 
-class Neighbours(nn.Module):
+class Neighbours(Parts):
     """A layer of a graph network: a fixed sparse matrix by what a linear layer makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 4)
-        self.register_buffer("adjacency", csr())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.adjacency @ self.linear(x)
+
+
+def neighbours() -> nn.Module:
+    return Neighbours(linear=nn.Linear(8, 4), adjacency=csr())
 
 
 class Product(nn.Module):
@@ -64,7 +61,7 @@ def dense(*shape: int, requires_grad: bool = True) -> Tensor:
 
 
 CASES: dict[str, tuple[nn.Module, Callable[[], tuple[Any, ...]]]] = {
-    "a buffer": (Neighbours(), lambda: (dense(6, 8, requires_grad=False),)),
+    "a buffer": (neighbours(), lambda: (dense(6, 8, requires_grad=False),)),
     "a product": (Product(), lambda: (csr(), dense(6, 8))),
     "a product, with gradients of the entries": (Product(), lambda: (csr(True), dense(6, 8))),
     "by columns": (Product(), lambda: (csc(), dense(3, 8))),
@@ -80,9 +77,7 @@ CASES: dict[str, tuple[nn.Module, Callable[[], tuple[Any, ...]]]] = {
 @pytest.mark.parametrize("case", list(CASES))
 def test_as_the_real_allocator(case: str) -> None:
     model, arguments = CASES[case]
-    inputs = arguments()
-    measured = torchmem.measure(model, *inputs)
-    assert torchmem.trace(model, *inputs, host="here").figures() == measured.figures()
+    as_measured(model, *arguments())
 
 
 def test_made_in_the_step() -> None:
@@ -108,7 +103,7 @@ def test_a_matrix_of_unknown_values_has_at_most_an_entry_for_each() -> None:
 
 
 def test_on_cuda_the_library_knows_its_workspace() -> None:
-    profile = torchmem.trace(Neighbours(), torch.randn(6, 8), device="cuda")
+    profile = torchmem.trace(neighbours(), torch.randn(6, 8), device="cuda")
     assert "aten::addmm" in profile.unknown_workspaces
 
 
@@ -184,11 +179,10 @@ def test_as_measured_and_on_fake_cuda(program: Callable[..., Any]) -> None:
 
 def test_a_copy_takes_the_indices_and_values_of_the_other() -> None:
     def step() -> None:
-        three, five = (
-            torch.sparse_coo_tensor(torch.arange(rows).view(1, rows), torch.ones(rows, 3), (9, 3))
-            for rows in (3, 5)
-        )
+        places = (torch.arange(rows).view(1, rows) for rows in (3, 5))
+        made = (torch.sparse_coo_tensor(at, torch.ones(at.numel(), 3), (9, 3)) for at in places)
+        three, five = made
         three.copy_(five)
         assert three.to_dense().sum() == 15
 
-    assert torchmem.trace(step, host="here").figures() == torchmem.measure(step).figures()
+    as_measured(step)

@@ -8,21 +8,16 @@ import torch
 from torch import nn
 from torch.ao import quantization
 
-from pytest_torchmem import measure, trace
+from pytest_torchmem import trace
 from pytest_torchmem.errors import UnknownValueError
-from tests.results import result_of
+from tests.modules import Parts
+from tests.results import as_measured, result_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Network(nn.Module):
+class Network(Parts):
     """What is quantized: a convolution and a product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.quant, self.dequant = quantization.QuantStub(), quantization.DeQuantStub()
-        self.convolution, self.relu = nn.Conv2d(1, 4, 3), nn.ReLU()
-        self.linear = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.relu(self.convolution(self.quant(x))).mean((2, 3))
@@ -35,13 +30,9 @@ def tensors(device: str) -> Any:
     assert whole.device.type == x.device.type
     scales, zeros = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 0, 0])
     rows = torch.quantize_per_channel(x.cpu(), scales, zeros, 0, torch.qint8)
-    return (
-        whole.int_repr().tolist(),
-        whole.t()[0].dequantize().tolist(),
-        whole.cpu().clone().dequantize().tolist(),
-        torch.relu(whole).q_scale(),
-        rows.dequantize().tolist(),
-    )
+    made = (whole.t()[0], whole.cpu().clone(), rows)
+    read = [one.dequantize().tolist() for one in made]
+    return whole.int_repr().tolist(), torch.relu(whole).q_scale(), read
 
 
 def dynamic(device: str) -> Any:
@@ -53,7 +44,9 @@ def dynamic(device: str) -> Any:
 
 def trained(device: str) -> Any:
     torch.manual_seed(0)
-    model = Network().train()
+    stubs = {"quant": quantization.QuantStub(), "dequant": quantization.DeQuantStub()}
+    layers = {"convolution": nn.Conv2d(1, 4, 3), "relu": nn.ReLU(), "linear": nn.Linear(4, 2)}
+    model = Network(**stubs, **layers).train()
     model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
     model = quantization.prepare_qat(model).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -94,4 +87,4 @@ def test_what_views_share_is_counted_once() -> None:
         rows = x.contiguous(memory_format=torch.channels_last).reshape(4, -1)
         return tuple(rows.dequantize().shape)
 
-    assert trace(program, host="here").figures() == measure(program).figures()
+    as_measured(program)

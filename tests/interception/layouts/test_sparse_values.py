@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
-from tests.results import in_a_trace, result_of
+from tests.results import in_a_trace, on_fake_cuda, result_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -32,18 +32,16 @@ QUESTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_values_are_those_of_the_real_run(question: str, layout: torch.layout, device: str) -> None:
     found: list[Tensor] = []
 
-    def ask(where: str) -> Tensor:
+    def ask(where: str) -> None:
         matrix = dense().to(where).to_sparse(layout=layout)
         torch.manual_seed(1)
-        return QUESTIONS[question](matrix, torch.randn(6, 2).to(where))
+        answer = QUESTIONS[question](matrix, torch.randn(6, 2).to(where))
+        found.append(torch.tensor(answer.cpu().tolist()))
 
-    def program() -> None:
-        answer = ask(device).cpu()
-        found.append(torch.tensor(answer.tolist()))
-
-    profile = trace(program, device=device, values="real")
+    profile = trace(ask, device, device=device, values="real")
     assert not any("unknown value" in warning for warning in profile.warnings)
-    torch.testing.assert_close(found[0], ask("cpu"))
+    ask("cpu")
+    torch.testing.assert_close(*found)
 
 
 def test_the_gradient_of_a_sparse_product_is_known() -> None:
@@ -71,9 +69,8 @@ def powers_of_a_graph(device: str) -> float:
 
 
 def test_products_and_sums_of_sparse_matrices(device: str) -> None:
-    assert result_of(lambda: powers_of_a_graph(device), device=device) == pytest.approx(
-        powers_of_a_graph("cpu"), rel=1e-5
-    )
+    found = result_of(lambda: powers_of_a_graph(device), device=device)
+    assert found == pytest.approx(powers_of_a_graph("cpu"), rel=1e-5)
 
 
 def test_numbers_that_a_sparse_kernel_wrote_are_not_known_as_zero() -> None:
@@ -107,9 +104,7 @@ def test_a_sparse_gradient_of_bags_has_its_indices(mode: str) -> None:
         found = bags.weight.grad.coalesce()
         return found.indices().tolist(), found.values().sum().item()
 
-    found: list[object] = []
-    trace(lambda: found.append(gradient("cuda")), device="cuda")
-    assert found[-1] == gradient("cpu")
+    assert on_fake_cuda(lambda: gradient("cuda")) == gradient("cpu")
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_bsc], ids=str)
@@ -118,21 +113,15 @@ def test_compressed_tensors_by_operators_on_their_values(layout: torch.layout) -
         dense = torch.tensor([[1.5, 0.0, -2.0, 0.0], [0.0, 3.0, 0.0, 4.0]], device=device)
         blocks = None if layout is torch.sparse_csr else (1, 2)
         matrix = dense.to_sparse(layout=layout, blocksize=blocks)
-        made = [
-            matrix.neg(),
-            matrix.clone().abs_(),
-            matrix.clone().relu_(),
-            torch.empty_like(matrix).copy_(matrix),
-            torch.zeros_like(matrix),
-            matrix.clone().zero_(),
-        ]
+        made = [matrix.neg(), matrix.clone().abs_(), matrix.clone().relu_()]
+        made += [torch.empty_like(matrix).copy_(matrix), torch.zeros_like(matrix)]
+        made.append(matrix.clone().zero_())
         if layout is torch.sparse_csr:
             made += [torch.sin(matrix, out=matrix.clone()), matrix[1], matrix.to_sparse_coo()]
         return [one.to_dense().tolist() for one in made]
 
-    assert result_of(lambda: program("cuda"), device="cuda") == program("cpu")
-    traced = trace(lambda: program("cpu"), host="here").peak
-    assert traced == measure(lambda: program("cpu")).peak
+    assert on_fake_cuda(lambda: program("cuda")) == program("cpu")
+    assert trace(program, "cpu", host="here").peak == measure(program, "cpu").peak
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
