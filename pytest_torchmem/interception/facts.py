@@ -179,12 +179,10 @@ class FactCollector:
         self._modes, self._layers, self._given = _Patterns(), _Patterns(), _Patterns()
         self._sizes = _Patterns()
         """Of parameters."""
-        self._graphs: list[str] = []
-        """The lines at which a graph was compiled."""
-        self._breaks: list[str] = []
-        """Those at which one broke off."""
-        self._calls: dict[str, tuple[int, dict[str, None]]] = {}
-        """How often outermost modules were called, and the lines that did."""
+        self._counts: dict[str, dict[str, tuple[int, dict[str, None]]]] = {
+            topic: {} for topic in (Topic.CALLS, Topic.COMPILED, Topic.BACKWARD)
+        }
+        """How often something happened, and the lines that did it, by topic and name."""
         self._times: dict[str, int] = {}
         """How often each module was called, but by checkpoints again."""
         self._checkpoints: dict[str, Counter[int]] = {}
@@ -193,8 +191,6 @@ class FactCollector:
         self._seen: set[tuple[str, int]] = set()
         """Modules whose layer is noted."""
         self._arguments: dict[str, dict[str, None]] = {}
-        self._backwards: dict[str, tuple[int, str]] = {}
-        """By what was asked of the engine: how often, and the first line that did."""
         self._optimizers: dict[str, list[ref[torch.optim.Optimizer]]] = {}
         """Those that made steps, by their classes: what is freed may be followed at its address."""
         self._configurations: dict[str, tuple[Any, dict[str, Any]]] = {}
@@ -224,7 +220,7 @@ class FactCollector:
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
-                self._count(path)
+                self._count(Topic.CALLS, path, self._line)
             else:
                 spans = self._checkpoints.setdefault(fold(path)[0], Counter())
                 spans[node_number(current_node())] += 1
@@ -246,16 +242,18 @@ class FactCollector:
                 self._modes.note(path, one)
         return mode
 
-    def _count(self, name: str) -> None:
-        """Count a call, and take note of the lines of the first."""
-        number, lines = self._calls.get(name, (0, {}))
-        if number < _MOST_LOOKED_FOR and len(lines) < _MOST_LINES and (line := self._line()):
-            lines[line] = None
-        self._calls[name] = number + 1, lines
+    def _count(
+        self, topic: str, name: str, line: Callable[[], str], most: int = _MOST_LINES
+    ) -> None:
+        """Count what happens, and take note of its first lines."""
+        number, lines = self._counts[topic].get(name, (0, {}))
+        if number < _MOST_LOOKED_FOR and len(lines) < most and (found := line()):
+            lines[found] = None
+        self._counts[topic][name] = number + 1, lines
 
     def emptied(self) -> None:
         """Take note that the program gives free blocks back to the GPU."""
-        self._count(EMPTY_CACHE)
+        self._count(Topic.CALLS, EMPTY_CACHE, self._line)
 
     def recomputed(self, path: str) -> None:
         """Take note that a checkpoint computes again what a module has not left to others."""
@@ -290,22 +288,19 @@ class FactCollector:
 
     def backward(self, keeps: bool, creates: bool, vmapped: bool, line: str) -> None:
         """Take note of a backward that begins, and of what ``line`` asked the engine for."""
-        asked = {
-            "calls": True,
-            "retain_graph": keeps and not creates,
-            "create_graph": creates,
-            "vmap": vmapped,
-        }
+        self._count(Topic.BACKWARD, "calls", str)
+        retains = keeps and not creates
+        asked = {"retain_graph": retains, "create_graph": creates, "vmap": vmapped}
         for name in (name for name, is_so in asked.items() if is_so):
-            number, first = self._backwards.get(name, (0, line))
-            self._backwards[name] = number + 1, first
+            self._count(Topic.BACKWARD, name, lambda: line, 1)
 
     def compiled(self, asked: Mapping[str, str], broken_at: str) -> None:
         """Take note that the program has had a graph compiled, of what was asked for, and of the
         line at which the graph breaks off, "" where it is whole.
         """
-        self._graphs.append(self._line())
-        self._breaks += [broken_at] if broken_at else []
+        self._count(Topic.COMPILED, "graphs", self._line, 1)
+        if broken_at:
+            self._count(Topic.COMPILED, "breaks", lambda: broken_at)
         self._known[Topic.SETTINGS] = {**self._known[Topic.SETTINGS], **asked}
 
     def settings(self) -> None:
@@ -368,21 +363,10 @@ class FactCollector:
         for topic in (Topic.LAYERS, Topic.GIVEN, Topic.SIZES):
             if len(found[topic]) > _MOST_LAYERS:
                 found[topic] = {}
-        if self._graphs:
-            noted = {"graphs": (self._graphs, 1), "breaks": (self._breaks, _MOST_LINES)}
-            found[Topic.COMPILED] = {
-                name: Calls(len(own), tuple(dict.fromkeys(filter(None, own)))[:most])
-                for name, (own, most) in noted.items()
-                if own
-            }
-        found[Topic.CALLS] = {
-            path: Calls(n, tuple(lines)) for path, (n, lines) in self._calls.items()
-        } | self._repeated()
+        for topic, counted in self._counts.items():
+            found[topic] = {name: Calls(n, tuple(lines)) for name, (n, lines) in counted.items()}
+        found[Topic.CALLS] |= self._repeated()
         found[Topic.ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
-        found[Topic.BACKWARD] = {
-            name: Calls(number, (line,) if line and name != "calls" else ())
-            for name, (number, line) in self._backwards.items()
-        }
         found[Topic.OPERATORS] = _operators([*calls])
         # How optimizers go over their parameters, by the operators that they called.
         ran = {one.origin.operator for one in self.calls if one.origin.phase is Phase.OPTIMIZER}

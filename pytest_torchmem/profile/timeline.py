@@ -98,10 +98,6 @@ class Allocation(NamedTuple):
         return f"{self.dtype}{list(self.shape)}" if self.dtype else ""
 
 
-_AT_ONCE = 1 << 16
-"""Events whose live bytes are in memory together where only the highest of them is asked for."""
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Timeline:
     """Every allocation of one device in order.
@@ -138,17 +134,11 @@ class Timeline:
 
     def course(self) -> Iterator[tuple[Phase, tuple[int, int], int]]:
         """Yield the phase, the peak and the bytes at the end of each of ``spans()``."""
-        changes, events, live = self.changes(), self.events, 0
-        change = changes.__getitem__
+        live = self.live()
         for start, stop, phase in self.spans():
-            highest, reached = live, start
-            for begin in range(start, stop, _AT_ONCE):
-                part = events[begin : min(stop, begin + _AT_ONCE)]
-                course = list(accumulate(map(change, part), initial=live))
-                most, live = max(course), course[-1]
-                if most > highest:
-                    highest, reached = most, begin + course.index(most)
-            yield phase, (highest, reached), live
+            part = live[start : stop + 1]
+            highest = max(part)
+            yield phase, (highest, start + part.index(highest)), live[stop]
 
     def changes(self) -> array[int]:
         """Return the bytes that each event changes what is live by, with the event as index.
