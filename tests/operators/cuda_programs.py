@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from pytest_torchmem import MemoryProfile, measure
 
 FLOAT, DOUBLE, HALF, BFLOAT = torch.float32, torch.float64, torch.float16, torch.bfloat16
-LONG, BOOL, COMPLEX = torch.int64, torch.bool, torch.complex64
+LONG, SHORT, BOOL, COMPLEX = torch.int64, torch.int16, torch.bool, torch.complex64
 SCORES, MILLION = (4, 8, 512, 512), 1_000_000
 RECORDED = Path(__file__).with_name("cuda_requests.json")
 EVERY, OF_X, NOT_OF_X = (True, True, True), (True, False, False), (False, True, True)
@@ -62,20 +62,18 @@ def flash(batch, heads, rows, size, groups=1, by_head=False):
     key = bfloats(batch, heads // groups, rows, size)
     out, *kept = _aten._scaled_dot_product_flash_attention(query, key, key)
     gradient = torch.empty_like(query if by_head else out)
-    sums, first, second, most, least, seed, offset, _ = kept
-    _aten._scaled_dot_product_flash_attention_backward(
-        gradient, query, key, key, out, sums, first, second, most, least, 0.0, False, seed, offset
-    )
+    *sums, seed, offset, _ = kept
+    given = gradient, query, key, key, out, *sums, 0.0, False, seed, offset
+    _aten._scaled_dot_product_flash_attention_backward(*given)
 
 
 def efficient(dtype, batch, heads, rows, size, keys=0):
     query, key = empty(batch, heads, rows, size, dtype=dtype), None
     key = empty(batch, heads, keys or rows, size, dtype=dtype)
     out, *kept = _aten._scaled_dot_product_efficient_attention(query, key, key, None, True)
+    given = query, key, key, None, out, *kept, 0.0, [True, True, True, False]
     for gradient in (torch.empty_like(out), torch.empty_like(query)):
-        _aten._scaled_dot_product_efficient_attention_backward(
-            gradient, query, key, key, None, out, *kept, 0.0, [True, True, True, False]
-        )
+        _aten._scaled_dot_product_efficient_attention_backward(gradient, *given)
 
 
 def layer_norm(rows: int, columns: int) -> None:
@@ -224,12 +222,16 @@ def embeddings(weights: int, dtype: torch.dtype, index: torch.dtype, by_frequenc
 
 def bags() -> None:
     indices, bag = longs(5000), longs(7)
-    _aten._embedding_bag_dense_backward(
-        zeros(7, 8), indices, indices, bag, bag, 100, False, 0, None, -1
-    )
+    places = indices, indices, bag, bag
+    _aten._embedding_bag_dense_backward(zeros(7, 8), *places, 100, False, 0, None, -1)
+
+
+def summed(into: torch.Tensor, places: list[Any], given: torch.Tensor) -> torch.Tensor:
+    return into.index_put_(places, given, accumulate=True)
 
 
 TENS, TWOS = torch.tensor([10, 10]), torch.tensor([2, 2])
+ON_HOST, SUMMED = torch.tensor([[1, 2], [3, 4]]), (FLOAT, BFLOAT, COMPLEX)
 PROGRAMS: dict[str, Callable[[], object]] = {
     "embeddings": lambda: embeddings(100, FLOAT, LONG, False),
     "embeddings by frequency": lambda: embeddings(9000, BFLOAT, torch.int32, True),
@@ -241,7 +243,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "unique": lambda: torch.unique(zeros(20_000), return_inverse=True, return_counts=True),
     "unique halves": lambda: torch.unique(zeros(100_000, dtype=BFLOAT)),
     "unique neighbours": lambda: torch.unique_consecutive(
-        zeros(100_000, dtype=torch.int16), return_inverse=True
+        zeros(100_000, dtype=SHORT), return_inverse=True
     ),
     "topk": lambda: zeros(50, 20_000).topk(3),
     "topk of many": lambda: zeros(50, 20_000).topk(5000),
@@ -252,9 +254,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     "masked select": lambda: zeros(500, 3).masked_select(zeros(1, 3, dtype=BOOL)),
     "masked scatter": lambda: zeros(500, 3).masked_scatter(zeros(3, dtype=BOOL), zeros(500, 3)),
     "indices": lambda: zeros(5, 300, 2)[longs(5, 1), longs(1, 300)],
-    "sums by index": lambda: zeros(100, 4, 3).index_put_(
-        (longs(5000), longs(5000)), zeros(5000, 3), accumulate=True
-    ),
+    "sums by index": lambda: summed(zeros(100, 4, 3), [longs(5000), longs(5000)], zeros(5000, 3)),
     "segments": lambda: torch.segment_reduce(zeros(10, 3), "sum", lengths=longs(4), unsafe=True),
     "counts": lambda: torch.bincount(longs(1000), longs(1000)),
     "histogram": lambda: torch.histc(zeros(1000, 2).t()),
@@ -271,13 +271,11 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     # What CUB takes for many elements, by its policies.
     "a million sorted": lambda: [zeros(MILLION, dtype=of).sort() for of in (FLOAT, BFLOAT, BOOL)],
     "a million distinct": lambda: (
-        [torch.unique(zeros(MILLION, dtype=of)) for of in (FLOAT, torch.int16)],
+        [torch.unique(zeros(MILLION, dtype=of)) for of in (FLOAT, SHORT)],
         torch.unique(zeros(MILLION, dtype=torch.int8), return_counts=True),
         torch.unique(longs(MILLION), return_inverse=True),
     ),
-    "a million summed up": lambda: [
-        zeros(MILLION, dtype=of).cumsum(0) for of in (FLOAT, BFLOAT, COMPLEX)
-    ],
+    "a million summed up": lambda: [zeros(MILLION, dtype=of).cumsum(0) for of in SUMMED],
     "a million that are not zero": lambda: zeros(MILLION).nonzero(),
     "a million embeddings": lambda: _aten.embedding_dense_backward(
         zeros(MILLION, 1), longs(MILLION), 10, -1, True
@@ -400,14 +398,12 @@ PROGRAMS: dict[str, Callable[[], object]] = {
         empty(10, 4).index_reduce(0, longs(50), empty(50, 4), reduction)
         for reduction in ("mean", "amax")
     ],
-    "sums by index of an expanded row": lambda: zeros(100, 16).index_put_(
-        (longs(4096),), zeros(16), accumulate=True
-    ),
+    "sums by index of an expanded row": lambda: summed(zeros(100, 16), [longs(4096)], zeros(16)),
     "sums by indices apart": lambda: _aten.index_put_(
         zeros(8, 16, 8), [longs(100), None, longs(100)], zeros(100, 16), True
     ),
-    "sums by indices beside each other": lambda: _aten.index_put_(
-        zeros(8, 16, 8), [longs(100), longs(100)], zeros(100, 8), True
+    "sums by indices beside each other": lambda: summed(
+        zeros(8, 16, 8), [longs(100), longs(100)], zeros(100, 8)
     ),
     "numbers of the host written by index": lambda: [
         empty(8, 16).__setitem__(place, 2)
@@ -500,8 +496,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     ],
     "encoders in evaluation": lambda: [encoded(dtype) for dtype in (HALF, FLOAT, DOUBLE)],
     "a loss of sequences with targets on the host": lambda: backward(
-        lambda x: F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2], [3, 4]]), TENS, TWOS),
-        empty(10, 2, 5),
+        lambda x: F.ctc_loss(x.log_softmax(-1), ON_HOST, TENS, TWOS), empty(10, 2, 5)
     ),
     "a loss of sequences by batch": lambda: backward(
         lambda x: F.ctc_loss(x.log_softmax(-1).transpose(0, 1), longs(2, 3), TENS, TWOS),

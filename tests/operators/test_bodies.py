@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,21 +14,16 @@ from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.operators.libraries.lapack import Lapack
 from pytest_torchmem.targets.host import REFERENCE, this_machine
 from pytest_torchmem.torch_private import lapack
-
-
-class Program(torch.nn.Module):
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.forward = function  # type: ignore[assignment]
+from tests.modules import Parts
+from tests.results import as_measured, on_fake_cuda
 
 
 def compare(function: Callable[..., object], *args: Tensor) -> MemoryProfile:
     """Return a trace, which counts what the allocator does, with a backward where args want one."""
-    target = Program(function) if args else function
-    given: Any = {"backward": any(one.requires_grad for one in args)} if args else {}
-    traced = trace(target, *args, host="here", **given)
-    assert traced.figures() == measure(target, *args, **given).figures()
-    return traced
+    if not args:
+        return as_measured(function)
+    target = Parts(forward=function)
+    return as_measured(target, *args, backward=any(one.requires_grad for one in args))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +53,8 @@ def test_bags_of_embeddings(mode: str, dtype: torch.dtype, ends: bool) -> None:
         words, bags = torch.arange(6, dtype=dtype), torch.tensor([0, 2, 2, 5 + ends], dtype=dtype)
         given: dict[str, Any] = {"mode": mode, "include_last_offset": ends}
         with torch.no_grad():
-            torch.nn.functional.embedding_bag(words, table, bags, **given)
-        output: Tensor = torch.nn.functional.embedding_bag(words, table, bags, **given)
+            F.embedding_bag(words, table, bags, **given)
+        output: Tensor = F.embedding_bag(words, table, bags, **given)
         output.sum().backward()
         return output
 
@@ -81,7 +77,7 @@ def test_bags_of_positions_of_two_types(types, given, dtype):
         bags = torch.tensor([0, 0, 3, 3, 6], dtype=types[1], device=device)
         if options.pop("weighted", False):
             options["per_sample_weights"] = weights
-        torch.nn.functional.embedding_bag(words, table, bags, **options).sum().backward()
+        F.embedding_bag(words, table, bags, **options).sum().backward()
         gradients = [one.grad for one in (table, weights) if one.grad is not None]
         found.append([one.to_dense().sum().item() for one in gradients])
 
@@ -186,23 +182,22 @@ def per_channel(x: Tensor, scale: Tensor, _: Tensor) -> Tensor:
 
 
 def learnable_per_tensor(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    return torch._fake_quantize_learnable_per_tensor_affine(
-        x, scale[:1], zero_point[:1], 0, 255, 1.0
-    )
+    given = x, scale[:1], zero_point[:1]
+    return torch._fake_quantize_learnable_per_tensor_affine(*given, 0, 255, 1.0)
 
 
 def learnable_per_channel(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return torch._fake_quantize_learnable_per_channel_affine(x, scale, zero_point, 1, 0, 255, 1.0)
 
 
-@pytest.mark.parametrize(
-    "quantized",
-    [per_tensor, per_tensor_of_tensors, per_channel, learnable_per_tensor, learnable_per_channel],
-)
+QUANTIZED = [per_tensor, per_tensor_of_tensors, per_channel]
+QUANTIZED += [learnable_per_tensor, learnable_per_channel]
+
+
+@pytest.mark.parametrize("quantized", QUANTIZED)
 def test_fake_quantization(quantized: Callable[..., Tensor]) -> None:
     inputs = torch.randn(40, 16), torch.full((16,), 0.1), torch.zeros(16)
-    for each in inputs:
-        each.requires_grad_()
+    inputs = [each.requires_grad_() for each in inputs]
     assert not compare(lambda *given: quantized(*given).sin(), *inputs).warnings
 
 
@@ -266,9 +261,8 @@ def _outputs_given(device: str = "cpu") -> list[tuple[tuple[int, ...], float]]:
 @pytest.mark.parametrize("values", ["auto", "real"])
 def test_an_output_that_is_given_is_resized_each_time(device: str, values: str) -> None:
     found: list[Any] = []
-    traced = trace(
-        lambda: found.extend(_outputs_given(device)), device=device, host="here", values=values
-    )
+    options: Any = {"device": device, "host": "here", "values": values}
+    traced = trace(lambda: found.extend(_outputs_given(device)), **options)
     measured = measure(_outputs_given)
     assert found[-48:] == _outputs_given()
     if device == "cpu":
@@ -291,9 +285,7 @@ COMPOSITES: dict[str, Callable[[int], Any]] = {
     "logdet": lambda n: torch.logdet(cuda(n % 64 + 2, 8, 8)),
     "select_backward": lambda n: torch.ops.aten.select_backward(cuda(n), [4, n], 0, 1),
     "std_mean": lambda n: torch.std_mean(cuda(n, 16).to(torch.complex64)),
-    "cosine_embedding_loss": lambda n: torch.nn.functional.cosine_embedding_loss(
-        cuda(n, 32), cuda(n, 32), torch.ones(n, device="cuda")
-    ),
+    "cosine_embedding_loss": lambda n: F.cosine_embedding_loss(cuda(n, 32), cuda(n, 32), cuda(n)),
     "block_diag": lambda n: torch.block_diag(cuda(n, 8), cuda(8, n)),
     "linalg_pinv": lambda n: torch.linalg.pinv(cuda(n % 64 + 2, 8)),
     "roll": lambda n: torch.roll(cuda(n, 64), (1, 2), (0, 1)),
@@ -340,8 +332,6 @@ def test_out_of_memory_within_a_repeated_composite_gives_back_what_it_had() -> N
         torch.ops.aten._euclidean_dist(rows, columns)
         return before, allocated, after
 
-    found: list[tuple[int, int, int]] = []
-    trace(lambda: found.append(body()), device="cuda", gpu="a100", memory=110 * MIB + 490 * MIB)
-    ((before, allocated, after),) = found
+    before, allocated, after = on_fake_cuda(body, gpu="a100", memory=110 * MIB + 490 * MIB)
     assert before == 0
     assert allocated == after

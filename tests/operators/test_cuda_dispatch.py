@@ -34,6 +34,11 @@ def cuda(*shape: int, dtype: torch.dtype = FLOAT, requires_grad: bool = True) ->
     return torch.ones(*shape, dtype=dtype, device="cuda", requires_grad=requires_grad)
 
 
+def of_layer(layer: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = FLOAT) -> list[str]:
+    """Return the operators of a layer and its backward."""
+    return operators(lambda: layer.to("cuda", dtype)(cuda(*shape, dtype=dtype)).sum().backward())
+
+
 def attention(gpu, dtype=HALF, size=64, mask=None, key_heads=4, keys=16, **options) -> str:
     """Return the implementation that an attention of 4 heads and 16 queries takes, with backward.
 
@@ -43,9 +48,7 @@ def attention(gpu, dtype=HALF, size=64, mask=None, key_heads=4, keys=16, **optio
     def body() -> None:
         query = cuda(2, 4, 16, size, dtype=dtype)
         key, value = (cuda(2, key_heads, keys, size, dtype=dtype) for _ in range(2))
-        bias = None
-        if mask is not None:
-            bias = torch.ones(16, keys, device="cuda", dtype=mask)
+        bias = None if mask is None else torch.ones(16, keys, device="cuda", dtype=mask)
         F.scaled_dot_product_attention(query, key, value, bias, **options).sum().backward()
 
     found = operators(body, gpu)
@@ -56,28 +59,19 @@ def attention(gpu, dtype=HALF, size=64, mask=None, key_heads=4, keys=16, **optio
     return chosen[0]
 
 
-@pytest.mark.parametrize(
-    ("gpu", "half", "bfloat", "single"),
-    [
-        ("t4", EFFICIENT, MATH, EFFICIENT),
-        ("v100", EFFICIENT, MATH, EFFICIENT),
-        ("a10", FLASH, FLASH, EFFICIENT),
-        ("l4", FLASH, FLASH, EFFICIENT),
-        ("l40s", FLASH, FLASH, EFFICIENT),
-        ("rtx-3090", FLASH, FLASH, EFFICIENT),
-        ("rtx-4090", FLASH, FLASH, EFFICIENT),
-        ("rtx-5090", FLASH, FLASH, EFFICIENT),
-        ("a100-40gb", FLASH, FLASH, EFFICIENT),
-        ("a100-80gb", FLASH, FLASH, EFFICIENT),
-        ("h100", CUDNN, CUDNN, EFFICIENT),
-        ("h200", CUDNN, CUDNN, EFFICIENT),
-        ("b200", CUDNN, CUDNN, EFFICIENT),
-    ],
-)
-def test_attention_of_every_gpu(gpu: str, half: str, bfloat: str, single: str) -> None:
-    assert attention(gpu, HALF) == half
-    assert attention(gpu, BFLOAT) == bfloat
-    assert attention(gpu, FLOAT) == single
+OF_GPUS = {
+    **dict.fromkeys(("t4", "v100"), (EFFICIENT, MATH)),
+    **dict.fromkeys(("a10", "l4", "l40s", "rtx-3090", "rtx-4090", "rtx-5090"), (FLASH, FLASH)),
+    **dict.fromkeys(("a100-40gb", "a100-80gb"), (FLASH, FLASH)),
+    **dict.fromkeys(("h100", "h200", "b200"), (CUDNN, CUDNN)),
+}
+"""What attention in half precision and in bfloat16 is."""
+
+
+@pytest.mark.parametrize("gpu", OF_GPUS)
+def test_attention_of_every_gpu(gpu: str) -> None:
+    assert (attention(gpu, HALF), attention(gpu, BFLOAT)) == OF_GPUS[gpu]
+    assert attention(gpu, FLOAT) == EFFICIENT
     assert attention(gpu, torch.float64) == MATH
 
 
@@ -119,10 +113,8 @@ def test_attention_switches_and_order() -> None:
         assert attention("h100") == FLASH
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
-    with (
-        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-        pytest.raises(RuntimeError, match="No available kernel"),
-    ):
+    none = pytest.raises(RuntimeError, match="No available kernel")
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), none:
         attention("a100", FLOAT)
 
 
@@ -136,38 +128,27 @@ def test_attention_of_three_dimensions_is_plain() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_is_cudnn(training: bool) -> None:
-    def body() -> None:
-        layer = nn.BatchNorm2d(8).cuda().train(training)
-        layer(cuda(2, 8, 4, 4)).sum().backward()
-
-    found = operators(body)
+    found = of_layer(nn.BatchNorm2d(8).train(training), (2, 8, 4, 4))
     backward = "aten::cudnn_batch_norm_backward" if training else "aten::native_batch_norm_backward"
     assert "aten::cudnn_batch_norm" in found
     assert backward in found
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"),
+    ("layer", "shape", "dtype"),
     [
-        (lambda: nn.BatchNorm2d(8).cuda().bfloat16(), (2, 8, 4, 4)),
-        (lambda: nn.BatchNorm1d(8).cuda(), (2, 8)),
-        (lambda: nn.BatchNorm2d(8, affine=False).cuda(), (2, 8, 4, 4)),
+        (nn.BatchNorm2d(8), (2, 8, 4, 4), BFLOAT),
+        (nn.BatchNorm1d(8), (2, 8), FLOAT),
+        (nn.BatchNorm2d(8, affine=False), (2, 8, 4, 4), FLOAT),
     ],
 )
-def test_batch_norm_that_is_native(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    def body() -> None:
-        layer = make()
-        dtype = next((p.dtype for p in layer.parameters()), FLOAT)
-        layer(cuda(*shape, dtype=dtype)).sum().backward()
-
-    assert "aten::native_batch_norm" in operators(body)
+def test_batch_norm_that_is_native(layer, shape, dtype):
+    assert "aten::native_batch_norm" in of_layer(layer, shape, dtype)
 
 
 def test_instance_norm_is_cudnn() -> None:
-    def body() -> None:
-        nn.InstanceNorm2d(8, affine=True).cuda()(cuda(2, 8, 4, 4)).sum().backward()
-
-    assert "aten::cudnn_batch_norm" in operators(body)
+    found = of_layer(nn.InstanceNorm2d(8, affine=True), (2, 8, 4, 4))
+    assert "aten::cudnn_batch_norm" in found
 
 
 @pytest.mark.parametrize(
@@ -215,15 +196,12 @@ def test_a_gradient_of_cuda_is_differentiable_and_named_as_in_torch() -> None:
 
 
 def test_sampling_is_cudnn_where_corners_are_aligned() -> None:
-    def body(align: bool) -> Callable[[], None]:
-        def program() -> None:
-            image, grid = cuda(1, 3, 8, 8), cuda(1, 4, 4, 2)
-            F.grid_sample(image, grid, align_corners=align).sum().backward()
+    def body(align: bool) -> None:
+        image, grid = cuda(1, 3, 8, 8), cuda(1, 4, 4, 2)
+        F.grid_sample(image, grid, align_corners=align).sum().backward()
 
-        return program
-
-    assert "aten::cudnn_grid_sampler_backward" in operators(body(True))
-    assert "aten::grid_sampler_2d" in operators(body(False))
+    assert "aten::cudnn_grid_sampler_backward" in operators(lambda: body(True))
+    assert "aten::grid_sampler_2d" in operators(lambda: body(False))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -261,14 +239,11 @@ def test_projections_of_an_lstm() -> None:
     assert "aten::_cudnn_rnn" in operators(body)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
-    ],
-)
+OTHERS = ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+BY_LISTS = [name for name, one in vars(torch.optim).items() if isinstance(one, type)]
+
+
+@pytest.mark.parametrize("name", [name for name in BY_LISTS if name not in OTHERS])
 def test_optimizers_work_on_lists_of_tensors(name: str) -> None:
     def body() -> None:
         layer = nn.Linear(8, 8).cuda()
@@ -332,9 +307,7 @@ def test_ctc_loss(options: dict[str, Any], expected: str, lengths_in_tensors: bo
             loss.sum().backward(retain_graph=True)
 
     found = operators(body)
-    assert {name for name in found if name in ("aten::_ctc_loss", "aten::_cudnn_ctc_loss")} == {
-        expected
-    }
+    assert {"aten::_ctc_loss", "aten::_cudnn_ctc_loss"} & {*found} == {expected}
     assert ("aten::_ctc_loss_backward" in found) == (expected == "aten::_ctc_loss")
 
 

@@ -12,7 +12,7 @@ from pytest_torchmem.operators.custom_operators import OperatorModel, registered
 from pytest_torchmem.profile.profile import MemoryProfile
 from pytest_torchmem.targets.gpus import Gpu, find_gpu, registered_gpus
 from pytest_torchmem.targets.host import Host
-from tests.results import in_a_trace
+from tests.results import in_a_trace, on_fake_cuda
 
 
 @torch.library.custom_op("torchmem_tests::scaled", mutates_args=(), device_types="cuda")
@@ -113,10 +113,8 @@ def test_a_custom_operator_is_cast_by_autocast() -> None:
 
 
 def test_a_custom_operator_that_nobody_described(device: str) -> None:
-    with pytest.raises(
-        UnsupportedOperatorError,
-        match=r'undescribed.*register_fake\("torchmem_tests::undescribed".*OperatorModel',
-    ):
+    message = r'undescribed.*register_fake\("torchmem_tests::undescribed".*OperatorModel'
+    with pytest.raises(UnsupportedOperatorError, match=message):
         trace(lambda: undescribed(torch.ones(3, device=device)), device=device)
 
 
@@ -146,10 +144,8 @@ def test_an_operator_of_torch_is_described_anew() -> None:
     def peak() -> int:
         return trace(lambda: torch.ones(4, 4, device="cuda").cumsum(0), device="cuda").peak
 
-    before = peak()
-    with registered_operators(
-        OperatorModel("aten::cumsum", workspace=lambda gpu, out, *_: 4096, devices=("cuda",))
-    ):
+    before, options = peak(), {"workspace": lambda gpu, out, *_: 4096, "devices": ("cuda",)}
+    with registered_operators(OperatorModel("aten::cumsum", **options)):
         assert peak() == 128 + 4096
     assert peak() == before
 
@@ -164,9 +160,8 @@ def test_operations_are_counted_by_a_description() -> None:
         scaled(torch.empty(256), 2.0)
 
     before = trace(program)
-    with registered_operators(
-        OperatorModel(scaled, flops=lambda outputs, x, factor: 3 * x.numel())
-    ):
+    model = OperatorModel(scaled, flops=lambda outputs, x, factor: 3 * x.numel())
+    with registered_operators(model):
         after = trace(program)
     assert before.node_table().total().fwd_flops == 0
     assert after.node_table().total().fwd_flops == 3 * 256
@@ -195,11 +190,11 @@ def test_a_composite_operator_takes_another_path_on_cuda() -> None:
     def path(call: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return call() + 0
 
-    made = [
-        [one.origin.operator for one in peaks(program, *models).timeline.allocations]
-        for models in ((), (OperatorModel("aten::linear", path=path, devices=("cuda",)),))
-    ]
-    assert made[1] == [*made[0], "aten::add.Tensor"]
+    def made(*models: OperatorModel) -> list[str]:
+        return [one.origin.operator for one in peaks(program, *models).timeline.allocations]
+
+    model = OperatorModel("aten::linear", path=path, devices=("cuda",))
+    assert made(model) == [*made(), "aten::add.Tensor"]
 
 
 def test_outputs_are_made_in_the_order_that_is_told() -> None:
@@ -289,20 +284,15 @@ def test_where_register_fake_cannot_say_the_kernel_shows(device: str) -> None:
 
 def test_gpus_can_be_added() -> None:
     mine = Gpu("mine-1", "My GPU", (8, 9), 20 * 1024**3, 100, 1536)
-    names = []
     with registered_gpus(mine):
         assert find_gpu("MINE 1") is mine
-        trace(lambda: names.append(torch.cuda.get_device_name()), device="cuda", gpu="mine-1")
+        assert on_fake_cuda(torch.cuda.get_device_name, gpu="mine-1") == "My GPU"
         with pytest.raises(UsageError, match="taken"), registered_gpus(mine):
             pass
-    assert names == ["My GPU"]
     with pytest.raises(UsageError, match="not a known GPU"):
         find_gpu("mine-1")
-    for wrong in (
-        Gpu("h100", "", (9, 0), 1, 1, 1),
-        Gpu("x", "", (3, 0), 1, 1, 1),
-        Gpu("x", "", (9, 0), 0, 1, 1),
-    ):
+    for name, capability, memory in (("h100", (9, 0), 1), ("x", (3, 0), 1), ("x", (9, 0), 0)):
+        wrong = Gpu(name, "", capability, memory, 1, 1)
         with pytest.raises(UsageError, match="cannot be added"), registered_gpus(wrong):
             pass
 

@@ -19,7 +19,9 @@ from pytest_torchmem.targets.host import REFERENCE
 from tests.asked import workspace_of
 from tests.results import in_a_trace, result_of
 
-aten = torch.ops.aten
+aten, FLOAT = torch.ops.aten, torch.float32
+cross_entropy_backward = aten.binary_cross_entropy_backward
+log_softmax_backward = aten._log_softmax_backward_data
 
 
 def turned(*shape: int) -> Tensor:
@@ -38,9 +40,8 @@ def rows(*shape: int) -> Tensor:
 def layer_norm_backward(gradient: Tensor, x: Tensor) -> Any:
     width = x.shape[-1]
     statistics, parameters = [rows(*x.shape[:-1], 1)] * 2, [rows(width)] * 2
-    return aten.native_layer_norm_backward(
-        gradient, x, [width], *statistics, *parameters, [True] * 3
-    )
+    given = gradient, x, [width], *statistics, *parameters
+    return aten.native_layer_norm_backward(*given, [True] * 3)
 
 
 def batch_norm(x: Tensor) -> Any:
@@ -62,12 +63,8 @@ OPERATORS: dict[str, Callable[[], Any]] = {
     "mse_loss": lambda: aten.mse_loss(turned(4, 5), rows(4, 5), 0),
     "mse_loss backward": lambda: aten.mse_loss_backward(rows(4, 5), turned(4, 5), rows(4, 5), 0),
     "cross entropy": lambda: aten.binary_cross_entropy(turned(4, 5), rows(4, 5), None, 0),
-    "its backward": lambda: aten.binary_cross_entropy_backward(
-        rows(4, 5), turned(4, 5), turned(4, 5), None, 0
-    ),
-    "log_softmax backward": lambda: aten._log_softmax_backward_data(
-        turned(4, 5), rows(4, 5), 1, torch.float32
-    ),
+    "its backward": lambda: cross_entropy_backward(rows(4, 5), *[turned(4, 5)] * 2, None, 0),
+    "log_softmax backward": lambda: log_softmax_backward(turned(4, 5), rows(4, 5), 1, FLOAT),
     "softmax": lambda: turned(4, 5).softmax(1),
     "layer norm": lambda: aten.native_layer_norm(turned(4, 5, 6), [6], None, None, 1e-5),
     "layer norm backward": lambda: layer_norm_backward(rows(4, 5, 6), turned(4, 5, 6)),
@@ -124,15 +121,13 @@ def geometry(tensor: Tensor) -> Any:
 
 def traced(function: Any, *inputs: Tensor) -> Any:
     """Return what a trace makes of a function's outputs, before the trace is over."""
-    found: list[Any] = []
 
-    def program() -> None:
+    def program() -> list[Any]:
         result = function(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
-        found.append([geometry(output) for output in outputs])
+        return [geometry(output) for output in outputs]
 
-    trace(program, values="none")
-    return found[0]
+    return result_of(program, values="none")
 
 
 @settings(max_examples=60, deadline=None)
@@ -192,11 +187,14 @@ def test_wrong_arguments_are_told_as_by_torch(device: str) -> None:
 
 @in_a_trace("cuda")
 def test_dropout_on_cuda_has_a_mask_like_its_input() -> None:
-    found: list[Any] = []
     x = torch.ones(2, 3, 4, device="cuda").permute(2, 0, 1)
-    for train, p in ((True, 0.5), (False, 0.5), (True, 1.0)):
-        found.append([one.stride() for one in torch.native_dropout(x, p, train)])
-    assert found == [[(1, 12, 4)] * 2, [(1, 12, 4), (6, 3, 1)], [(1, 12, 4), (6, 3, 1)]]
+    for train, p, mask in (
+        (True, 0.5, (1, 12, 4)),
+        (False, 0.5, (6, 3, 1)),
+        (True, 1.0, (6, 3, 1)),
+    ):
+        made = torch.native_dropout(x, p, train)
+        assert [one.stride() for one in made] == [(1, 12, 4), mask]
 
 
 @pytest.mark.parametrize("shape", [(16, 48), (0,)])
@@ -325,7 +323,7 @@ def test_the_gradient_of_batch_norm_lies_as_its_input(dtype, training, layout, i
 
 def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:
     """The gradient is contiguous, and cuDNN wants it as the image is."""
-    profile = {}
+    copies = {}
     for training in (True, False):
 
         def run(training: bool = training) -> None:
@@ -335,14 +333,10 @@ def test_a_frozen_batch_norm_makes_convolutions_copy_gradients() -> None:
             x = torch.ones(2, 8, 32, 32, dtype=BFLOAT, device="cuda").to(memory_format=LAST)
             functional.relu(norm(conv(x))).sum().backward()
 
-        allocations = trace(run, device="cuda", gpu="a100").timeline.allocations
-        profile[training] = [
-            one.nbytes
-            for one in allocations
-            if one.origin.operator == "aten::convolution_backward" and one.label == ""
-        ]
-    copy = 2 * 2 * 8 * 32 * 32
-    assert profile[False].count(copy) == profile[True].count(copy) + 1
+        made = trace(run, device="cuda", gpu="a100").timeline.allocations
+        of_it = [one for one in made if one.origin.operator == "aten::convolution_backward"]
+        copies[training] = [one.nbytes for one in of_it if not one.label].count(2 * 2 * 8 * 32 * 32)
+    assert copies[False] == copies[True] + 1
 
 
 GPU = find_gpu("a100")

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -13,24 +12,9 @@ from pytest_torchmem import MemoryProfile, read_calibration, trace, write_calibr
 from pytest_torchmem.measurement.calibrate import _reserve_of
 from pytest_torchmem.operators.calls import LayerSettings, RecurrentSettings
 from pytest_torchmem.operators.recurrent import cudnn
-from pytest_torchmem.operators.recurrent.cudnn import (
-    GRU,
-    LSTM,
-    RELU,
-    TANH,
-    Algorithm,
-    algorithm,
-    reserve,
-    temporary_space,
-)
-from pytest_torchmem.operators.recurrent.layers import (
-    Hidden,
-    Weights,
-    gru_cell,
-    lstm_cell,
-    run_layers,
-    simple_cell,
-)
+from pytest_torchmem.operators.recurrent import layers as cells
+from pytest_torchmem.operators.recurrent.cudnn import GRU, LSTM, RELU, TANH, Algorithm
+from pytest_torchmem.operators.recurrent.layers import Hidden, Weights, run_layers, simple_cell
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.operators.workspace_of import key_of
 from pytest_torchmem.profile.timeline import Allocation, Confidence
@@ -63,18 +47,8 @@ def sizes(row: str) -> tuple[list[int], list[int]]:
     rows, dtype, dropout, *recorded = numbers[7:]
     known = [int(one) for one in recorded if one != "-"]
     packed = () if rows == "-" else (batch,) * steps
-    settings = RecurrentSettings(
-        MODES[cell],
-        hidden,
-        projected,
-        layers,
-        batch_first=False,
-        dropout=float(dropout),
-        train=len(known) > 1,
-        bidirectional=directions == 2,
-        batch_sizes=packed,
-        dropout_state=None,
-    )
+    shape, train = (MODES[cell], hidden, projected, layers, False), len(known) > 1
+    settings = RecurrentSettings(*shape, float(dropout), train, directions == 2, packed, None)
     kind = {"LSTM": nn.LSTM, "GRU": nn.GRU}.get(cell, nn.RNN)
     more = {"proj_size": projected} if projected else {}
     with torch.device("meta"):
@@ -82,8 +56,8 @@ def sizes(row: str) -> tuple[list[int], list[int]]:
         shape = (int(rows), width) if packed else (steps, batch, width)
         input = torch.empty(shape, dtype=getattr(torch, dtype))
     given = H100, input, layer._flat_weights, settings
-    computed = [temporary_space(*given), temporary_space(*given, backward=True)]
-    return [*computed, reserve(input, settings)][: len(known)], known
+    computed = [cudnn.temporary_space(*given), cudnn.temporary_space(*given, backward=True)]
+    return [*computed, cudnn.reserve(input, settings)][: len(known)], known
 
 
 def test_sizes_that_were_recorded_by_old_and_new_versions() -> None:
@@ -126,15 +100,13 @@ def test_the_algorithm_of_half_precision(gpu, cell, width, hidden, steps, batch,
     """native/cudnn/RNN.cpp, ``get_algo``."""
     settings = RecurrentSettings(cell, hidden, 0, 1, False, 0.0, True, False, (), None)
     input = torch.empty(steps, batch, width, dtype=torch.float16, device="meta")
-    assert algorithm(find_gpu(gpu), input, settings, backward=False) is expected
+    assert cudnn.algorithm(find_gpu(gpu), input, settings, backward=False) is expected
 
 
 def test_sizes_are_estimates_on_gpus_that_were_not_asked() -> None:
     layer, x = nn.GRU(32, 16, bidirectional=True), torch.ones(64, 8, 32)
-    known, guessed = (
-        trace(layer, x, device="cuda", gpu=gpu, loss_fn=lambda out: out[0].sum())
-        for gpu in ("h100", "a100")
-    )
+    options: Any = {"device": "cuda", "loss_fn": lambda out: out[0].sum()}
+    known, guessed = (trace(layer, x, gpu=gpu, **options) for gpu in ("h100", "a100"))
     names = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
     assert not known.unknown_workspaces
     assert known.by_confidence()[Confidence.LIBRARY.value] > 8 * MIB
@@ -232,19 +204,12 @@ LAYERS: list[tuple[type[nn.RNNBase], Any, dict[str, Any]]] = [
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
 def test_layers_of_cells_compute_what_torch_does(
-    kind: Any,
-    cell: Any,
-    options: dict[str, Any],
-    bidirectional: bool,
-    bias: bool,
-    packed: bool,
-    chance: Random,
-) -> None:
+    kind, cell, options, bidirectional, bias, packed, chance
+):
     """With cells that run on the CPU, the way through steps, rows and directions is the same."""
     torch.manual_seed(chance.getrandbits(32))
-    layer = kind(
-        5, 4, num_layers=2, bias=bias, bidirectional=bidirectional, batch_first=True, **options
-    )
+    options = {"bidirectional": bidirectional, "bias": bias, "batch_first": True, **options}
+    layer = kind(5, 4, num_layers=2, **options)
     x = torch.randn(3, 6, 5)
     count = 4 if bidirectional else 2
     states = [torch.randn(count, 3, options.get("proj_size", 4))]
@@ -255,10 +220,8 @@ def test_layers_of_cells_compute_what_torch_does(
     if packed:
         sequence = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 4, 1]), True)
         expected, final = layer(sequence, given)
-        expected = expected.data
-        found = run_layers(
-            cell, sequence.data, *arguments, batch_sizes=sequence.batch_sizes.tolist()
-        )
+        expected, sizes = expected.data, sequence.batch_sizes.tolist()
+        found = run_layers(cell, sequence.data, *arguments, batch_sizes=sizes)
     else:
         expected, final = layer(x, given)
         found = run_layers(cell, x, *arguments, batch_first=True)
@@ -270,8 +233,8 @@ def test_layers_of_cells_compute_what_torch_does(
 @pytest.mark.parametrize(
     ("kind", "kernel", "cell"),
     [
-        (nn.LSTM, "aten::_thnn_fused_lstm_cell", lstm_cell),
-        (nn.GRU, "aten::_thnn_fused_gru_cell", gru_cell),
+        (nn.LSTM, "aten::_thnn_fused_lstm_cell", cells.lstm_cell),
+        (nn.GRU, "aten::_thnn_fused_gru_cell", cells.gru_cell),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])

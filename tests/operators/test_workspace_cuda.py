@@ -153,11 +153,9 @@ def test_of_batch_norm_the_reserve_has_a_bound() -> None:
 def test_of_recurrent_layers_the_copies_step_by_step_are_known() -> None:
     """RNN.cpp, ``_cudnn_rnn``: with ``batch_first`` the input is transposed and made dense."""
     layers = [nn.LSTM(32, 16, batch_first=first) for first in (True, False)]
-    x = torch.ones(64, 128, 32)
-    first, by_step = (
-        trace(layer, x, device="cuda", gpu="a100", loss_fn=lambda out: out[0].sum())
-        for layer in layers
-    )
+    x, options = torch.ones(64, 128, 32), {"device": "cuda", "gpu": "a100"}
+    options["loss_fn"] = lambda out: out[0].sum()
+    first, by_step = (trace(layer, x, **options) for layer in layers)
     names = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
     assert first.peak > by_step.peak
 
@@ -264,9 +262,8 @@ def test_numbers_of_four_bits(inner: int, rows: int, width: int, group: int) -> 
     weight = ((numbers[:, ::2] << 4) | numbers[:, 1::2]).to(torch.uint8)
     packed = torch._convert_weight_to_int4pack(weight, inner)
     tile, lane = rows // 8 - 1, 13
-    assert packed[tile, -1, lane, 0] == packed_by_lane(
-        weight, tile, packed.shape[1] - 1, lane, inner
-    )
+    expected = packed_by_lane(weight, tile, packed.shape[1] - 1, lane, inner)
+    assert packed[tile, -1, lane, 0] == expected
     scales = torch.randn(width // group, rows, 2, dtype=torch.bfloat16, device="cuda")
     x = torch.randn(5, width, dtype=torch.bfloat16, device="cuda")
     scale, zero = scales.float().repeat_interleave(group, 0).unbind(-1)
@@ -334,11 +331,10 @@ def test_products_of_groups_and_scaled_ones() -> None:
 # -- what holds for all ----------------------------------------------------------------------------
 
 shapes = st.lists(st.sampled_from([1, 2, 3, 8, 33, 128, 1000, 4096]), min_size=1, max_size=4)
+names, dtypes = st.sampled_from(gpu_names()), st.sampled_from([FLOAT, BFLOAT, torch.float64])
 
 
-@given(
-    st.sampled_from(gpu_names()), shapes, st.data(), st.sampled_from([FLOAT, BFLOAT, torch.float64])
-)
+@given(names, shapes, st.data(), dtypes)
 def test_reductions_take_what_their_blocks_can_use(name, shape, data, dtype):
     assume(math.prod(shape) < 2**36)
     dims = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
@@ -358,24 +354,20 @@ def test_reductions_take_what_their_blocks_can_use(name, shape, data, dtype):
         assert partial <= accumulator * outputs * 512 * -(-inputs // 16)
 
 
-@given(
-    st.sampled_from(gpu_names()),
-    st.integers(1, 8),
-    st.integers(1, 32),
-    st.integers(1, 3000),
-    st.integers(1, 3000),
-    st.integers(1, 32),
-)
+few, many = st.integers(1, 32), st.integers(1, 3000)
+
+
+@given(names, st.integers(1, 8), few, many, many, few)
 def test_attention_takes_no_negative_bytes_and_more_for_more(
-    name: str, batch: int, heads: int, queries: int, keys: int, size: int
-) -> None:
-    gpu, shape, size = find_gpu(name), (batch, heads, queries, keys), 8 * size
+    name, batch, heads, queries, keys, size
+):
+    gpu, size = find_gpu(name), 8 * size
     splits = flash_splits(gpu, batch, queries, keys, heads, size)
     assert 1 <= splits <= min(128, 2 * gpu.multiprocessors)
     for dtype in (HALF, FLOAT):
-        one = efficient_backward_bytes(gpu, dtype, Shape(*shape, size, size))
-        twice = efficient_backward_bytes(
-            gpu, dtype, Shape(batch, heads, 2 * queries, keys, size, size)
+        one, twice = (
+            efficient_backward_bytes(gpu, dtype, Shape(batch, heads, rows, keys, size, size))
+            for rows in (queries, 2 * queries)
         )
         assert 0 < one.nbytes <= twice.nbytes
 
