@@ -1,4 +1,4 @@
-"""Programs in processes of their own, and this one as a process of a group.
+"""Programs in processes of their own, this one as a process of a group, and threads beside.
 
 The former are forked from one that has imported torch: this takes longer than most of them.
 """
@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 
 import torch.distributed as dist
 
@@ -78,3 +79,15 @@ def group_of_one(backend: str = "gloo") -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def beside(work: Callable[[], object], end: Callable[[], object] = int) -> Iterator[None]:
+    """Let another thread work meanwhile, which is told to end, and waited for."""
+    thread = Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        end()
+        thread.join()

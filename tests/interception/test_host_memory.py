@@ -1,7 +1,6 @@
 """What a step has in the host's memory, whatever it is that allocates it."""
 
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable
 from io import BytesIO
@@ -14,6 +13,7 @@ from torch import nn
 
 import pytest_torchmem as torchmem
 from pytest_torchmem.diagnosis.diagnose import step_growth
+from tests.processes import beside
 from tests.results import as_measured
 
 ROWS = 1000
@@ -179,13 +179,8 @@ def test_what_an_earlier_thread_hands_over_is_booked_and_told() -> None:
             asked.put(ROWS)
             made.get().zero_()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with beside(work, lambda: asked.put(0)):
         profile = torchmem.trace(program)
-    finally:
-        asked.put(0)
-        thread.join()
     assert profile.peak == BYTES
     (warning,) = profile.warnings
     assert "a thread that was there before the trace" in warning

@@ -16,8 +16,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(100, 32)
-        self.output = nn.Linear(32, 100, bias=False)
+        self.embedding, self.output = nn.Embedding(100, 32), nn.Linear(32, 100, bias=False)
         self.output.weight = self.embedding.weight
         self.register_buffer("scale", torch.ones(32), persistent=False)
 
@@ -25,18 +24,17 @@ class Tied(nn.Module):
         return self.output(self.embedding(ids) * self.scale)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)
-        )
-        self.reentrant = reentrant
-
+class Checkpointed(Parts):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = x + checkpoint(block, x, use_reentrant=self.reentrant)
         return x
+
+
+def checkpointed(reentrant: bool) -> nn.Module:
+    layers = [(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
+    blocks = nn.ModuleList(nn.Sequential(*block) for block in layers)
+    return Checkpointed(blocks=blocks, reentrant=reentrant)
 
 
 class Multiply(torch.autograd.Function):
@@ -59,14 +57,17 @@ class First(Parts):
 
 
 def perceptron() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Dropout(0.1), nn.Linear(128, 10)
-    )
+    hidden = nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Dropout(0.1)
+    return nn.Sequential(*hidden, nn.Linear(128, 10))
 
 
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def recurrent(layers: int = 1, **options: Any) -> nn.Module:
+    return First(module=nn.RNN(16, 32, layers, **options))
 
 
 def weight_norm() -> nn.Module:
@@ -86,16 +87,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "tied": (Tied, lambda: torch.randint(0, 100, (4, 7))),
     "weight norm": (weight_norm, lambda: torch.randn(16, 32)),
     "hooks": (hooked, lambda: torch.randn(16, 32)),
-    "checkpoint": (lambda: Checkpointed(False), lambda: torch.randn(128, 64)),
-    "reentrant checkpoint": (
-        lambda: Checkpointed(True),
-        lambda: torch.randn(128, 64, requires_grad=True),
-    ),
-    "two-layer RNN": (
-        lambda: First(module=nn.RNN(16, 32, 2, batch_first=True)),
-        lambda: torch.randn(4, 5, 16),
-    ),
-    "RNN": (lambda: First(module=nn.RNN(16, 32)), lambda: torch.randn(5, 4, 16)),
+    "checkpoint": (lambda: checkpointed(False), lambda: torch.randn(128, 64)),
+    "reentrant": (lambda: checkpointed(True), lambda: torch.randn(128, 64).requires_grad_()),
+    "two-layer RNN": (lambda: recurrent(2, batch_first=True), lambda: torch.randn(4, 5, 16)),
+    "RNN": (recurrent, lambda: torch.randn(5, 4, 16)),
 }
 
 
@@ -213,9 +208,8 @@ def sparse_gradients_of_bags() -> None:
 
 def packed_sequences() -> None:
     recurrent = nn.GRU(8, 16, batch_first=True)
-    packed = nn.utils.rnn.pack_padded_sequence(
-        torch.randn(3, 5, 8), torch.tensor([5, 3, 2]), batch_first=True
-    )
+    x, lengths = torch.randn(3, 5, 8), torch.tensor([5, 3, 2])
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
     output, lengths = nn.utils.rnn.pad_packed_sequence(recurrent(packed)[0], batch_first=True)
     assert lengths.tolist() == [5, 3, 2]
     output.sum().backward()
@@ -265,28 +259,12 @@ def storages_by_themselves() -> None:
 
 
 PROGRAMS = (
-    storages_by_themselves,
-    complex_numbers,
-    sparse_gradients,
-    sparse_gradients_add_up,
-    sparse_gradients_of_bags,
-    packed_sequences,
-    packed_sequences_alone,
-    several_optimizer_steps,
-    used_three_times,
-    multiplied_by_itself,
-    custom_function,
-    gradient_kept_by_a_hook,
-    retained_gradient,
-    twice_through_one_graph,
-    second_order,
-    gradient_of_an_input_only,
-    views_and_writes,
-    expanded_gradient,
-    without_gradients,
-    inference_mode,
-    evaluation_fast_path,
-    function_transforms,
+    *(storages_by_themselves, complex_numbers, sparse_gradients, sparse_gradients_add_up),
+    *(sparse_gradients_of_bags, packed_sequences, packed_sequences_alone, several_optimizer_steps),
+    *(used_three_times, multiplied_by_itself, custom_function, gradient_kept_by_a_hook),
+    *(retained_gradient, twice_through_one_graph, second_order, gradient_of_an_input_only),
+    *(views_and_writes, expanded_gradient, without_gradients, inference_mode),
+    *(evaluation_fast_path, function_transforms),
 )
 
 
@@ -294,8 +272,5 @@ def differences(traced: MemoryProfile, measured: MemoryProfile) -> dict[str, int
     """Return traced minus measured bytes of every figure that differs."""
     ours, real = traced.figures(), measured.figures()
     ours.pop("host_peak", None)  # memory of others, which torch's profiler does not see
-    return {
-        name: ours.get(name, 0) - real.get(name, 0)
-        for name in {*ours, *real}
-        if ours.get(name) != real.get(name)
-    }
+    differ = [name for name in {*ours, *real} if ours.get(name) != real.get(name)]
+    return {name: ours.get(name, 0) - real.get(name, 0) for name in differ}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from pytest_torchmem import measure, trace
-from tests.results import in_a_trace
+from pytest_torchmem import trace
+from tests.results import as_measured, in_a_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 
@@ -47,7 +47,7 @@ def test_batches_of_workers_are_counted() -> None:
         for data, _ in DataLoader(Samples(), batch_size=5, num_workers=1):
             data * 2
 
-    assert trace(program, host="here").figures() == measure(program).figures()
+    as_measured(program)
 
 
 def in_forked_process(body: Callable[[], object]) -> str:
@@ -76,14 +76,9 @@ def test_a_forked_process_finds_torch_as_it_is(on_another_thread: bool) -> None:
 
         def body() -> list[object]:
             traced = trace(lambda: kept.append(torch.ones(5)), device="cpu").peak
-            return [
-                torch.ones(3).sum().item(),
-                weight[0].isnan().item(),
-                weight.device.type,
-                hasattr(torch.cuda.is_available, "__wrapped__"),
-                torch.is_grad_enabled(),
-                traced,
-            ]
+            values = [torch.ones(3).sum().item(), weight[0].isnan().item(), weight.device.type]
+            wrapped = hasattr(torch.cuda.is_available, "__wrapped__")
+            return [*values, wrapped, torch.is_grad_enabled(), traced]
 
         kept: list[Tensor] = []
         with torch.set_grad_enabled(on_another_thread):
@@ -113,12 +108,8 @@ def test_a_process_forked_while_a_trace_begins_or_ends_finds_torch_as_it_is() ->
     texts: list[str] = []
 
     def changed() -> list[object]:
-        now = [
-            name
-            for one, owner in zip(before, owners, strict=True)
-            for name in one
-            if vars(owner).get(name) is not one[name]
-        ]
+        pairs = [(one, vars(owner)) for one, owner in zip(before, owners, strict=True)]
+        now = [name for one, is_ in pairs for name in one if is_.get(name) is not one[name]]
         return [now, nn.Module.__call__.__code__ is codes, torch.ones(3).sum().item()]
 
     def fork() -> None:

@@ -17,10 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils import prune
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import optimizer as optimizers
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -47,10 +44,8 @@ def test_model_is_as_it_was(name: str, device: str) -> None:
     model(x).sum().backward()  # gradients that a trace may not touch
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    gradients = {
-        name: None if tensor.grad is None else (tensor.grad, tensor.grad.clone())
-        for name, tensor in tensors.items()
-    }
+    gradients = {name: tensor.grad for name, tensor in tensors.items()}
+    kept = {name: one.clone() for name, one in gradients.items() if one is not None}
     x_value, x_gradient = x.detach().clone(), x.grad
     state, python_state = torch.get_rng_state(), random.getstate()
     trace(model, x, device=device, optimizer=torch.optim.SGD)
@@ -59,12 +54,8 @@ def test_model_is_as_it_was(name: str, device: str) -> None:
     for name, tensor in after.items():
         assert tensor is tensors[name]
         assert torch.equal(tensor, values[name])
-        kept = gradients[name]
-        if kept is None:
-            assert tensor.grad is None
-        else:
-            assert tensor.grad is kept[0]
-            assert torch.equal(tensor.grad, kept[1])
+        assert tensor.grad is gradients[name]
+        assert tensor.grad is None or torch.equal(tensor.grad, kept[name])
     assert model.training
     assert torch.equal(x.detach(), x_value)
     assert x.grad is x_gradient
@@ -128,10 +119,8 @@ def test_parameters_that_grow_are_as_they_were(device: str) -> None:
             models[0][name] = nn.Parameter(torch.cat([old.data, old.data]))
 
     trace(grow, [splats], device=device)
-    assert [(name, one.tolist()) for name, one in splats.named_parameters()] == [
-        ("colour", [1.0] * 3),
-        ("place", [1.0] * 3),
-    ]
+    found = {name: one.tolist() for name, one in splats.named_parameters()}
+    assert found == {"colour": [1.0] * 3, "place": [1.0] * 3}
 
 
 def _follow(models: list[nn.Sequential]) -> None:
@@ -227,9 +216,7 @@ _CHANGES: dict[str, _Change] = {
         optimizer.defaults.clear(),
     ),
     "states": lambda model, optimizer: optimizer.state.clear(),
-    "loaded": lambda _, optimizer: optimizer.load_state_dict(
-        copy.deepcopy(optimizer.state_dict())
-    ),
+    "loaded": lambda _, o: o.load_state_dict(copy.deepcopy(o.state_dict())),
     "swapped": lambda m, _: torch.utils.swap_tensors(m[0].bias, nn.Parameter(torch.ones(2))),
     "swapped as they are converted": _swapped,
     "without memory": lambda model, _: model[1].running_mean.untyped_storage().resize_(0),
@@ -325,18 +312,15 @@ def test_hooks_of_parameters_run_on_them() -> None:
 
 
 def test_shared_storages_stay_shared_on_the_host() -> None:
-    class Halves(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            whole = torch.randn(2, 64)
-            self.first, self.second = nn.Parameter(whole[0]), nn.Parameter(whole[1])
-
+    class Halves(Parts):
         def forward(self) -> Tensor:
             return self.first * self.second
 
-    assert trace(Halves(), device="cpu").baseline == 2 * 64 * 4
+    first, second = map(nn.Parameter, torch.randn(2, 64))
+    model = Halves(first=first, second=second)
+    assert trace(model, device="cpu").baseline == 2 * 64 * 4
     # A copy of each part is what moving the module would make.
-    assert trace(Halves(), device="cuda").baseline == 2 * 64 * 4
+    assert trace(model, device="cuda").baseline == 2 * 64 * 4
 
 
 def test_traces_do_not_nest():
@@ -474,10 +458,9 @@ def other(value: object) -> object:
         return not value
     if isinstance(value, tuple) and all(isinstance(one, bool) for one in value):
         return tuple(not one for one in value)
-    return {torch.float32: torch.float64, "highest": "high", "none": "ieee", "tf32": "ieee"}.get(
-        value,  # type: ignore[call-overload]
-        value,
-    )
+    others: dict[object, object] = {torch.float32: torch.float64, "highest": "high"}
+    others |= {"none": "ieee", "tf32": "ieee"}
+    return others.get(value, value)
 
 
 def test_all_that_torch_lets_a_program_set_is_put_back(device: str) -> None:
@@ -604,7 +587,9 @@ def test_hooks_of_steps_are_gone_through_while_a_trace_begins_and_ends() -> None
             peaks.append(None)
             peaks[0] = trace(step).optimizer_peak
 
-    registered = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    registered = [
+        getattr(optimizers, f"register_optimizer_step_{at}_hook") for at in ("pre", "post")
+    ]
     handles = [register(one) for register in registered for one in (hook, lambda *_: None)]
     try:
         for _ in registered:

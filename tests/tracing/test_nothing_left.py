@@ -60,9 +60,8 @@ def places() -> dict[str, dict[str, Any]]:
 
 def registrations() -> dict[str, Any]:
     """Return what is registered with the dispatcher: every operator's kernels, every fallback."""
-    kernels = {
-        name: hash(torch._C._dispatch_dump(name)) for name in torch._C._dispatch_get_all_op_names()
-    }
+    names = torch._C._dispatch_get_all_op_names()
+    kernels = {name: hash(torch._C._dispatch_dump(name)) for name in names}
     fallbacks = {
         key: torch._C._dispatch_has_backend_fallback(torch._C._parse_dispatch_key(key))
         for key in (*OWN_KEYS, "AutocastCUDA", "AutogradCPU", "CPU")
@@ -78,19 +77,14 @@ def library_state() -> set[str]:
 
 def tables() -> dict[str, int]:
     """Return what every operator would run for every key, fallbacks among it."""
-    return {
-        name: hash(torch._C._dispatch_dump_table(name))
-        for name in torch._C._dispatch_get_all_op_names()
-    }
+    names = torch._C._dispatch_get_all_op_names()
+    return {name: hash(torch._C._dispatch_dump_table(name)) for name in names}
 
 
 def hooks() -> dict[str, int]:
-    return {
-        name: len(value)
-        for owner in (modules, optimizers)
-        for name, value in vars(owner).items()
-        if name.startswith("_global_") and isinstance(value, dict)
-    }
+    of_all = (vars(modules) | vars(optimizers)).items()
+    found = {name: value for name, value in of_all if name.startswith("_global_")}
+    return {name: len(value) for name, value in found.items() if isinstance(value, dict)}
 
 
 def thread_state() -> list[Any]:
@@ -208,11 +202,9 @@ def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], in_threa
     wanted = OWN_KEYS if device == "cuda" else ("Fake",)  # the others are of fake cuda alone
     assert all(within[0]["fallbacks"][key] for key in wanted)
     for name, attributes in before[0].items():
-        changed = {
-            key
-            for key in attributes.keys() | after[0][name].keys()
-            if attributes.get(key, "absent") is not after[0][name].get(key, "absent")
-        }
+        now, none = after[0][name], "absent"
+        keys = attributes.keys() | now.keys()
+        changed = {key for key in keys if attributes.get(key, none) is not now.get(key, none)}
         assert changed <= {"__warningregistry__", "__annotations__", "_dynamo", "compiler"}, name
     assert after[1].items() ^ before[1].items() == set()
     assert after[2] == before[2]

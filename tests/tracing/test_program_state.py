@@ -48,11 +48,9 @@ def test_an_optimizer_keeps_nothing_of_a_trace() -> None:
 
 
 _SCHEDULES: list[Callable[[Any], Any]] = [
-    lambda optimizer: rates.OneCycleLR(optimizer, 1.0, total_steps=9),
-    lambda optimizer: rates.SequentialLR(
-        optimizer, [rates.LinearLR(optimizer), rates.CosineAnnealingLR(optimizer, 4)], [2]
-    ),
-    lambda optimizer: rates.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    lambda o: rates.OneCycleLR(o, 1.0, total_steps=9),
+    lambda o: rates.SequentialLR(o, [rates.LinearLR(o), rates.CosineAnnealingLR(o, 4)], [2]),
+    lambda o: rates.LambdaLR(o, lambda step: 1 / (1 + step)),
 ]
 
 
@@ -322,12 +320,8 @@ def test_names_are_bound_again_for_a_second_pass() -> None:
     def body() -> None:
         nonlocal mine
         global runs
-        mine, runs, counter.count, Counter.made = (
-            mine + 1,
-            runs + 1,
-            counter.count + 1,
-            Counter.made + 1,
-        )
+        mine, runs = mine + 1, runs + 1
+        counter.count, Counter.made = counter.count + 1, Counter.made + 1
         large = torch.randn(3000, 1000)
         if large.sum() > 1e9:
             raise AssertionError

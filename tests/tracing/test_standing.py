@@ -396,8 +396,7 @@ def test_values_are_computed_as_far_as_the_budget_of_each_test(gpu, monkeypatch)
             large = torch.randn(1000, 1000, device="cuda")
             assert f"{large.sum().item():.0f}" == "nan"  # told, and nothing decided by it
             is_positive = large.sum() > 0
-            decisions = (is_positive.__bool__, large.sum(0).cpu().numpy, large[0].tolist)
-            for decision in decisions:
+            for decision in (is_positive.__bool__, large.sum(0).cpu().numpy, large[0].tolist):
                 with pytest.raises(UnknownValueError, match="a budget for each test goes"):
                     decision()
 
@@ -526,11 +525,8 @@ def test_functions_of_cpp_about_streams_and_devices(gpu: StandingGpu) -> None:
     before_it = getattr(functions, "_cuda_setStream", None)  # builds without CUDA have none
     with gpu.on():  # as torch's own tests do on every GPU
         stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
-        functions._cuda_setStream(
-            stream_id=stream.stream_id,
-            device_index=stream.device_index,
-            device_type=stream.device_type,
-        )
+        of_stream = ("stream_id", "device_index", "device_type")
+        functions._cuda_setStream(**{name: getattr(stream, name) for name in of_stream})
         functions._cuda_setDevice(0)
         assert torch.cuda.current_stream() == stream
         assert functions._cuda_getCurrentStream(0) == (stream.stream_id, 0, 1)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
-from tests.processes import run_program
+from tests.processes import beside, run_program
 from tests.results import in_a_trace, result_of
 
 READS: dict[str, Callable[[Tensor], Any]] = {
@@ -240,15 +240,12 @@ def test_nothing_stays_resident_after_a_trace() -> None:
         given.get(timeout=60).fill_(1)
         written.set()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-
     def program() -> None:
         given.put(torch.empty(1000, 1000))
         assert written.wait(60)
 
-    trace(program, values="none")
-    thread.join()
+    with beside(serve):
+        trace(program, values="none")
     assert not nowhere().touched()
 
 
