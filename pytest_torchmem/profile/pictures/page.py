@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from heapq import nlargest
 from html import escape
 from importlib.resources import files
@@ -96,8 +96,8 @@ def page_data(content: Content) -> dict[str, Any]:
     depth = sampled.module_depth(alike.distinct, 2 * _GROUPS)
     return {
         "title": content.title,
-        "lines": list(content.lines),
-        "notes": list(content.notes),
+        "lines": content.lines,
+        "notes": content.notes,
         "message": content.message,
         "figures": dict(content.figures),
         "before": dict(content.before) if content.before is not None else None,
@@ -108,7 +108,7 @@ def page_data(content: Content) -> dict[str, Any]:
         "peak": {"position": peak, "nbytes": live[peak]},
         "phases": [[start, stop, phase.value] for start, stop, phase in sampled.phases(timeline)],
         "stacks": {
-            name: _plain(sampled.stacked(alike, positions, key, _GROUPS))
+            name: asdict(sampled.stacked(alike, positions, key, _GROUPS))
             for name, key in (
                 ("kind", sampled.by_kind),
                 ("module", sampled.by_module_of(depth)),
@@ -159,7 +159,7 @@ def _arena(
         "said": said,
         "arena": arena,
         "live": live,
-        "segments": [list(one) for one in segments],
+        "segments": segments,
         "boxes": boxes,
         "names": list(map(list, names)),
         "storages": len(storages),
@@ -172,10 +172,6 @@ def _operators(table: NodeTable) -> dict[str, Any]:
     kept = folded.largest(_OPERATORS)
     rows = [[getattr(row, name) for name in _COLUMNS] for row in kept]
     return {"columns": list(_COLUMNS), "rows": rows, "all": len(folded.largest())}
-
-
-def _plain(stack: sampled.Stack) -> dict[str, Any]:
-    return {"names": list(stack.names), "series": [list(one) for one in stack.series]}
 
 
 def _earlier(content: Content, positions: Sequence[int]) -> list[int] | None:
