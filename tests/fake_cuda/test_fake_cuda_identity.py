@@ -67,17 +67,12 @@ def test_every_way_of_placing_a_tensor() -> None:
         "detach": x.cuda().detach(),
         "data": x.cuda().data,
     }
-    assert [
-        name
-        for name, tensor in made.items()
-        if not (
-            tensor.is_cuda
-            and tensor.device == torch.device("cuda", 0)
-            and tensor.get_device() == 0
-            and not tensor.is_cpu
-            and tensor.untyped_storage().device.type == "cuda"
-        )
-    ] == []
+    for name, tensor in made.items():
+        assert tensor.is_cuda, name
+        assert tensor.device == torch.device("cuda", 0), name
+        assert tensor.get_device() == 0, name
+        assert not tensor.is_cpu, name
+        assert tensor.untyped_storage().device.type == "cuda", name
 
 
 @in_a_trace("cuda")
@@ -173,18 +168,15 @@ def test_data_loaders_feed_the_gpu() -> None:
     assert found == [True] * 6
 
 
+@in_a_trace("cuda")
 def test_packed_sequences_and_state_of_recurrent_layers() -> None:
-    def body() -> bool:
-        layer = nn.LSTM(4, 8, num_layers=2, bidirectional=True).cuda()
-        packed = nn.utils.rnn.pack_padded_sequence(
-            torch.ones(5, 3, 4, device="cuda"), torch.tensor([5, 4, 2])
-        )
-        output, (hidden, cell) = layer(packed)
-        padded, lengths = nn.utils.rnn.pad_packed_sequence(output)
-        padded.sum().backward()
-        return padded.is_cuda and hidden.is_cuda and cell.is_cuda and lengths.is_cpu
-
-    assert on_fake_cuda(body)
+    layer = nn.LSTM(4, 8, num_layers=2, bidirectional=True).cuda()
+    x, lengths = torch.ones(5, 3, 4, device="cuda"), torch.tensor([5, 4, 2])
+    output, (hidden, cell) = layer(nn.utils.rnn.pack_padded_sequence(x, lengths))
+    padded, lengths = nn.utils.rnn.pad_packed_sequence(output)
+    padded.sum().backward()
+    assert all(one.is_cuda for one in (padded, hidden, cell))
+    assert lengths.is_cpu
 
 
 def test_models_on_meta_get_memory_on_a_device(device: str) -> None:
@@ -230,13 +222,9 @@ def test_an_index_on_the_host_goes_with_a_tensor_on_the_gpu() -> None:
 
 def test_lengths_of_sequences_are_on_the_host() -> None:
     lengths = torch.tensor([5, 3])
+    pack, x = nn.utils.rnn.pack_padded_sequence, torch.ones(5, 2, 4)
     with pytest.raises(RuntimeError, match="1D CPU int64 tensor, but got 1D cuda:0 Long tensor"):
-        trace(
-            lambda: nn.utils.rnn.pack_padded_sequence(
-                torch.ones(5, 2, 4, device="cuda"), lengths.cuda()
-            ),
-            device="cuda",
-        )
+        trace(lambda: pack(x.cuda(), lengths.cuda()), device="cuda")
 
 
 def test_lengths_that_a_module_is_given_are_as_on_the_host() -> None:
@@ -262,6 +250,7 @@ def test_numbers_that_composites_make_first_of_all_are_on_the_gpu() -> None:
 def test_numbers_that_composites_make_are_beside_their_tensor(last: str, device: str) -> None:
     """Whichever device the last operator before them was on."""
     found: dict[str, str] = {}
+    fake_quantize = torch.fake_quantize_per_tensor_affine
 
     def program() -> None:
         x, other = torch.ones(3, 4, 5, device=device), torch.ones(2, device="cuda").to(last)
@@ -274,9 +263,7 @@ def test_numbers_that_composites_make_are_beside_their_tensor(last: str, device:
             "matrix_rank of nothing": lambda: torch.linalg.matrix_rank(x[:, :0]),
             "pinv": lambda: torch.linalg.pinv(x, atol=0.1),
             "max_pool1d": lambda: nn.functional.max_pool1d(x, 2),
-            "fake_quantize": lambda: torch.fake_quantize_per_tensor_affine(
-                x, x[0, 0, :1], zero, 0, 9
-            ),
+            "fake_quantize": lambda: fake_quantize(x, x[0, 0, :1], zero, 0, 9),
         }.items():
             other * 1
             found[name] = composite().device.type
@@ -393,32 +380,15 @@ def make_function(return_value: object) -> Any:
     return lambda *_, **__: return_value
 
 
+MOCKED = """
+cuda.is_available cuda.device_count cuda.get_device_properties cuda.max_memory_allocated
+cuda.memory.empty_cache cuda.Stream cuda.Event Generator accelerator.device_count manual_seed
+get_rng_state randn zeros_like fft.fftfreq load save jit.load Tensor.cuda Tensor.item nn.Module.to
+"""
+
+
 @pytest.mark.parametrize("make", [Mock, make_function, make_class])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "cuda.is_available",
-        "cuda.device_count",
-        "cuda.get_device_properties",
-        "cuda.max_memory_allocated",
-        "cuda.memory.empty_cache",
-        "cuda.Stream",
-        "cuda.Event",
-        "Generator",
-        "accelerator.device_count",
-        "manual_seed",
-        "get_rng_state",
-        "randn",
-        "zeros_like",
-        "fft.fftfreq",
-        "load",
-        "save",
-        "jit.load",
-        "Tensor.cuda",
-        "Tensor.item",
-        "nn.Module.to",
-    ],
-)
+@pytest.mark.parametrize("name", MOCKED.split())
 def test_a_mock_is_what_the_program_calls(make, name, monkeypatch):
     path, _, attribute = f"torch.{name}".rpartition(".")
     owner = torch
@@ -449,9 +419,8 @@ def test_a_spy_is_called_and_calls_what_a_trace_has_there() -> None:
     wrapped = patch.object(torch.cuda, "get_device_name", wraps=torch.cuda.get_device_name)
     spied = patch.object(torch.cuda, "synchronize", side_effect=spy(calls, torch.cuda.synchronize))
     to_cuda = patch.object(torch.Tensor, "cuda", spy(calls, torch.Tensor.cuda))
-    alike = patch.object(
-        torch.cuda, "empty_cache", side_effect=spy(calls, torch.cuda.empty_cache), autospec=True
-    )
+    effect = spy(calls, torch.cuda.empty_cache)
+    alike = patch.object(torch.cuda, "empty_cache", side_effect=effect, autospec=True)
 
     def step() -> None:
         nn.Linear(2, 2).cuda()(torch.zeros(1, 2).cuda()).sum().backward()

@@ -6,6 +6,7 @@ The figures of the caching allocator are those that torch's own test expects of 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem import MemoryProfile, trace
+from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from tests.results import in_a_trace
+from tests.results import in_a_trace, on_fake_cuda
 
 MIB = 1 << 20
 SMALL, LARGE = 2 * MIB, 20 * MIB
@@ -24,10 +25,6 @@ STATE = 1024 if TORCH_VERSION < (2, 14) else 0
 """Blocks for the seed and the offset of a graph that draws nothing."""
 OWN = 12 * MIB
 """The segment of a request of 10 MiB and 512 bytes, rounded up to 2 MiB."""
-
-
-def on_fake_cuda(body: Callable[[], Any], **options: Any) -> MemoryProfile:
-    return trace(body, device="cuda", **options)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_statistics_are_those_of_a_gpu(nbytes, segments, reserved, after, pool):
         del kept
         assert b.sum().item() == 6 * (nbytes // 4)
 
-    on_fake_cuda(body, values="real")
+    trace(body, device="cuda", values="real")
 
 
 @in_a_trace("cuda")
@@ -122,10 +119,7 @@ def test_graphs_share_a_pool() -> None:
         del z
         return torch.cuda.memory_reserved()
 
-    found: list[int] = []
-    for shared in (True, False):
-        on_fake_cuda(lambda shared=shared: found.append(body(shared)))  # type: ignore[misc]
-    together, apart = found
+    together, apart = (on_fake_cuda(partial(body, shared)) for shared in (True, False))
     assert apart - together == 16 * MIB + SMALL
 
 
@@ -162,12 +156,11 @@ def test_a_captured_training_step_learns_as_an_eager_one() -> None:
             losses.append(loss.item())
         return losses
 
-    found: list[list[float]] = []
-    for captured in (True, False):
-        on_fake_cuda(lambda captured=captured: found.append(training(captured)), values="real")  # type: ignore[misc]
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
-    assert all(math.isfinite(loss) for loss in found[0])
-    assert len(set(found[0])) == 5
+    found = on_fake_cuda(partial(training, True), values="real")
+    eager = on_fake_cuda(partial(training, False), values="real")
+    assert found == pytest.approx(eager, rel=1e-6)
+    assert all(map(math.isfinite, found))
+    assert len(set(found)) == 5
 
 
 def test_graphed_callables_have_values_and_take_nothing_more() -> None:
@@ -188,7 +181,7 @@ def test_graphed_callables_have_values_and_take_nothing_more() -> None:
         assert losses[-1] < 0.5 * losses[0]
         assert all(later == earlier for earlier, later in pairwise(reserved))
 
-    assert on_fake_cuda(body).values == "real"
+    assert trace(body, device="cuda").values == "real"
 
 
 def test_random_numbers_of_a_graph_have_a_state_in_ordinary_memory() -> None:
@@ -208,7 +201,7 @@ def test_random_numbers_of_a_graph_have_a_state_in_ordinary_memory() -> None:
         assert torch.cuda.memory_allocated() == before
 
     for p in (0.0, 0.5):
-        on_fake_cuda(lambda p=p: body(p))  # type: ignore[misc]
+        on_fake_cuda(partial(body, p))
 
 
 @pytest.mark.parametrize(

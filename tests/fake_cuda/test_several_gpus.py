@@ -17,6 +17,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.profile.profile import MemoryProfile
 from tests.modules import Parts
+from tests.processes import beside
 from tests.results import in_a_trace
 
 SECOND = torch.device("cuda", 1)
@@ -164,6 +165,7 @@ def test_a_number_of_gpus_that_none_is(gpus: Any) -> None:
 
 GPU = torch.device("cuda", 0)
 ENTRIES = torch.tensor([[0, 1]]), torch.ones(2)
+TWICE = [ENTRIES[1]] * 2
 ROW = torch.tensor([0, 2]), *(one.flatten() for one in ENTRIES)
 FACTORIES: dict[str, Callable[[Any], Tensor]] = {
     "arange": lambda device: torch.arange(3, device=device),
@@ -178,9 +180,7 @@ FACTORIES: dict[str, Callable[[Any], Tensor]] = {
     "fft.fftfreq": lambda device: torch.fft.fftfreq(8, device=device),
     "full": lambda device: torch.full((2,), 1.0, device=device),
     "nested": lambda device: torch.nested.nested_tensor([[1.0], ENTRIES[1]], device=device),
-    "nested of tensors": lambda device: torch.nested.as_nested_tensor(
-        [ENTRIES[1]] * 2, device=device
-    ),
+    "nested of tensors": lambda device: torch.nested.as_nested_tensor(TWICE, device=device),
     "new_zeros": lambda device: torch.ones(2).new_zeros(3, device=device),
     "normal": lambda device: torch.normal(0.0, 1.0, (2,), device=device),
     "randperm": lambda device: torch.randperm(3, device=device),
@@ -204,11 +204,9 @@ def test_every_way_of_placing_takes_every_name(named: Any) -> None:
 
 def test_every_function_of_torch_that_makes_tensors_on_a_device_is_replaced() -> None:
     """In a build with CUDA the others ask the driver for the GPU."""
-    taking = {
-        schema.name.removeprefix("aten::")
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("aten::") and any(a.name == "device" for a in schema.arguments)
-    }
+    schemas = [one for one in torch._C._jit_get_all_schemas() if one.name.startswith("aten::")]
+    take = [one for one in schemas if any(given.name == "device" for given in one.arguments)]
+    taking = {one.name.removeprefix("aten::") for one in take}
     own = {name: getattr(torch, name) for name in taking - OTHER_DEVICES if hasattr(torch, name)}
     kept: list[str] = []
 
@@ -260,21 +258,19 @@ def test_other_threads_and_traces_on_the_cpu_have_the_devices_of_the_build() -> 
         asked.set()
         assert answered.wait(60)
 
-    thread = threading.Thread(target=answer)
-    thread.start()  # before the trace: it is no thread of the program
-    trace(program, device="cuda")
-    thread.join()
+    with beside(answer):  # from before the trace: it is no thread of the program
+        trace(program, device="cuda")
     trace(lambda: found.append(outcome()))
     assert found == [outcome()] * 2
 
 
 def test_a_thread_makes_devices_beside_traces() -> None:
-    going, made = True, 0
+    over, made = threading.Event(), 0
     failed: list[Exception] = []
 
     def make() -> None:
         nonlocal made
-        while going:
+        while not over.is_set():
             try:
                 assert torch.device("cuda", 1).index == 1
             except Exception as error:
@@ -282,12 +278,9 @@ def test_a_thread_makes_devices_beside_traces() -> None:
                 return
             made += 1
 
-    thread = threading.Thread(target=make)
-    thread.start()
-    for _ in range(30):
-        trace(lambda: torch.ones(1, device=0), device="cuda")
-    going = False
-    thread.join()
+    with beside(make, over.set):
+        for _ in range(30):
+            trace(lambda: torch.ones(1, device=0), device="cuda")
     assert made > 0
     assert not failed
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
-from tests.results import result_of
+from tests.results import in_a_trace, on_fake_cuda
 
 MIB = 1024**2
 CUBLAS = 8_519_680
@@ -19,10 +19,6 @@ CUBLAS = 8_519_680
 
 def cuda(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-
-
-def answers(body: Callable[[], Any], **options: Any) -> Any:
-    return result_of(body, device="cuda", **options)
 
 
 def buffers(profile: MemoryProfile) -> int:
@@ -59,70 +55,63 @@ def test_a_recorded_block_waits_for_the_next_request() -> None:
         count()
         return [*counted, (torch.cuda.memory_reserved() // MIB, 0)]
 
-    assert answers(body) == [(30, 30), (0, 30), (30, 30), (0, 0), (30, 0)]
+    assert on_fake_cuda(body) == [(30, 30), (0, 30), (30, 30), (0, 0), (30, 0)]
 
 
+@in_a_trace("cuda")
 def test_what_is_recorded_on_its_own_stream_does_not_wait() -> None:
-    def body() -> int:
-        block = cuda(30 * MIB)
-        block.record_stream(torch.cuda.current_stream())
-        torch.empty(3).record_stream(torch.cuda.Stream())  # the host's memory is not the GPU's
-        del block
-        return torch.cuda.memory_stats()["active_bytes.all.current"]
-
-    assert answers(body) == 0
+    block = cuda(30 * MIB)
+    block.record_stream(torch.cuda.current_stream())
+    torch.empty(3).record_stream(torch.cuda.Stream())  # the host's memory is not the GPU's
+    del block
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] == 0
 
 
+@in_a_trace("cuda", gpu="a100", memory=(490 + 100) * MIB)
 def test_what_one_stream_has_cached_goes_back_before_another_fails() -> None:
-    def body() -> list[int]:
-        cached = cuda(60 * MIB)
-        del cached
-        with torch.cuda.stream(torch.cuda.Stream()):
-            block = cuda(60 * MIB)
-        found = [torch.cuda.memory_reserved() // MIB]
-        found.append(torch.cuda.memory_stats()["num_alloc_retries"])
-        with pytest.raises(torch.OutOfMemoryError):
-            cuda(60 * MIB)
-        del block
-        return found
-
-    assert answers(body, gpu="a100", memory=(490 + 100) * MIB) == [60, 1]
+    cached = cuda(60 * MIB)
+    del cached
+    with torch.cuda.stream(torch.cuda.Stream()):
+        block = cuda(60 * MIB)
+    assert torch.cuda.memory_reserved() == 60 * MIB
+    assert torch.cuda.memory_stats()["num_alloc_retries"] == 1
+    with pytest.raises(torch.OutOfMemoryError):
+        cuda(60 * MIB)
+    del block
 
 
 # -- which stream is current -----------------------------------------------------------------------
 
 
+@in_a_trace("cuda")
 def test_every_way_of_choosing_a_stream() -> None:
-    def body() -> None:
-        default = torch.cuda.default_stream()
-        one, two = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
-        assert len({default, one, two}) == 3
-        assert torch.cuda.current_stream() == default
+    default = torch.cuda.default_stream()
+    one, two = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
+    assert len({default, one, two}) == 3
+    assert torch.cuda.current_stream() == default
+    with torch.cuda.stream(one):
+        assert torch.cuda.current_stream() == one
+        with torch.cuda.StreamContext(two):
+            assert torch.cuda.current_stream() == two
+        with torch.cuda.stream(None):
+            assert torch.cuda.current_stream() == one
+        with two as entered:
+            assert entered is two
+            assert torch.accelerator.current_stream() == two
+        assert torch.cuda.current_stream() == one
+    assert torch.cuda.current_stream() == default
+    torch.cuda.set_stream(two)
+    assert torch.cuda.current_stream() == two
+    torch.accelerator.set_stream(default)
+    assert torch.cuda.current_stream() == default
+    outside = torch.cuda.ExternalStream(4096)
+    assert outside.cuda_stream == 4096
+    assert torch.cuda.Stream(stream_id=one.stream_id) == one
+    try:
         with torch.cuda.stream(one):
-            assert torch.cuda.current_stream() == one
-            with torch.cuda.StreamContext(two):
-                assert torch.cuda.current_stream() == two
-            with torch.cuda.stream(None):
-                assert torch.cuda.current_stream() == one
-            with two as entered:
-                assert entered is two
-                assert torch.accelerator.current_stream() == two
-            assert torch.cuda.current_stream() == one
+            raise KeyError
+    except KeyError:
         assert torch.cuda.current_stream() == default
-        torch.cuda.set_stream(two)
-        assert torch.cuda.current_stream() == two
-        torch.accelerator.set_stream(default)
-        assert torch.cuda.current_stream() == default
-        outside = torch.cuda.ExternalStream(4096)
-        assert outside.cuda_stream == 4096
-        assert torch.cuda.Stream(stream_id=one.stream_id) == one
-        try:
-            with torch.cuda.stream(one):
-                raise KeyError
-        except KeyError:
-            assert torch.cuda.current_stream() == default
-
-    answers(body)
 
 
 def test_streams_are_handed_out_from_a_pool() -> None:
@@ -133,7 +122,7 @@ def test_streams_are_handed_out_from_a_pool() -> None:
         high = torch.cuda.Stream(priority=-1)
         return len(set(streams)), streams[0] == streams[32], high in streams
 
-    assert answers(body) == answers(body) == (32, True, False)
+    assert on_fake_cuda(body) == on_fake_cuda(body) == (32, True, False)
 
 
 class Seen(torch.autograd.Function):
@@ -151,26 +140,22 @@ class Seen(torch.autograd.Function):
         return gradients[0] * 1.0
 
 
+@in_a_trace("cuda")
 def test_a_node_runs_on_the_stream_of_its_forward() -> None:
-    def body() -> tuple[list[int], list[int]]:
-        Seen.streams = []
-        one, two = torch.cuda.Stream(), torch.cuda.Stream()
-        x = torch.ones(4, device="cuda", requires_grad=True)
-        y = Seen.apply(x)
-        with torch.cuda.stream(one):
-            y = Seen.apply(y)
-            with torch.cuda.stream(two):
-                y = Seen.apply(y)
-            y = Seen.apply(y)
-        loss = Seen.apply(y).sum()
+    Seen.streams = []
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    y = Seen.apply(x)
+    with torch.cuda.stream(one):
+        y = Seen.apply(y)
         with torch.cuda.stream(two):
-            loss.backward()
-            after = torch.cuda.current_stream().stream_id
-        expected = [0, one.stream_id, two.stream_id, one.stream_id, 0]
-        return [*Seen.streams, after], [*expected, two.stream_id]
-
-    seen, expected = answers(body)
-    assert seen == expected
+            y = Seen.apply(y)
+        y = Seen.apply(y)
+    loss = Seen.apply(y).sum()
+    with torch.cuda.stream(two):
+        loss.backward()
+        assert torch.cuda.current_stream() == two
+    assert Seen.streams == [0, one.stream_id, two.stream_id, one.stream_id, 0]
 
 
 def test_gradients_are_added_up_on_the_stream_of_the_node_they_go_to() -> None:
@@ -195,7 +180,7 @@ def test_gradients_are_added_up_on_the_stream_of_the_node_they_go_to() -> None:
         return found
 
     # The leaf, ``start``, the branch and the gradients' sum: only the branch lies aside.
-    assert sorted(answers(body)) == [False, False, False, True]
+    assert sorted(on_fake_cuda(body)) == [False, False, False, True]
 
 
 def test_a_checkpoint_computes_anew_on_the_stream_of_its_node() -> None:
@@ -213,29 +198,26 @@ def test_a_checkpoint_computes_anew_on_the_stream_of_its_node() -> None:
         y.sum().backward()
         return [*seen, torch.cuda.current_stream() == torch.cuda.default_stream()]
 
-    assert answers(body) == [True, True, True]
+    assert on_fake_cuda(body) == [True, True, True]
 
 
+@in_a_trace("cuda")
 def test_a_stream_chosen_within_a_node_lasts_as_long_as_it() -> None:
-    def body() -> list[int]:
-        side, found = torch.cuda.Stream(), []
+    side, found = torch.cuda.Stream(), []
 
-        def hook(gradient: torch.Tensor) -> torch.Tensor:
-            with torch.cuda.stream(side):
-                kept = gradient * 2.0
-                found.append(torch.cuda.current_stream().stream_id)
-                assert torch.cuda.current_stream() == side
-            found.append(torch.cuda.current_stream().stream_id)
-            return kept
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(side):
+            kept = gradient * 2.0
+            found.append(torch.cuda.current_stream())
+        found.append(torch.cuda.current_stream())
+        return kept
 
-        x = torch.ones(4, device="cuda", requires_grad=True)
-        y = x * 2.0
-        y.register_hook(hook)
-        y.exp().sum().backward()
-        return [*found, torch.cuda.current_stream().stream_id, -side.stream_id]
-
-    within, after, outside, side = answers(body)
-    assert (within, after, outside) == (-side, 0, 0)
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    y = x * 2.0
+    y.register_hook(hook)
+    y.exp().sum().backward()
+    default = torch.cuda.default_stream()
+    assert [*found, torch.cuda.current_stream()] == [side, default, default]
 
 
 # -- cuBLAS ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.torch_private import compiler, inductor
 from pytest_torchmem.tracing.compiled import Compiled
+from tests.modules import Parts
 
 
 class Net(nn.Module):
@@ -90,13 +91,9 @@ def test_fusion_needs_less_than_operators_one_by_one() -> None:
 def test_buffers_have_the_operators_that_they_are_for() -> None:
     profile = trace(Net(), torch.randn(64, 32), mode="inductor")
     assert profile.level == "inductor"
-    operators = {found.origin.operator for found in profile.timeline.allocations}
-    assert any("gelu" in one or "erf" in one for one in operators)
-    lines = {
-        found.origin.line
-        for found in profile.timeline.allocations
-        if "erf" in found.origin.operator
-    }
+    origins = {found.origin for found in profile.timeline.allocations}
+    assert any("gelu" in one.operator or "erf" in one.operator for one in origins)
+    lines = {one.line for one in origins if "erf" in one.operator}
     assert lines
     assert all("test_compiled.py:" in line for line in lines)
 
@@ -142,25 +139,27 @@ def test_what_decides_by_the_device_takes_the_way_of_the_gpu() -> None:
             return (x.to("cuda") + bias) * (2 if x.is_cuda and x.device.type == "cuda" else y)  # noqa: F821
 
     def step() -> None:
-        torch.compile(Decides(), backend="aot_eager", fullgraph=True)(
-            torch.ones(4, 8, device="cuda")
-        )
+        compiled = torch.compile(Decides(), backend="aot_eager", fullgraph=True)
+        compiled(torch.ones(4, 8, device="cuda"))
 
     assert trace(step, device="cuda").level == "aot"
 
 
-def test_compiled_code_is_not_compiled_anew_in_every_step() -> None:
-    graphs = []
+class Graphs(list[Any]):
+    """A backend that keeps graphs, and runs them as they are."""
 
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.append(graph)
         return graph
 
+
+def test_compiled_code_is_not_compiled_anew_in_every_step() -> None:
+    graphs = Graphs()
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     hooked = model[0].register_forward_hook(lambda module, given, made: made * 2)
 
     def step() -> None:
-        compiled = torch.compile(model, backend=backend)
+        compiled = torch.compile(model, backend=graphs)
         for _ in range(4):
             compiled(torch.ones(2, 8))
 
@@ -239,14 +238,10 @@ def test_the_gradient_of_a_weight_on_the_host_is_copied_back_to_it() -> None:
 
 
 def test_sizes_that_are_dynamic_stay_so() -> None:
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
+    graphs = Graphs()
 
     def step() -> None:
-        compiled = torch.compile(lambda x: x.sin().sum(), backend=backend, dynamic=True)
+        compiled = torch.compile(lambda x: x.sin().sum(), backend=graphs, dynamic=True)
         for size in (4, 8, 16):
             compiled(torch.randn(size, 32))
 
@@ -343,18 +338,15 @@ def test_the_state_that_a_compiled_step_begins_with_is_counted(device: str) -> N
 
 
 def test_modules_that_are_made_in_compiled_code_do_not_break_its_graph(device: str) -> None:
-    class Sliced(nn.Module):  # as models of transformers choose their layers
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
+    class Sliced(Parts):  # as models of transformers choose their layers
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers[:2]:
                 x = layer(x)
             return x
 
     def step() -> None:
-        compiled = torch.compile(Sliced().to(device), fullgraph=True)
+        model = Sliced(layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(3))).to(device)
+        compiled = torch.compile(model, fullgraph=True)
         compiled(torch.ones(2, 8, device=device)).sum().backward()
 
     assert trace(step, device=device, mode="aot").level == "aot"
@@ -548,10 +540,8 @@ def test_modules_of_a_compiled_function_are_gone_after_a_measured_step() -> None
 def test_on_fake_cuda_what_is_on_the_host_is_compiled_for_the_host() -> None:
     def step() -> None:
         query, mask = torch.randn(1, 2, 4, 4), torch.ones(1, 1, 4, 4, dtype=torch.bool)
-        attend = torch.compile(
-            nn.functional.scaled_dot_product_attention, backend="eager", fullgraph=True
-        )
-        attend(query, query, query, mask)
+        attend = nn.functional.scaled_dot_product_attention
+        torch.compile(attend, backend="eager", fullgraph=True)(query, query, query, mask)
 
     profile = trace(step, device="cuda", gpu="h100")
     assert profile.peak == 0

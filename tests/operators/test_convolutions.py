@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_torchmem import measure, trace
+from pytest_torchmem import trace
 from pytest_torchmem.operators.calls import ConvolutionSettings
 from pytest_torchmem.operators.convolution.choice import (
     CudaBackend,
@@ -19,6 +19,7 @@ from pytest_torchmem.operators.convolution.choice import (
 from pytest_torchmem.operators.convolution.convolution import convolution_shape
 from pytest_torchmem.profile.timeline import Kind
 from pytest_torchmem.targets.gpus import find_gpu
+from tests.results import as_measured
 
 CUDNN, DEPTHWISE, SLOW = CudaBackend.CUDNN, CudaBackend.DEPTHWISE, CudaBackend.SLOW
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -74,15 +75,14 @@ def test_it_is_that_of_the_kernel(chance: random.Random) -> None:
         )
         more = [min(stride) - 1 if transposed else 0] * dims
         try:
-            real = torch.convolution(
-                x, weight, None, stride, padding, dilation, transposed, more, groups
-            )
+            given = stride, padding, dilation, transposed, more, groups
+            real = torch.convolution(x, weight, None, *given)
         except RuntimeError:
             continue
         if not real.numel():  # on meta torch refuses what some of its kernels take
             continue
-        settings = ConvolutionSettings(stride, padding, dilation, transposed, more, groups)
-        assert convolution_shape(x.to("meta"), weight.to("meta"), settings).shape == real.shape
+        made = convolution_shape(x.to("meta"), weight.to("meta"), ConvolutionSettings(*given))
+        assert made.shape == real.shape
         compared += 1
     assert compared > 20
 
@@ -106,9 +106,8 @@ def test_what_torch_does_not_take_is_refused_in_its_words(input, weight, bias, s
     shapes = [input, weight, bias]
     real = [None if shape is None else torch.zeros(shape) for shape in shapes]
     meta = [None if shape is None else torch.zeros(shape, device="meta") for shape in shapes]
-    given = ConvolutionSettings(
-        **{"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)} | settings
-    )
+    usual = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    given = ConvolutionSettings(**usual | settings)
     with pytest.raises(RuntimeError) as expected:
         torch.convolution(*real, *given._replace(output_padding=(0, 0)))
     with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"):
@@ -184,31 +183,23 @@ def test_what_float64_copies_on_cuda_is_copied_once() -> None:
     def step() -> None:
         input, weight = operands(2, torch.float64, "cuda")
         inner = torch.nn.functional.conv2d(input, weight)
-        torch.nn.functional.conv2d(
-            inner, torch.empty((4, 8, 3, 3), dtype=torch.float64, device="cuda")
-        )
+        torch.nn.functional.conv2d(inner, input.new_empty((4, 8, 3, 3)))
 
     profile = trace(step, device="cuda")
     copies = [one.nbytes for one in profile.timeline.allocations if one.kind is Kind.WORKSPACE]
     assert copies == [2 * 4 * 6 * 6 * 8]
 
 
-class Lines(nn.Module):
+class Lines(nn.Conv1d):
     """A convolution between layers that keep channels last."""
 
-    def __init__(self, groups: int, kernel: int) -> None:
-        super().__init__()
-        self.convolution = nn.Conv1d(64, 64, kernel, padding=kernel // 2, groups=groups)
-
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.gelu(self.convolution(x.transpose(1, 2))).transpose(1, 2)
+        return nn.functional.gelu(super().forward(x.transpose(1, 2))).transpose(1, 2)
 
 
 @pytest.mark.parametrize("groups", [1, 4, 64])
 @pytest.mark.parametrize("kernel", [1, 3, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_turned_lines(groups: int, kernel: int, dtype: torch.dtype) -> None:
-    model = Lines(groups, kernel).to(dtype)
-    x = torch.rand(2, 49, 64, dtype=dtype, requires_grad=True)
-    traced, measured = trace(model, x, host="here"), measure(model, x)
-    assert traced.figures() == measured.figures()
+    model = Lines(64, 64, kernel, padding=kernel // 2, groups=groups, dtype=dtype)
+    as_measured(model, torch.rand(2, 49, 64, dtype=dtype, requires_grad=True))

@@ -73,9 +73,8 @@ def grid(dims: int, dtype: torch.dtype) -> Iterator[tuple[bool, Callable[[], Ten
 def test_every_kind_of_convolution(threads, dims, dtype, chance):
     """1 in 13 of them, which go round all values of every choice."""
     part = chance.randrange(13)
-    assert_predicted(
-        *(run for differs, run in islice(grid(dims, dtype), part, None, 13) if not differs)
-    )
+    drawn = islice(grid(dims, dtype), part, None, 13)
+    assert_predicted(*(run for differs, run in drawn if not differs))
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -83,23 +82,10 @@ def test_gradients_that_are_not_wanted(dims: int, chance: random.Random) -> None
     """1 in 15 of them, by the kernels of ATen, as of a model whose weights are frozen."""
     masks = [mask for mask in itertools.product((False, True), repeat=3) if any(mask)]
     kinds = itertools.product((1, 3), (1, 2), (False, True), (False, True), (1, 3), masks)
-    part = chance.randrange(15)
-    assert_predicted(
-        *(
-            program(
-                dims,
-                torch.float64,
-                kernel=kernel,
-                dilation=dilation,
-                transposed=transposed,
-                channels_last=last,
-                batch=batch,
-                wanted=mask,
-            )
-            for number, (kernel, dilation, transposed, last, batch, mask) in enumerate(kinds)
-            if number % 15 == part
-        )
-    )
+    names = ("kernel", "dilation", "transposed", "channels_last", "batch", "wanted")
+    drawn = islice(kinds, chance.randrange(15), None, 15)
+    kinds = (dict(zip(names, kind, strict=True)) for kind in drawn)
+    assert_predicted(*(program(dims, torch.float64, **kind) for kind in kinds))
 
 
 @onednn
@@ -135,13 +121,8 @@ def test_convolutions_known_to_differ(threads: int, dims: int, most: int) -> Non
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_sizes_of_convolutions(dims, channels, filters, kernel, dilation, bias, batch, dtype):
-    if kernel == 1:
-        dilation = 1
-    assert_predicted(
-        program(
-            dims, dtype, channels, filters, kernel=kernel, dilation=dilation, bias=bias, batch=batch
-        )
-    )
+    more = {"kernel": kernel, "dilation": dilation if kernel > 1 else 1}
+    assert_predicted(program(dims, dtype, channels, filters, bias=bias, batch=batch, **more))
 
 
 @pytest.mark.parametrize(
