@@ -180,6 +180,11 @@ class Provenance:
             if pattern == module and all(one in star or not star for one, star in wanted):
                 yield from (self._allocations[one] for one in _read(call))
 
+    def last_reader(self, index: int) -> Origin | None:
+        """Return the last operator of the forward that reads an allocation, and did not make it."""
+        readers = (call.origin for call in reversed(self._forward) if index + 1 in call.reads)
+        return next(readers, None)
+
     def reader_of(self, index: int) -> Origin | None:
         """Return the first operator that reads an allocation, outside of the backward."""
         return next((call.origin for call in self._forward if index + 1 in call.reads), None)

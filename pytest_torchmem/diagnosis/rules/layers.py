@@ -181,7 +181,20 @@ def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
         star = changed.index(True) + 1
         parts = name.split(".")
         stars = [place for place, part in enumerate(parts) if part == "*"]
-        yield ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])
+        around, number = ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])
+        others = (
+            one.numbers
+            for path, rows in known.items()
+            if path != name
+            for one in rows
+            if within(around, path)
+        )
+        # What was shared, or of some modules alone, is new in others that there were.
+        yield (
+            (name, added)
+            if are_among(number, join_numbers("/".join(one.split("/")[:star]) for one in others))
+            else (around, number)
+        )
 
 
 _NOTHING = "Identity"

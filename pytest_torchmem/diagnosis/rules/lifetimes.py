@@ -267,6 +267,10 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         what = f"{saver.operator} saves {what} for its backward"
     elif is_known:
         what = f"{what} {'live' if count > 1 else 'lives'} longer than before{holder}"
+        reader = evidence.ran.last_reader(evidence.first(first))
+        counted = evidence.counted(reader.operator) if reader is not None else None
+        if reader is not None and counted is not None and counted.rose and not holder:
+            what = f"{what}, until {reader.operator} ({reader.line}) reads them"
     else:  # what is freed at once is in no snapshot
         verb = "are" if count > 1 else "is"
         what = f"{what} {verb} larger than before, or {verb} freed later{holder}"

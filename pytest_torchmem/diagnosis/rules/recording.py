@@ -132,6 +132,9 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
         return None  # which says the same, and why
     lost = [(change.name, one.numbers) for change, one in setup.lost_modes(evidence, NO_BACKWARD)]
     own = [*dict.fromkeys(row for name, _ in lost for row in evidence.of_module(name))]
+    anew = {name for name, one in evidence.counts().items() if not one.before}
+    if any(row.what.role in MADE and row.what.source in anew for row in own):
+        return None  # what the module calls now has another backward
     rows = [*dict.fromkeys([*own, *(evidence.came(*OF_BACKWARD) if lost else ())])]
     modules = some([evidence.module(name, numbers) for name, numbers in lost])
     return cause("reached", rows, shown_by(own or rows), modules=modules) if rows else None

@@ -117,7 +117,10 @@ def _from(
             source = "a tensor that the program has brought with it"
     used = [row for row in rows if row.what.line]
     place = min(used or rows, key=evidence.order)
-    return cause(name, rows, place, origin, source=source, **values)
+    where = f"from {source} on"
+    if first.what.role == Role.OPTIMIZER_STATE:
+        where = f"in the state of the optimizer ({source})"
+    return cause(name, rows, place, origin, source=source, where=where, **values)
 
 
 def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
@@ -165,7 +168,7 @@ def _is_cast_parameter(evidence: Evidence, row: Row) -> bool:
     return bool(read) and read[0].kind is Kind.PARAMETER
 
 
-@rule("type", "{before} became {now} from {source} on")
+@rule("type", "{before} became {now} {where}")
 def wider_type(evidence: Evidence) -> Cause | None:
     """Numbers take more bytes than they did, from one operator on."""
     rows = {row: was for row in evidence.came() if (was := evidence.narrower(row))}
@@ -188,7 +191,8 @@ def wider_type(evidence: Evidence) -> Cause | None:
     place = evidence.ran.made(places, first.what.dtype)
     if place is None:
         return found
-    values = {**found.values, "source": place.origin.operator}
+    source = place.origin.operator
+    values = {**found.values, "source": source, "where": f"from {source} on"}
     return replace(found, values=values, origin=place.origin)
 
 
@@ -203,7 +207,8 @@ def _of_wider_parameter(evidence: Evidence) -> Cause | None:
             continue
         rows = [one for one in evidence.came() if one.what.dtype == own.dtype]
         source = called(evidence, parameter)
-        return cause("type", rows, row, before=was.dtype, now=own.dtype, source=source)
+        words = {"source": source, "where": f"from {source} on"}
+        return cause("type", rows, row, before=was.dtype, now=own.dtype, **words)
     return None
 
 
@@ -235,8 +240,9 @@ def _of_conversion(evidence: Evidence) -> Cause | None:
             continue
         if converted is not None and converted.rose:
             rows = [one for one in evidence.came() if one.place == row.place]
-            words = {"before": was.dtype, "now": made.dtype, "source": made.origin.operator}
-            return cause("type", rows, row, made.origin, **words)
+            source = made.origin.operator
+            words = {"before": was.dtype, "now": made.dtype, "where": f"from {source} on"}
+            return cause("type", rows, row, made.origin, source=source, **words)
     return None
 
 
