@@ -120,6 +120,8 @@ class Evidence:
     ran: Provenance = NOTHING_RAN
     """What the present step ran, where that is known."""
     watched: Watched = field(default_factory=Watched)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of modules with other names than in the snapshot: by the present one what it was."""
 
     @property
     def facts(self) -> tuple[FactChange, ...]:
@@ -183,6 +185,14 @@ class Evidence:
         sides = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
         called = (side.get(operator, Counts()).called for side in sides)
         return Counted(*called) if sides[0] else None
+
+    def alive_of(self, row: Row) -> Counted:
+        """Return how many equal tensors of a row's operator and module were and are alive then."""
+        moment, own = self.difference.moment, row.what[:5]
+        sides = self.known_groups, self.alive.groups
+        return Counted(
+            *(sum(g.counts.get(moment, 0) for g in side if g.what[:5] == own) for side in sides)
+        )
 
     def made_at_most(self, row: Row) -> int:
         """Return the bytes that the operator of a row made at most, where that was less; else 0."""

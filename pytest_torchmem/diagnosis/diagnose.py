@@ -94,7 +94,7 @@ def diagnose(
     """
     whole = alive or now.alive or Alive()
     before = _with_peak(before) if moment == PEAK else before
-    before = with_names_of(before, now.facts)
+    before, names = with_names_of(before, now.facts)
     found = difference(before, whole, moment)
     if moment == RESERVED:  # of which no rows tell
         found = replace(found, now=now.figures[moment])
@@ -102,7 +102,7 @@ def diagnose(
     if profile is not None and moment != HOST:  # whose allocations are others
         made = profile.calls or (), dict(profile.broadcasts), profile.functions
         ran = Provenance(profile.timeline, *made)
-    evidence = Evidence(before, now, found, whole, ran, watched or Watched())
+    evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names)
     inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
     said = Diagnosis(
         found,

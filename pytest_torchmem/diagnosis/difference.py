@@ -6,13 +6,19 @@ never made up: such a row has no bytes before, and says so.
 Lines that moved and modules of other names are recognised first.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any
 
 from pytest_torchmem.profile.facts import Facts, Topic
-from pytest_torchmem.profile.module_paths import EveryNumber, only_in, prefixes, unfold
+from pytest_torchmem.profile.module_paths import (
+    EveryNumber,
+    only_in,
+    prefixes,
+    read_numbers,
+    unfold,
+)
 from pytest_torchmem.profile.timeline import Role
 from pytest_torchmem.snapshots.alive import Alive, Group, What
 from pytest_torchmem.snapshots.format import Entry
@@ -81,12 +87,15 @@ _Tree = Mapping[str, Any]
 """What a module and those in it are, by their paths within it."""
 
 
-def with_names_of(before: Entry, now: Facts) -> Entry:
-    """Return an entry with present names of modules, the outermost first, then those in them."""
-    layers = now.get(Topic.LAYERS, {})
+def with_names_of(before: Entry, now: Facts) -> tuple[Entry, Mapping[str, str]]:
+    """Return an entry with present names of modules, the outermost first, then those in them; and
+    by these what they were.
+    """
+    layers, found = now.get(Topic.LAYERS, {}), dict[str, str]()
     while names := _renames(before.facts.get(Topic.LAYERS, {}), layers):
         before = _with_names(before, names)
-    return before
+        found |= {name: was for was, name in names.items()}
+    return before, found
 
 
 def _with_names(before: Entry, names: Mapping[str, str]) -> Entry:
@@ -274,8 +283,9 @@ def difference_between(
             left_now.take(one, number)
             if (was.what.role, was.what.source) != (one.what.role, one.what.source):
                 moved.append(Row(was.what, one.what, number, number, one.numbers))
+    there = {(one.what.module, number) for one in now.groups for number in _numbers(one.numbers)}
     for key in _ALIKE:
-        pairs = [pair for pair in _replaced(left, left_now, key) if _are_alike(*pair)]
+        pairs = [pair for pair in _replaced(left, left_now, key) if _are_alike(*pair, there)]
         for was, one in pairs:
             same = one.numbers == was.numbers or one.what.module != was.what.module
             numbers = one.numbers if same else only_in(one.numbers, was.numbers)
@@ -358,7 +368,8 @@ _SAME: tuple[_Key, ...] = (
     lambda w: (w.module, w.source, w.dtype, w.shape, w.nbytes),  # it lives longer or shorter
     lambda w: (w.role, w.module, w.dtype, w.shape, w.nbytes) if w.dtype else (id(w),),
 )
-"""By what two groups of equal bytes are the same; of each, what is left goes to the next."""
+"""By what two groups of equal bytes are the same; of each, what is left goes to the next, and to
+the last only what other operators make as often."""
 _ALIKE: tuple[_Key, ...] = (
     lambda w: (w.role, w.module, w.source, w.line, w.shape),  # another type
     lambda w: (w.role, w.module, w.source, w.shape),
@@ -366,6 +377,7 @@ _ALIKE: tuple[_Key, ...] = (
     lambda w: (w.role, w.module, w.source, w.line),
     lambda w: (w.role, w.module, w.source, w.dtype),
     lambda w: (w.role, w.source, w.line, w.shape),
+    lambda w: (w.role, w.module, w.shape) if w.role == Role.OPTIMIZER_STATE else (id(w),),
 )
 """By what one group took the place of another."""
 
@@ -374,8 +386,14 @@ def _pairs(old: _Remaining, new: _Remaining, key: _Key) -> Iterable[tuple[_Hashe
     """Yield groups that are the same by ``key``, with how many of both there are."""
     then = old.by(key)
     for name, members in new.by(key).items():
+        olds = then.get(name, ())
+        counts = [
+            sum(side.counts[one] for one in own) for side, own in ((old, olds), (new, members))
+        ]
+        if key is _SAME[-1] and counts[0] != counts[1]:
+            continue
         for one in members:
-            for was in then.get(name, ()):
+            for was in olds:
                 number = min(old.counts.get(was, 0), new.counts.get(one, 0))
                 if number:
                     yield was, one, number
@@ -400,9 +418,18 @@ def _replaced(old: _Remaining, new: _Remaining, key: _Key) -> Iterable[tuple[_Ha
             yield olds[0], members[0]
 
 
-def _are_alike(was: _Hashed, now: _Hashed) -> bool:
+def _numbers(text: str) -> set[tuple[int, int]]:
+    """Return the numbers of each star, and which star it is."""
+    return {(star, one) for star, members in enumerate(read_numbers(text)) for one in members}
+
+
+def _are_alike(was: _Hashed, now: _Hashed, there: Collection[tuple[str, tuple[int, int]]]) -> bool:
     """Tell whether groups may stand for each other: the same line, or a common dimension."""
     before, after = was.what.shape, now.what.shape
+    own, module = _numbers(was.numbers), was.what.module
+    are_others = module == now.what.module and own and own.isdisjoint(_numbers(now.numbers))
+    if are_others and all((module, number) in there for number in own):
+        return False  # which is of other modules, that are there as well
     if was.what.line == now.what.line or was.what.dtype != now.what.dtype:
         return True
     return len(before) == len(after) and (len(before) < 2 or any(map(eq, before, after)))

@@ -31,6 +31,7 @@ from pytest_torchmem.profile.facts import (
     PACKED,
     TOPICS,
     UNCACHED,
+    UNDER_NO_GRAD,
     Calls,
     Counts,
     Facts,
@@ -221,6 +222,8 @@ class FactCollector:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
                 self._count(Topic.CALLS, path, self._line)
+                if not mode.gradients:
+                    self._count(Topic.CALLS, f"{UNDER_NO_GRAD}{path}", self._line)
             else:
                 spans = self._checkpoints.setdefault(fold(path)[0], Counter())
                 spans[node_number(current_node())] += 1
@@ -366,6 +369,10 @@ class FactCollector:
         for topic, counted in self._counts.items():
             found[topic] = {name: Calls(n, tuple(lines)) for name, (n, lines) in counted.items()}
         found[Topic.CALLS] |= self._repeated()
+        calls = found[Topic.CALLS]
+        for name in [one for one in calls if one.startswith(UNDER_NO_GRAD)]:
+            if calls[name] == calls[name.removeprefix(UNDER_NO_GRAD)]:
+                del calls[name]  # of all its calls, its modes tell
         found[Topic.ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
         found[Topic.OPERATORS] = _operators([*calls])
         # How optimizers go over their parameters, by the operators that they called.

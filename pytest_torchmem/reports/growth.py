@@ -58,7 +58,7 @@ class Section:
         number = min(most, len(shown) if lines is None else worth)
         head = wrapped(self.title)
         while lines is not None and number > 1:
-            ends = (number < len(shown)) + bool(self.rest)
+            ends = number < len(shown) or bool(self.rest)
             if sum(text.count("\n") + 1 for text in (head, *shown[:number])) + ends <= lines:
                 break
             number -= 1
@@ -66,10 +66,9 @@ class Section:
 
     def _others(self, shown: int) -> Iterator[str]:
         left = [size for size, *_ in self.rows[shown:]]
-        if left:
-            yield f"{self._size(sum(left)):>{_SIZE}}  in {counted(len(left), 'more row')}"
-        if self.rest:
-            yield f"{self._size(self.rest):>{_SIZE}}  {self.why}"
+        more = f"in {counted(len(left), 'more row')}" if left else ""
+        if words := " and ".join(filter(None, (more, self.why if self.rest else ""))):
+            yield f"{self._size(sum(left) + self.rest):>{_SIZE}}  {words}"
 
     def _size(self, nbytes: int) -> str:
         return signed(nbytes) if self.are_changes else format_size(nbytes)

@@ -240,7 +240,7 @@ def gradients_not_set_to_none(wrong: bool, device: str) -> None:
         optimizer.step()
 
 
-@planted("graph kept", "backward(retain_graph=True) at ", "Sequential")
+@planted("graph kept", "a backward with retain_graph=True at ", "Sequential")
 def graphs_of_several_steps(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
     total = torch.zeros((), device=device)
@@ -866,7 +866,7 @@ def convolution_by_hand(wrong: bool) -> Step:
     return model, (torch.zeros(4, 16, 32, 32, requires_grad=True),), {}
 
 
-@planted("inputs", "input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops")
+@planted("inputs", "the input 1 float32[4, 3, 16, 16] is new and 1 more", "Crops")
 def more_crops(wrong: bool) -> Step:
     class Crops(Parts):
         def forward(self, crops: list[Tensor]) -> Tensor:
@@ -1085,7 +1085,7 @@ class Adapter(Parts):
         return self.base(x) + self.up(self.down(x))  # here: adapters_of_two_shapes
 
 
-@planted("layer", "down and up of Sequential.* are Adapter, and were Linear", ".up", "aten::add")
+@planted("layer", "up and down of Sequential.* are Adapter, and were Linear", ".up", "aten::add")
 def adapters_of_two_shapes(wrong: bool) -> Step:
     """What was frozen is frozen still, within what is in its place."""
 

@@ -235,7 +235,8 @@ def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
 
 def _together(found: Sequence[tuple[LayerChange, Cause]]) -> Cause:
     """Return modules that changed alike as one cause."""
-    (change, _), best = found[0], max((one for _, one in found), key=lambda one: one.nbytes)
+    found = sorted(found, key=lambda one: -one[1].nbytes)
+    change, best = found[0]
     if not found[1:]:
         return best
     values = {**best.values, "are": "are", "were": "were"}

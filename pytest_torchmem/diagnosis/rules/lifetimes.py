@@ -27,7 +27,7 @@ _OF_GRADIENTS = (Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What a backward through the graph of another takes for a moment."""
 
 
-@rule("graph kept", "backward({option}=True) at {line} {news} its graph{holder}", sure=True)
+@rule("graph kept", "a backward with {option}=True at {line} {news} its graph{holder}", sure=True)
 def graph_kept(evidence: Evidence) -> Cause | None:
     """A backward is asked to leave its graph what it has saved, or to make another graph."""
     before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
@@ -154,6 +154,8 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     rows = [row for row in evidence.came(Role.EARLIER) if not evidence.narrower(row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
+    if rows and (alive := evidence.alive_of(rows[0])).before:
+        made += f" ({tensors(alive.now, rows[0].what)}, and {alive.before} in the snapshot)"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
     return cause("earlier steps", rows, made=made, holder=holder_of(evidence, rows))
@@ -261,7 +263,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     what = f"{tensors(count, first.what)} of {first.what.source}"
     is_saved = first.what.role == Role.SAVED
     saver = evidence.ran.saver(evidence.first(first)) if is_saved else None
-    if is_saved and _GRAPH in holder and len({row.what[1:3] for row in rows}) >= _MANY:
+    if is_saved and GRAPH in holder and len({row.what[1:3] for row in rows}) >= _MANY:
         what, saver = f"{holder.removeprefix(': ')} is kept, and was not, with {what}", None
     elif saver is not None and saver.operator != first.what.source:
         what = f"{saver.operator} saves {what} for its backward"
@@ -303,9 +305,7 @@ def kept_by(evidence: Evidence, rows: Iterable[Row]) -> str:
 
 
 _MANY = 3
-
-
-_GRAPH = "the graph of "
+GRAPH = "the graph of "
 
 
 @rule("recomputed", "{tensors} of {operator}, recomputed, {are}{before}")

@@ -189,7 +189,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
         own = [*dict.fromkeys([origin.operator, *own])]
     came = {_base(name) for name in own}  # of an operator that takes a number now it is no news
     fell = {name for name, one in counts.items() if one.fell}
-    gone = [name for name in fell if _base(name) not in (*came, *_ALLOCATE)]
+    made = {_base(row.what.source) for row in evidence.came(*MADE)}
+    gone = [name for name in fell if _base(name) not in (*came, *made, *_ALLOCATE)]
     alive = {what.source for what in evidence.known()}  # what was worth keeping in the snapshot
     gone.sort(key=lambda name: (name not in alive, counts[name].now - counts[name].before, name))
     gone += [one.name for one in evidence.about(Topic.IN_PLACE) if one.now < one.before]
@@ -236,7 +237,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
     given = _new_of_inputs(evidence, first)
     return cause(
         "larger",
-        evidence.came(),
+        [row for row in evidence.came() if row in rows or _may_follow(evidence, row, rows)],
         first,
         given.origin if given is not None else None,
         operator=first.what.source,
@@ -245,6 +246,14 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         given=_given(evidence, given, first) if given is not None else "",
         of=_of_standing(evidence, first.what, evidence.first(first)),
     )
+
+
+def _may_follow(evidence: Evidence, row: Row, resized: Iterable[Row]) -> bool:
+    """Tell whether a row may be computed of others: of another operator's output it is known."""
+    index = evidence.first(row)
+    if index < 0 or row.what.role not in MADE:
+        return True
+    return not {evidence.first(one) for one in resized}.isdisjoint(evidence.ran.ancestors(index))
 
 
 def _of_standing(evidence: Evidence, what: What, index: int) -> str:

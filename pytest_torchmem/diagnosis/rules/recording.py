@@ -21,10 +21,10 @@ from pytest_torchmem.diagnosis.causes import (
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
-from pytest_torchmem.diagnosis.rules.lifetimes import is_resized, new_gradient
+from pytest_torchmem.diagnosis.rules.lifetimes import GRAPH, is_resized, kept_by, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import short_names
-from pytest_torchmem.profile.facts import NO_BACKWARD, Calls, Topic
-from pytest_torchmem.profile.module_paths import prefixes, unfold
+from pytest_torchmem.profile.facts import NO_BACKWARD, UNDER_NO_GRAD, Calls, Topic
+from pytest_torchmem.profile.module_paths import common_parent, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
 
@@ -35,12 +35,22 @@ _RECOMPUTED = ("recomputed", "recomputed in part")
 def _called_at(evidence: Evidence, module: str) -> tuple[str, Origin | None]:
     """Return in words the lines that call an outermost module, or the only one as a place."""
     lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
+    calls = evidence.then(Topic.CALLS)
+    known = calls.get(module, Calls()).lines
+    files = [[line.rpartition(":")[0] for line in side] for side in (known, lines)]
+    if UNDER_NO_GRAD + module in calls and files[0] == files[1]:  # the same calls, in their order
+        under = calls[UNDER_NO_GRAD + module].lines
+        lines = tuple(line for line, was in zip(lines, known, strict=True) if was in under)
     if len(lines) == 1:
         return "", Origin(Phase.FORWARD, module, "", *lines)
     return f": called at {' and '.join(lines)}" if 1 < len(lines) <= _MOST_LINES else "", None
 
 
-@rule("gradients recorded", "{module} runs with gradients, and ran under no_grad{lines}", sure=True)
+@rule(
+    "gradients recorded",
+    "{module} runs with gradients, and ran under no_grad{lines}{kept}",
+    sure=True,
+)
 def runs_with_gradients(evidence: Evidence) -> Cause | None:
     """A teacher, a target network or an evaluation is no longer under ``no_grad``."""
     found = []
@@ -52,7 +62,9 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         rows, origin = evidence.of_module(change.name), None
         if not rows:
             rows, origin = _another_forward(evidence, partial(_is_in, change.name))
-        words = {"module": module, "lines": lines}
+        kept = kept_by(evidence, rows).partition(f", kept by {GRAPH}")[2]
+        kept = f"; {kept} keeps its graph" if kept else ""
+        words = {"module": module, "lines": lines, "kept": kept}
         found.append(cause("gradients recorded", rows, None, call or origin, **words))
     return largest(found)
 
@@ -94,7 +106,13 @@ def no_longer_frozen(evidence: Evidence) -> Cause | None:
     parts = [part for change in lost for part in _trained_parts(evidence, change.name)]
     names = [evidence.short(part) for part in dict.fromkeys(parts)]
     are, were = ("are", "were") if names[1:] else ("is", "was")
-    found = cause("trained", dict.fromkeys(rows), modules=f"{some(names)} {are}", were=were)
+    words = some(names)
+    around = common_parent(parts) if names[2:] else ""
+    frozen = evidence.present(Topic.FROZEN)
+    if around and not any(within(around, one) for one in frozen):
+        was = f" ({evidence.names[around]} in the snapshot)" if around in evidence.names else ""
+        words, are, were = f"all of {around}{was}", "is", "parts of it were"
+    found = cause("trained", dict.fromkeys(rows), modules=f"{words} {are}", were=were)
     if found is None or lost[1:] or within(lost[0].name, shown_by(found.rows).what.module):
         return found
     return placed_in(evidence, lost[0].name, found)

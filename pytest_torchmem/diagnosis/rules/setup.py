@@ -287,7 +287,7 @@ def thawed(evidence: Evidence) -> list[FactChange]:
     ]
 
 
-@rule("inputs", "the input changed, {change}", sure=True)
+@rule("inputs", "the input {change}", sure=True)
 def inputs_changed(evidence: Evidence) -> Cause | None:
     """A batch, a sequence or a type of the inputs is another one."""
     inputs = (one for one in evidence.about(Topic.INPUTS) if one.before and one.now)
@@ -298,9 +298,14 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     if not changed or not _can_explain(evidence, changed):
         return None
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    text = _step_of_input(changed[0]) + more + _fewer_calls(evidence, changed[0].name)
+    fewer = _fewer_calls(evidence, changed[0].name)
+    text = _step_of_input(changed[0]) + more + fewer
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
-    return cause("inputs", evidence.came() if retyped else evidence.of_sizes(), change=text)
+    is_made = " of " in changed[0].name and not fewer
+    made = evidence.ran.first_made(changed[0].now[-1]) if is_made else None
+    origin = made if made is not None and made.line else None
+    rows = evidence.came() if retyped else evidence.of_sizes()
+    return cause("inputs", rows, None, origin, change=text)
 
 
 def _types(geometries: Iterable[Geometry]) -> set[str]:
@@ -338,12 +343,13 @@ def _fewer_calls(evidence: Evidence, name: str) -> str:
 
 
 def _step_of_input(change: FactChange) -> str:
-    before, now = (shown_geometries(side) for side in (change.before, change.now))
+    sides = (" and ".join(map(str, side)) for side in (change.before, change.now))
+    (before, now), name = sides, change.name.removeprefix("input ")
     if not before:
-        return f"{change.name} {now} is new"
+        return f"{name} {now} is new"
     if len(change.now) == 1 and change.now[0].dtype == change.before[0].dtype:
         now = now.removeprefix(change.now[0].dtype)
-    return f"{change.name} {before} → {now}"
+    return f"{name} changed, {before} → {now}"
 
 
 def shown_geometries(geometries: Iterable[Geometry]) -> str:

@@ -119,7 +119,7 @@ def _from(
     place = min(used or rows, key=evidence.order)
     where = f"from {source} on"
     if first.what.role == Role.OPTIMIZER_STATE:
-        where = f"in the state of the optimizer ({source})"
+        where = "in the state of the optimizer"
     return cause(name, rows, place, origin, source=source, where=where, **values)
 
 
@@ -271,8 +271,20 @@ def kept_twice(evidence: Evidence) -> Cause | None:
             continue  # who makes what is copied, or what asks for the type, is nearer to the cause
         rows = [one for one in evidence.came() if _is_of_copy(one, row)]
         values = {"original": called(evidence, copied), "does": _does(row, copied)}
-        return cause("copy", rows, row, operator=source, kept=kept_by(evidence, [row]), **values)
+        values |= {"operator": source, "kept": kept_by(evidence, [row])}
+        gone = (one for one in evidence.known() if _is_gone_output(evidence, one, copied))
+        if any(one.dtype == row.what.dtype for one in gone):
+            values["original"] += f", which made {row.what.dtype}"
+            return cause("copy", rows, row, copied.origin, **values)
+        return cause("copy", rows, row, **values)
     return None
+
+
+def _is_gone_output(evidence: Evidence, was: What, copied: Allocation) -> bool:
+    """Tell whether a module made as large a tensor as it makes now, and makes it no more."""
+    module = fold(copied.origin.module)[0]
+    same = bool(module) and (was.module, was.shape) == (module, copied.shape)
+    return same and was in evidence.gone(module, was.source)
 
 
 def _is_new(evidence: Evidence, one: Allocation) -> bool:
