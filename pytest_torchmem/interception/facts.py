@@ -369,10 +369,10 @@ class FactCollector:
         for topic, counted in self._counts.items():
             found[topic] = {name: Calls(n, tuple(lines)) for name, (n, lines) in counted.items()}
         found[Topic.CALLS] |= self._repeated()
-        calls = found[Topic.CALLS]
-        for name in [one for one in calls if one.startswith(UNDER_NO_GRAD)]:
-            if calls[name] == calls[name.removeprefix(UNDER_NO_GRAD)]:
-                del calls[name]  # of all its calls, its modes tell
+        of_modules = found[Topic.CALLS]
+        for path in [name for name in of_modules if f"{UNDER_NO_GRAD}{name}" in of_modules]:
+            if of_modules[path] == of_modules[f"{UNDER_NO_GRAD}{path}"]:
+                del of_modules[f"{UNDER_NO_GRAD}{path}"]  # of all its calls, its modes tell
         found[Topic.ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
         found[Topic.OPERATORS] = _operators([*calls])
         # How optimizers go over their parameters, by the operators that they called.
