@@ -337,12 +337,9 @@ def check(here: CachingAllocator, live: list[Block]) -> None:
         assert every.current == every.allocated - every.freed
         assert max(small_pool.peak, large_pool.peak) <= every.peak
         assert every.current <= every.peak <= small_pool.peak + large_pool.peak
-    all_of_it = here.statistics.all
-    assert (
-        all_of_it.requested_bytes.current
-        <= all_of_it.active_bytes.current
-        <= all_of_it.reserved_bytes.current
-    )
+    whole = here.statistics.all
+    assert whole.requested_bytes.current <= whole.active_bytes.current
+    assert whole.active_bytes.current <= whole.reserved_bytes.current
 
 
 def allocated_or_out_of_memory(here: CachingAllocator, nbytes: int, stream: int) -> Block | None:

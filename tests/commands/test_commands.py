@@ -67,23 +67,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-LLAMA = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 100,
-    "torch_dtype": "bfloat16",
-}
-VISION = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-}
+SIZES = {"hidden_size": 64, "intermediate_size": 128}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = {**SIZES, "num_key_value_heads": 4, "vocab_size": 100, "torch_dtype": "bfloat16"}
+VISION = {**SIZES, "image_size": 32, "patch_size": 8}
 
 
 @pytest.mark.parametrize("place", ["steps_of_commands", "steps_of_commands.py"])

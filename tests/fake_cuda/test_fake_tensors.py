@@ -67,9 +67,11 @@ def test_they_are_on_the_gpu_that_is_the_current_one() -> None:
 @in_a_trace("cuda")
 def test_a_graph_of_them_runs_where_they_were() -> None:
     x = torch.randn(2, 3, device="cuda")
-    graph = make_fx(
-        lambda y: y + torch.zeros(3, device="cuda") + torch.ones(3).to("cuda"), tracing_mode="fake"
-    )(x)
+
+    def added(y: Tensor) -> Tensor:
+        return y + torch.zeros(3, device="cuda") + torch.ones(3).to("cuda")
+
+    graph = make_fx(added, tracing_mode="fake")(x)
     assert graph(x).device == GPU
 
 

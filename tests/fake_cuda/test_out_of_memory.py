@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,8 +23,7 @@ MIB, GIB = 1024**2, 1024**3
 class Net(nn.Module):
     def __init__(self, width: int = 1000) -> None:
         super().__init__()
-        self.first = nn.Linear(width, width)
-        self.second = nn.Linear(width, width)
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(torch.relu(self.first(x)))
@@ -69,14 +69,9 @@ def test_a_backward_and_an_optimizer_can_be_what_fails() -> None:
     with pytest.raises(OutOfMemoryError) as raised:
         trace(on_meta(), rows(1 << 20), device="cuda", gpu="t4")
     assert raised.value.origin.phase is Phase.BACKWARD
+    wide, x = on_meta(20_000), torch.empty(2, 20_000, device="meta")
     with pytest.raises(OutOfMemoryError) as raised:
-        trace(
-            on_meta(20_000),
-            torch.empty(2, 20_000, device="meta"),
-            device="cuda",
-            gpu="t4",
-            optimizer=torch.optim.AdamW,
-        )
+        trace(wide, x, device="cuda", gpu="t4", optimizer=torch.optim.AdamW)
     assert raised.value.origin.phase is Phase.OPTIMIZER
 
 
@@ -124,9 +119,8 @@ def test_a_program_that_halves_its_batch_gets_through() -> None:
 def test_more_than_any_gpu_has() -> None:
     """Torch's test/test_cuda.py, test_out_of_memory."""
     tensor = torch.zeros(1024, device="cuda")
-    with pytest.raises(
-        RuntimeError, match=r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity"
-    ):
+    message = r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity"
+    with pytest.raises(RuntimeError, match=message):
         bytes_on_cuda(GIB * 800_000_000)
     tensor.fill_(1)
 
@@ -166,9 +160,8 @@ def test_settings_that_the_program_makes() -> None:
     torch.cuda.set_per_process_memory_fraction(120 * MIB / total)
     kept = []
     for expandable in ("False", "True", "False"):
-        torch.cuda.memory._set_allocator_settings(
-            f"expandable_segments:{expandable},max_split_size_mb:40"
-        )
+        options = f"expandable_segments:{expandable},max_split_size_mb:40"
+        torch.cuda.memory._set_allocator_settings(options)
         kept.append(bytes_on_cuda(40 * MIB))
     with pytest.raises(torch.OutOfMemoryError):
         bytes_on_cuda(40 * MIB)
@@ -198,26 +191,23 @@ def reserved(program: Callable[[], Any], **options: Any) -> int:
     return found
 
 
-def test_options_change_what_is_reserved() -> None:
-    def program() -> None:
-        bytes_on_cuda(30 * MIB)
-        bytes_on_cuda(50 * MIB)
+def two_sizes() -> None:
+    bytes_on_cuda(30 * MIB)
+    bytes_on_cuda(50 * MIB)
 
-    assert reserved(program) == 80 * MIB
+
+def test_options_change_what_is_reserved() -> None:
+    assert reserved(two_sizes) == 80 * MIB
     # A request that no cached block is large enough for takes the free end of the segment along.
-    assert reserved(program, allocator="expandable_segments:True") == 60 * MIB
+    assert reserved(two_sizes, allocator="expandable_segments:True") == 60 * MIB
     with pytest.raises(UsageError, match="Unrecognized key 'expandable' in CUDA allocator config"):
-        trace(program, device="cuda", allocator="expandable:True")
+        trace(two_sizes, device="cuda", allocator="expandable:True")
 
 
 def test_the_environment_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def program() -> None:
-        bytes_on_cuda(30 * MIB)
-        bytes_on_cuda(50 * MIB)
-
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "expandable_segments:True")
-    assert reserved(program) == 80 * MIB
+    assert reserved(two_sizes) == 80 * MIB
 
 
 def test_the_profile_and_the_program_are_told_the_same() -> None:
@@ -255,37 +245,24 @@ def test_the_profile_and_the_program_are_told_the_same() -> None:
 @pytest.mark.parametrize("options", ["", "expandable_segments:True", "roundup_power2_divisions:2"])
 def test_a_limit_changes_nothing_where_the_program_fits(options: str) -> None:
     """The replay in pieces, and requests made before they are booked, come to the same."""
-    target, inputs = Net(2000), torch.randn(5000, 2000)
-    free = trace(target, inputs, device="cuda", optimizer=torch.optim.AdamW, allocator=options)
+    step = partial(trace, Net(2000), torch.randn(5000, 2000), optimizer=torch.optim.AdamW)
+    free = step(device="cuda", allocator=options)
     # Just enough: from some request on every one has to be looked at.
-    tight = trace(
-        target,
-        inputs,
-        device="cuda",
-        optimizer=torch.optim.AdamW,
-        allocator=options,
-        memory=free.reserved_peak + find_gpu("a100").context,
-    )
+    memory = free.reserved_peak + find_gpu("a100").context
+    tight = step(device="cuda", allocator=options, memory=memory)
     assert tight.figures() == free.figures()
     assert tight.allocator_peaks() == free.allocator_peaks()
-    numbers: dict[int, int] = {}
-    for event in free.timeline.events:
-        if event > 0:
-            numbers[event] = len(numbers) + 1
-    events = [
-        free.timeline.allocations[event - 1].nbytes if event > 0 else -numbers[-event]
-        for event in free.timeline.events
-    ]
-    assert replay(events, options).reserved == free.reserved_peak
+    made, events = free.timeline.allocations, free.timeline.events
+    requests = [event for event in events if event > 0]
+    numbers = {event: number for number, event in enumerate(requests, 1)}
+    sizes = [made[event - 1].nbytes if event > 0 else -numbers[-event] for event in events]
+    assert replay(sizes, options).reserved == free.reserved_peak
 
 
 def test_the_first_trace_is_as_those_after_it() -> None:
     """An operator's body runs once for its geometry; what it took is then told as later on."""
-    width = 1237  # that no other test has
-    found = [
-        trace(Net(width), torch.randn(3001, width), device="cuda", optimizer=torch.optim.AdamW)
-        for _ in range(2)
-    ]
+    net, x = Net(1237), torch.randn(3001, 1237)  # a width that no other test has
+    found = [trace(net, x, device="cuda", optimizer=torch.optim.AdamW) for _ in range(2)]
     assert found[0].timeline == found[1].timeline
     assert found[0].allocator_peaks() == found[1].allocator_peaks()
 

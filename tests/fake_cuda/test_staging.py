@@ -107,11 +107,8 @@ def test_gradients_cross_as_well() -> None:
 
 @in_a_trace("cuda")
 def test_pinned_memory_is_the_hosts() -> None:
-    made = [
-        torch.empty(N, pin_memory=True),
-        torch.zeros(N).pin_memory(),
-        gpu().to("cpu", non_blocking=True),
-    ]
+    made = [torch.empty(N, pin_memory=True), torch.zeros(N).pin_memory()]
+    made.append(gpu().to("cpu", non_blocking=True))
     assert torch.cuda.memory_allocated() == 0
     moved = made[0].to("cuda", non_blocking=True)
     assert torch.cuda.memory_allocated() == moved.nbytes

@@ -71,9 +71,8 @@ def test_of_layers_only_as_many_as_a_budget_takes() -> None:
 
 def test_activations_in_place() -> None:
     layers = (nn.Linear(32, 512), nn.ReLU())
-    [found] = [
-        one for one in advise(nn.Sequential(*layers), X, backward=False) if "inplace" in one.change
-    ]
+    advised = advise(nn.Sequential(*layers), X, backward=False)
+    [found] = [one for one in advised if "inplace" in one.change]
     assert found.change == "relu in place (inplace=True)"
     assert (found.saved, found.flops) == (64 * 512 * 4, 0)
     assert layers[1].inplace is False
@@ -97,9 +96,8 @@ def test_a_lower_precision_saves_what_autocast_saves() -> None:
 def test_a_step_in_which_the_optimizer_is_the_peak() -> None:
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
     x = torch.randn(1, 256)
-    found = {
-        one.change: one for one in advise(model, x, optimizer=torch.optim.AdamW, device="cuda")
-    }
+    advised = advise(model, x, optimizer=torch.optim.AdamW, device="cuda")
+    found = {one.change: one for one in advised}
     by_loop = found["foreach=False in the optimizer"]
     options = {"optimizer": lambda p: torch.optim.AdamW(p, foreach=False), "device": "cuda"}
     assert by_loop.profile.peak == trace(model, x, **options).peak

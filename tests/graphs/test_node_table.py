@@ -150,9 +150,8 @@ def test_a_node_without_operator_has_a_row_of_its_own() -> None:
 
 
 def test_operations_are_those_of_the_counter_of_torch(device: str) -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
-    )
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)
+    model = nn.Sequential(*layers)
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         model(x).sum().backward()

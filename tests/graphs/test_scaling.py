@@ -249,7 +249,6 @@ def test_what_builds_a_step_may_put_it_on_the_gpu() -> None:
     def on_host(batch: int) -> tuple[nn.Module, Tensor]:
         return nn.Linear(64, 64), torch.randn(batch, 64)
 
-    first, second = (
-        scaling(one, batch=[2, 4], options={"device": "cuda"}) for one in (build, on_host)
-    )
+    options = {"device": "cuda"}
+    first, second = (scaling(one, batch=[2, 4], options=options) for one in (build, on_host))
     assert first.polynomial() == second.polynomial()

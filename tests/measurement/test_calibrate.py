@@ -18,15 +18,8 @@ from pytest_torchmem.measurement.calibrate import record_figures
 from pytest_torchmem.measurement.device import version_of_cudnn
 from pytest_torchmem.operators.spec import spec_of
 from pytest_torchmem.step.step import Step
-from pytest_torchmem.targets.gpus import (
-    Calibration,
-    Gpu,
-    Setup,
-    WorkspaceKey,
-    WorkspaceSize,
-    find_gpu,
-    gpu_names,
-)
+from pytest_torchmem.targets.gpus import Calibration, Gpu, Setup, WorkspaceKey, find_gpu, gpu_names
+from pytest_torchmem.targets.gpus import WorkspaceSize as Size
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
 from tests.modules import Parts
@@ -43,7 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def figures(calibration: Calibration) -> dict[str, WorkspaceSize]:
+def figures(calibration: Calibration) -> dict[str, Size]:
     """Return the figures of one setup by operator."""
     ((setup, found),) = calibration.figures.items()
     assert setup == SETUP
@@ -59,10 +52,7 @@ def test_what_kernels_take_beyond_their_outputs(gpu: StandIn) -> None:
     gpu.workspaces = {FORWARD: 12_345, BACKWARD: lambda grad, x, *_: 10 * x.numel()}
     model, x = net(), torch.randn(2, 3, 8, 8)
     calibration = torchmem.calibrate(model, x, optimizer=torch.optim.AdamW)
-    assert figures(calibration) == {
-        FORWARD: WorkspaceSize(12_345),
-        BACKWARD: WorkspaceSize(10 * x.numel()),
-    }
+    assert figures(calibration) == {FORWARD: Size(12_345), BACKWARD: Size(10 * x.numel())}
     assert WorkspaceKey(FORWARD, GEOMETRY) in calibration.figures[SETUP]
 
 
@@ -81,7 +71,7 @@ def test_a_trace_has_no_unknown_workspace_afterwards(gpu: StandIn) -> None:
 
 def test_a_kernel_that_takes_nothing_has_a_figure(gpu: StandIn) -> None:
     found = figures(torchmem.calibrate(net(), torch.randn(2, 3, 8, 8)))
-    assert found == {FORWARD: WorkspaceSize(0), BACKWARD: WorkspaceSize(0)}
+    assert found == {FORWARD: Size(0), BACKWARD: Size(0)}
 
 
 @pytest.mark.parametrize("as_callable", [False, True])
@@ -100,16 +90,16 @@ def test_buffers_that_libraries_keep_are_no_workspace(gpu: StandIn, as_callable:
         (asked,) = torchmem.trace(net(), x, device="cuda", backward=False).questions
         step = Step()
         found = record_figures(gpu, find_gpu("a100"), (asked,), body, (), {}, step)
-        assert found == {asked: WorkspaceSize(100)}
+        assert found == {asked: Size(100)}
     else:
-        assert figures(calibration) == {FORWARD: WorkspaceSize(100), BACKWARD: WorkspaceSize(0)}
+        assert figures(calibration) == {FORWARD: Size(100), BACKWARD: Size(0)}
 
 
 def test_of_several_calls_the_largest_counts(gpu: StandIn) -> None:
     taken = iter([5, 700, 20] * 10)
     gpu.workspaces = {FORWARD: lambda *_: next(taken)}
     found = torchmem.calibrate(net(), torch.randn(2, 3, 8, 8), steps=3)
-    assert figures(found)[FORWARD] == WorkspaceSize(700)
+    assert figures(found)[FORWARD] == Size(700)
 
 
 def test_a_recomputed_forward_answers_too(gpu: StandIn) -> None:
@@ -119,7 +109,7 @@ def test_a_recomputed_forward_answers_too(gpu: StandIn) -> None:
 
     gpu.workspaces = {FORWARD: 300, BACKWARD: 400}
     found = torchmem.calibrate(Checkpointed(inner=net()), torch.randn(2, 3, 8, 8))
-    assert figures(found) == {FORWARD: WorkspaceSize(300), BACKWARD: WorkspaceSize(400)}
+    assert figures(found) == {FORWARD: Size(300), BACKWARD: Size(400)}
 
 
 def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
@@ -145,7 +135,7 @@ def test_operators_in_the_engines_own_threads_answer(gpu: StandIn) -> None:
     step = Step()
     model = Nested(inner=net())
     found = record_figures(gpu, find_gpu("a100"), questions_of_one, model, (x,), {}, step)
-    assert found == dict.fromkeys(questions_of_one, WorkspaceSize(400))
+    assert found == dict.fromkeys(questions_of_one, Size(400))
     assert len(threads) == 2
 
 
@@ -156,7 +146,7 @@ def test_operators_inside_of_composite_ones_answer(gpu: StandIn) -> None:
 
     gpu.workspaces = {"aten::_linalg_svd": 5000}
     found = torchmem.calibrate(Inverse(), torch.randn(8, 8), backward=False)
-    assert figures(found) == {"aten::_linalg_svd": WorkspaceSize(5000)}
+    assert figures(found) == {"aten::_linalg_svd": Size(5000)}
 
 
 def test_operators_that_inference_mode_leaves_whole_answer(gpu: StandIn) -> None:
@@ -167,7 +157,7 @@ def test_operators_that_inference_mode_leaves_whole_answer(gpu: StandIn) -> None
 
     gpu.workspaces = {FORWARD: 600}
     found = torchmem.calibrate(Inference(inner=net()), torch.randn(2, 3, 8, 8), backward=False)
-    assert figures(found) == {FORWARD: WorkspaceSize(600)}
+    assert figures(found) == {FORWARD: Size(600)}
 
 
 def test_settings_of_cudnn_are_part_of_what_is_asked(gpu: StandIn) -> None:
@@ -206,10 +196,9 @@ def test_outputs_whose_size_a_library_decides(gpu, recurrent, monkeypatch):
     gpu.workspaces, gpu.reserves = {name: 800}, {name: (1, 5_000_000)}
     x = torch.randn(16)
     calibration = torchmem.calibrate(Layer(), x, backward=False)
-    assert figures(calibration) == {name: WorkspaceSize(800, 5_000_000)}
-    traced = torchmem.trace(
-        Layer(), x, device="cuda", gpu="a100", backward=False, calibration=calibration
-    )
+    assert figures(calibration) == {name: Size(800, 5_000_000)}
+    options: Any = {"gpu": "a100", "backward": False, "calibration": calibration}
+    traced = torchmem.trace(Layer(), x, device="cuda", **options)
     measured = torchmem.measure(Layer(), x, device="cuda", backward=False)
     assert traced.peak == measured.peak == 2 * 64 + 5_000_000 + 800
 
@@ -238,10 +227,8 @@ def test_a_question_that_the_step_does_not_come_to_stays_open(gpu: StandIn) -> N
     calibration = torchmem.calibrate(model, x)
     assert set(figures(calibration)) == {FORWARD, BACKWARD}
     profile = torchmem.trace(model, x, device="cuda", gpu="a100", calibration=calibration)
-    assert {question.operator for question in profile.questions} - {FORWARD, BACKWARD} == {
-        "aten::cudnn_batch_norm",
-        "aten::cudnn_batch_norm_backward",
-    }
+    others = {question.operator for question in profile.questions} - {FORWARD, BACKWARD}
+    assert others == {"aten::cudnn_batch_norm", "aten::cudnn_batch_norm_backward"}
 
 
 def test_a_gpu_that_the_catalogue_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:

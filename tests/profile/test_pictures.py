@@ -205,11 +205,9 @@ def test_a_page_of_many_events_is_small_and_soon_there() -> None:
     timeline = long_timeline(100_000)
     start = time.process_time()
     call = OperatorCall(0, 1, timeline.allocations[0].origin, 0, "", (), KnownWork())
-    calls = [
-        call._replace(start=place, stop=place + 1, origin=timeline.allocations[event - 1].origin)
-        for place, event in enumerate(timeline.events)
-        if event > 0
-    ]
+    made = [(at, event - 1) for at, event in enumerate(timeline.events) if event > 0]
+    origins = [(at, timeline.allocations[index].origin) for at, index in made]
+    calls = [call._replace(start=at, stop=at + 1, origin=origin) for at, origin in origins]
     plan, table = plan_of(timeline, 512), node_table_of(timeline, calls)
     text = page(Content("long", timeline, {}, plan=plan, table=table))
     data = data_of(text)

@@ -19,12 +19,8 @@ from torch.cuda import _memory_viz
 
 from pytest_torchmem import MemoryProfile, trace
 from pytest_torchmem.errors import UsageError
-from pytest_torchmem.profile.formats.exports import (
-    allocations_csv,
-    parts_of,
-    trace_events,
-    write_memory_snapshot,
-)
+from pytest_torchmem.profile.formats import exports
+from pytest_torchmem.profile.formats.exports import parts_of, write_memory_snapshot
 from pytest_torchmem.profile.formats.saved import plain_timeline, read_timeline
 from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Timeline
 from tests.profile.test_static_plan import timelines
@@ -68,25 +64,9 @@ def damaged(plain: dict[str, Any], chance: random.Random) -> bytes:
         if not isinstance(place[key], dict | list) or not place[key] or chance.random() < 0.1:
             break
         place = place[key]
-    place[key] = chance.choice(
-        [
-            *[
-                None,
-                -1,
-                10**400,
-                1.5,
-                float("nan"),
-                float("inf"),
-                "",
-                "forward",
-                [],
-                [[]],
-                {},
-                True,
-            ],
-            *["\udc80", "\x1b[2J", ["\x1b[2J"], {"\x1b[2J": "\x9b"}, "</script><script>alert(1)"],
-        ]
-    )
+    values = [None, -1, 10**400, 1.5, float("nan"), float("inf"), "", "forward", [], [[]], {}, True]
+    hostile = ["\udc80", "\x1b[2J", ["\x1b[2J"], {"\x1b[2J": "\x9b"}, "</script><script>alert(1)"]
+    place[key] = chance.choice([*values, *hostile])
     return json.dumps(plain).encode("utf-8", "surrogatepass")
 
 
@@ -99,10 +79,8 @@ def test_a_damaged_file_is_refused_or_read(profile, tmp_path, chance):
     plain = file.read_text()
     unnamed = json.loads(plain)
     unnamed["allocator_peaks"]["eak"] = unnamed["allocator_peaks"].pop("peak")
-    for content in (
-        json.dumps(unnamed).encode(),
-        *(damaged(json.loads(plain), chance) for _ in range(60)),
-    ):
+    wrong = [damaged(json.loads(plain), chance) for _ in range(60)]
+    for content in (json.dumps(unnamed).encode(), *wrong):
         file.write_bytes(content)
         with suppress(UsageError):
             loaded = MemoryProfile.load(file)
@@ -122,7 +100,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
 
 @given(timelines())
 def test_rows_are_the_allocations(timeline: Timeline) -> None:
-    rows = list(csv.DictReader(io.StringIO(allocations_csv(timeline))))
+    rows = list(csv.DictReader(io.StringIO(exports.allocations_csv(timeline))))
     live = [0] * (len(timeline.events) + 1)
     for row in rows:
         stop = int(row["freed"]) if row["freed"] else len(live)
@@ -133,13 +111,12 @@ def test_rows_are_the_allocations(timeline: Timeline) -> None:
 
 @given(timelines())
 def test_counters_add_up_to_what_is_alive(timeline: Timeline) -> None:
-    events = json.loads(trace_events("cpu", timeline))["traceEvents"]
+    events = json.loads(exports.trace_events("cpu", timeline))["traceEvents"]
     counted = [sum(event["args"].values()) for event in events if event["ph"] == "C"]
     assert counted == timeline.live_bytes()
     slices = [(event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
-    assert sum(duration for _, duration in slices) == sum(
-        stop - start for start, stop, _ in timeline.spans()
-    )
+    spans = sum(stop - start for start, stop, _ in timeline.spans())
+    assert sum(duration for _, duration in slices) == spans
 
 
 def test_trace_events_keep_to_the_format(profile: MemoryProfile) -> None:
@@ -167,10 +144,8 @@ def test_trace_events_keep_to_the_format(profile: MemoryProfile) -> None:
 
 
 def memory_snapshot(timeline: Timeline) -> dict[str, Any]:
-    return {
-        name: [list(found)] if isinstance(found, Iterator) else found
-        for name, found in parts_of(timeline, "")
-    }
+    parts = parts_of(timeline, "")
+    return {name: [list(one)] if isinstance(one, Iterator) else one for name, one in parts}
 
 
 @settings(max_examples=30)
@@ -189,14 +164,12 @@ def test_a_snapshot_has_what_is_alive_piece_by_piece(timeline: Timeline) -> None
 def test_a_snapshot_of_many_entries_is_read_as_it_was() -> None:
     lines = [f"{'x' * 100_000 * (number == 7)}model.py:{number}" for number in range(400)]
     origins = [Origin(Phase.FORWARD, "net", "aten::mm", line) for line in lines]
-    made = tuple(
-        Allocation(
-            1 << number % 34, list(Kind)[number % 3], origins[number % 400 * (number < 2000)]
-        )
-        for number in range(4000)
-    )
+    kinds = list(Kind)
+    made = [
+        Allocation(1 << n % 34, kinds[n % 3], origins[n % 400 * (n < 2000)]) for n in range(4000)
+    ]
     events = (one for n in range(1, 4001) for one in (n, 3 - n)[: 1 + (n > 3)])
-    timeline = Timeline(made, tuple(events), ((0, Phase.FORWARD),))
+    timeline = Timeline(tuple(made), tuple(events), ((0, Phase.FORWARD),))
     file = io.BytesIO()
     write_memory_snapshot(timeline, file)
     assert len(file.getvalue()) < 1_000_000
