@@ -17,12 +17,10 @@ from pytest_torchmem.operators.elementwise import converted
 from pytest_torchmem.operators.libraries import cub
 from pytest_torchmem.operators.registry import UnknownOutputs, aten, operator
 from pytest_torchmem.operators.workspace import (
-    ALL,
     CONTIGUOUS,
     HALVES,
     INT,
     LONG,
-    Request,
     Workspace,
     bounded,
     ceil_div,
@@ -163,11 +161,8 @@ def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
     return dense_copy(input.movedim(dim, -1))
 
 
-@kth_value.workspace("cuda")
-@medians.workspace("cuda")
-def selection(input: Tensor) -> tuple[Request, ...]:
-    """Selected from a dense copy along a dimension. Sorting.cpp."""
-    return (contiguous_copy(input), ALL)
+# Selected from a dense copy along a dimension; Sorting.cpp.
+operator(*aten("kthvalue median nanmedian")).workspace("cuda")(copied(first=True, self=CONTIGUOUS))
 
 
 @medians.decomposition("cuda")

@@ -24,6 +24,13 @@ V = TypeVar("V")
 _TEST = re.compile(r'"test"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CONFLICT = re.compile(r"^(<{7}|\|{7}|={7}|>{7})(?: .*)?\r?$", re.MULTILINE)
 """Conflict markers; no line of a snapshot looks like one."""
+_END = r"(?: .*)?\r?$\n?"
+_LINES = r"((?:(?!(?:<{7}|\|{7}|={7}|>{7})(?: |\r?$)).*\n)*)"
+_IN_CONFLICT = re.compile(
+    rf"^<{{7}}{_END}{_LINES}(?:\|{{7}}{_END}{_LINES})?={{7}}{_END}{_LINES}>{{7}}{_END}",
+    re.MULTILINE,
+)
+"""From marker to marker: what one side has, the common ancestor, and the other side."""
 
 
 @dataclass(frozen=True)  # as Contents
@@ -109,32 +116,16 @@ def tests_named_in(path: Path) -> list[str]:
         return []
 
 
-def _sides(text: str) -> tuple[str, str]:
+def _sides(text: str) -> list[str]:
     """Return a file with conflict markers as it was on either side.
 
     The common ancestor that git's ``diff3`` style adds is dropped. Raises ``SnapshotError`` where
     markers are torn.
     """
-    ours: list[str] = []
-    theirs: list[str] = []
-    state = "both"
-    follows = {"<": ("both", "ours"), "|": ("ours", "base"), ">": ("theirs", "both")}
-    for line in re.findall(r".*\n|.+", text):  # nothing else ends one: an id may have U+2028
-        match = _CONFLICT.match(line)
-        if match is None:
-            if state in ("both", "ours"):
-                ours.append(line)
-            if state in ("both", "theirs"):
-                theirs.append(line)
-            continue
-        sign = match.group(1)[0]
-        expected, after = follows.get(sign, (state, "theirs"))
-        if state != expected or (sign == "=" and state not in ("ours", "base")):
-            raise SnapshotError("has mismatched conflict markers")
-        state = after
-    if state != "both":
+    sides = [_IN_CONFLICT.sub(side, text) for side in (r"\1", r"\3")]
+    if any(map(_CONFLICT.search, sides)):
         raise SnapshotError("has mismatched conflict markers")
-    return "".join(ours), "".join(theirs)
+    return sides
 
 
 def _advice(path: Path, problem: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem.torch_private.keys import CUDA
-from pytest_torchmem.torch_private.names import private, private_attribute, private_name
+from pytest_torchmem.torch_private.names import listed, private, private_attribute, private_name
 
 #: The class in C++ whose attributes ``torch.Tensor`` inherits.
 TensorBase: Any = private("torch._C.TensorBase")
@@ -65,18 +65,14 @@ BUFFERS = private_name("torch.nn.Module._buffers")
 UNSAVED_BUFFERS = private_name("torch.nn.Module._non_persistent_buffers_set")
 CHILDREN = private_name("torch.nn.Module._modules")
 #: The dictionaries of what is called with a module.
-HOOK_TABLES = (
-    private_name("torch.nn.Module._forward_hooks"),
-    private_name("torch.nn.Module._forward_hooks_with_kwargs"),
-    private_name("torch.nn.Module._forward_hooks_always_called"),
-    private_name("torch.nn.Module._forward_pre_hooks"),
-    private_name("torch.nn.Module._forward_pre_hooks_with_kwargs"),
-    private_name("torch.nn.Module._backward_hooks"),
-    private_name("torch.nn.Module._backward_pre_hooks"),
-    private_name("torch.nn.Module._state_dict_hooks"),
-    private_name("torch.nn.Module._state_dict_pre_hooks"),
-    private_name("torch.nn.Module._load_state_dict_pre_hooks"),
-    private_name("torch.nn.Module._load_state_dict_post_hooks"),
+HOOK_TABLES = tuple(
+    private_name(f"torch.nn.Module.{name}")
+    for name in listed("""
+        _forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called
+        _forward_pre_hooks _forward_pre_hooks_with_kwargs _backward_hooks _backward_pre_hooks
+        _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
+        _load_state_dict_post_hooks
+    """)
 )
 
 
