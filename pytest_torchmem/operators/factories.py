@@ -125,9 +125,12 @@ _in_place = operator(
     *aten("""
         hann_window hann_window.periodic hamming_window hamming_window.periodic
         hamming_window.periodic_alpha hamming_window.periodic_alpha_beta
-    """)
+    """),
+    takes_nothing=frozenset({"cuda"}),
 )
-_bartlett = operator(*aten("bartlett_window bartlett_window.periodic"))
+_bartlett = operator(
+    *aten("bartlett_window bartlett_window.periodic"), takes_nothing=frozenset({"cuda"})
+)
 _blackman = operator(*aten("blackman_window blackman_window.periodic"))
 _kaiser = operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta"))
 
@@ -152,13 +155,6 @@ def factor(outputs: Tensor, window_length: int) -> int:
 def whole_factor(outputs: Tensor, window_length: int) -> int:
     """The second half is multiplied by a whole number; bartlett_window."""
     return converted(-1, outputs.dtype) if window_length > 1 else 0
-
-
-@_in_place.workspace("cuda")
-@_bartlett.workspace("cuda")
-def nothing() -> int:
-    """Kernels are given numbers as they are."""
-    return 0
 
 
 @_blackman.workspace("cpu")

@@ -66,24 +66,16 @@ def fused_optimizer() -> None:
     """Parameters and states are updated where they are; native/cuda/fused_adam_impl.cu, …"""
 
 
-# native/ForeachUtils.h, convert_tensor_to_scalar_list
-_OF_HOST = "Expected scalars to be on CPU, got {device} instead."
-_by_scalars = operator(
-    *aten("_foreach_addcdiv _foreach_addcmul", ".Tensor"),
-    across_devices=True,
-    of_host="scalars",
-    elsewhere=_OF_HOST,
-)
-_by_scalars_in_place = operator(
-    *aten("_foreach_addcdiv_ _foreach_addcmul_", ".Tensor"),
-    across_devices=True,
-    of_host="scalars",
-    elsewhere=_OF_HOST,
-)
+_BY_SCALARS = "_foreach_addcdiv _foreach_addcmul"
+_IN_PLACE = "_foreach_addcdiv_ _foreach_addcmul_"
 
 
-@_by_scalars.check("cuda")
-@_by_scalars_in_place.check("cuda")
+@operator(
+    *aten(f"{_BY_SCALARS} {_IN_PLACE}", ".Tensor"),
+    across_devices=True,
+    of_host="scalars",
+    elsewhere="Expected scalars to be on CPU, got {device} instead.",
+).check("cuda")
 def as_many_scalars(input: Sequence[Tensor], scalars: Tensor) -> None:
     """native/ForeachUtils.h, convert_tensor_to_scalar_list."""
     if scalars.dim() != 1:
@@ -97,13 +89,13 @@ def as_many_scalars(input: Sequence[Tensor], scalars: Tensor) -> None:
         )
 
 
-@_by_scalars.meta("cuda")
+@operator(*aten(_BY_SCALARS, ".Tensor")).meta("cuda")
 def sums(input: Sequence[Tensor]) -> list[Tensor]:
     """One for each tensor, whatever the host's scalars are; native/cuda/ForeachPointwiseOp.cu."""
     return [torch.empty_like(one) for one in input]
 
 
-@_by_scalars_in_place.meta("cuda")
+@operator(*aten(_IN_PLACE, ".Tensor")).meta("cuda")
 def sums_in_place() -> None:
     """The tensors themselves."""
 

@@ -75,7 +75,7 @@ def told(sample: Any) -> tuple[str, ...]:
         (aten.uniform_.default, True, True),
         (aten.topk.default, True, False),
         (aten._sample_dirichlet.default, False, True),
-        (aten.hann_window.default, False, False),
+        (aten.hann_window.default, False, True),
         (aten.linalg_matrix_exp.default, False, False),
         (aten.linalg_eig.default, False, False),
         (aten.add.Tensor, True, True),
