@@ -151,13 +151,11 @@ def layout(timeline: Timeline) -> Layout:
     live: dict[int, tuple[Block, Placed]] = {}
     placed: list[Placed] = []
     reserved: list[tuple[int, int, int]] = []
-    in_use = most = 0
     for position, event in enumerate(timeline.events):
         if event < 0:
             if event_made := live.pop(-event, None):
                 block, one = event_made
                 allocator.free(block)
-                in_use -= one.nbytes
                 placed.append(one._replace(stop=position))
             continue
         allocation, before = timeline.allocations[event - 1], allocator.reserved
@@ -168,8 +166,6 @@ def layout(timeline: Timeline) -> Layout:
             reserved.append((served.address, allocator.reserved - before, position))
         one = Placed(served.address, served.size, position, len(timeline.events), allocation)
         live[event] = served, one
-        in_use += one.nbytes
-        most = max(most, in_use)
     placed += [one for _, one in live.values()]
     sizes = accumulate((nbytes for _, nbytes, _ in reserved), initial=0)
     offsets = sorted(zip((address for address, *_ in reserved), sizes, strict=False))
@@ -178,6 +174,7 @@ def layout(timeline: Timeline) -> Layout:
         placed[index] = one._replace(offset=offset + one.offset - address)
     by_address = dict(offsets)
     segments_made = [(by_address[address], nbytes, at) for address, nbytes, at in reserved]
+    most = allocator.statistics.all.allocated_bytes.peak
     return Layout(allocator.reserved, most, segments_made, placed)
 
 
