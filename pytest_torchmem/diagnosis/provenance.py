@@ -149,10 +149,13 @@ class Provenance:
                 return one
         return None
 
-    def first_made(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
-        """Return who made the first tensor of a type and a shape, and no parameter."""
-        made = (one for one in self._allocations if one.kind not in _STANDING)
-        return next((one.origin for one in made if tensor == (one.dtype, one.shape)), None)
+    def first_made(self, tensor: tuple[str, tuple[int, ...]]) -> int:
+        """Return the index of the first tensor of a type and a shape, and no parameter, or -1."""
+        made = (i for i, one in enumerate(self._allocations) if one.kind not in _STANDING)
+        own = (
+            i for i in made if tensor == (self._allocations[i].dtype, self._allocations[i].shape)
+        )
+        return next(own, -1)
 
     def largest(self, operator: str) -> Allocation | None:
         """Return the largest tensor that an operator made."""

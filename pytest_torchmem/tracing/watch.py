@@ -484,9 +484,11 @@ class Watch:
         """Take note of what a function of a program's saves for its backward."""
         ledger = self._ledger
         device = self._device_of(ledger) if ledger is not None else None
-        if ledger is None or device is None:
+        name = type(context).__name__.removesuffix("Backward")
+        # AOTAutograd's, of a graph (torch/_functorch/_aot_autograd/runtime_wrappers.py)
+        if ledger is None or device is None or name == "CompiledFunction":
             return
-        saver = type(context).__name__.removesuffix("Backward"), Attribution().user_line()
+        saver = name, Attribution().user_line()
         for tensor in tensors:
             record = ledger.records.get(_address(tensor)) if isinstance(tensor, Tensor) else None
             if record is not None and record.ledger is device and record.index - 1 in self._wanted:

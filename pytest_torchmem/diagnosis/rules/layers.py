@@ -65,6 +65,8 @@ def differing_settings(own: Layer, other: Layer) -> str:
     differ = {name for name, value in own.settings.items() if other.settings.get(name) != value}
     if any(name.isdecimal() for name in {*differ, *(other.settings.keys() - own.settings.keys())}):
         differ |= {name for name in own.settings if name.isdecimal()}  # their places say which
+    if not own.is_of_torch:  # what is new with a value that switches nothing on says nothing
+        differ -= {n for n in differ - other.settings.keys() if not own.settings[n]}
     kept = {name: value for name, value in own.settings.items() if name in differ}
     if own.kind == other.kind and own.is_of_torch:  # which says of a switch that it is not as usual
         lost = other.settings.items() - own.settings.items()
@@ -94,6 +96,17 @@ class LayerChange(NamedTuple):
     def is_of_torch(self) -> bool:
         """Whether a layer of torch, or another class, is what changed, and no attribute."""
         return self.layer.is_of_torch or not self.is_same_class
+
+    @property
+    def is_narrower(self) -> bool:
+        """Whether no more changed than that widths are smaller."""
+        sides = self.layer.settings, self.was.settings
+        same = self.layer.kind == self.was.kind and sides[0].keys() == sides[1].keys()
+        return same and all(
+            is_width(name) and type(value) is int and value < sides[1][name]
+            for name, value in sides[0].items()
+            if value != sides[1][name]
+        )
 
     @property
     def is_set_otherwise(self) -> bool:
@@ -255,6 +268,8 @@ def _of_change(
 ) -> Cause | None:
     """Return what layers of a pattern that changed alike explain."""
     numbers = change.numbers
+    if change.is_narrower:
+        return None
     if pattern in larger and larger[pattern].are_given_more(numbers):
         return None  # what is before it makes more
     own = [row for row in evidence.of_module(pattern) if _is_about(row, pattern, numbers)]

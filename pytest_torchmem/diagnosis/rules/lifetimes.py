@@ -195,7 +195,8 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     what = "what it made in the forward"
     if not rows and evidence.difference.moment != HOST:
         rows = [row for row in evidence.came(Role.ACTIVATION) if _lives_longer(evidence, row)]
-        rows = [row for row in rows if is_kept(evidence, row)]
+        gone = {row.what.tensor for row in evidence.difference.rows if row.now is None}
+        rows = [row for row in rows if is_kept(evidence, row) and row.what.tensor not in gone]
     if not rows:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]

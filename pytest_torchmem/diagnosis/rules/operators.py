@@ -203,16 +203,16 @@ def other_operators(evidence: Evidence) -> Cause | None:
 
 
 def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Allocation | None:
-    """Return the first ancestor as large as a row, through new operators, of another line."""
+    """Return the first ancestor of as many bytes as a row, through new operators, elsewhere."""
     if row.what.role not in MADE:
         return None  # of a backward, which the operators of the forward explain
     index, allocations, root = evidence.first(row), evidence.ran.allocation, None
     seen = {index}
     while index >= 0:
-        size = prod(allocations(index).shape)
+        size = allocations(index).nbytes
         read = [one for one in evidence.ran.reads(index) if one not in seen]
         new = (one for one in read if evidence.ran.caller(allocations(one)) in more)
-        as_large = (one for one in new if prod(allocations(one).shape) >= size)
+        as_large = (one for one in new if allocations(one).nbytes >= size)
         index = next((one for one in as_large if not is_known(evidence, allocations(one))), -1)
         seen.add(index)
         root = allocations(index) if index >= 0 else root

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
+    MADE,
     Cause,
     Evidence,
     Told,
@@ -301,10 +302,14 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     fewer = _fewer_calls(evidence, changed[0].name)
     text = _step_of_input(changed[0]) + more + fewer
     retyped = any(_types(one.before) != _types(one.now) for one in changed)
-    is_made = " of " in changed[0].name and not fewer
-    made = evidence.ran.first_made(changed[0].now[-1]) if is_made else None
+    new_shapes = [one for one in changed[0].now if one not in changed[0].before]
+    is_made = " of " in changed[0].name and bool(new_shapes)
+    index = evidence.ran.first_made(new_shapes[0]) if is_made else -1
+    made = evidence.ran.allocation(index).origin if index >= 0 and not fewer else None
     origin = made if made is not None and made.line else None
     rows = evidence.came() if retyped else evidence.of_sizes()
+    # What was there before the input is not made of it.
+    rows = [row for row in rows if row.what.role not in MADE or evidence.first(row) >= index]
     return cause("inputs", rows, None, origin, change=text)
 
 
@@ -329,8 +334,9 @@ def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
 def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:
     """Tell whether a module has made what it is given, as it does a cache."""
     module = change.name.partition(" of ")[2].partition("[")[0]
-    made = evidence.ran.first_made(change.now[-1]) if module else None
-    return made is not None and bool(made.module) and within(module, made.module)
+    made = evidence.ran.first_made(change.now[-1]) if module else -1
+    origin = evidence.ran.allocation(made).origin if made >= 0 else None
+    return origin is not None and bool(origin.module) and within(module, origin.module)
 
 
 def _fewer_calls(evidence: Evidence, name: str) -> str:
@@ -413,6 +419,8 @@ def checkpointing_lost(evidence: Evidence) -> Cause | None:
         return None
     place = common_parent(lost)  # of a function, a checkpoint shows what it calls
     rows = evidence.of_module(place)
+    if not rows and place not in evidence.present(Topic.LAYERS):
+        rows = [*evidence.came()]  # it is called by itself now
     if 2 * total(row for row in rows if row.what.role == Role.RECOMPUTED) > total(rows):
         return None  # by a checkpoint that spans more
     numbers = lost.get(place) or next(iter(lost.values()))

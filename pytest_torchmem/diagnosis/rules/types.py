@@ -20,7 +20,7 @@ from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.lifetimes import is_kept, kept_by
 from pytest_torchmem.profile.facts import AUTOCAST, Topic
 from pytest_torchmem.profile.module_paths import fold, prefixes
-from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Role
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
 from pytest_torchmem.units import format_size
 
@@ -35,6 +35,8 @@ def broadcast(evidence: Evidence) -> Cause | None:
         return None  # larger inputs make larger products
     places: dict[tuple[str, str], list[tuple[Origin, str]]] = {}
     for origin, shapes in evidence.ran.broadcasts.items():
+        if origin.phase is Phase.BACKWARD:
+            continue  # of what the forward has summed up
         places.setdefault((fold(origin.module)[0], origin.line), []).append((origin, shapes))
     for row in (one for one in evidence.came() if not is_kept(evidence, one)):
         what = row.what
