@@ -4,14 +4,18 @@ All of it is asked for before a trace, and set to the same after it; contexts th
 in a trace and leaves open end with it, and only once. Memory depends on some of the settings.
 """
 
+import ast
 import ctypes
 import gc
+import inspect
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, suppress
 from functools import cache, partial
+from textwrap import dedent
 from types import BuiltinMethodType, GeneratorType
 from typing import Any, ClassVar, NamedTuple, cast
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -453,6 +457,8 @@ class _Entered:
     on_thread: ClassVar[Callable[[], bool]] = staticmethod(lambda: False)
     open: ClassVar[WeakKeyDictionary[Any, int]] = WeakKeyDictionary()
     """How often each was entered: a mode that is called enters itself again."""
+    made: ClassVar[WeakSet[Any]] = WeakSet()
+    """Autocasts that a trace has made."""
     generators: ClassVar[WeakKeyDictionary[Any, None]] = WeakKeyDictionary()
     """Those of torch's contexts that are functions (``contextlib.contextmanager``)."""
     ended: ClassVar[WeakSet[Any]] = WeakSet()
@@ -478,6 +484,7 @@ def ends_once(on_thread: Callable[[], bool]) -> Iterator[None]:
         kinds = [kind for kind in _ALSO_DECORATORS.__subclasses__() if hasattr(kind, "__enter__")]
         followed = [_followed(kind, kind.__enter__, kind.__exit__) for kind in (*_GUARDS, *kinds)]
         followed.append(_functions_followed(_GeneratorContextManager.__enter__))
+        followed.append(_autocasts_made(torch.autocast.__init__))
         patch = _Entered.patch = Patch(followed)
     _Entered.on_thread = staticmethod(on_thread)
     _Entered.open, _Entered.generators = WeakKeyDictionary(), WeakKeyDictionary()
@@ -512,6 +519,9 @@ def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> 
         _Entered.ended.discard(self)
         if _Entered.on_thread():
             _Entered.open[self] = _Entered.open.get(self, 0) + 1
+        if kind is torch.autocast and not self._enabled and self not in _Entered.made:
+            with _as_where_it_is_on(self, sys._getframe(1)):
+                return begin(self)
         return begin(self)
 
     def leave(self: Any, *error: Any) -> Any:
@@ -522,6 +532,60 @@ def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> 
         return end(self, *error)
 
     return kind, {"__enter__": enter, "__exit__": leave}
+
+
+@cache
+def _autocasts_made(make: Callable[..., Any]) -> Any:
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _Entered.made.add(self)
+
+    return torch.autocast, {"__init__": made}
+
+
+@contextmanager
+def _as_where_it_is_on(autocast: Any, frame: Any) -> Iterator[None]:
+    """Let an autocast for cuda be on that was made where torch saw no GPU, and turned it off.
+
+    So it is with those that decorate functions of modules that were imported before the trace, but
+    where they are asked to be off (``enabled=``). Of what else was made before nobody knows.
+    """
+    while frame.f_code.co_name in ("__enter__", "enter"):
+        frame = frame.f_back
+    is_decorator = frame.f_code is _DECORATED
+    if autocast.device != "cuda" or not torch.cuda.is_available():
+        yield
+    elif is_decorator and not _says_enabled(frame.f_locals["func"]):
+        autocast._enabled = True
+        try:
+            yield
+        finally:
+            autocast._enabled = False
+    else:
+        if not is_decorator:
+            warnings.warn(_WAS_OFF, stacklevel=5)
+        yield
+
+
+_DECORATED = torch.autocast("cpu")(lambda: None).__code__
+_WAS_OFF = (
+    "torchmem: this torch.autocast for cuda is off: it was made before the trace, where torch saw "
+    "no GPU, or with enabled=False. What a GPU would cast is not in the figures unless the step "
+    "makes it."
+)
+
+
+@cache
+def _says_enabled(function: Callable[..., Any]) -> bool:
+    """Return whether the source of a decorated function says if its autocast is to be on."""
+    try:
+        tree: Any = ast.parse(dedent(inspect.getsource(function)))
+        calls = [one for one in tree.body[0].decorator_list if isinstance(one, ast.Call)]
+    except (OSError, SyntaxError, AttributeError):
+        return True
+    named = {key.arg for call in calls for key in call.keywords}
+    given = [getattr(arg, "value", None) for call in calls for arg in call.args]
+    return "enabled" in named or any(type(one) is bool for one in given)
 
 
 @cache

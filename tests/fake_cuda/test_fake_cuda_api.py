@@ -217,3 +217,48 @@ def test_a_gpus_own_numbers_after_draws_that_are_not_computed(monkeypatch):
     program("cpu", torch.manual_seed)
     trace(program, "cuda", cuda.manual_seed, device="cuda")
     assert told == told[:1] * len(told)
+
+
+_BEFORE = torch.autocast("cuda", torch.bfloat16)
+
+
+@torch.autocast("cuda", torch.bfloat16)
+def _cast(x: Tensor) -> Tensor:
+    return x @ x
+
+
+@torch.cuda.amp.autocast()
+def _cast_to_half(x: Tensor) -> Tensor:
+    return x @ x
+
+
+@torch.autocast("cuda", torch.bfloat16, enabled=False)
+def _not_cast(x: Tensor) -> Tensor:
+    return x @ x
+
+
+def _within_another(x: Tensor) -> Tensor:
+    with _BEFORE:
+        return x @ x
+
+
+@pytest.mark.filterwarnings("ignore:torchmem. this torch.autocast")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns nothing off")
+@pytest.mark.parametrize(
+    ("program", "dtype"),
+    [
+        *((_cast, torch.bfloat16), (_cast_to_half, torch.float16)),
+        *((_not_cast, torch.float32), (_within_another, torch.float32)),
+    ],
+)
+def test_an_autocast_made_where_torch_saw_no_gpu(program, dtype):
+    found = result_of(lambda: program(torch.ones(8, 8, device="cuda")).dtype, device="cuda")
+    assert found is dtype
+    assert program(torch.ones(8, 8)).dtype is torch.float32
+    assert not _BEFORE._enabled
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch turns nothing off")
+def test_an_autocast_that_is_off_says_so():
+    with pytest.warns(UserWarning, match="made before the trace"):
+        trace(lambda: _within_another(torch.ones(8, 8, device="cuda")), device="cuda")
