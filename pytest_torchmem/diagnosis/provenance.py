@@ -157,6 +157,14 @@ class Provenance:
         )
         return next(own, -1)
 
+    def first_with(self, size: int) -> Allocation | None:
+        """Return the first tensor that has a size which nothing had that its operator read."""
+        for index, one in enumerate(self._allocations):
+            if size in one.shape and one.dtype and index in self._made_by:
+                read = not any(size in other.shape for other in self.read(index))
+                return one if read and one.origin.line else None
+        return None
+
     def largest(self, operator: str) -> Allocation | None:
         """Return the largest tensor that an operator made."""
         own = (call for call in self._calls if call.origin.operator == operator)

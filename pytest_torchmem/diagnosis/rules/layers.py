@@ -103,9 +103,11 @@ class LayerChange(NamedTuple):
         sides = self.layer.settings, self.was.settings
         same = self.layer.kind == self.was.kind and sides[0].keys() == sides[1].keys()
         return same and all(
-            is_width(name) and type(value) is int and value < sides[1][name]
-            for name, value in sides[0].items()
-            if value != sides[1][name]
+            is_width(name) and type(value) is type(was) is int and value < was
+            for (name, value), was in zip(
+                sides[0].items(), map(sides[1].get, sides[0]), strict=True
+            )
+            if value != was
         )
 
     @property
@@ -424,7 +426,7 @@ def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
     return f", in the place of {shown[0]}{more}" if shown else ""
 
 
-@rule("given", "{module} is given {now}, and was given {before}")
+@rule("given", "{module} is given {now}, and was given {before}{since}")
 def given_more(evidence: Evidence) -> Cause | None:
     """A layer works on more than it did: every position instead of one, a longer sequence."""
     if any(change.before for change in evidence.about(Topic.INPUTS)) or layer_gone(evidence):
@@ -450,12 +452,15 @@ def given_more(evidence: Evidence) -> Cause | None:
     made = _maker_of(evidence, first, shape)
     now = f"{shape.text} of {made.operator}" if made else shape.text
     module = evidence.module(first, shape.numbers)
-    values = {"now": now, "before": given.before.text}
+    values = {"now": now, "before": given.before.text, "since": ""}
     placed = [row for row in own if within(first, row.what.module)]
     counted = evidence.counted(made.operator) if made is not None else None
     is_new = counted is not None and counted.rose
     is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
     origin = made if is_new or not placed else None  # else what it is given to
+    source = evidence.source_of(shape.shape, given.before.shape)
+    if source is not None and source.origin != made:
+        origin, values["since"] = source.origin, f": {source.origin.operator} makes {source.tensor}"
     more = {name for name, one in evidence.counts().items() if one.rose}  # for other causes
     calm = [row for row in placed if row.what.source not in more]
     shown = shown_by(calm or placed or own or rows)
