@@ -304,13 +304,9 @@ def test_answers_of_cudnn(cudnn: Library) -> None:
 
 
 def test_the_package_starts_no_process_and_imports_no_torch_for_it() -> None:
-    code = (
-        "import sys, pytest_torchmem.cudnn.library as library\n"
-        "library.library()\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    environment = {**os.environ, "TORCHMEM_CUDNN": ""}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    asks = "import sys, pytest_torchmem.cudnn.library as library\nlibrary.library()\n"
+    command = [sys.executable, "-c", f"{asks}assert 'torch' not in sys.modules\n"]
+    subprocess.run(command, check=True, env={**os.environ, "TORCHMEM_CUDNN": ""})
 
 
 def attention(direction: str, **settings: Any) -> AttentionQuestion:
@@ -358,19 +354,22 @@ def test_a_plan_that_would_be_compiled_is_not(cudnn: Library) -> None:
     assert time.perf_counter() - began < 0.2
 
 
+REMEMBERS = """
+import sys
+from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan
+from pytest_torchmem.cudnn.library import DiskMemory
+memory = DiskMemory((9, 20, 0))
+for at in range(500):
+    place = ('8.0x108', f'{sys.argv[1]}', f'float16[{at}], ' * 20)
+    memory.add(place, Answer((ExecutionPlan(at, 1),)))
+"""
+
+
 def test_processes_that_ask_at_once(tmp_path: Path, cache: Path) -> None:
     """As two workers of pytest-xdist do: every line of the file is whole."""
-    code = (
-        "import sys\n"
-        "from pytest_torchmem.cudnn.questions import Answer, ExecutionPlan\n"
-        "from pytest_torchmem.cudnn.library import DiskMemory\n"
-        "memory = DiskMemory((9, 20, 0))\n"
-        "for at in range(500):\n"
-        "    place = ('8.0x108', f'{sys.argv[1]}', f'float16[{at}], ' * 20)\n"
-        "    memory.add(place, Answer((ExecutionPlan(at, 1),)))\n"
-    )
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    running = [subprocess.Popen([sys.executable, "-c", code, one], env=environment) for one in "ab"]
+    command = [sys.executable, "-c", REMEMBERS]
+    running = [subprocess.Popen([*command, name], env=environment) for name in "ab"]
     assert [process.wait(60) for process in running] == [0, 0]
     found = DiskMemory((9, 20, 0))
     for name in "ab":

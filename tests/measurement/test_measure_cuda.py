@@ -155,10 +155,8 @@ def test_a_backward_that_asks_for_nothing_has_what_is_alive(gpu: StandIn) -> Non
 
     assert measured(views).backward_peak == 8000
     assert torchmem.trace(views).backward_peak == torchmem.measure(views).backward_peak == 8000
-    assert (
-        torchmem.trace(zeros_without_memory).figures()
-        == torchmem.measure(zeros_without_memory).figures()
-    )
+    zeros = torchmem.trace(zeros_without_memory)
+    assert zeros.figures() == torchmem.measure(zeros_without_memory).figures()
 
 
 def test_a_gpu_that_is_too_small_says_so_and_is_left_empty(monkeypatch: pytest.MonkeyPatch) -> None:

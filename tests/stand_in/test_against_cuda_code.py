@@ -105,43 +105,38 @@ class Attended(Parts):
         return self.projection(nn.functional.scaled_dot_product_attention(x, x, x))
 
 
-def half(module: nn.Module) -> nn.Module:
-    return module.bfloat16()
+def half(module: nn.Module, *shape: int) -> tuple[nn.Module, torch.Tensor]:
+    return module.bfloat16(), torch.randn(shape, dtype=torch.bfloat16)
 
 
-STEPS: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "products": lambda: (
-        nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)),
-        torch.randn(64, 512),
-    ),
-    "attention": lambda: (
-        nn.TransformerEncoderLayer(256, 8, batch_first=True),
-        torch.randn(4, 128, 256),
-    ),
-    "attention in half precision": lambda: (
-        half(nn.TransformerEncoderLayer(256, 8, batch_first=True)),
-        torch.randn(4, 128, 256, dtype=torch.bfloat16),
-    ),
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))
+
+
+def attended() -> nn.Module:
+    return Attended(projection=nn.Linear(64, 64))
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(256, 8, batch_first=True)
+
+
+STEPS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "products": lambda: (layers(), torch.randn(64, 512)),
+    "attention": lambda: (encoder(), torch.randn(4, 128, 256)),
     "normalization": lambda: (nn.BatchNorm2d(64), torch.randn(8, 64, 56, 56)),
-    "attention of three dimensions": lambda: (
-        half(Attended(projection=nn.Linear(64, 64))),
-        torch.randn(4, 32, 64, dtype=torch.bfloat16),
-    ),
-    "groups in half precision": lambda: (
-        half(nn.GroupNorm(8, 64)),
-        torch.randn(8, 64, 28, 28, dtype=torch.bfloat16),
-    ),
+    "attention in half precision": lambda: half(encoder(), 4, 128, 256),
+    "attention of three dimensions": lambda: half(attended(), 4, 32, 64),
+    "groups in half precision": lambda: half(nn.GroupNorm(8, 64), 8, 64, 28, 28),
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW], ids=["plain", "AdamW"])
 def test_what_the_allocator_counts_is_the_traced(name: str, optimizer: Any) -> None:
-    model, *inputs = STEPS[name]()
-    measured = torchmem.measure(model, *inputs, device="cuda", optimizer=optimizer)
-    traced = torchmem.trace(
-        model, *inputs, device="cuda", gpu="a100-80gb", optimizer=optimizer, memory="unlimited"
-    )
+    step, options = STEPS[name](), {"device": "cuda", "optimizer": optimizer}
+    measured = torchmem.measure(*step, **options)
+    traced = torchmem.trace(*step, **options, gpu="a100-80gb", memory="unlimited")
     assert traced.figures() == measured.figures()
 
 
@@ -155,8 +150,7 @@ class Autocast(Parts):
 class Applied(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(64, 64))
-        self.function = function
+        self.weight, self.function = nn.Parameter(torch.randn(64, 64)), function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x @ self.weight)
@@ -181,12 +175,10 @@ class Evaluated(nn.Module):
         self.register_buffer("padding", torch.zeros(10, 50, dtype=torch.bool))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.view(10, 50, 64)
+        x, options = x.view(10, 50, 64), {"need_weights": self.need_weights}
         with torch.no_grad():
             for padding in (None, self.padding):
-                found = self.attention(
-                    x, x, x, key_padding_mask=padding, need_weights=self.need_weights
-                )
+                found = self.attention(x, x, x, key_padding_mask=padding, **options)
         return self.attention.out_proj(found[0])
 
 

@@ -103,9 +103,8 @@ def _names_of_torch() -> frozenset[str]:
         nn.Module(),
     )
     found = {name for owner in owners for name in dir(owner) if _PRIVATE.match(name)}
-    operators = {
-        name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()
-    }
+    registered = torch._C._dispatch_get_all_op_names()
+    operators = {name.partition("::")[2].partition(".")[0] for name in registered}
     return frozenset(found - operators)
 
 

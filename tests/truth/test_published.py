@@ -89,26 +89,14 @@ class Recorder(CachingAllocator):
 
     def snapshot(self, from_event: int = 0) -> dict[str, Any]:
         """Return what ``torch.cuda.memory._snapshot`` would."""
+        segments = []
+        for blocks in self._chains():
+            whole = {"address": blocks[0].address, "total_size": sum(one.size for one in blocks)}
+            kind = "small" if blocks[0].pool.is_small else "large"
+            parts = {"segment_type": kind, "blocks": [*map(_as_recorded, blocks)]}
+            segments.append({"device": 0, "stream": 0, **whole, **parts})
         return {
-            "segments": [
-                {
-                    "device": 0,
-                    "address": blocks[0].address,
-                    "total_size": sum(block.size for block in blocks),
-                    "stream": 0,
-                    "segment_type": "small" if blocks[0].pool.is_small else "large",
-                    "blocks": [
-                        {
-                            "address": block.address,
-                            "size": block.size,
-                            "requested_size": block.requested,
-                            "state": "active_allocated" if block.allocated else "inactive",
-                        }
-                        for block in blocks
-                    ],
-                }
-                for blocks in self._chains()
-            ],
+            "segments": segments,
             "device_traces": [self.trace[from_event:]],
             "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self.text},
         }
@@ -120,6 +108,12 @@ class Recorder(CachingAllocator):
                 while chain[-1].after is not None:
                     chain.append(chain[-1].after)
                 yield chain
+
+
+def _as_recorded(block: Block) -> dict[str, Any]:
+    state = "active_allocated" if block.allocated else "inactive"
+    sizes = {"size": block.size, "requested_size": block.requested}
+    return {"address": block.address, **sizes, "state": state}
 
 
 def recorded(chance: random.Random, options: str = "") -> tuple[Recorder, int]:

@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.truth import compare
 from benchmarks.truth import record as recorder
-from benchmarks.truth.compare import (
-    RecordedAddresses,
-    errors_of,
-    recorded_gpu,
-    replay_differences,
-    replayed,
-    traced_figures,
-)
 from benchmarks.truth.compare import main as compare_main
+from benchmarks.truth.compare import replayed, traced_figures
 from benchmarks.truth.networks import NETWORKS
 from benchmarks.truth.record import counted_steps, main, record
 from benchmarks.truth.recording import Recording, RecordingError, Requests, load
@@ -65,14 +59,11 @@ def test_there_are_models_of_every_family() -> None:
     assert len({found.key for found in cases()}) == len(cases())
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "dense/gelu-layer-norm/float32",
-        "transformer/llama-grouped/bfloat16",
-        "recurrent/gru-cell/autocast",
-    ],
-)
+COUNTED = ["dense/gelu-layer-norm/float32", "transformer/llama-grouped/bfloat16"]
+COUNTED += ["recurrent/gru-cell/autocast"]
+
+
+@pytest.mark.parametrize("key", COUNTED)
 def test_the_requests_add_up_to_the_figures(key: str) -> None:
     meter = StandInMeter()
     with meter.gpu.current():
@@ -89,16 +80,10 @@ def test_the_requests_add_up_to_the_figures(key: str) -> None:
         else:
             assert found[step][phase]["requested_bytes"] == peak
             assert found[step][f"{phase}_end"]["requested_bytes"] == live
-    assert [(step, phase) for step, phase, _ in requests.bounds] == [
-        ("first", "baseline"),
-        ("first", "forward"),
-        ("first", "backward"),
-        ("first", "optimizer"),
-        ("first", "zero_grad"),
-        ("second", "forward"),
-        ("second", "backward"),
-        ("second", "optimizer"),
-    ]
+    phases = ["forward", "backward", "optimizer"]
+    first = [("first", phase) for phase in ("baseline", *phases, "zero_grad")]
+    second = [("second", phase) for phase in phases]
+    assert [(step, phase) for step, phase, _ in requests.bounds] == first + second
 
 
 def sizes_of(events: Sequence[int]) -> list[int]:
@@ -227,10 +212,9 @@ def test_requests_are_replayed(recording: Recording, capsys: pytest.CaptureFixtu
         ("first", "forward"): (3 * mib + 1024, 22 * mib),
         ("first", "backward"): (2 * mib + 1024, 22 * mib),
     }
-    for phase, (allocated, reserved) in replayed(requests, CachingAllocator()).items():
-        recording.truth[key][phase[0]][phase[1]].update(
-            allocated_bytes=allocated, reserved_bytes=reserved
-        )
+    for (step, phase), sizes in replayed(requests, CachingAllocator()).items():
+        counted = dict(zip(("allocated_bytes", "reserved_bytes"), sizes, strict=True))
+        recording.truth[key][step][phase].update(counted)
     recording.save()
     recording.append(key, asdict(requests))
     assert compare_main([str(recording.path), "--replay"]) == 0
@@ -242,7 +226,7 @@ def test_requests_are_replayed(recording: Recording, capsys: pytest.CaptureFixtu
 
 def test_a_recording_without_a_gpu(recording: Recording) -> None:
     with pytest.raises(RecordingError, match="not made on a GPU"):
-        recorded_gpu({"torch": "2.13.0"})
+        compare.recorded_gpu({"torch": "2.13.0"})
     with pytest.raises(SystemExit):
         compare_main([str(recording.path / "nowhere")])
 
@@ -256,30 +240,28 @@ def test_the_replay_of_what_an_h100_was_asked_has_its_peaks() -> None:
     for key, requests in itertools.islice(H100.requests(), 0, None, 9):
         figures, there = H100.figures(key), CachingAllocator()
         assert figures is not None
-        there.addresses = RecordedAddresses(requests.segments)
-        differ += len(replay_differences(key, requests, figures, there))
+        there.addresses = compare.RecordedAddresses(requests.segments)
+        differ += len(compare.replay_differences(key, requests, figures, there))
         own = CachingAllocator()
         own.addresses = DriverAddresses()
-        elsewhere += len(replay_differences(key, requests, figures, own))
+        elsewhere += len(compare.replay_differences(key, requests, figures, own))
     assert differ == 0
     assert elsewhere <= 50  # of 530
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "dense/recommender/float32",
-        "recurrent/lstm-2-batch-first/float32",
-        "recurrent/gru-cell/bfloat16",
-        "transformer/llama-grouped/bfloat16",
-    ],
-)
+EXACT = ["dense/recommender/float32", "recurrent/lstm-2-batch-first/float32"]
+EXACT += ["recurrent/gru-cell/bfloat16", "transformer/llama-grouped/bfloat16"]
+
+
+@pytest.mark.parametrize("key", EXACT)
 def test_traces_have_every_peak_that_an_h100_had(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # As the recording's torch 2.11 does.
     monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
     monkeypatch.setattr(device_memory, "addresses_of_this_torch", DriverAddresses)
     figures = H100.figures(key)
     assert figures is not None
-    errors = errors_of(case(key), traced_figures(case(key), find_gpu("h100"), False)[0], figures)
+    errors = compare.errors_of(
+        case(key), traced_figures(case(key), find_gpu("h100"), False)[0], figures
+    )
     assert len(errors) == 18
     assert [error for error in errors if error.traced != error.recorded] == []
