@@ -18,6 +18,7 @@ from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.torch_private import compiler, inductor
 from pytest_torchmem.tracing.compiled import Compiled
 from tests.modules import Parts
+from tests.results import on_fake_cuda, result_of
 
 
 class Net(nn.Module):
@@ -189,16 +190,14 @@ def test_nothing_of_it_outlives_the_trace() -> None:
 
 
 def test_tensors_of_compiled_code_are_gone() -> None:
-    seen: list[weakref.ref[Any]] = []
-
-    def step() -> None:
+    def step() -> weakref.ref[Any]:
         model = Net()
-        seen.append(weakref.ref(model.first.weight))
         torch.compile(model, backend="aot_eager")(torch.randn(4, 32)).sum().backward()
+        return weakref.ref(model.first.weight)
 
-    trace(step)
+    weight = result_of(step)
     gc.collect()
-    assert seen[0]() is None
+    assert weight() is None
 
 
 def softmax_under_autocast(x: Tensor) -> Tensor:
@@ -396,14 +395,11 @@ def test_compiled_code_makes_streams_and_waits() -> None:
         torch.cuda.synchronize()
         return doubled + torch.cuda.get_device_properties(x.device).major
 
+    def step() -> float:
+        return compiled(torch.ones(1, device="cuda")).item()
+
     compiled = torch.compile(double, fullgraph=True)
-    answers: list[float] = []
-
-    def step() -> None:
-        answers.append(compiled(torch.ones(1, device="cuda")).item())
-
-    trace(step, device="cuda", gpu="h100", mode="aot")
-    assert answers == [11]
+    assert on_fake_cuda(step, gpu="h100", mode="aot") == 11
 
 
 @pytest.mark.parametrize("values", ["auto", "real"])
@@ -565,12 +561,10 @@ def test_what_inductor_leaves_to_aten_is_copied_to_the_device(device: str) -> No
     def program() -> None:
         turns = torch.polar(torch.ones(64, 8), torch.zeros(64, 8))
         put = torch.ops.prims.device_put(turns, torch.device(device))
-        devices.append(put.device.type)
+        assert put.device.type == device
         put.real.add_(1)
 
-    devices: list[str] = []
     profile = trace(program, device=device)
-    assert devices == [device]
     assert 64 * 8 * 8 in [one.nbytes for one in profile.timeline.allocations]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import measure, trace
+from tests.results import result_of
 
 COPIES: dict[str, Callable[[Tensor], object]] = {
     "a tensor": deepcopy,
@@ -30,20 +31,16 @@ def test_a_storage_is_copied_as_a_whole(copied: Callable[[Tensor], object]) -> N
 
 
 def test_copies_of_views_share_what_their_originals_did(device: str) -> None:
-    found: list[object] = []
-
-    def program(device: str) -> None:
+    def program(device: str) -> tuple[object, ...]:
         whole = torch.arange(12, device=device)
         whole.told = {"by": [1]}  # type: ignore[attr-defined]
         other = deepcopy([whole, whole.view(3, 4), whole])
         other[0][5] = 50
         assert other[0].told["by"] is not whole.told["by"]  # type: ignore[attr-defined]
-        found.append((other[1].tolist(), whole.tolist(), other[0] is other[2], other[1]._is_view()))
+        views = other[1].tolist(), whole.tolist(), other[0] is other[2], other[1]._is_view()
         weight = torch.ones(4, 2, device=device).t().detach().requires_grad_()
         weight.sum().backward()
         copy = deepcopy(weight)
-        found.append((copy.stride(), copy.is_leaf, copy.requires_grad, copy.grad is not None))
+        return *views, copy.stride(), copy.is_leaf, copy.requires_grad, copy.grad is not None
 
-    program("cpu")
-    trace(lambda: program(device), device=device)
-    assert found[:2] == found[2:]
+    assert result_of(lambda: program(device), device=device) == program("cpu")

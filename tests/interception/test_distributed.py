@@ -19,6 +19,7 @@ from torch.nn import functional
 from benchmarks.sharded_steps.programs import PROGRAMS, Decoder, shard, start, train
 from pytest_torchmem import MemoryProfile, trace
 from tests.processes import run_program
+from tests.results import result_of
 
 PROGRAM = """
 import sys
@@ -228,7 +229,7 @@ def test_lists_of_alike_tensors_are_split_as_one_by_one() -> None:
     shapes = [(8, 4), (8, 4), (8, 4), (8, 4), (8, 4), (6, 2)]
     scalars = [1, 1.0, 2, 1, 1.0, 1]
 
-    def program(together: bool) -> None:
+    def program(together: bool) -> list[Any]:
         mesh: Any = start("cpu")
         ones = [torch.ones(shape, dtype=torch.int32) for shape in shapes]
         others = placements[1:] + placements[:1]
@@ -242,14 +243,11 @@ def test_lists_of_alike_tensors_are_split_as_one_by_one() -> None:
             summed = tuple(map(torch.add, first, second))
             first = [one.add_(two) for one, two in zip(first, second, strict=True)]
             scaled = tuple(map(torch.mul, first, scalars))
-        found.append([(one.placements, one.shape, one.dtype) for one in (*summed, *first, *scaled)])
+        return [(one.placements, one.shape, one.dtype) for one in (*summed, *first, *scaled)]
 
-    found: list[Any] = []
-    for together in (True, False):
-        trace(program, together, world_size=2)
-    assert found[0] == found[1]
-    assert found[0][-1][2] == torch.int32
-    assert found[0][-2][2] == torch.float32
+    found = result_of(lambda: program(True), world_size=2)
+    assert found == result_of(lambda: program(False), world_size=2)
+    assert [one[2] for one in found[-2:]] == [torch.float32, torch.int32]
 
 
 def test_shards_are_initialised_where_they_are() -> None:

@@ -1,6 +1,7 @@
 """Fourier transforms in half precision, which the GPU has and the CPU refuses."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_torchmem import trace
-from tests.results import in_a_trace
+from tests.results import in_a_trace, on_fake_cuda
 
 HALF, FLOAT = torch.float16, torch.float32
 OF_ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
@@ -49,16 +50,13 @@ def test_a_transform_in_half_takes_half_of_one_in_single_precision(name: str) ->
 
 @pytest.mark.parametrize("name", OF_ONE)
 def test_values_are_those_of_single_precision(name: str) -> None:
-    found: list[Tensor] = []
-
-    def step(dtype: torch.dtype) -> None:
+    def of(dtype: torch.dtype) -> list[complex]:
         input = torch.tensor([1, 2, 3, 4, 5.0], device="cuda", dtype=dtype)
         given = input if name in ("irfft", "hfft") else input[:4]
-        found.append(torch.tensor(getattr(torch.fft, name)(given).tolist(), device="cpu"))
+        return getattr(torch.fft, name)(given).tolist()
 
-    for dtype in (HALF, FLOAT):
-        trace(step, dtype, device="cuda", values="real")
-    torch.testing.assert_close(found[0], found[1], atol=0.05, rtol=0)
+    half, single = (on_fake_cuda(partial(of, dtype), values="real") for dtype in (HALF, FLOAT))
+    torch.testing.assert_close(half, single, atol=0.05, rtol=0)
 
 
 @in_a_trace("cuda")

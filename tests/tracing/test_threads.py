@@ -22,7 +22,7 @@ from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.phases import TraceThreads
 from tests.processes import beside, run_program
-from tests.results import in_a_trace
+from tests.results import in_a_trace, result_of
 
 BEFORE = ThreadPoolExecutor(1)
 """A pool whose thread was there before any trace."""
@@ -435,24 +435,20 @@ def test_other_threads_never_draw_the_same_again(device: Any) -> None:
 
 @pytest.mark.parametrize("values", ["none", "real"])
 def test_random_numbers_of_a_trace_are_its_own_beside_other_threads(values: Any) -> None:
-    found: list[object] = []
-
-    def program() -> None:
+    def program() -> list[object]:
         torch.manual_seed(7)
         numbers = [random.random(), numpy.random.rand(), torch.initial_seed()]
         state = torch.get_rng_state()
         numbers.append(nn.functional.dropout(torch.ones(100)).sum().item())
         numbers.append(torch.randint(1000, (1,)).item())
         torch.set_rng_state(state)
-        found.append(numbers)
+        return numbers
 
     over = threading.Event()
     with beside(over.wait, over.set):
         state = torch.get_rng_state()
-        for _ in range(2):
-            trace(program, values=values)
+        assert result_of(program, values=values) == result_of(program, values=values)
         assert torch.equal(torch.get_rng_state(), state)
-    assert found[0] == found[1]
 
 
 def test_an_interrupted_turn_keeps_no_other_thread_waiting(monkeypatch, device):

@@ -8,7 +8,7 @@ from torch import nn
 
 from pytest_torchmem import trace
 from tests.processes import run_program
-from tests.results import in_a_trace
+from tests.results import in_a_trace, on_fake_cuda
 
 MIB = 1024 * 1024
 BLOCKS = MIB // 256
@@ -109,25 +109,23 @@ def test_a_4_bit_layer_is_quantized_when_it_is_moved(kind: str, double: bool) ->
     assert profile.unknown_workspaces == ()
 
 
-@pytest.mark.skipif(not hasattr(torch.ops.bitsandbytes, "gemm_4bit"), reason="bitsandbytes < 0.50")
 def test_the_kernel_of_a_4_bit_layer_is_chosen_for_the_gpu() -> None:
     """bitsandbytes/backends/cuda/ops.py, ``_gemm_4bit_use_custom_cuda``, for M of 64."""
-    taken: list[int] = []
+    pytest.importorskip("bitsandbytes", "0.50")  # gemm_4bit
 
-    def program() -> None:
+    def taken() -> int:
         layer = bnb.nn.Linear4bit(4096, 4096, bias=False, compute_dtype=torch.half).to("cuda")
         x = torch.empty(64, 4096, device="cuda", dtype=torch.half)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.max_memory_allocated()
         with torch.no_grad():
             layer(x)
-        taken.append(torch.cuda.max_memory_allocated() - before)
+        return torch.cuda.max_memory_allocated() - before
 
-    for gpu in ("t4", "h100", "t4"):
-        trace(program, device="cuda", gpu=gpu)
+    first, other, again = (on_fake_cuda(taken, gpu=gpu) for gpu in ("t4", "h100", "t4"))
     output, weight = 64 * 4096 * 2, 4096 * 4096 * 2
-    assert taken[0] == taken[2] == output  # one kernel reads the quantized weight
-    assert taken[1] >= output + weight  # the weight is dequantized for cuBLAS
+    assert first == again == output  # one kernel reads the quantized weight
+    assert other >= output + weight  # the weight is dequantized for cuBLAS
 
 
 def test_an_8_bit_layer() -> None:

@@ -1,7 +1,5 @@
 """Kernels in CUDA C++, addresses for other packages, and what kernels of Triton write to."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,24 +9,17 @@ from pytest_torchmem.fake_cuda.triton import written_arguments
 from tests.results import in_a_trace
 
 
+@in_a_trace("cuda")
 def test_a_pointwise_kernel_makes_what_it_returns() -> None:
     code = "template <typename T> T twice(T x, T y) { return x + y; }"
-    made: list[Any] = []
-
-    def program() -> None:
-        function = torch.cuda.jiterator._create_jit_fn(code)
-        half = torch.ones(3, 4, dtype=torch.half, device="cuda").t()
-        for one in (function(half), function(half, torch.ones(4, 1, device="cuda"))):
-            made.append((one.shape, one.stride(), one.dtype, str(one.device)))
-        several = torch.cuda.jiterator._create_multi_output_jit_fn(code, num_outputs=2)
-        made.append(len(several(half)))
-
-    trace(program, device="cuda")
-    assert made == [
-        ((4, 3), (1, 4), torch.half, "cuda:0"),
-        ((4, 3), (1, 4), torch.float, "cuda:0"),
-        2,
-    ]
+    function = torch.cuda.jiterator._create_jit_fn(code)
+    half = torch.ones(3, 4, dtype=torch.half, device="cuda").t()
+    single = torch.ones(4, 1, device="cuda")
+    for made, dtype in ((function(half), torch.half), (function(half, single), torch.float)):
+        assert (made.shape, made.stride()) == ((4, 3), (1, 4))
+        assert (made.dtype, str(made.device)) == (dtype, "cuda:0")
+    several = torch.cuda.jiterator._create_multi_output_jit_fn(code, num_outputs=2)
+    assert len(several(half)) == 2
 
 
 def test_an_address_on_the_gpu_is_refused() -> None:

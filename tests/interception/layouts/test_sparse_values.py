@@ -126,18 +126,14 @@ def test_compressed_tensors_by_operators_on_their_values(layout: torch.layout) -
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 def test_sparse_tensors_are_printed_on_fake_cuda(layout: torch.layout) -> None:
-    found: list[str] = []
+    def program() -> str:
+        repr(torch.sparse_coo_tensor(torch.zeros(1, 2), torch.rand(2), (4,)).cuda())
+        return repr(torch.eye(2, device="cuda").to_sparse(layout=layout))
 
-    def program() -> None:
-        known = torch.eye(2, device="cuda").to_sparse(layout=layout)
-        found.append(repr(known))
-        found.append(repr(torch.sparse_coo_tensor(torch.zeros(1, 2), torch.rand(2), (4,)).cuda()))
-
-    trace(program, device="cuda", values="none")
-    trace(program, device="cuda")
-    assert all(f"layout={layout}" in text for text in found[::2])
-    assert "values=tensor([1., 1.])" in found[2]
-    assert "device='cuda:0'" in found[2]
+    assert f"layout={layout}" in on_fake_cuda(program, values="none")
+    known = on_fake_cuda(program)
+    for text in (f"layout={layout}", "values=tensor([1., 1.])", "device='cuda:0'"):
+        assert text in known
 
 
 def test_no_rows_are_added(device: str) -> None:

@@ -118,17 +118,13 @@ def test_first_pass_does_not_decide_by_numbers_whose_place_is_not_known() -> Non
 
 
 def test_program_that_decides_by_a_vector_is_run_again() -> None:
-    told: list[int] = []
-
-    def program() -> None:
+    def program() -> int:
         torch.manual_seed(0)
         torch.rand(4096, 4096)
         chances = torch.rand(64)
-        told.append(sum(bool(one < 0.5) for one in chances))
+        return sum(bool(one < 0.5) for one in chances)
 
-    program()
-    trace(program)
-    assert told[1:] == told[:1]
+    assert result_of(program) == program()
 
 
 @pytest.mark.parametrize("words", [1, 623, 624, 625, 1248, 9_000_001])
@@ -143,18 +139,14 @@ def test_moved_on_as_if_drawn(words: int) -> None:
 
 
 def test_initialisers_that_reject_are_not_counted() -> None:
-    told: list[float] = []
-
-    def program() -> None:
+    def program() -> float:
         torch.manual_seed(0)
         nn.init.trunc_normal_(torch.empty(2048, 2048))  # draws again until all are within bounds
-        told.append(torch.rand(1).item())
-        if told[-1] > 2:
+        if (told := torch.rand(1).item()) > 2:
             torch.zeros(3)
+        return told
 
-    program()
-    trace(program)
-    assert told[-1] == told[0]
+    assert result_of(program) == program()
 
 
 @pytest.mark.parametrize("draw_in", ["exponential_", "cauchy_", "log_normal_", "geometric_"])
