@@ -233,7 +233,7 @@ def section(diagnosis: Diagnosis) -> Section:
     """Return what came and what went at the moment, largest first, with the sum of the rest."""
     found = diagnosis.difference
     head = f"What changed {at(found.moment)}" if found.moment else ""
-    why = "in tensors too small to be in the snapshot"
+    why = "in tensors too small for the snapshot"
     return Section(head, rows_of(found.rows), found.rest, why)
 
 

@@ -131,18 +131,19 @@ def headlines(failures: Sequence[Check]) -> str:
 
 def _text(told: Sequence[Told], advice: Iterable[str], most: int, *, verbose: bool) -> str:
     """Return a message of what is told, of the ``most`` lines unless it is to be ``verbose``."""
-    heads, rows = _heads(told), next((one.rows for one in told if one.rows.rows), Section(""))
+    heads, each = _heads(told), [one.rows for one in told]
+    if told[1:]:
+        each = [replace(one.rows, title=f"{one.rows.title}, {one.where}") for one in told]
+    rows = next((one for one in each if one.rows), Section(""))
     sections = [*dict.fromkeys(part for one in told for part in one.sections)]
     figures = _figures(told, every=verbose)
     if verbose:
-        each = [one.rows for one in told]
-        if told[1:]:
-            each = [replace(one.rows, title=f"{one.rows.title}, {one.where}") for one in told]
         shown = [one.text(most=len(one.rows)) for one in each]
         return _shown([*heads, *filter(None, shown), *sections, *figures, *advice])
     left = most - _lines([*heads, *sections, *advice])
     if rows.rows and left - _lines(figures) < _FEWEST_LINES:
-        figures = _figures(told[:1], every=False)  # the headlines have those of other devices
+        of = f" of {told[0].where}" if told[1:] else ""  # the headlines have those of others
+        figures = _figures(told[:1], every=False, of=of)
     left = max(left - _lines(figures), _ONE_ROW)
     return _shown([*heads, *filter(None, [rows.text(lines=left)]), *sections, *figures, *advice])
 
@@ -199,7 +200,7 @@ def _worst_first(failures: Sequence[Check]) -> list[Check]:
     return sorted(failures, key=lambda check: -grown(check))
 
 
-def _figures(told: Sequence[Told], *, every: bool) -> Parts:
+def _figures(told: Sequence[Told], *, every: bool, of: str = "") -> Parts:
     """Return the figures beyond their tolerance in one table, and the tolerance once."""
     tables: dict[str, Sequence[Change]] = {}
     rules: dict[str, dict[str, None]] = {}
@@ -219,7 +220,7 @@ def _figures(told: Sequence[Told], *, every: bool) -> Parts:
     also = "".join(
         f"; {', '.join(names)}: {other.removesuffix(''.join(source))}" for other, names in others
     )
-    return [f"{layout.wrapped(f'Figures beyond their tolerance of {rule}{also}')}\n{rows}"]
+    return [f"{layout.wrapped(f'Figures{of} beyond their tolerance of {rule}{also}')}\n{rows}"]
 
 
 def _is_repeated(change: Change, changes: Sequence[Change]) -> bool:

@@ -227,7 +227,7 @@ def held_between(evidence: Evidence) -> Cause | None:
 _MADE_OF = {Kind.GRADIENT: " of gradients", Kind.PARAMETER: " of parameters"}
 
 
-@rule("saved by a function", "{function} saves {tensors} more for its backward")
+@rule("saved by a function", "{function} saves {tensors} of {made} for its backward, and did not")
 def saved_by_a_function(evidence: Evidence) -> Cause | None:
     """An ``autograd.Function`` of the program saves more (``save_for_backward``)."""
     savers = evidence.watched.savers
@@ -242,10 +242,10 @@ def saved_by_a_function(evidence: Evidence) -> Cause | None:
     assert first.now is not None
     function, line = savers[first.now]
     same = [row for row in rows if row.now is not None and savers[row.now][1] == line]
-    count = sum(row.count_now - row.count_before for row in same)
-    more = f"{count} tensors" if same[1:] and count > 1 else tensors(count, first.what)
-    made = Origin(Phase.FORWARD, first.what.module, f"{function}.save_for_backward", line)
-    return cause("saved by a function", same, first, made, function=function, tensors=more)
+    place = Origin(Phase.FORWARD, first.what.module, f"{function}.save_for_backward", line)
+    made = " and ".join(dict.fromkeys(row.what.source for row in same))
+    words = {"function": function, "tensors": first.what.tensor, "made": made}
+    return cause("saved by a function", same, first, place, **words)
 
 
 @rule("lives longer", "{what}", last=True)
