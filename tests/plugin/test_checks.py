@@ -633,7 +633,7 @@ def test_growth_between_steps(project):
         "E *: +128 B alive after a step and not before it, cpu: the",
         "E * list Net.seen holds it, growth=0 B allows no more",
         "E * aten::clone in Net, net.py:11",
-        "E * What stays after a step",
+        "E * What stays after a step*",
         "E * +128 B  float32[[]4, 8[]], held by the program*",
         "*not checked: growth=0 B needs at least 3 steps, and this run made 1*",
         "E *: +128 B alive after a step and not before it, cpu: the",
