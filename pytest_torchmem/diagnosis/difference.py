@@ -129,7 +129,9 @@ def _renames(before: _Tree, now: _Tree) -> dict[str, str]:
         alike = {one: _likeness(path, own, one, trees[one]) for one in came if own}
         same = [one for one in alike if 2 * alike[one] >= 1 and alike[one] == max(alike.values())]
         outermost = [one for one in same if not any(one.startswith(f"{two}.") for two in same)]
-        if len(outermost) == 1 and outermost[0] not in found.values():
+        twins = [one for one in old if one not in new and one != path and _tree(one, before) == own]
+        beside = any(one.rpartition(".")[0] == path.rpartition(".")[0] for one in twins)
+        if len(outermost) == 1 and outermost[0] not in found.values() and not beside:
             found[path] = outermost[0]
     return found
 

@@ -27,11 +27,11 @@ from pytest_torchmem.profile.facts import (
     AUTOCAST,
     CHECKPOINT,
     EMPTY_CACHE,
+    IN_MODE,
     NO_BACKWARD,
     PACKED,
     TOPICS,
     UNCACHED,
-    UNDER_NO_GRAD,
     Calls,
     Counts,
     Facts,
@@ -222,8 +222,9 @@ class FactCollector:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
                 self._count(Topic.CALLS, path, self._line)
-                if not mode.gradients:
-                    self._count(Topic.CALLS, f"{UNDER_NO_GRAD}{path}", self._line)
+                for one in mode.beside(_USUAL):
+                    if one.name in ("no_grad", AUTOCAST):
+                        self._count(Topic.CALLS, IN_MODE.format(one.text, path), self._line)
             else:
                 spans = self._checkpoints.setdefault(fold(path)[0], Counter())
                 spans[node_number(current_node())] += 1
@@ -369,10 +370,10 @@ class FactCollector:
         for topic, counted in self._counts.items():
             found[topic] = {name: Calls(n, tuple(lines)) for name, (n, lines) in counted.items()}
         found[Topic.CALLS] |= self._repeated()
-        of_modules = found[Topic.CALLS]
-        for path in [name for name in of_modules if f"{UNDER_NO_GRAD}{name}" in of_modules]:
-            if of_modules[path] == of_modules[f"{UNDER_NO_GRAD}{path}"]:
-                del of_modules[f"{UNDER_NO_GRAD}{path}"]  # of all its calls, its modes tell
+        for name, calls_of in [*found[Topic.CALLS].items()]:
+            path = name.rpartition(", of ")[2]
+            if path != name and calls_of == found[Topic.CALLS][path]:
+                del found[Topic.CALLS][name]  # of all its calls, its modes tell
         found[Topic.ARGUMENTS] = {name: tuple(own) for name, own in self._arguments.items() if own}
         found[Topic.OPERATORS] = _operators([*calls])
         # How optimizers go over their parameters, by the operators that they called.

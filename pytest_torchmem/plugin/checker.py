@@ -222,7 +222,7 @@ class Checker:
     def _failure(self, failures: Sequence[Check], last_line: str) -> failure.MemoryCheckFailed:
         from pytest_torchmem.reports.text import MOST_LINES, headlines, together
 
-        most = MOST_LINES - 2 * bool(last_line)
+        most = MOST_LINES - 2  # pytest adds an empty line and the place
         verbose = self.context.settings.verbose
         text = together(failures, self.context.told, verbose=verbose, most=most)
         return failure.MemoryCheckFailed(text, last_line, headlines(failures), failures)

@@ -117,9 +117,9 @@ EMPTY_CACHE = "torch.cuda.empty_cache"
 CHECKPOINT = "checkpoint of "
 """The start of the names of checkpoints that span several modules: ``checkpoint of Net.blocks.*``;
 they are counted as well."""
-UNDER_NO_GRAD = "under no_grad, of "
-"""The start of the names of modules of whose calls some are under ``no_grad``, where these are
-counted by themselves."""
+IN_MODE = "under {}, of {}"
+"""The names of modules of whose calls some are under ``no_grad`` or autocast: these are counted by
+themselves."""
 AUTOCAST = "autocast"
 """The mode of modules within autocast, to the type that is its detail, or ``"off"``."""
 PACKED = "saved tensors by"

@@ -6,6 +6,7 @@ from operator import eq
 
 from pytest_torchmem.diagnosis.causes import (
     MADE,
+    OF_BACKWARD,
     WEIGHTY,
     Cause,
     Counted,
@@ -198,6 +199,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
     if evidence.then(Topic.COMPILED) and _ALLOCATE[-1] in fell and not counts[own[0]].before:
         instead = f" {'are' if own[1:] else 'is'} no longer compiled"
     text = f"{short_names(own)}{_makes(evidence, own)}" if instead else _calls(evidence, own, more)
+    if root is None and first.what.role in OF_BACKWARD:
+        origin = [*evidence.ran.places(own[0]), None][-1] if own[0] != first.what.source else None
     kept = kept_by(evidence, (first, *rows))
     return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
 
@@ -219,6 +222,21 @@ def _root_of(evidence: Evidence, more: Mapping[str, Counted], row: Row) -> Alloc
     return root if root is not None and root.origin.line not in ("", row.what.line) else None
 
 
+_OF_STEP = Role.OPTIMIZER_TEMPORARY
+"""Of one parameter after the other: at another one is the peak, and no operator makes more."""
+
+
+@rule("step", "the step of the optimizer makes {tensor} by {operators}", last=True)
+def more_in_the_step(evidence: Evidence) -> Cause | None:
+    """An optimizer that was written in place makes what it computes anew."""
+    rows = [*evidence.came(_OF_STEP)]
+    if not rows or evidence.about(Topic.OPTIMIZERS):
+        return None
+    first = shown_by(rows)
+    made = [row.what.source for row in rows if row.what.tensor == first.what.tensor]
+    return cause("step", rows, first, tensor=first.what.tensor, operators=short_names(made))
+
+
 @rule("larger", "{operator} makes {now}{of}, and made {before}{given}", last=True)
 def larger_outputs(evidence: Evidence) -> Cause | None:
     """What an operator makes has another shape, and what is computed of it follows."""
@@ -231,7 +249,7 @@ def larger_outputs(evidence: Evidence) -> Cause | None:
         return found  # a backward follows its forward
     first = min(made, key=evidence.order) if made else shown_by(rows)
     assert first.before is not None
-    if _is_preceded(evidence, evidence.order(first)):
+    if _is_preceded(evidence, evidence.order(first)) or first.what.role == _OF_STEP:
         return None
     was = str(list(first.before.shape))
     given = _new_of_inputs(evidence, first)
@@ -346,6 +364,9 @@ def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     rows = [row for row in evidence.came(*MADE) if row.what.source in more]
     if rows and total(rows) >= WEIGHTY * evidence.growth:
         return rows
+    made = (one for name in more if (one := evidence.ran.largest(name)) is not None)
+    shapes = {one.shape for one in made if one.dtype}  # a gradient has that of what it is of
+    rows += [row for row in evidence.came(*OF_BACKWARD) if row.what.shape in shapes]
     lines = {origin.line for name in more for origin in evidence.ran.places(name)} - {""}
     return rows + [row for row in evidence.came() if row.what.line in lines and row not in rows]
 
@@ -362,6 +383,9 @@ def _names_of(
         for origin in evidence.ran.places(name)
         if fold(origin.module)[0] == module and (module or origin.line == first.what.line)
     ]
+    if first.what.role in OF_BACKWARD:
+        makers = ((name, evidence.ran.largest(name)) for name in more)
+        found += [name for name, one in makers if one is not None and one.shape == first.what.shape]
     kept = {row.what.source for row in rows}  # what is alive says more than what is as large
     names = sorted(
         dict.fromkeys(found or more), key=lambda name: (name not in kept, -_made_by(evidence, name))

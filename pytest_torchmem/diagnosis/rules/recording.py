@@ -23,7 +23,7 @@ from pytest_torchmem.diagnosis.rules import setup
 from pytest_torchmem.diagnosis.rules.layers import new_modules
 from pytest_torchmem.diagnosis.rules.lifetimes import GRAPH, is_resized, kept_by, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import short_names
-from pytest_torchmem.profile.facts import NO_BACKWARD, UNDER_NO_GRAD, Calls, Topic
+from pytest_torchmem.profile.facts import IN_MODE, NO_BACKWARD, Calls, Topic
 from pytest_torchmem.profile.module_paths import common_parent, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
@@ -38,8 +38,8 @@ def _called_at(evidence: Evidence, module: str) -> tuple[str, Origin | None]:
     calls = evidence.then(Topic.CALLS)
     known = calls.get(module, Calls()).lines
     files = [[line.rpartition(":")[0] for line in side] for side in (known, lines)]
-    if UNDER_NO_GRAD + module in calls and files[0] == files[1]:  # the same calls, in their order
-        under = calls[UNDER_NO_GRAD + module].lines
+    under = calls.get(IN_MODE.format("no_grad", module), Calls()).lines
+    if under and files[0] == files[1]:  # the same calls, in their order
         lines = tuple(line for line, was in zip(lines, known, strict=True) if was in under)
     if len(lines) == 1:
         return "", Origin(Phase.FORWARD, module, "", *lines)
@@ -67,6 +67,21 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
         words = {"module": module, "lines": lines, "kept": kept}
         found.append(cause("gradients recorded", rows, None, call or origin, **words))
     return largest(found)
+
+
+@rule("mode of calls", "{module} runs {mode} in {some} of {all} calls, and did in all", sure=True)
+def mode_of_some_calls(evidence: Evidence) -> Cause | None:
+    """A part of a module's calls is no longer under ``no_grad``, or within autocast."""
+    now, modes = evidence.present(Topic.CALLS), evidence.then(Topic.MODES)
+    for name in now.keys() - evidence.then(Topic.CALLS).keys():
+        mode, is_of, module = name.rpartition(", of ")
+        if is_of and any(f"under {one.text}" == mode for one in modes.get(module, ())):
+            lines = [line for line in now[module].lines if line not in now[name].lines]
+            origin = Origin(Phase.FORWARD, module, "", *lines) if len(lines) == 1 else None
+            words = {"some": str(now[name].number), "all": str(now[module].number), "mode": mode}
+            rows = evidence.of_module(module)
+            return cause("mode of calls", rows, None, origin, module=module, **words)
+    return None
 
 
 def _is_in(module: str, what: What) -> bool:
