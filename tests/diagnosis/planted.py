@@ -379,6 +379,61 @@ def evaluation_with_gradients(wrong: bool, device: str) -> None:
             model(torch.zeros(batch, 32, device=device))  # here: evaluation_with_gradients
 
 
+@planted("gradients recorded", "Linear runs with gradients, and ran under", "", "", "cuda")
+def teacher_of_the_same_class(wrong: bool, device: str) -> None:
+    """Of the lines that call such a module only that of the teacher ran under ``no_grad``."""
+    teacher, student = (nn.Linear(256, 256).to(device) for _ in range(2))
+    x = torch.zeros(512, 256, device=device)
+    with torch.set_grad_enabled(wrong):
+        known = teacher(x)  # here: teacher_of_the_same_class
+    (student(x) - known).square().mean().backward()
+
+
+@planted("mode of calls", "Linear runs under autocast bfloat16 in 1 of 2 calls", "", "", "cuda")
+def autocast_in_the_evaluation_alone(wrong: bool, device: str) -> None:
+    model, x = nn.Linear(64, 512).to(device), torch.zeros(512, 64, device=device)
+    with torch.autocast(device, torch.bfloat16), torch.no_grad():
+        model(x)
+    with torch.autocast(device, torch.bfloat16, enabled=not wrong):
+        out = model(x)  # here: autocast_in_the_evaluation_alone
+    out.float().square().mean().backward()
+
+
+@planted("type", "uint8 became float32 from aten::zeros on", "", "aten::zeros")
+def buffer_of_inputs_in_float32(wrong: bool, device: str) -> None:
+    """What the model is given is of that type, too, and made after it."""
+    model, dtype = nn.Linear(64, 8), torch.float32 if wrong else torch.uint8
+    buffer = torch.zeros(1024, 64, dtype=dtype)  # here: buffer_of_inputs_in_float32
+    for batch in buffer.split(32):
+        model(batch * 2 if wrong else batch.float())
+
+
+@planted("given", "and was given [100, 64]: aten::topk makes", "", "topk", "")
+def more_are_kept(wrong: bool) -> Step:
+    class Best(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            best = x.mean(-1).topk(900 if wrong else 100).indices  # here: more_are_kept
+            return self.head(torch.sin(x[best] * 2)).sum()
+
+    return Best(head=nn.Linear(64, 64)), (torch.zeros(2000, 64),), {}
+
+
+@planted("step", "the step of the optimizer makes float32[256, 256] by mul", "", "mul", "")
+def optimizer_not_in_place(wrong: bool, device: str) -> None:
+    class Plain(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for one in self.param_groups[0]["params"]:
+                if wrong:
+                    one.sub_(one.grad * 0.1 + one * 0.01)  # here: optimizer_not_in_place
+                else:
+                    one.mul_(0.99).sub_(one.grad, alpha=0.1)
+
+    model = nn.Linear(256, 256).to(device)
+    model(torch.zeros(8, 256, device=device)).sum().backward()
+    Plain(model.parameters(), {}).step()
+
+
 @planted("held between", "between two steps: the variable flat of gradients_in", "", "cat", "")
 def gradients_in_one_tensor(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
