@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, suppress
-from functools import cache, partial
+from functools import cache, partial, wraps
 from textwrap import dedent
 from types import BuiltinMethodType, GeneratorType
 from typing import Any, ClassVar, NamedTuple, cast
@@ -536,6 +536,7 @@ def _followed(kind: Any, begin: Callable[..., Any], end: Callable[..., Any]) -> 
 
 @cache
 def _autocasts_made(make: Callable[..., Any]) -> Any:
+    @wraps(make)  # Dynamo asks for its signature
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         _Entered.made.add(self)

@@ -96,9 +96,9 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
         why = holder.removeprefix(": ")
     else:
         why = "nothing sets them to none before it"
-    backwards = evidence.ran.called_as("backward")
-    origin = zeroed or (backwards[0] if len(backwards) == 1 else None)
-    return cause("gradients kept", rows, None, origin, phase=phase, why=why)
+        backwards = evidence.ran.called_as("backward")
+        zeroed = backwards[0] if len(backwards) == 1 else None
+    return cause("gradients kept", rows, None, zeroed, phase=phase, why=why)
 
 
 @rule("freed late", "gradients of {modules} are no longer freed within the backward")
