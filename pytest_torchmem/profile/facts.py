@@ -14,8 +14,7 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from pytest_torchmem.profile.module_paths import are_among, join_numbers, only_in
-from pytest_torchmem.profile.sampled import equal_parts, phases
-from pytest_torchmem.profile.timeline import OperatorCall, Phase, Timeline
+from pytest_torchmem.profile.timeline import OperatorCall, Phase, Timeline, equal_parts, phases
 
 Scalar = bool | int | float | str
 _OF_TORCH = "nn."

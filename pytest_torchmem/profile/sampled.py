@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_torchmem.profile.timeline import Allocation, AllocationKey, Phase, Timeline
+from pytest_torchmem.profile.timeline import Allocation, AllocationKey, Timeline, equal_parts
 
 
 def samples(timeline: Timeline, most: int) -> list[int]:
@@ -23,13 +23,6 @@ def samples(timeline: Timeline, most: int) -> list[int]:
         part = live[start:stop]
         kept.add(start + part.index(max(part)))
     return sorted(kept)
-
-
-def equal_parts(start: int, stop: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield where equal parts of a stretch start and stop."""
-    length = stop - start
-    for number in range(parts):
-        yield start + number * length // parts, start + (number + 1) * length // parts
 
 
 class Alike:
@@ -126,11 +119,6 @@ def module_depth(allocations: Iterable[Allocation], most: int) -> int:
     depths = range(1, deepest + 1)
     fits = [depth for depth in depths if len({path[:depth] for path in paths}) <= most]
     return max(fits, default=1)
-
-
-def phases(timeline: Timeline) -> list[tuple[int, int, Phase]]:
-    """Return where each time in a phase starts and stops, without those in which nothing was."""
-    return [span for span in timeline.spans() if span[1] > span[0]]
 
 
 _LEVELS = "▁▂▃▄▅▆▇█"

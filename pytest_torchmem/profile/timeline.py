@@ -534,3 +534,15 @@ def without_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def equal_parts(start: int, stop: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Yield where equal parts of a stretch start and stop."""
+    length = stop - start
+    for number in range(parts):
+        yield start + number * length // parts, start + (number + 1) * length // parts
+
+
+def phases(timeline: Timeline) -> list[tuple[int, int, Phase]]:
+    """Return where each time in a phase starts and stops, without those in which nothing was."""
+    return [span for span in timeline.spans() if span[1] > span[0]]

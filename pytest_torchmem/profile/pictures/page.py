@@ -25,7 +25,7 @@ from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.node_table import NodeTable
 from pytest_torchmem.profile.static_plan import Placed, StaticPlan
 from pytest_torchmem.profile.tables import describe_kind
-from pytest_torchmem.profile.timeline import Allocation, Timeline
+from pytest_torchmem.profile.timeline import Allocation, Timeline, phases
 from pytest_torchmem.units import format_size
 
 SAMPLES = 1200
@@ -106,7 +106,7 @@ def page_data(content: Content) -> dict[str, Any]:
         "totals": [live[position] for position in positions],
         "earlier": _earlier(content, positions),
         "peak": {"position": peak, "nbytes": live[peak]},
-        "phases": [[start, stop, phase.value] for start, stop, phase in sampled.phases(timeline)],
+        "phases": [[start, stop, phase.value] for start, stop, phase in phases(timeline)],
         "stacks": {
             name: asdict(sampled.stacked(alike, positions, key, _GROUPS))
             for name, key in (

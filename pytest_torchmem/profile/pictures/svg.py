@@ -11,8 +11,8 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from pytest_torchmem.printable import printable
-from pytest_torchmem.profile.sampled import Alike, Stack, by_kind, phases, samples, stacked
-from pytest_torchmem.profile.timeline import Timeline
+from pytest_torchmem.profile.sampled import Alike, Stack, by_kind, samples, stacked
+from pytest_torchmem.profile.timeline import Timeline, phases
 from pytest_torchmem.units import format_size
 
 _COLORS = (
