@@ -114,8 +114,7 @@ def test_a_module_that_a_function_returns_is_run_with_options(here, capsys):
 def test_a_model_is_traced_by_name(here, written, made, capsys):
     (here / "own").mkdir()
     (here / "own" / "config.json").write_text(json.dumps(written))
-    command = ["trace", "hf:./own", "--batch", "2", "--sequence", "8", "--largest", "50"]
-    assert main(command) == 0
+    assert main(["trace", "hf:./own", "--batch", "2", "--sequence", "8", "--largest", "50"]) == 0
     out = capsys.readouterr().out
     assert made in out
     assert "gradient" in out

@@ -76,8 +76,7 @@ def test_functions_of_the_plugin_hold_nothing_that_a_program_knows() -> None:
 
 def test_a_module_that_a_variable_holds_is_told_by_its_path() -> None:
     average = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    named = HeldNames().of(average[1].weight)
-    assert named.startswith("average.1.weight of test_a_module_that")
+    assert HeldNames().of(average[1].weight).startswith("average.1.weight of test_a_module_that")
 
 
 def test_what_a_librarys_object_holds_is_told_with_what_holds_that(tmp_path, monkeypatch):
@@ -93,8 +92,7 @@ def test_what_a_librarys_object_holds_is_told_with_what_holds_that(tmp_path, mon
     del cache, layer
     caches_of = HeldNames(ignore=None)
     caches_of._variables.pop(id(tensor))  # the variable of this test
-    named = caches_of.of(tensor)
-    assert named.startswith("Layer.keys in the list caches of test_what_a_librarys")
+    assert caches_of.of(tensor).startswith("Layer.keys in the list caches of test_what_a_librarys")
 
 
 class Box:

@@ -48,8 +48,7 @@ def test_they_say_the_device_that_they_stand_for() -> None:
             assert torch.ones(3, device="cpu").device.type == "cpu"
             with pytest.raises(RuntimeError, match=r"found .*devices"):
                 torch.ones(2, 4, device="cpu") + output
-            count = torch.tensor(3, device="cuda")
-            assert count.item() == 3
+            assert torch.tensor(3, device="cuda").item() == 3
 
     before = torch.ones(1)
     assert trace(program, device="cuda").peak < 2048

@@ -101,8 +101,7 @@ def test_a_program_that_halves_its_batch_gets_through() -> None:
             torch.cuda.empty_cache()
             left.append(torch.cuda.memory_allocated())
             batch //= 2
-        stats = torch.cuda.memory_stats()
-        assert stats["num_ooms"] == len(tried) - 1
+        assert torch.cuda.memory_stats()["num_ooms"] == len(tried) - 1
 
     limited = trace(program, device="cuda", gpu="t4")
     assert tried == [1 << 22, 1 << 21, 1 << 20, 1 << 19]

@@ -104,8 +104,7 @@ def test_every_way_of_choosing_a_stream() -> None:
     assert torch.cuda.current_stream() == two
     torch.accelerator.set_stream(default)
     assert torch.cuda.current_stream() == default
-    outside = torch.cuda.ExternalStream(4096)
-    assert outside.cuda_stream == 4096
+    assert torch.cuda.ExternalStream(4096).cuda_stream == 4096
     assert torch.cuda.Stream(stream_id=one.stream_id) == one
     try:
         with torch.cuda.stream(one):

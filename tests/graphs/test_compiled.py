@@ -564,8 +564,7 @@ def test_what_inductor_leaves_to_aten_is_copied_to_the_device(device: str) -> No
         assert put.device.type == device
         put.real.add_(1)
 
-    profile = trace(program, device=device)
-    assert 64 * 8 * 8 in [one.nbytes for one in profile.timeline.allocations]
+    assert 64 * 8 * 8 in [one.nbytes for one in trace(program, device=device).timeline.allocations]
 
 
 def test_a_number_that_is_not_known_may_be_given_to_compiled_code(device: str) -> None:

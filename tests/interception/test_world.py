@@ -154,8 +154,7 @@ def test_a_function_that_a_program_starts_in_processes_runs_as_the_rank() -> Non
         multiprocessing.spawn(as_started, args=("a",), nprocs=8)
         assert not dist.is_initialized()
         assert os.environ["MASTER_PORT"] == "29500"
-        context = spawn(as_started, nprocs=8, join=False)
-        assert context.join()
+        assert spawn(as_started, nprocs=8, join=False).join()
         config = LaunchConfig(1, 1, nproc_per_node=8)
         assert elastic_launch(config, dist.is_torchelastic_launched)() == {3: True}
 
@@ -245,8 +244,7 @@ def test_files_of_others_are_there_when_they_would_be(program, rank, tmp_path):
     def step() -> None:
         torch.empty(program(tmp_path / "checkpoint.pt"), dtype=torch.float64)
 
-    last = trace(step, device="cpu", world_size=3, rank=rank).timeline.allocations[-1]
-    assert last.shape == (3,)
+    assert trace(step, device="cpu", world_size=3, rank=rank).timeline.allocations[-1].shape == (3,)
 
 
 def test_others_are_seldom_traced_for_files_that_are_not_there(tmp_path, monkeypatch):
@@ -384,8 +382,7 @@ def test_groups_that_were_there_are_there_again() -> None:
         assert dist.group.WORLD is before
         tensor = torch.ones(2)
         dist.all_reduce(tensor, group=group)
-        gathered = all_gather_tensor(tensor, 0, group)
-        assert gathered.tolist() == [1.0, 1.0]
+        assert all_gather_tensor(tensor, 0, group).tolist() == [1.0, 1.0]
         trace(goes_on, **WORLD)
         assert dist.group.WORLD is before
 

@@ -147,8 +147,7 @@ def test_batch_norm_that_is_native(layer, shape, dtype):
 
 
 def test_instance_norm_is_cudnn() -> None:
-    found = of_layer(nn.InstanceNorm2d(8, affine=True), (2, 8, 4, 4))
-    assert "aten::cudnn_batch_norm" in found
+    assert "aten::cudnn_batch_norm" in of_layer(nn.InstanceNorm2d(8, affine=True), (2, 8, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -251,8 +250,7 @@ def test_optimizers_work_on_lists_of_tensors(name: str) -> None:
         nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
         getattr(torch.optim, name)(layer.parameters(), lr=0.1).step()
 
-    found = operators(body)
-    assert any(operator.startswith("aten::_foreach") for operator in found)
+    assert any(operator.startswith("aten::_foreach") for operator in operators(body))
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])

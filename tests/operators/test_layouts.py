@@ -169,8 +169,7 @@ def test_layer_norm_is_contiguous_with_statistics_by_row(dtype, parameters):
         def normalised(x: Tensor, shape: Any = shape, weight: Any = weight) -> Any:
             return torch.native_layer_norm(x, shape, weight, weight, 1e-5)
 
-        real = normalised(x)
-        assert traced(normalised, x) == [geometry(one) for one in real]
+        assert traced(normalised, x) == [geometry(one) for one in normalised(x)]
 
 
 def test_wrong_arguments_are_told_as_by_torch(device: str) -> None:
@@ -193,8 +192,7 @@ def test_dropout_on_cuda_has_a_mask_like_its_input() -> None:
         (False, 0.5, (6, 3, 1)),
         (True, 1.0, (6, 3, 1)),
     ):
-        made = torch.native_dropout(x, p, train)
-        assert [one.stride() for one in made] == [(1, 12, 4), mask]
+        assert [one.stride() for one in torch.native_dropout(x, p, train)] == [(1, 12, 4), mask]
 
 
 @pytest.mark.parametrize("shape", [(16, 48), (0,)])
@@ -279,8 +277,7 @@ def test_rms_norm_of_a_slice_in_channels_last_is_not_fused() -> None:
             input = half_of_the_channels(2)
             functional.rms_norm(input if sliced else input.contiguous(), (6,))
 
-        profile = trace(step, device="cuda")
-        return {str(one.origin.operator) for one in profile.timeline.allocations}
+        return {str(one.origin.operator) for one in trace(step, device="cuda").timeline.allocations}
 
     assert "aten::_fused_rms_norm" in operators(sliced=False)
     assert "aten::_fused_rms_norm" not in operators(sliced=True)

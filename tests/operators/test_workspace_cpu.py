@@ -179,8 +179,7 @@ def test_nothing_is_taken_for_an_empty_tensor() -> None:
     weight = torch.empty(16, 3, 3, 3, device="meta")
     result = torch.empty(0, 16, 6, 6, device="meta")
     settings = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    taken = workspace_of("convolution", REFERENCE, result, empty, weight, None, *settings)
-    assert taken.is_nothing
+    assert workspace_of("convolution", REFERENCE, result, empty, weight, None, *settings).is_nothing
 
 
 def test_a_reduced_loss_keeps_the_storage_of_all_elements() -> None:

@@ -105,8 +105,7 @@ def test_what_is_uploaded_is_what_a_run_writes(light, monkeypatch):
 
 def test_the_hook_is_run_on_snapshot_files():
     verify = _load(CI / "pre-commit-config.yaml")["repos"][0]["hooks"][0]
-    path = snapshot_path(Path("tests/memory/test_net.py")).as_posix()
-    assert re.search(verify["files"], path)
+    assert re.search(verify["files"], snapshot_path(Path("tests/memory/test_net.py")).as_posix())
     assert not re.search(verify["files"], "tests/memory/data.json")
 
 
@@ -212,14 +211,12 @@ def test_the_action_says_what_a_pull_request_accepts(repository):
 def test_the_action_fails_on_growth_that_no_snapshot_accepts(repository):
     test = repository.path / "test_net.py"
     test.write_text(test.read_text().replace("96", "128"))
-    statuses = _run_action(repository)
-    assert [name for name, status in statuses.items() if status] == ["Memory tests"]
+    assert [name for name, status in _run_action(repository).items() if status] == ["Memory tests"]
     comment = (repository.path / "comment.md").read_text()
     titles = re.findall(r"^### (.*): 2 grew$", comment, re.M)
     assert titles == ["Memory", "Memory snapshots, origin/main → HEAD"]
     assert comment in repository.calls.read_text()
-    proposal = repository.path / "torchmem-proposal" / "__torchmem__" / "test_net.json"
-    assert proposal.exists()
+    assert (repository.path / "torchmem-proposal" / "__torchmem__" / "test_net.json").exists()
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -86,8 +86,7 @@ def test_markdown_and_json(folders, capsys):
     assert "### Memory snapshots, base → head: 2 grew, 1 shrank, 1 new, 1 gone, 1 unchanged" in text
     assert text.index("test_more") < text.index("test_grew") < text.index("test_less")
     assert main(["compare", "base", "head", "--format=json"]) == 1
-    data = valid(json.loads(capsys.readouterr().out), "comparison")
-    assert data["failed"] == 2
+    assert valid(json.loads(capsys.readouterr().out), "comparison")["failed"] == 2
 
 
 @pytest.mark.parametrize(

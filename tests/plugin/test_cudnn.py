@@ -81,8 +81,7 @@ def test_an_update_stores_answers_and_checks_without_cudnn_take_them(project, mo
     assert without["figures"] == with_cudnn["figures"]
     assert without["library_workspaces"] == with_cudnn["library_workspaces"]
     result.tells(f"workspace told by cuDNN 9.20.0: {FORWARD}: test_net.py::test_it")
-    told = f"workspace that cuDNN 9.20.0 told for: `{FORWARD}`"
-    assert told in project.read("report.md")
+    assert f"workspace that cuDNN 9.20.0 told for: `{FORWARD}`" in project.read("report.md")
     assert 'library_workspaces" value="aten::convolution' in project.read("report.xml")
     project.write(test_net=TEST.replace("image()", "image(48)"))
     result, check = run(project, failed=1)  # the image is larger

@@ -164,8 +164,7 @@ def test_a_bad_file_fails_its_tests_and_is_left_alone(stored):
     for content in (b"{", b"\xff\xfe", b'{"schema": 5, "entries": []}', b""):
         stored.file().write_bytes(content)
         for options in ([], ["--torchmem-update"], ["--torchmem-dry-run"]):
-            told = stored.run(*options, failed=2)
-            told.tells("*test_net.json: *The file was left as it is*")
+            stored.run(*options, failed=2).tells("*test_net.json: *The file was left as it is*")
             assert stored.file().read_bytes() == content
 
 
@@ -294,8 +293,7 @@ def test_notes_that_contradict_each_other_are_for_people(stored):
     theirs = dump(load(stored.file().read_text()))
     stored.file().write_text(_conflict(ours, theirs))
     before = stored.file().read_text()
-    result = stored.run("--torchmem-update")
-    result.fails("error: *both sides*have notes, which differ*by hand")
+    stored.run("--torchmem-update").fails("error: *both sides*have notes, which differ*by hand")
     assert stored.file().read_text() == before
 
 

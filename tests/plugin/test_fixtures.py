@@ -174,8 +174,7 @@ def pytest_sessionfinish():
     print("LOG", sys.modules["test_net"].LOG)
 """
     )
-    result = run(project, text, "-s", passed=2)
-    assert "LOG ['outer cuda:0 True', 'cuda:0']" in result.stdout.str()
+    assert "LOG ['outer cuda:0 True', 'cuda:0']" in run(project, text, "-s", passed=2).stdout.str()
 
 
 def test_the_fixture_torchmem(project: Project) -> None:

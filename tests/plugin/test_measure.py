@@ -358,5 +358,4 @@ def test_a_test_that_does_not_end_is_ended(project, without_stand_in, monkeypatc
 def test_a_process_that_cannot_begin_ends_the_run_with_its_last_line(project, without_stand_in):
     there = "import os\nif 'TORCHMEM_STAND_IN_GPU' in os.environ:\n"
     project.write(conftest=f"{there}    raise ImportError('no such library')\n")
-    result = run(project, "pass")
-    result.is_refused("ERROR: --torchmem-measure=stand-in*no such library*")
+    run(project, "pass").is_refused("ERROR: --torchmem-measure=stand-in*no such library*")

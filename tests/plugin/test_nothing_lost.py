@@ -308,8 +308,7 @@ def test_a_part_of_a_run_removes_nothing_of_a_module_that_it_saw_whole(noted):
     """Its tests were all seen, but the one that is missing may be among those taken away."""
     noted.write(test_net="", test_more="def test_more(torchmem): pass\ndef test_one(): pass\n")
     for option in (["-k", "one"], ["--deselect", "test_more.py::test_more"]):
-        output = noted.run("--torchmem-update", *option).stdout.str()
-        assert "obsolete" not in output
+        assert "obsolete" not in noted.run("--torchmem-update", *option).stdout.str()
         assert notes(noted) == {"test_other cpu": "ours"}
     noted.run("--torchmem-update", "test_net.py", "test_more.py::test_one")
     assert notes(noted) == {"test_other cpu": "ours"}

@@ -283,8 +283,7 @@ def test_the_cap_of_what_an_update_accepts(light, monkeypatch):
     assert light.run(*capped, test_net=SIZED).ret == 0
     before = light.file().read_bytes()
     monkeypatch.setenv("SIZE", "1200")
-    told = light.run(*capped, failed=1)
-    told.tells("*grew by more than --torchmem-update-max=15% accepts*")
+    light.run(*capped, failed=1).tells("*grew by more than --torchmem-update-max=15% accepts*")
     assert light.file().read_bytes() == before
     for size in (1150, 10):
         monkeypatch.setenv("SIZE", str(size))

@@ -34,8 +34,7 @@ def profile() -> MemoryProfile:
 
 @given(timelines())
 def test_a_timeline_is_read_as_it_was_written(timeline: Timeline) -> None:
-    plain = json.loads(json.dumps(plain_timeline(timeline)))
-    assert read_timeline(plain) == timeline
+    assert read_timeline(json.loads(json.dumps(plain_timeline(timeline)))) == timeline
 
 
 @pytest.mark.parametrize("name", ["profile.json", "profile.json.gz"])
@@ -84,8 +83,7 @@ def test_a_damaged_file_is_refused_or_read(profile, tmp_path, chance):
         file.write_bytes(content)
         with suppress(UsageError):
             loaded = MemoryProfile.load(file)
-            live = loaded.timeline.live_bytes()
-            assert loaded.peak == max(live, default=0)
+            assert loaded.peak == max(loaded.timeline.live_bytes(), default=0)
             shown = loaded.table() + str(loaded) + loaded.to_csv() + loaded.to_trace_events()
             assert "\x1b" not in shown
             assert "<script>alert" not in loaded.to_html()

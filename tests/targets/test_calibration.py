@@ -136,8 +136,7 @@ def test_what_a_recurrent_layer_keeps_for_the_backward() -> None:
     figure = WorkspaceSize(workspace=4096, reserve=1_000_000)
     unknown = trace(model, x, device="cuda", gpu="a100")
     measured = answering_all(model, figure, x)
-    again = answering_all(model, figure, x)
-    assert measured.figures() == again.figures()
+    assert measured.figures() == answering_all(model, figure, x).figures()
     assert measured.calibrated_workspaces == ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
     assert not measured.unknown_workspaces
     # The backward is given the reserve, whose size follows from the other arguments.

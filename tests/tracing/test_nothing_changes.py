@@ -550,8 +550,7 @@ def test_a_configuration_is_not_asked_while_the_program_runs() -> None:
         model(torch.ones(2, 4))
         assert not asked
 
-    profile = trace(program)
-    assert any("output_attentions" in text for text in map(str, profile.facts.values()))
+    assert any("output_attentions" in text for text in map(str, trace(program).facts.values()))
 
 
 def test_hooks_of_registrations_are_gone_through_while_a_trace_begins_and_ends() -> None:

@@ -111,8 +111,7 @@ def test_on_cuda_the_library_knows_its_workspace() -> None:
 def test_on_cuda_a_matrix_says_where_it_is() -> None:
     matrix = csr().cuda()
     assert matrix.device == matrix.values().device == torch.device("cuda", 0)
-    product = matrix @ torch.ones(6, 2, device="cuda")
-    assert product.is_cuda
+    assert (matrix @ torch.ones(6, 2, device="cuda")).is_cuda
 
 
 def test_on_cuda_reducing_products_do_not_exist() -> None:

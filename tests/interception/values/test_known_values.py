@@ -36,8 +36,7 @@ def test_control_flow_and_shapes_follow_known_values() -> None:
     steps += 1
     assert steps.item() == 1.0
     assert [rate.item() for rate in torch.linspace(0, 1, 3)] == [0.0, 0.5, 1.0]
-    positions = torch.arange(6).view(2, 3)[:, 1:] + 1
-    assert positions.tolist() == [[2, 3], [5, 6]]
+    assert (torch.arange(6).view(2, 3)[:, 1:] + 1).tolist() == [[2, 3], [5, 6]]
     assert (torch.arange(5) % 3).tolist() == [0, 1, 2, 0, 1]
     assert (torch.arange(5) > lengths[:, None]).sum().item() == 3
 
