@@ -73,7 +73,7 @@ def runs_with_gradients(evidence: Evidence) -> Cause | None:
 def mode_of_some_calls(evidence: Evidence) -> Cause | None:
     """A part of a module's calls is no longer under ``no_grad``, or within autocast."""
     now, modes = evidence.present(Topic.CALLS), evidence.then(Topic.MODES)
-    for name in now.keys() - evidence.then(Topic.CALLS).keys():
+    for name in sorted(now.keys() - evidence.then(Topic.CALLS).keys()):
         mode, is_of, module = name.rpartition(", of ")
         if is_of and any(f"under {one.text}" == mode for one in modes.get(module, ())):
             lines = [line for line in now[module].lines if line not in now[name].lines]
