@@ -471,6 +471,8 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
     explained = {row for one in found[:1] for row in one.rows}
     kept = [*found[:1]]
     for one in found[1:]:
+        if one.values.get("holder") and one.values["holder"] == found[0].values.get("holder"):
+            continue  # whoever keeps it is told
         more = total(row for row in one.rows if row not in explained)
         # What has more numbers, and wider ones, has two causes.
         is_known = any(each.rule in _OF_TYPES for each in kept)

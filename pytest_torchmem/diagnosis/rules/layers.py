@@ -111,6 +111,12 @@ class LayerChange(NamedTuple):
         )
 
     @property
+    def is_of_rates(self) -> bool:
+        """Whether no more changed of a program's own module than numbers with a point."""
+        sides = self.layer.settings.items(), self.was.settings.items()
+        return not self.is_of_torch and all(type(v) is float for _, v in sides[0] ^ sides[1])
+
+    @property
     def is_set_otherwise(self) -> bool:
         """Whether settings changed, and not the widths alone.
 
@@ -274,7 +280,7 @@ def _of_change(
 ) -> Cause | None:
     """Return what layers of a pattern that changed alike explain."""
     numbers = change.numbers
-    if change.is_narrower:
+    if change.is_narrower or (change.is_of_rates and _calls_others(evidence, pattern)):
         return None
     if pattern in larger and larger[pattern].are_given_more(numbers):
         return None  # what is before it makes more
@@ -297,6 +303,12 @@ def _of_change(
     found = cause(name, rows, module=module, **values)
     made = None if change.is_of_torch else _wrapped_at(evidence, pattern, change.layer)
     return found and (replace(found, origin=made) if made else placed_in(evidence, pattern, found))
+
+
+def _calls_others(evidence: Evidence, pattern: str) -> bool:
+    """Tell whether modules of a pattern call an operator that the forward did not call."""
+    new = {name for name, one in evidence.counts().items() if not one.before}
+    return any(row.what.source in new for row in evidence.of_module(pattern))
 
 
 def _wrapped_at(evidence: Evidence, pattern: str, layer: Layer) -> Origin | None:
