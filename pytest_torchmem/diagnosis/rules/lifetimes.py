@@ -266,9 +266,7 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     what = f"{tensors(count, first.what)} of {first.what.source}"
     is_saved = first.what.role == Role.SAVED
     saver = evidence.ran.saver(evidence.first(first)) if is_saved else None
-    if is_saved and GRAPH in holder and len({row.what[1:3] for row in rows}) >= _MANY:
-        what, saver = f"{holder.removeprefix(': ')} is kept, and was not, with {what}", None
-    elif saver is not None and saver.operator != first.what.source:
+    if saver is not None and saver.operator != first.what.source:
         what = f"{saver.operator} saves {what} for its backward"
     elif is_known:
         what = f"{what} {'live' if count > 1 else 'lives'} longer than before{holder}"
@@ -307,7 +305,6 @@ def kept_by(evidence: Evidence, rows: Iterable[Row]) -> str:
     return holder_of(evidence, [*held]).replace(": ", ", kept by ", 1)
 
 
-_MANY = 3
 GRAPH = "the graph of "
 
 
