@@ -390,7 +390,9 @@ def _names_of(
     names = sorted(
         dict.fromkeys(found or more), key=lambda name: (name not in kept, -_made_by(evidence, name))
     )
-    return [*dict.fromkeys([own, *names])] if own in more else names
+    names = [*dict.fromkeys([own, *names])] if own in more else names
+    least = WEIGHTY * max(_made_by(evidence, name) for name in names)
+    return [name for name in names if _made_by(evidence, name) >= least]  # and no means of a loss
 
 
 def _made_by(evidence: Evidence, operator: str) -> int:
