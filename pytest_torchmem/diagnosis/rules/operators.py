@@ -200,7 +200,8 @@ def other_operators(evidence: Evidence) -> Cause | None:
         instead = f" {'are' if own[1:] else 'is'} no longer compiled"
     text = f"{short_names(own)}{_makes(evidence, own)}" if instead else _calls(evidence, own, more)
     if root is None and first.what.role in OF_BACKWARD:
-        origin = [*evidence.ran.places(own[0]), None][-1] if own[0] != first.what.source else None
+        places = (one for one in evidence.ran.places(own[0]) if one.phase is Phase.FORWARD)
+        origin = [None, *places][-1]
     kept = kept_by(evidence, (first, *rows))
     return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
 
@@ -385,7 +386,8 @@ def _names_of(
     ]
     if first.what.role in OF_BACKWARD:
         makers = ((name, evidence.ran.largest(name)) for name in more)
-        found += [name for name, one in makers if one is not None and one.shape == first.what.shape]
+        own_shape = [n for n, one in makers if one is not None and one.shape == first.what.shape]
+        found = own_shape or found
     kept = {row.what.source for row in rows}  # what is alive says more than what is as large
     names = sorted(
         dict.fromkeys(found or more), key=lambda name: (name not in kept, -_made_by(evidence, name))
