@@ -166,9 +166,16 @@ class Provenance:
         return None
 
     def largest(self, operator: str) -> Allocation | None:
-        """Return the largest tensor that an operator made."""
-        own = (call for call in self._calls if call.origin.operator == operator)
-        return max(self._tensors(own), key=lambda one: one.nbytes, default=None)
+        """Return the largest tensor that an operator made, in the forward if it ran there."""
+        own = [call for call in self._calls if call.origin.operator == operator]
+        forward = [call for call in own if call.origin.phase is Phase.FORWARD]
+        return max(self._tensors(forward or own), key=lambda one: one.nbytes, default=None)
+
+    def only_shape(self, operator: str) -> tuple[int, ...] | None:
+        """Return the shape that all calls of an operator make in the forward, if it is one."""
+        own = (call for call in self._forward if call.origin.operator == operator)
+        found = {one.shape for one in self._tensors(own)}
+        return found.pop() if len(found) == 1 else None
 
     def largest_in(self, module: str) -> Origin | None:
         """Return who made the largest tensor in a module, a pattern, outside of the backward."""

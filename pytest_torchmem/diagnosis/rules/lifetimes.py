@@ -197,8 +197,7 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     what = "what it made in the forward"
     if not rows and evidence.difference.moment != HOST:
         rows = [row for row in evidence.came(Role.ACTIVATION) if _lives_longer(evidence, row)]
-        gone = {row.what.tensor for row in evidence.difference.rows if row.now is None}
-        rows = [row for row in rows if is_kept(evidence, row) and row.what.tensor not in gone]
+        rows = [row for row in rows if is_kept(evidence, row) and not _replaces(evidence, row)]
     if not rows:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]
@@ -297,6 +296,12 @@ def is_kept(evidence: Evidence, row: Row) -> bool:
     """Tell whether something refers to a row's tensors that is more than a function's variable."""
     holder = evidence.watched.holders.get(row.now, "") if row.now is not None else ""
     return bool(holder) and not holder.startswith("the variable ")
+
+
+def _replaces(evidence: Evidence, row: Row) -> bool:
+    """Tell whether much of what came is in the place of equal tensors that are gone."""
+    same = [one.change for one in evidence.difference.rows if one.what.tensor == row.what.tensor]
+    return 2 * sum(same) < sum(change for change in same if change > 0)
 
 
 def kept_by(evidence: Evidence, rows: Iterable[Row]) -> str:

@@ -199,7 +199,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     if evidence.then(Topic.COMPILED) and _ALLOCATE[-1] in fell and not counts[own[0]].before:
         instead = f" {'are' if own[1:] else 'is'} no longer compiled"
     text = f"{short_names(own)}{_makes(evidence, own)}" if instead else _calls(evidence, own, more)
-    if root is None and first.what.role in OF_BACKWARD:
+    if root is None and first.what.role in OF_BACKWARD and more[own[0]].before:
         places = (one for one in evidence.ran.places(own[0]) if one.phase is Phase.FORWARD)
         origin = [None, *places][-1]
     kept = kept_by(evidence, (first, *rows))
@@ -365,8 +365,8 @@ def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     rows = [row for row in evidence.came(*MADE) if row.what.source in more]
     if rows and total(rows) >= WEIGHTY * evidence.growth:
         return rows
-    made = (one for name in more if (one := evidence.ran.largest(name)) is not None)
-    shapes = {one.shape for one in made if one.dtype}  # a gradient has that of what it is of
+    again = (name for name, one in more.items() if one.before)
+    shapes = {evidence.ran.only_shape(name) for name in again}  # as gradients of theirs have
     rows += [row for row in evidence.came(*OF_BACKWARD) if row.what.shape in shapes]
     lines = {origin.line for name in more for origin in evidence.ran.places(name)} - {""}
     return rows + [row for row in evidence.came() if row.what.line in lines and row not in rows]
@@ -385,9 +385,9 @@ def _names_of(
         if fold(origin.module)[0] == module and (module or origin.line == first.what.line)
     ]
     if first.what.role in OF_BACKWARD:
-        makers = ((name, evidence.ran.largest(name)) for name in more)
-        own_shape = [n for n, one in makers if one is not None and one.shape == first.what.shape]
-        found = own_shape or found
+        shape = first.what.shape
+        again = (name for name, one in more.items() if one.before)
+        found = [name for name in again if evidence.ran.only_shape(name) == shape] or found
     kept = {row.what.source for row in rows}  # what is alive says more than what is as large
     names = sorted(
         dict.fromkeys(found or more), key=lambda name: (name not in kept, -_made_by(evidence, name))
