@@ -157,12 +157,16 @@ class Evidence:
         ]
 
     def of_module(self, pattern: str) -> list[Row]:
-        """Return the rows of a module and of those in it, and of inputs that it keeps."""
+        """Return the rows of a module and of those in it, and of inputs that it keeps.
+
+        A module that is called in one that it is no part of has its class in the path there.
+        """
         given = self.ran.given_to(pattern)
         return [
             row
             for row in self.came()
             if within(pattern, row.what.module)
+            or pattern in row.what.module.split(".")
             or (row.what.role == Role.SAVED and row.what[1:5] in given)
         ]
 

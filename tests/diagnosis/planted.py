@@ -434,7 +434,13 @@ def optimizer_not_in_place(wrong: bool, device: str) -> None:
     Plain(model.parameters(), {}).step()
 
 
-@planted("held between", "between two steps: the variable flat of gradients_in", "", "cat", "")
+@planted(
+    "held between",
+    "keeps what it made of gradients: the variable flat of gradients_in",
+    "",
+    "cat",
+    "",
+)
 def gradients_in_one_tensor(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)).to(device)
     model(torch.zeros(8, 256, device=device)).sum().backward()
@@ -1736,7 +1742,7 @@ def teacher_that_stays(wrong: bool, device: str) -> None:
     (student(torch.ones(4096, 512, device=device)) - known).square().mean().backward()
 
 
-@planted("inputs", "[64, 64] → [256, 64], in 1 call instead of 4", "Sequential.0", "addmm", "")
+@planted("inputs", "[64, 64] → [256, 64], in 1 call instead of 4", "Sequential", "", "")
 def batches_not_split(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
     for part in torch.ones(256, 64, device=device).chunk(1 if wrong else 4):

@@ -183,11 +183,14 @@ def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
         return  # the calls of compiled modules are not to be seen but where a graph breaks
     known, present = evidence.then(Topic.LAYERS), evidence.present(Topic.LAYERS)
     parents = {path for name in known for path in prefixes(name)}
+    known_roots = {path.partition(".")[0] for path in known}
     roots = [one.name for one in evidence.about(Topic.LAYERS) if not one.before]
     in_parts = [root for root in roots if "." not in root and _was_called_in_parts(evidence, root)]
     for name, (before, now) in changed_values(evidence, Topic.LAYERS, also_new=True):
         if any(within(root, name) for root in in_parts):
             continue
+        if not before and not known_roots.isdisjoint(name.split(".")[1:]):
+            continue  # what was called by itself is called in a module that it is no part of
         inside = [path for path in present if path.startswith(f"{name}.")]
         moved = bool(inside) and all(path in known for path in inside)
         if not before and (moved or known.get(name.rpartition(".")[0]) == now):

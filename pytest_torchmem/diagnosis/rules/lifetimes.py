@@ -218,7 +218,8 @@ def held_between(evidence: Evidence) -> Cause | None:
     kinds = evidence.ran.kinds_before(evidence.first(first), _MADE_OF)
     of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
     if holder := holder_of(evidence, rows):
-        what = f"the program keeps what it made{of} between two steps{holder}"
+        between = "" if holder.startswith(": the variable ") else " between two steps"
+        what = f"the program keeps what it made{of}{between}{holder}"
     else:
         more = tensors(first.count_now - first.count_before, first.what)
         what = f"{first.what.source} makes {more}{of} after the backward"

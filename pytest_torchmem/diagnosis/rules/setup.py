@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
+    KEPT,
     MADE,
     Cause,
     Evidence,
@@ -41,7 +42,7 @@ from pytest_torchmem.profile.facts import (
     parts_of,
 )
 from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
-from pytest_torchmem.profile.timeline import Role
+from pytest_torchmem.profile.timeline import Origin, Phase, Role
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {
@@ -305,11 +306,16 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     new_shapes = [one for one in changed[0].now if one not in changed[0].before]
     is_made = " of " in changed[0].name and bool(new_shapes)
     index = evidence.ran.first_made(new_shapes[0]) if is_made else -1
-    made = evidence.ran.allocation(index).origin if index >= 0 and not fewer else None
+    made = evidence.ran.allocation(index).origin if index >= 0 else None
     origin = made if made is not None and made.line else None
+    if fewer:
+        module = changed[0].name.rpartition(" of ")[2]
+        lines = evidence.present(Topic.CALLS)[module].lines
+        origin = Origin(Phase.FORWARD, module, "", *lines) if len(lines) == 1 else None
     rows = evidence.came() if retyped else evidence.of_sizes()
     # What was there before the input is not made of it.
-    rows = [row for row in rows if row.what.role not in MADE or evidence.first(row) >= index]
+    made_by = (*MADE, *KEPT)
+    rows = [row for row in rows if row.what.role not in made_by or evidence.first(row) >= index]
     return cause("inputs", rows, None, origin, change=text)
 
 
@@ -349,8 +355,11 @@ def _fewer_calls(evidence: Evidence, name: str) -> str:
 
 
 def _step_of_input(change: FactChange) -> str:
-    sides = (" and ".join(map(str, side)) for side in (change.before, change.now))
-    (before, now), name = sides, change.name.removeprefix("input ")
+    both = {*change.before} & {*change.now}  # in other calls
+    gone, came = ([one for one in side if one not in both] for side in (change.before, change.now))
+    sides = (gone or change.before, came or change.now)
+    before, now = (" and ".join(map(str, side)) for side in sides)
+    name = change.name.removeprefix("input ")
     if not before:
         return f"{name} {now} is new"
     if len(change.now) == 1 and change.now[0].dtype == change.before[0].dtype:
