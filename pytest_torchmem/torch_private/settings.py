@@ -30,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.serialization import config
 
+from pytest_torchmem.torch_private.devices import has_gpu
 from pytest_torchmem.torch_private.modes import dispatch_modes, global_device_context
 from pytest_torchmem.torch_private.module_calls import REGISTRATION_HOOKS, STEP_HOOKS
 from pytest_torchmem.torch_private.names import (
@@ -554,8 +555,8 @@ def _as_where_it_is_on(autocast: Any, frame: Any) -> Iterator[None]:
     while frame.f_code.co_name in ("__enter__", "enter"):
         frame = frame.f_back
     is_decorator = frame.f_code is _DECORATED
-    if autocast.device != "cuda" or not torch.cuda.is_available():
-        yield
+    if autocast.device != "cuda" or has_gpu() or not torch.cuda.is_available():
+        yield  # as the program has asked for
     elif is_decorator and not _says_enabled(frame.f_locals["func"]):
         autocast._enabled = True
         try:
