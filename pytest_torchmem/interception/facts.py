@@ -223,7 +223,7 @@ class FactCollector:
                 self._settings_of(path, module)
                 self._count(Topic.CALLS, path, self._line)
                 for one in mode.beside(_USUAL):
-                    if one.name in ("no_grad", AUTOCAST):
+                    if one.name in ("no_grad", "eval", AUTOCAST):
                         self._count(Topic.CALLS, IN_MODE.format(one.text, path), self._line)
             else:
                 spans = self._checkpoints.setdefault(fold(path)[0], Counter())

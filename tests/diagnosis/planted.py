@@ -434,6 +434,29 @@ def optimizer_not_in_place(wrong: bool, device: str) -> None:
     Plain(model.parameters(), {}).step()
 
 
+@planted("eval of calls", "Blocks is in eval mode in 2 of 3 calls, and was in 1", "Blocks", "", "")
+def evaluated_and_not_trained_again(wrong: bool, device: str) -> None:
+    class Blocks(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                run = (
+                    partial(checkpoint, use_reentrant=False)
+                    if self.training
+                    else nn.Module.__call__
+                )
+                x = run(block, x)  # here: evaluated_and_not_trained_again
+            return x
+
+    blocks = (nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.GELU()) for _ in range(6))
+    model, x = Blocks(blocks=nn.ModuleList(blocks)).to(device), torch.zeros(512, 64, device=device)
+    model(x).sum().backward()
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    model.train(not wrong)
+    model(x).sum().backward()
+
+
 @planted(
     "held between",
     "keeps what it made of gradients: the variable flat of gradients_in",
