@@ -325,16 +325,8 @@ def _failing(findings: list[Finding]) -> bool:
 _ATTENTION = "attention"
 _KEPT = (
     *("held", "held between", "earlier steps", "gradients kept"),
-    *(
-        "left",
-        "lives longer",
-        "graph kept",
-        "backwards",
-        "operators",
-        "gradients recorded",
-        "copy",
-        "larger",
-    ),
+    *("left", "lives longer", "graph kept", "backwards", "gradients recorded"),
+    *("operators", "copy", "larger"),
 )
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (

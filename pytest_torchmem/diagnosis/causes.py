@@ -201,7 +201,7 @@ class Evidence:
         called = (side.get(operator, Counts()).called for side in sides)
         return Counted(*called) if sides[0] else None
 
-    def alive_of(self, row: Row) -> Counted:
+    def count_alive(self, row: Row) -> Counted:
         """Return how many equal tensors of a row's operator and module were and are alive then."""
         moment, own = self.difference.moment, row.what[:5]
         sides = self.known_groups, self.alive.groups

@@ -117,8 +117,8 @@ CHECKPOINT = "checkpoint of "
 """The start of the names of checkpoints that span several modules: ``checkpoint of Net.blocks.*``;
 they are counted as well."""
 IN_MODE = "under {}, of {}"
-"""The names of modules of whose calls some are under ``no_grad`` or autocast: these are counted by
-themselves."""
+"""The names of modules of whose calls some are in a mode (``no_grad``, eval, autocast): these are
+counted by themselves."""
 AUTOCAST = "autocast"
 """The mode of modules within autocast, to the type that is its detail, or ``"off"``."""
 PACKED = "saved tensors by"

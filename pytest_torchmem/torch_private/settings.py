@@ -583,7 +583,7 @@ def _says_enabled(function: Callable[..., Any]) -> bool:
     try:
         tree: Any = ast.parse(dedent(inspect.getsource(function)))
         calls = [one for one in tree.body[0].decorator_list if isinstance(one, ast.Call)]
-    except (OSError, SyntaxError, AttributeError):
+    except (OSError, SyntaxError, AttributeError, TypeError):  # no function of a file
         return True
     named = {key.arg for call in calls for key in call.keywords}
     given = [getattr(arg, "value", None) for call in calls for arg in call.args]

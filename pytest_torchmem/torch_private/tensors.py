@@ -118,6 +118,8 @@ def unwrapped(tensor: Tensor) -> Tensor | None:
 #: -1 outside of a backward, else the number of the running graph task of this thread.
 current_graph_task: Callable[[], int] = private("torch._C._current_graph_task_id")
 current_node: Callable[[], Any] = private("torch._C._current_autograd_node")
+#: The class for a compiled graph (torch/_functorch/_aot_autograd/runtime_wrappers.py).
+OF_COMPILED_GRAPHS = "CompiledFunction"
 #: Whether the running backward leaves its nodes what they have saved (``retain_graph``).
 keeps_graph: Callable[[], bool] = private("torch._C._autograd._get_current_graph_task_keep_graph")
 #: One more than the sequence number of the autograd node this thread made last.

@@ -53,7 +53,12 @@ from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.step.trees import Args, Kwargs
 from pytest_torchmem.torch_private.modes import FunctionMode
 from pytest_torchmem.torch_private.patches import replaced
-from pytest_torchmem.torch_private.tensors import CHILDREN, node_number, storage_address
+from pytest_torchmem.torch_private.tensors import (
+    CHILDREN,
+    OF_COMPILED_GRAPHS,
+    node_number,
+    storage_address,
+)
 from pytest_torchmem.tracing.trace import WATCH
 
 _DEEPEST = 4
@@ -485,8 +490,7 @@ class Watch:
         ledger = self._ledger
         device = self._device_of(ledger) if ledger is not None else None
         name = type(context).__name__.removesuffix("Backward")
-        # AOTAutograd's, of a graph (torch/_functorch/_aot_autograd/runtime_wrappers.py)
-        if ledger is None or device is None or name == "CompiledFunction":
+        if ledger is None or device is None or name == OF_COMPILED_GRAPHS:
             return
         saver = name, Attribution().user_line()
         for tensor in tensors:

@@ -210,19 +210,11 @@ def new_modules(evidence: Evidence) -> Iterator[tuple[str, str]]:
         parts = name.split(".")
         stars = [place for place, part in enumerate(parts) if part == "*"]
         around, number = ".".join(parts[: stars[star - 1] + 1]), "/".join(added.split("/")[:star])
-        others = (
-            one.numbers
-            for path, rows in known.items()
-            if path != name
-            for one in rows
-            if within(around, path)
-        )
+        beside = (rows for path, rows in known.items() if path != name and within(around, path))
+        there = ("/".join(one.numbers.split("/")[:star]) for rows in beside for one in rows)
         # What was shared, or of some modules alone, is new in others that there were.
-        yield (
-            (name, added)
-            if are_among(number, join_numbers("/".join(one.split("/")[:star]) for one in others))
-            else (around, number)
-        )
+        is_there = are_among(number, join_numbers(there))
+        yield (name, added) if is_there else (around, number)
 
 
 _NOTHING = "Identity"

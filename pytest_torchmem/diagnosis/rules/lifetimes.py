@@ -156,7 +156,7 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     rows = [row for row in evidence.came(Role.EARLIER) if not evidence.narrower(row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
-    if rows and (alive := evidence.alive_of(rows[0])).before:
+    if rows and (alive := evidence.count_alive(rows[0])).before:
         made += f" ({tensors(alive.now, rows[0].what)}, and {alive.before} in the snapshot)"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)

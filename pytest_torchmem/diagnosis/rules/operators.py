@@ -365,11 +365,17 @@ def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     rows = [row for row in evidence.came(*MADE) if row.what.source in more]
     if rows and total(rows) >= WEIGHTY * evidence.growth:
         return rows
-    again = (name for name, one in more.items() if one.before)
-    shapes = {evidence.ran.only_shape(name) for name in again}  # as gradients of theirs have
+    shapes = _shapes_of_known(evidence, more).values()  # as gradients of theirs have
     rows += [row for row in evidence.came(*OF_BACKWARD) if row.what.shape in shapes]
     lines = {origin.line for name in more for origin in evidence.ran.places(name)} - {""}
     return rows + [row for row in evidence.came() if row.what.line in lines and row not in rows]
+
+
+def _shapes_of_known(
+    evidence: Evidence, more: Mapping[str, Counted]
+) -> dict[str, tuple[int, ...] | None]:
+    """Return the only shape of each operator that was called before, too, ``None`` of several."""
+    return {name: evidence.ran.only_shape(name) for name, one in more.items() if one.before}
 
 
 def _names_of(
@@ -385,9 +391,8 @@ def _names_of(
         if fold(origin.module)[0] == module and (module or origin.line == first.what.line)
     ]
     if first.what.role in OF_BACKWARD:
-        shape = first.what.shape
-        again = (name for name, one in more.items() if one.before)
-        found = [name for name in again if evidence.ran.only_shape(name) == shape] or found
+        shapes = _shapes_of_known(evidence, more)
+        found = [name for name in shapes if shapes[name] == first.what.shape] or found
     kept = {row.what.source for row in rows}  # what is alive says more than what is as large
     names = sorted(
         dict.fromkeys(found or more), key=lambda name: (name not in kept, -_made_by(evidence, name))
