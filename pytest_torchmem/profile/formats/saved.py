@@ -53,7 +53,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def check_plain(plain: Any, spec: Any = _PLAIN, where: str = "it") -> None:
-    """Raise ``ValueError`` for what ``save`` does not write, such as negative numbers."""
+    """Raise ``ValueError`` for what ``save`` does not write, such as negative or huge numbers."""
     kind: Any = spec
     if isinstance(spec, tuple):
         kind = type(plain) if type(plain) in spec else spec[0]
@@ -61,7 +61,7 @@ def check_plain(plain: Any, spec: Any = _PLAIN, where: str = "it") -> None:
         kind = str if isinstance(spec, re.Pattern) else type(spec)
     if (
         type(plain) is not kind
-        or (kind is int and plain < 0)
+        or (kind is int and not 0 <= plain < 2**63)  # bytes and places have 64 bits in torch
         or (kind is str and escaped(plain) != plain)
         or (isinstance(spec, re.Pattern) and not spec.fullmatch(plain))
     ):
