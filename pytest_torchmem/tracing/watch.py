@@ -441,12 +441,16 @@ def holding_graphs(
 
 
 def _nodes_reached(root: Any, most: int) -> Collection[int]:
-    """Return the numbers of the nodes that a backward from ``root`` would come to."""
+    """Return the numbers of the nodes that a backward from ``root`` would come to, and of each
+    parameter there the address, as a negative number.
+    """
     numbers: set[int] = set()
     seen, waiting = {root}, [root]
     while waiting and len(seen) < most:
         node = waiting.pop()
         numbers.add(node_number(node))
+        if not node.next_functions and (leaf := getattr(node, "variable", None)) is not None:
+            numbers.add(-_address(leaf))
         following: Sequence[tuple[Any, int]] = node.next_functions
         new = [one for one, _ in following if one is not None and one not in seen]
         seen.update(new)
@@ -563,10 +567,12 @@ class Watch:
                 break
         rest = {index for index in alive.values() if index not in self.holders}
         if rest:
-            # the autograd nodes of the calls that made them
+            # the autograd nodes of the calls that made them, or those that add up their gradients
+            leaves = {index: -address for address, index in alive.items() if index in rest}
             self.holders |= holding_graphs(
                 found,
-                {
+                leaves
+                | {
                     event - 1: call[3] - 1
                     for call in device.calls or ()
                     for event in device.events[call[0] : call[1]]

@@ -457,6 +457,11 @@ def evaluated_and_not_trained_again(wrong: bool, device: str) -> None:
     model(x).sum().backward()
 
 
+class Smoothed:
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
 @planted(
     "held between",
     "keeps what it made of gradients: the variable flat of gradients_in",
@@ -471,6 +476,18 @@ def gradients_in_one_tensor(wrong: bool, device: str) -> None:
         gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
         flat = torch.cat(gradients)  # here: gradients_in_one_tensor
         flat.norm()
+
+
+@planted("left", "ended: the graph of the dict Smoothed.shadow", "", "add.Tensor", "")
+def average_with_a_graph(wrong: bool, device: str) -> Smoothed:
+    model = nn.Linear(256, 256).to(device)
+    smoothed = Smoothed(model)
+    model(torch.zeros(8, 256, device=device)).sum().backward()
+    model.zero_grad()
+    for name, parameter in model.named_parameters():
+        own = parameter if wrong else parameter.detach()
+        smoothed.shadow[name] = 0.9 * smoothed.shadow[name] + own  # here: average_with_a_graph
+    return smoothed
 
 
 @planted("layer", "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))")

@@ -179,7 +179,8 @@ def left_at_end(evidence: Evidence) -> Cause | None:
     else:
         first = shown_by(rows)
         what = f"{first.what.tensor or 'memory'} of {first.what.source} is"
-    return cause("left", rows, what=what, holder=holder_of(evidence, rows))
+    holder = holder_of(evidence, rows)
+    return cause("left", rows, None, _root_of(evidence, holder), what=what, holder=holder)
 
 
 @rule("held", "the program keeps {what}{holder}")
@@ -205,13 +206,24 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     holder = holder_of(evidence, rows)
     if not holder and evidence.watched.ran:
         return None
-    return cause("held", rows, holder=holder, what=what)
+    return cause("held", rows, None, _root_of(evidence, holder), holder=holder, what=what)
+
+
+def _root_of(evidence: Evidence, holder: str) -> Origin | None:
+    """Return where the tensor was made whose graph is a holder, if that is alive as well."""
+    if not holder.startswith(f": {GRAPH}"):
+        return None
+    kept = (what for what, name in evidence.watched.holders.items() if holder == f": {GRAPH}{name}")
+    largest = max(kept, key=lambda what: what.nbytes, default=None)
+    made = (Phase.FORWARD, largest.module, largest.source, largest.line) if largest else None
+    return Origin(*made) if made else None
 
 
 @rule("held between", "{what}")
 def held_between(evidence: Evidence) -> Cause | None:
     """What is made after a backward stays: a copy of the weights, an average, a metric."""
     rows = [row for row in evidence.came(Role.OTHER) if not evidence.narrower(row)]
+    rows = [row for row in rows if not _replaces(evidence, row)]
     if not rows:
         return None
     first = shown_by(rows)
@@ -301,7 +313,8 @@ def is_kept(evidence: Evidence, row: Row) -> bool:
 
 def _replaces(evidence: Evidence, row: Row) -> bool:
     """Tell whether much of what came is in the place of equal tensors that are gone."""
-    same = [one.change for one in evidence.difference.rows if one.what.tensor == row.what.tensor]
+    rows = (one for one in evidence.difference.rows if one.what.role not in _OF_MODELS)
+    same = [one.change for one in rows if one.what.tensor == row.what.tensor]
     return 2 * sum(same) < sum(change for change in same if change > 0)
 
 

@@ -341,7 +341,9 @@ def _larger_before(evidence: Evidence) -> Cause | None:
         if was is None or was.nbytes >= what.nbytes or _is_preceded(evidence, group.first):
             continue
         rows = [row for row in evidence.came() if row.what.line == what.line]
-        values = {"operator": what.source, "now": what.tensor, "before": str(list(was.shape))}
+        most = "" if equal[was] else " at most"  # of no size in common: it may be another tensor
+        before = f"{list(was.shape)}{most}"
+        values = {"operator": what.source, "now": what.tensor, "before": before}
         of = _of_standing(evidence, what, group.first)
         made = Origin(Phase.FORWARD, what.module, what.source, what.line)
         return cause("larger", rows, None, made, of=of, given="", **values)
