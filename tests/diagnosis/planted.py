@@ -478,15 +478,17 @@ def gradients_in_one_tensor(wrong: bool, device: str) -> None:
         flat.norm()
 
 
-@planted("left", "ended: the graph of the dict Smoothed.shadow", "", "add.Tensor", "")
+@planted("held", "keeps parameters: the graph of the dict Smoothed.shadow", "", "add.Tensor")
 def average_with_a_graph(wrong: bool, device: str) -> Smoothed:
     model = nn.Linear(256, 256).to(device)
     smoothed = Smoothed(model)
-    model(torch.zeros(8, 256, device=device)).sum().backward()
+    model(torch.zeros(2048, 256, device=device)).sum().backward()
     model.zero_grad()
     for name, parameter in model.named_parameters():
-        own = parameter if wrong else parameter.detach()
-        smoothed.shadow[name] = 0.9 * smoothed.shadow[name] + own  # here: average_with_a_graph
+        if wrong:
+            smoothed.shadow[name] = 0.9 * smoothed.shadow[name] + parameter
+        else:
+            smoothed.shadow[name].lerp_(parameter.detach(), 0.1)
     return smoothed
 
 
