@@ -28,6 +28,7 @@ from pytest_torchmem.profile.facts import (
     CHECKPOINT,
     EMPTY_CACHE,
     IN_MODE,
+    IN_PART,
     NO_BACKWARD,
     PACKED,
     TOPICS,
@@ -354,7 +355,7 @@ class FactCollector:
         for path, (config, own) in self._configurations.items():
             self._note_configuration(path, config, own)
         found = {topic: dict(known) for topic, known in self._known.items()}
-        modes = sorted((self._modes | self._unreached()).items())
+        modes = sorted((self._modes | self._unreached() | self._called_in_part()).items())
         found[Topic.MODES] = _by_pattern(modes, InMode)
         layers = sorted(self._layers.items(), key=lambda item: (item[0][0], str(item[0][1])))
         found[Topic.LAYERS] = _by_pattern(
@@ -470,16 +471,29 @@ class FactCollector:
         how many checkpoints there are that span several.
         """
         found: dict[str, Calls] = {}
-        for path, number in self._times.items():
-            around = next((one for one in prefixes(path)[-2::-1] if one in self._times), None)
-            times = number // self._times[around] if around is not None else 1
+        for path, number, outer in self._called_inside():
             pattern = fold(path)[0]
-            if times > max(1, found.get(pattern, Calls()).number):
-                found[pattern] = Calls(times)
+            if number // outer > max(1, found.get(pattern, Calls()).number):
+                found[pattern] = Calls(number // outer)
         for pattern, spans in self._checkpoints.items():
             modules = len(self._modes[pattern, InMode("recomputed")])
             if (number := modules * len(spans) // spans.total()) < modules:  # each in several steps
                 found[f"{CHECKPOINT}{pattern}"] = Calls(number)
+        return found
+
+    def _called_inside(self) -> Iterator[tuple[str, int, int]]:
+        """Yield how often each module in another one was called, and the module around it."""
+        for path, number in self._times.items():
+            around = next((one for one in prefixes(path)[-2::-1] if one in self._times), None)
+            if around is not None:
+                yield path, number, self._times[around]
+
+    def _called_in_part(self) -> _Patterns:
+        """Return the modules that only some calls of the module around them call."""
+        found = _Patterns()
+        for path, number, outer in self._called_inside():
+            if number < outer:
+                found.note(path, InMode(IN_PART, f"{number} of {outer}"))
         return found
 
     def _unreached(self) -> _Patterns:

@@ -125,6 +125,8 @@ PACKED = "saved tensors by"
 """The mode of modules within hooks of saved tensors, such as those of ``save_on_cpu``."""
 UNCACHED = " without cache"
 """The end of the type of an autocast that keeps no casts: ``"bfloat16 without cache"``."""
+IN_PART = "called in"
+"""The mode of modules that some calls of the module around them call, such as ``"2 of 20"``."""
 NO_BACKWARD = "no backward"
 """The mode of modules that no backward of the step comes to, though it comes to others."""
 

@@ -483,7 +483,11 @@ def _circumstances(
     causes = diagnosis.causes if diagnosis is not None else ()
     said = " ".join(cause.text for cause in causes)
     told = any(cause.rule == "inputs" for cause in causes)
-    changed = "; ".join(_input(*one) for one in inputs if not told and one[0] not in said)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, *change in inputs:
+        if not told and name not in said:
+            alike.setdefault((change[0], change[1]), []).append(name)
+    changed = "; ".join(_input(names, *change) for change, names in alike.items())
     if comparison.workload_changed and changed:
         yield f"The workload differs from the snapshot's: {changed}"
     elif (
@@ -512,9 +516,11 @@ def _circumstances(
         )
 
 
-def _input(name: str, before: str, now: str) -> str:
+def _input(names: Sequence[str], before: str, now: str) -> str:
+    name = f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
     if not before or not now:
-        return f"{name} {now or before} is {'new' if now else 'gone'}"
+        are = "are" if names[1:] else "is"
+        return f"{name} {now or before} {are} {'new' if now else 'gone'}"
     return f"{name} {before} → {now}"
 
 

@@ -49,6 +49,7 @@ from pytest_torchmem.interception.facts import is_installed
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
 from pytest_torchmem.operators.calls import AttentionArguments
+from pytest_torchmem.profile.facts import Geometry
 from pytest_torchmem.profile.timeline import Allocation
 from pytest_torchmem.step.trees import Args, Kwargs
 from pytest_torchmem.torch_private.modes import FunctionMode
@@ -562,7 +563,7 @@ class Watch:
         names.prepare(tensor for _, tensor in asked)
         for index, tensor in asked:
             if index not in self.holders and (name := names.of(tensor)):
-                self.holders[index] = name
+                self.holders[index] = name + _by_a_view(tensor, self._wanted[index])
             if len(self.holders) >= _MOST_TENSORS:
                 break
         rest = {index for index in alive.values() if index not in self.holders}
@@ -581,6 +582,14 @@ class Watch:
                 names,
             )
         names.clear()
+
+
+def _by_a_view(tensor: Tensor, nbytes: int) -> str:
+    """Return in words that a tensor keeps more than twice what it shows of an allocation."""
+    if tensor.layout is not torch.strided or 2 * tensor.nbytes >= nbytes:
+        return ""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f", by a view {Geometry(dtype, tuple(tensor.shape))}"
 
 
 def _address(tensor: Any) -> int:

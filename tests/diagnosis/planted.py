@@ -492,6 +492,21 @@ def average_with_a_graph(wrong: bool, device: str) -> Smoothed:
     return smoothed
 
 
+@planted("called in part", "Watched.probe runs in each call of the", "Watched.probe", "", "")
+def probe_in_each_call(wrong: bool, device: str) -> list[Tensor]:
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.probe = nn.Linear(64, 64), nn.Linear(64, 512)
+
+        def forward(self, x: Tensor, number: int) -> list[Tensor]:
+            out = self.body(x)
+            return [self.probe(out)] if wrong or number == 0 else [out]
+
+    model, x = Watched().to(device), torch.zeros(64, 64, device=device)
+    return [one for number in range(4) for one in model(x, number)]
+
+
 @planted("layer", "Sequential.0 is Conv2d(stride=(1, 1)), and was Conv2d(stride=(2, 2))")
 def another_stride(wrong: bool) -> Step:
     stem = nn.Conv2d(3, 16, 3, padding=1, stride=1 if wrong else 2)

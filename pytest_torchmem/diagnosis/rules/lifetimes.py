@@ -286,6 +286,8 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         counted = evidence.counted(reader.operator) if reader is not None else None
         if reader is not None and counted is not None and counted.rose and not holder:
             what = f"{what}, until {reader.operator} ({reader.line}) reads them"
+    elif is_kept(evidence, first):
+        what = f"the program keeps {what}{holder}"
     else:  # what is freed at once is in no snapshot
         verb = "are" if count > 1 else "is"
         what = f"{what} {verb} larger than before, or {verb} freed later{holder}"

@@ -29,6 +29,7 @@ from pytest_torchmem.profile.facts import (
     AUTOCAST,
     CHECKPOINT,
     EMPTY_CACHE,
+    IN_PART,
     PACKED,
     UNCACHED,
     Calls,
@@ -89,6 +90,19 @@ def _uncached(change: FactChange) -> Values:
     for values in _lost(AUTOCAST)(change):
         if values["detail"] + UNCACHED in now:
             yield dict(values)
+
+
+def _called_in_more(change: FactChange) -> Values:
+    now = next((one.detail for one in change.now if one.name == IN_PART), "")
+    for values in _lost(IN_PART)(change):
+        if _share(now) > _share(values["detail"]):
+            yield {**values, "now": f"{now} calls" if now else "each call"}
+
+
+def _share(detail: str) -> float:
+    """Return the part of calls that is written as ``2 of 20``, all of them where nothing is."""
+    part, _, whole = detail.partition(" of ")
+    return int(part) / max(int(whole), 1) if part.isdecimal() and whole.isdecimal() else 1.0
 
 
 def _reentrant(change: FactChange) -> Values:
@@ -185,6 +199,12 @@ fact_rule(
     Topic.MODES,
     _lost("eval"),
     _of_modules_not_thawed,
+)
+fact_rule(
+    "called in part",
+    "{module} runs in {now} of the module around it, and ran in {detail}",
+    Topic.MODES,
+    _called_in_more,
 )
 fact_rule("packed", "{module} no longer runs within {detail}", Topic.MODES, _lost(PACKED))
 fact_rule(
