@@ -28,6 +28,7 @@ from threading import get_ident
 from types import (
     AsyncGeneratorType,
     CellType,
+    CodeType,
     CoroutineType,
     FrameType,
     FunctionType,
@@ -149,7 +150,7 @@ class HeldNames:
         """The objects that are looked out of, each in the next: what one holds may hold it."""
         for frame in _frames_of_program():
             for name, value in tuple(frame.f_locals.items()):
-                self._note(f"{name} of {frame.f_code.co_name}", value)
+                self._note(f"{name} of {_function_of(frame.f_code)}", value)
         for variable, value in copy_context().items():
             self._note(f"{variable.name} of a context", value)
 
@@ -208,7 +209,7 @@ class HeldNames:
             return self._of_traceback(holder)
         if frame := getattr(holder, _SUSPENDED.get(type(holder), ""), None):
             name = "" if is_own(frame.f_code) else _key_of(frame.f_locals, value)
-            return f"{name} of {frame.f_code.co_name}{self._around(holder)}" if name else ""
+            return f"{name} of {_function_of(frame.f_code)}{self._around(holder)}" if name else ""
         if isinstance(holder, dict):
             around = self._referrers.of(holder)
             # a threading.local has those of each thread in a table (Modules/_threadmodule.c)
@@ -582,6 +583,14 @@ class Watch:
                 names,
             )
         names.clear()
+
+
+def _function_of(code: CodeType) -> str:
+    """Return the name of the function that runs, with its class from Python 3.11; of a lambda or a
+    comprehension that of the function around it.
+    """
+    names = str(getattr(code, "co_qualname", code.co_name)).split(".<locals>.")
+    return next((name for name in reversed(names) if name[:1] != "<"), names[-1])
 
 
 def _by_a_view(tensor: Tensor, nbytes: int) -> str:
