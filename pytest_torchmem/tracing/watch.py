@@ -45,7 +45,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from pytest_torchmem.interception.attribution import Attribution, is_own
+from pytest_torchmem.interception.attribution import Attribution, is_own, place_among
 from pytest_torchmem.interception.facts import is_installed
 from pytest_torchmem.interception.ledger import DeviceLedger, Ledger
 from pytest_torchmem.operators.attention.dot_product import why_not_fused
@@ -149,8 +149,10 @@ class HeldNames:
         self._asked: set[int] = set()
         """The objects that are looked out of, each in the next: what one holds may hold it."""
         for frame in _frames_of_program():
+            at = place_among([(frame.f_code.co_filename, frame.f_lineno)])
+            function = _function_of(frame.f_code) + (f" ({at})" if at else "")
             for name, value in tuple(frame.f_locals.items()):
-                self._note(f"{name} of {_function_of(frame.f_code)}", value)
+                self._note(f"{name} of {function}", value)
         for variable, value in copy_context().items():
             self._note(f"{variable.name} of a context", value)
 

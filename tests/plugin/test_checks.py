@@ -639,7 +639,7 @@ def test_growth_between_steps(project):
         "E *: +128 B alive after a step and not before it, cpu: the",
         "E * list Net.seen holds it, growth=0 B allows no more",
         "E *: +4 B alive after a step and not before it, cpu: the",
-        "E * list losses of step holds it, growth=0 B allows no more",
+        "E * list losses of step (net.py:*) holds it, growth=0 B allows no more",
     )
 
 
