@@ -9,7 +9,7 @@ makes what later ones need, such as an optimizer's state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from pytest_torchmem.diagnosis.difference import (
 )
 from pytest_torchmem.diagnosis.provenance import NOTHING_RAN, Provenance
 from pytest_torchmem.diagnosis.rules.setup import shown_geometries
-from pytest_torchmem.figures import HOST, PEAK, RESERVED
+from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
@@ -54,6 +54,8 @@ class Diagnosis:
     """The operator of the forward whose backward made what stands for the growth."""
     told: tuple[Told, ...] = ()
     """What runs said of this very growth, the largest part first: they knew more than snapshots."""
+    was_peak: str = ""
+    """The phase's peak that the overall peak was in the snapshot, if it is another one now."""
 
     @property
     def leading_row(self) -> Row | None:
@@ -75,8 +77,14 @@ def _with_peak(entry: Entry) -> Entry:
     alive, figures = entry.alive, entry.figures
     if alive is None or PEAK in alive.moments or PEAK not in figures:
         return entry
-    same = next((name for name in alive.moments if figures.get(name) == figures[PEAK]), None)
-    return entry if same is None else replace(entry, alive=alive.with_moment(PEAK, same))
+    same = _phase_at_peak(entry, alive.moments)
+    return replace(entry, alive=alive.with_moment(PEAK, same)) if same else entry
+
+
+def _phase_at_peak(entry: Entry, moments: Iterable[str] = PHASE_PEAKS) -> str:
+    """Return the moment that the overall peak is, "" where it is in no phase."""
+    figures = entry.figures
+    return next((name for name in moments if figures.get(name) == figures.get(PEAK)), "")
 
 
 def diagnose(
@@ -92,7 +100,9 @@ def diagnose(
     ``alive`` is everything that is alive now, where more is known than the entry keeps, and
     ``profile`` what ran.
     """
-    whole = alive or now.alive or Alive()
+    whole, was = alive or now.alive or Alive(), ""
+    if moment == PEAK and (was := _phase_at_peak(before)) == _phase_at_peak(now):
+        was = ""
     before = _with_peak(before) if moment == PEAK else before
     before, names = with_names_of(before, now.facts)
     found = difference(before, whole, moment)
@@ -112,6 +122,7 @@ def diagnose(
         profile.library_lines if profile is not None else {},
         _functions_of(profile) if profile is not None else {},
         told=_told_since(before, now),
+        was_peak=was,
     )
     row = said.leading_row
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:
