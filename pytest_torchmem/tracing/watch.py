@@ -11,6 +11,7 @@ Tensors alive in garbage that Python has not collected are told with the program
 
 from __future__ import annotations
 
+import dis
 import gc
 import linecache
 import os
@@ -70,6 +71,9 @@ _NOT_OF_PROGRAMS = (*_OF_CHECKS, "torch.")
 _OF_MODULES = ("._parameters", "._buffers")
 """Where modules keep what their attributes seem to be."""
 _CONTAINERS = (list, tuple, dict, set, deque, SimpleQueue, partial, MethodType)
+_MADE = (list, dict, set)
+"""What comprehensions make, by these instructions."""
+_ADD = ("LIST_APPEND", "MAP_ADD", "SET_ADD")
 _IN_CONTAINERS = tuple(f"the {one.__name__} " for one in (list, tuple, dict, set, deque))
 _SUSPENDED = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
 """Where what is suspended has its variables."""
@@ -92,7 +96,19 @@ class _Referrers:
         self._known: dict[int, list[object]] = {}
         self._own = {id(self._known)}
         """What is made here and refers to objects, too."""
-        self._running = _running_frames()
+        running = _running_frames()
+        self._running = {*map(id, running)}
+        self._local: set[int] = set()
+        """What functions have in variables, torch's as well: these refer to it unseen."""
+        for frame in running:
+            variables = frame.f_locals
+            self._local.update(map(id, variables.values()))
+            if type(variables) is dict and variables is not frame.f_globals:
+                self._own.add(id(variables))  # a copy, which the frame keeps (until Python 3.12)
+
+    def is_free(self, value: object) -> bool:
+        """Tell whether no variable of a running function is a value."""
+        return id(value) not in self._local
 
     def of(self, value: object) -> list[object]:
         """Return what refers to a value, but for the frames of functions."""
@@ -148,9 +164,13 @@ class HeldNames:
         """Whether what keeps a record is asked for: one within it is told by its type alone."""
         self._asked: set[int] = set()
         """The objects that are looked out of, each in the next: what one holds may hold it."""
+        self._making = ""
+        """The function whose comprehension runs: what that makes nothing else refers to yet."""
         for frame in _frames_of_program():
             at = place_among([(frame.f_code.co_filename, frame.f_lineno)])
             function = _function_of(frame.f_code) + (f" ({at})" if at else "")
+            if not self._making and _is_in_comprehension(frame):
+                self._making = f"that {function} makes"
             for name, value in tuple(frame.f_locals.items()):
                 self._note(f"{name} of {function}", value)
         for variable, value in copy_context().items():
@@ -178,7 +198,7 @@ class HeldNames:
             return named
         referrers = [one for one in self._referrers.of(value) if id(one) not in seen]
         seen.update(map(id, referrers))
-        referrers.sort(key=lambda one: _is_imported(one, value))  # a global has its own module
+        referrers.sort(key=partial(_is_imported, value=value))  # a global has its own module
         seen.add(id(referrers))
         for one in referrers:
             if name := self._direct(one, value):
@@ -186,7 +206,8 @@ class HeldNames:
         for one in referrers if depth < _DEEPEST else ():
             if _is_container(one) and (name := self._of(one, seen, depth + 1)):
                 return _inside(one, name, value)
-        return ""
+        is_made = type(value) in _MADE and not referrers and self._referrers.is_free(value)
+        return self._making if is_made else ""
 
     def _note(self, name: str, value: object) -> None:
         """Take note of a variable; those of outer functions stand for what inner ones have too."""
@@ -376,15 +397,30 @@ def _frames_of_program() -> Iterator[FrameType]:
             frame = frame.f_back
 
 
-def _running_frames() -> set[int]:
+def _running_frames() -> list[FrameType]:
     """Return the frames of running functions, without those that a traceback holds."""
-    found: set[int] = set()
+    found: list[FrameType] = []
     for innermost in sys._current_frames().values():
         frame: FrameType | None = innermost
         while frame is not None:
-            found.add(id(frame))
+            found.append(frame)
             frame = frame.f_back
     return found
+
+
+def _is_in_comprehension(frame: FrameType) -> bool:
+    """Tell whether what a function does now is to be put into the list, set or dictionary that a
+    comprehension makes: in its loop that comes next (until Python 3.11 in a function of its own).
+    """
+    end = 0
+    for one in dis.get_instructions(frame.f_code):
+        if one.offset <= frame.f_lasti:
+            end = one.argval if one.opname == "FOR_ITER" else end
+        elif one.offset >= end or one.opname == "FOR_ITER":
+            return False
+        elif one.opname in _ADD:
+            return True
+    return False
 
 
 def _is_container(value: object) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread, local
 from typing import Any, NamedTuple
-from weakref import finalize
+from weakref import finalize, ref
 
 import pytest
 import torch
@@ -247,6 +247,26 @@ def test_what_programs_keep_tensors_in(keep: Callable[[Keeper], Tensor], name: s
     keeper = Keeper()
     kept = [keep(keeper)]
     assert HeldNames(ignore=kept).of(kept[0]).startswith(name)
+
+
+def test_what_a_comprehension_has_made_so_far_is_told_with_its_function() -> None:
+    made: list[ref[Tensor]] = []
+
+    def make(names: list[str]) -> dict[str, Tensor]:
+        for one in made:
+            names.append(HeldNames().of(one()))
+        found = torch.zeros(4)
+        made.append(ref(found))
+        return {"weights": found}
+
+    def collect(names: list[str]) -> None:
+        kept = [make(names) for _ in range(2)]
+        names.append(str(len(kept)))
+
+    names: list[str] = []
+    collect(names)
+    assert names[0].startswith("the list that collect (tests/diagnosis/test_watch.py:")
+    assert names[0].endswith(") makes")
 
 
 def test_a_cycle_is_told_with_the_programs_object_in_it(device: str) -> None:

@@ -431,9 +431,10 @@ def _calls(evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted]
     if new:
         are = "is" if len(new) == 1 else "are"
         return f"{short_names(new)} {are} new{_of_mask(evidence, _largest(evidence, new))}"
-    counted = more[names[0]]
+    most = max(names, key=lambda name: more[name].now / more[name].before)
+    counted = more[most]
     change = f"{times(counted.now)}, and was {times(counted.before)}"
-    shown = short_names(names[:1])
+    shown = short_names([most])
     if short_names(names) == shown:
         return f"{shown} is called {change}"
     return f"{short_names(names)} are called more often: {shown} {change}"

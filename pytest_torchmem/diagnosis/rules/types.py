@@ -135,8 +135,10 @@ def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
     is_cast = any(one.name == AUTOCAST for path in prefixes(module) for one in modes.get(path, ()))
     if not module or is_cast or _narrower_in(known, what) is None:
         return None
+    of_type = {one.shape for one in known if (one.role, one.dtype) == (Role.PARAMETER, what.dtype)}
     read = (one for one in evidence.ran.read_in(module) if one.kind is Kind.PARAMETER)
-    return next((one for one in read if one.dtype == what.dtype), None)
+    new = (one for one in read if one.shape not in of_type)  # which had that type before
+    return next((one for one in new if one.dtype == what.dtype), None)
 
 
 def _narrower_in(known: Iterable[What], what: What) -> What | None:
