@@ -195,10 +195,11 @@ def held_by_program(evidence: Evidence) -> Cause | None:
         for row in evidence.came(Role.HELD)
         if (not row.before or row.before.role != Role.HELD) and not evidence.narrower(row)
     ]
-    what = "what it made in the forward"
     if not rows and evidence.difference.moment != HOST:
         rows = [row for row in evidence.came(Role.ACTIVATION) if _lives_longer(evidence, row)]
         rows = [row for row in rows if is_kept(evidence, row) and not _replaces(evidence, row)]
+    in_forward = any(row.what.module for row in rows)  # of a model, and not of the program alone
+    what = f"what it made{' in the forward' * in_forward}"
     if not rows:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]

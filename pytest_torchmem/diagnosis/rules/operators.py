@@ -198,7 +198,10 @@ def other_operators(evidence: Evidence) -> Cause | None:
     instead = f" in the place of {short_names(gone)}" if gone else ""
     if evidence.then(Topic.COMPILED) and _ALLOCATE[-1] in fell and not counts[own[0]].before:
         instead = f" {'are' if own[1:] else 'is'} no longer compiled"
-    text = f"{short_names(own)}{_makes(evidence, own)}" if instead else _calls(evidence, own, more)
+    makes = _makes(evidence, own)
+    if first.what.role in OF_BACKWARD and first.what.dtype:
+        makes = f" ({first.what.tensor} in the backward)"
+    text = f"{short_names(own)}{makes}" if instead else _calls(evidence, own, more)
     if root is None and first.what.role in OF_BACKWARD and more[own[0]].before:
         places = (one for one in evidence.ran.places(own[0]) if one.phase is Phase.FORWARD)
         origin = [None, *places][-1]

@@ -212,7 +212,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         else _GONE
     )
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
-    first = shown_by(made) if made else None
+    first = min(made, key=evidence.order, default=None)  # where the graph begins
     operators = short_names(sorted(lost, key=lambda name: lost[name].now - lost[name].before))
     return cause("recorded", rows, first, origin, operators=operators, why=why)
 

@@ -618,7 +618,7 @@ def _size_of_no_layer(evidence: Evidence) -> Cause | None:
     return None
 
 
-@rule("new tensor", "the {role} {tensor} is new", sure=True)
+@rule("new tensor", "the {role} {tensor} new", sure=True)
 def new_tensor(evidence: Evidence) -> Cause | None:
     """A module that was there before has another buffer or parameter, or one of its own."""
     if evidence.before.alive is None or left_at_end(evidence) is not None:
@@ -646,10 +646,14 @@ def new_tensor(evidence: Evidence) -> Cause | None:
         return None
     first = shown_by(rows)
     if first.what.source:
-        name = evidence.short(f"{first.module}.{first.what.source}")
-        return cause("new tensor", rows, role=first.what.role, tensor=name)
+        role = first.what.role
+        alike = (f"{row.module}.{row.what.source}" for row in rows if row.what.role == role)
+        name, *others = dict.fromkeys((f"{first.module}.{first.what.source}", *alike))
+        are = f"and {len(others)} more are" if others else "is"
+        tensor = f"{evidence.short(name)} {are}"
+        return cause("new tensor", rows, role=f"{role}s" if others else role, tensor=tensor)
     reader = evidence.ran.reader_of(evidence.first(first))
-    tensor = f"{first.what.tensor}, of no module,"
+    tensor = f"{first.what.tensor}, of no module, is"
     return cause("new tensor", rows, None, reader, role=first.what.role, tensor=tensor)
 
 

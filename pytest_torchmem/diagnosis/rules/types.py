@@ -1,7 +1,9 @@
 """Causes in types, shapes and copies: wider numbers, a matrix of vectors, what is there twice."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import zip_longest
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
@@ -42,7 +44,7 @@ def broadcast(evidence: Evidence) -> Cause | None:
         what = row.what
         for origin, shapes in places.get(row.place, ()):
             made = shapes.rpartition(" made ")[2]
-            if not _is_made(what, made) or _was_broadcast(evidence, what, made):
+            if not _is_made(what, made) or _was_broadcast(evidence, what, shapes):
                 continue
             alike = [one for one in evidence.came() if str(list(one.what.shape)) == made]
             rows = [row, *(one for one in alike if one is not row)]
@@ -56,12 +58,17 @@ def _is_made(what: What, made: str) -> bool:
     return what.shape == shape if what.dtype else what.nbytes >= prod(shape)
 
 
-def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
+def _was_broadcast(evidence: Evidence, what: What, shapes: str) -> bool:
     """Tell whether there was such a tensor in the module, or one that was broadcast as well.
 
-    What was broadcast has as many dimensions, and none of size 1 where there is another now.
+    What was broadcast has as many dimensions, and none of size 1 where there is another now; or
+    fewer, with all sizes that meet a 1 now, and is not repeated along another of its sizes.
     """
+    operands, _, made = shapes.rpartition(" made ")
     shape = _sizes(made)
+    sizes = [*zip_longest(*(_sizes(one)[::-1] for one in operands.split(" with ")), fillvalue=0)]
+    met = Counter(max(one) for one in sizes if 1 in one and max(one) > 1)
+    spread = met + Counter(max(one) for one in sizes if 0 in one and 1 not in one)
     known = [*evidence.known()]
     if any((one.module, one.shape) == (what.module, shape) for one in known):
         return True
@@ -71,11 +78,12 @@ def _was_broadcast(evidence: Evidence, what: What, made: str) -> bool:
     then, now = ((one.called, one.largest) if one else () for one in sides)
     if then == now and what.nbytes in now:
         return True  # its operator made as much as often, which was freed
+    gone = [*evidence.gone(what.module, what.source)]
+    alike = (one.shape for one in gone if len(one.shape) == len(shape))
+    fewer = (Counter(one.shape) for one in gone if len(one.shape) < len(shape))
     return any(
-        len(one.shape) == len(shape)
-        and not any(a == 1 < b for a, b in zip(one.shape, shape, strict=True))
-        for one in evidence.gone(what.module, what.source)
-    )
+        not any(a == 1 < b for a, b in zip(one, shape, strict=True)) for one in alike
+    ) or any(not met - own and not (spread - own).keys() & own.keys() for own in fewer)
 
 
 def _sizes_before(evidence: Evidence, known: Iterable[What]) -> set[int]:
