@@ -489,7 +489,7 @@ def _circumstances(
             alike.setdefault((change[0], change[1]), []).append(name)
     changed = "; ".join(_input(names, *change) for change, names in alike.items())
     if comparison.workload_changed and changed:
-        yield f"The workload differs from the snapshot's: {changed}"
+        yield f"Inputs differ from the snapshot's: {changed}"
     elif (
         comparison.workload_changed
         and not inputs
