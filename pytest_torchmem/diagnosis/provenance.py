@@ -171,12 +171,6 @@ class Provenance:
         forward = [call for call in own if call.origin.phase is Phase.FORWARD]
         return max(self._tensors(forward or own), key=lambda one: one.nbytes, default=None)
 
-    def only_shape(self, operator: str) -> tuple[int, ...] | None:
-        """Return the shape that all calls of an operator make in the forward, if it is one."""
-        own = (call for call in self._forward if call.origin.operator == operator)
-        found = {one.shape for one in self._tensors(own)}
-        return found.pop() if len(found) == 1 else None
-
     def largest_in(self, module: str) -> Origin | None:
         """Return who made the largest tensor in a module, a pattern, outside of the backward."""
         own = (call for call in self._forward if fold(call.origin.module)[0] == module)

@@ -303,7 +303,8 @@ class TraceContext:
         """Begin a backward, and return what runs it; one of a ``FakeTensorMode`` is no phase."""
         if not is_excluded(FAKE):
             with self.turn():
-                self._parts.numbers.settle()
+                with self._interceptor.working():  # what it copies is no work of the program's
+                    self._parts.numbers.settle()
                 self._parts.phases.enter_backward()
                 if self._parts.target.gpu is not None:
                     return self._parts.order.around(run)
@@ -313,7 +314,8 @@ class TraceContext:
         with self.turn():
             if self.own is not None:
                 self.own.note_other(optimizer)
-            self._parts.numbers.settle()
+            with self._interceptor.working():
+                self._parts.numbers.settle()
             self._parts.phases.enter_optimizer()
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

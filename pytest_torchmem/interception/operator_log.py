@@ -13,6 +13,7 @@ stand the names of the step's parameters and optimizer states.
 import ast
 import hashlib
 import linecache
+import re
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -101,6 +102,7 @@ _LONGEST = 30
 """Letters of a dotted name beyond which its last part is told alone."""
 _UNIT = 2
 """Bytes of an instruction."""
+_CONVERTS = re.compile(rb"\.(?:to|type|cpu|cuda|half|bfloat16|float|double|bool|int|long)\(")
 
 
 def functions_called(
@@ -130,8 +132,8 @@ def _function_at(code: CodeType, instruction: int) -> str:
     if first is None or last is None or begin is None or end is None:
         return ""
     lines = [line.encode() for line in linecache.getlines(code.co_filename)[first - 1 : last]]
-    if len(lines) != last - first + 1:
-        return ""
+    if len(lines) != last - first + 1 or len(_CONVERTS.findall(b"".join(lines))) > 1:
+        return ""  # of several conversions in a line the operator is the same
     lines[-1] = lines[-1][:end]  # before the first is cut, which may be the same
     lines[0] = lines[0][begin:]
     try:

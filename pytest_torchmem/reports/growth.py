@@ -62,6 +62,8 @@ class Section:
             if sum(text.count("\n") + 1 for text in (head, *shown[:number])) + ends <= lines:
                 break
             number -= 1
+        if lines is not None and number == 1:  # whose place has no room
+            shown[0] = "\n".join(shown[0].split("\n")[: max(lines - 2, 1)]).rstrip(",")
         return "\n".join([head, *shown[:number], *self._others(number)])
 
     def _others(self, shown: int) -> Iterator[str]:

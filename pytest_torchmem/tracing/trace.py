@@ -346,7 +346,8 @@ def _profile(
         interceptor.parts.conversion.names = program.names
         _expect_what_stands(interceptor, in_place, target)
     outcome = step.run(target, args, kwargs, interceptor.parts.phases.begin_step)
-    interceptor.parts.numbers.settle()
+    with interceptor.working():
+        interceptor.parts.numbers.settle()
     interceptor.threads.close()
     if watch is not None:
         watch.at_end(ledger)

@@ -72,6 +72,15 @@ def a_graph_kept_and_walked_twice() -> None:
     (first * 0.25).sum().backward()
 
 
+def by_the_last_operator_of_a_phase() -> None:
+    x = torch.nn.Parameter(torch.zeros(100))
+    optimizer = torch.optim.SGD([x], 0.1)
+    (x * 0.5).backward(torch.ones(100))
+    y = x * 0.5
+    optimizer.step()
+    y.add_(x)
+
+
 def computed_again() -> None:
     x = torch.zeros(100, requires_grad=True)
     y: Tensor = checkpoint(lambda x: (x * 0.5).relu() * 2.0, x, use_reentrant=False)
@@ -89,7 +98,7 @@ def thrown_away() -> None:
 
 PROGRAMS = [saved_by_nodes, in_place_and_through_a_view, in_place_on_a_view, of_every_type]
 PROGRAMS += [in_place_on_a_view_that_is_thrown_away, nothing_recorded, computed_again, thrown_away]
-PROGRAMS += [a_graph_kept_and_walked_twice]
+PROGRAMS += [a_graph_kept_and_walked_twice, by_the_last_operator_of_a_phase]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

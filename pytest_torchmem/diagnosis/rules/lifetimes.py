@@ -40,9 +40,12 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         holder = holder_of(evidence, rows).replace("the graph of ", "")
         values = {"option": option, "line": line, "holder": holder}
         calls, were = _calls(now, option), _calls(before, option)
-        news = (
-            f"runs {times(calls)}, and ran {times(were)}: it keeps" if were else "is new, and keeps"
-        )
+        known = before.get(option, Calls()).lines
+        moved = line not in map(evidence.moved_lines().get, known, known)
+        at = f" at {' and '.join(known)}" if moved else ""
+        news = "is new, and keeps"
+        if were:
+            news = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
         return cause("graph kept", rows, news=news, **values)
     return None
 
@@ -153,7 +156,7 @@ def _is_new_gradient(evidence: Evidence, row: Row) -> bool:
 @rule("earlier steps", "tensors {made} are still alive{holder}")
 def earlier_steps(evidence: Evidence) -> Cause | None:
     """The graph of a step outlives it: a loss that was added up, a hidden state not detached."""
-    rows = [row for row in evidence.came(Role.EARLIER) if not evidence.narrower(row)]
+    rows = [row for row in evidence.came(Role.EARLIER) if not _is_larger(evidence, row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
     if rows and (alive := evidence.count_alive(rows[0])).before:
@@ -223,7 +226,7 @@ def _root_of(evidence: Evidence, holder: str) -> Origin | None:
 @rule("held between", "{what}")
 def held_between(evidence: Evidence) -> Cause | None:
     """What is made after a backward stays: a copy of the weights, an average, a metric."""
-    rows = [row for row in evidence.came(Role.OTHER) if not evidence.narrower(row)]
+    rows = [row for row in evidence.came(Role.OTHER) if not _is_larger(evidence, row)]
     rows = [row for row in rows if not _replaces(evidence, row)]
     if not rows:
         return None
@@ -281,17 +284,20 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     saver = evidence.ran.saver(evidence.first(first)) if is_saved else None
     if saver is not None and saver.operator != first.what.source:
         what = f"{saver.operator} saves {what} for its backward"
-    elif is_known:
-        what = f"{what} {'live' if count > 1 else 'lives'} longer than before{holder}"
+    elif is_kept(evidence, first) and not is_known:
+        what = f"the program keeps {what}{holder}"
+    else:
+        verb, are = ("lives", "is") if count == 1 else ("live", "are")
+        longer = f"{verb} longer than before"
+        if not is_known:  # what is freed at once is in no snapshot
+            longer = f"{are} larger than before, or {are} freed later"
         reader = evidence.ran.last_reader(evidence.first(first))
         counted = evidence.counted(reader.operator) if reader is not None else None
         if reader is not None and counted is not None and counted.rose and not holder:
-            what = f"{what}, until {reader.operator} ({reader.line}) reads them"
-    elif is_kept(evidence, first):
-        what = f"the program keeps {what}{holder}"
-    else:  # what is freed at once is in no snapshot
-        verb = "are" if count > 1 else "is"
-        what = f"{what} {verb} larger than before, or {verb} freed later{holder}"
+            start = f"{longer}," if is_known else verb
+            them = "it" if count == 1 else "them"
+            longer = f"{start} until {reader.operator} ({reader.line}) reads {them}"
+        what = f"{what} {longer}{holder}"
     return cause("lives longer", rows, first, saver, what=what)
 
 
@@ -306,6 +312,12 @@ def kept_by_program(evidence: Evidence) -> Cause | None:
     more, holder = rows[0].count_now - rows[0].count_before, holder_of(evidence, rows)
     what = f"{tensors(more, rows[0].what)} of {rows[0].what.source}"
     return cause("kept", rows, rows[0], what=what, holder=holder)
+
+
+def _is_larger(evidence: Evidence, row: Row) -> bool:
+    """Tell whether an operator that is called as often made narrower or smaller tensors alone."""
+    made = _no_more_often(evidence, row) and evidence.made_at_most(row)
+    return bool(made or evidence.narrower(row))
 
 
 def is_kept(evidence: Evidence, row: Row) -> bool:

@@ -376,11 +376,10 @@ def _rows_of(evidence: Evidence, more: Mapping[str, Counted]) -> list[Row]:
     return rows + [row for row in evidence.came() if row.what.line in lines and row not in rows]
 
 
-def _shapes_of_known(
-    evidence: Evidence, more: Mapping[str, Counted]
-) -> dict[str, tuple[int, ...] | None]:
-    """Return the only shape of each operator that was called before, too, ``None`` of several."""
-    return {name: evidence.ran.only_shape(name) for name, one in more.items() if one.before}
+def _shapes_of_known(evidence: Evidence, more: Mapping[str, Counted]) -> dict[str, tuple[int, ...]]:
+    """Return the largest shape of each operator that was called before, too."""
+    made = {name: evidence.ran.largest(name) for name, one in more.items() if one.before}
+    return {name: one.shape for name, one in made.items() if one is not None}
 
 
 def _names_of(
@@ -439,7 +438,7 @@ def _calls(evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted]
     change = f"{times(counted.now)}, and was {times(counted.before)}"
     shown = short_names([most])
     if short_names(names) == shown:
-        return f"{shown} is called {change}"
+        return f"{shown}{_makes(evidence, names)} is called {change}"
     return f"{short_names(names)} are called more often: {shown} {change}"
 
 

@@ -117,8 +117,12 @@ def _from(
         own = f"{first.module}.{first.what.source}" if first.module else first.what.source
         source = f"the {first.what.role} {evidence.short(own)}"
     elif (index := evidence.first(first)) >= 0:
-        made = evidence.ran.allocation(evidence.ran.first_of_type(index)).origin
+        at = evidence.ran.first_of_type(index)
+        made = evidence.ran.allocation(at).origin
+        read = (one for one in evidence.ran.read(at) if one.kind in _STANDING_KINDS and one.shape)
         parameter = wider_parameter(evidence, first.what)
+        if parameter is None and first.what.dtype in _DOUBLE:  # which few programs have on purpose
+            parameter = next((one for one in read if one.dtype == first.what.dtype), None)
         if parameter is not None:
             source, origin = called(evidence, parameter), made if made.line else None
         elif made.operator:
