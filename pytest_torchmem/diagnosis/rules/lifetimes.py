@@ -43,9 +43,8 @@ def graph_kept(evidence: Evidence) -> Cause | None:
         known = before.get(option, Calls()).lines
         moved = line not in map(evidence.moved_lines().get, known, known)
         at = f" at {' and '.join(known)}" if moved else ""
-        news = "is new, and keeps"
-        if were:
-            news = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
+        ran = f"runs {times(calls)}, and ran {times(were)}{at}: it keeps"
+        news = ran if were else "is new, and keeps"
         return cause("graph kept", rows, news=news, **values)
     return None
 
@@ -201,8 +200,8 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     if not rows and evidence.difference.moment != HOST:
         rows = [row for row in evidence.came(Role.ACTIVATION) if _lives_longer(evidence, row)]
         rows = [row for row in rows if is_kept(evidence, row) and not _replaces(evidence, row)]
-    in_forward = any(row.what.module for row in rows)  # of a model, and not of the program alone
-    what = f"what it made{' in the forward' * in_forward}"
+    is_of_model = any(row.what.module for row in rows)
+    what = "what it made in the forward" if is_of_model else "what it made"
     if not rows:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]
