@@ -233,7 +233,8 @@ def held_between(evidence: Evidence) -> Cause | None:
     kinds = evidence.ran.kinds_before(evidence.first(first), _MADE_OF)
     of = _MADE_OF.get(kinds.pop(), "") if len(kinds) == 1 else ""
     if holder := holder_of(evidence, rows):
-        between = "" if holder.startswith(": the variable ") else " between two steps"
+        for_now = holder.startswith(": the variable ") or holder.endswith(" makes")
+        between = "" if for_now else " between two steps"
         what = f"the program keeps what it made{of}{between}{holder}"
     else:
         more = tensors(first.count_now - first.count_before, first.what)
