@@ -210,9 +210,12 @@ class Evidence:
         )
 
     def made_at_most(self, row: Row) -> int:
-        """Return the bytes that the operator of a row made at most, where that was less; else 0."""
-        before = self.then(Topic.OPERATORS).get(row.what.source, Counts()).largest
-        return before if before < row.what.nbytes and row.what.dtype else 0
+        """Return the bytes that the operator of a row made at most in the forward, where that was
+        less than it makes there now; else 0.
+        """
+        sides = self.then(Topic.OPERATORS), self.present(Topic.OPERATORS)
+        before, now = (side.get(row.what.source, Counts()).largest for side in sides)
+        return before if before < row.what.nbytes <= now and row.what.dtype else 0
 
     def counts(self, which: str = "called") -> dict[str, Counted]:
         """Return the operators whose count ``which`` changed; nothing where it is not known."""
