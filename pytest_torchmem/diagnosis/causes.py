@@ -439,14 +439,14 @@ def times(number: int) -> str:
 def called(evidence: Evidence, one: Allocation) -> str:
     """Return in words what a tensor is: a parameter, a buffer, an input, or by whom it was made."""
     place = fold(one.origin.module)[0]
-    if one.kind in _STANDING:
+    if one.kind in _STANDING and one.label:
         if one.label.startswith("input "):
             return f"the {one.label}"
         owner = f"{evidence.short(place)}." if place else ""
         return f"the {_STANDING[one.kind]} {owner}{one.label.rpartition('.')[2]}"
     made = one.origin.operator
     if not made:
-        return "what the program has brought with it"
+        return f"{one.tensor} that the program has brought with it"
     return f"{made} in {evidence.short(place)}" if place else made
 
 
@@ -497,8 +497,12 @@ def find_causes(evidence: Evidence) -> tuple[Cause, ...]:
 def _in_order(evidence: Evidence) -> list[Cause]:
     growth = evidence.growth or evidence.difference.change
     found = [one for each in RULES.values() if (one := each.find(evidence)) is not None]
-    weighty = [one for one in found if one.nbytes >= WEIGHTY * growth]
     main = int(_MAIN * min(growth, max(evidence.difference.change, 0) or growth))
+    weighty = [
+        one
+        for one in found
+        if one.nbytes >= WEIGHTY * growth or (RULES[one.rule].rank < _LAST and one.nbytes >= main)
+    ]
     ranks = {one.rule: _rank(one, main) for one in weighty}
     if any(rank < _LAST for rank in ranks.values()):
         weighty = [one for one in weighty if RULES[one.rule].rank < _LAST]

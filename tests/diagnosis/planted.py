@@ -539,6 +539,17 @@ def not_detached(wrong: bool, device: str) -> None:
 
 
 @planted("autocast cache", "autocast keeps bfloat16 copies of", "Sequential", "aten::_to_copy", "")
+def region_around_the_backward(wrong: bool, device: str) -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
+    x = torch.zeros(8, 256, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16) if wrong else nullcontext():
+        for _ in range(2):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                loss = model(x).float().sum()
+            loss.backward()
+
+
+@planted("autocast uncached", "keeps its casts of the parameters", "Sequential", "_to_copy", "")
 def backward_within_autocast(wrong: bool, device: str) -> None:
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to(device)
     x = torch.zeros(8, 256, device=device)

@@ -88,8 +88,13 @@ def _autocast_left(change: FactChange) -> Values:
 def _uncached(change: FactChange) -> Values:
     now = [one.detail for one in change.now if one.name == AUTOCAST]
     for values in _lost(AUTOCAST)(change):
-        if values["detail"] + UNCACHED in now:
-            yield dict(values)
+        was = values["detail"]
+        if was + UNCACHED in now:
+            how = "anew in each call (cache_enabled=False)"
+            yield {**values, "casts": "casts", "how": how}
+        elif was.endswith(UNCACHED) and was.removesuffix(UNCACHED) in now:
+            how = "until its region ends (cache_enabled=True)"
+            yield {**values, "casts": "keeps its casts of", "how": how}
 
 
 def _called_in_more(change: FactChange) -> Values:
@@ -188,7 +193,7 @@ fact_rule(
 )
 fact_rule(
     "autocast uncached",
-    "autocast casts the parameters of {module} anew in each call (cache_enabled=False)",
+    "autocast {casts} the parameters of {module} {how}",
     Topic.MODES,
     _uncached,
     _casts,
