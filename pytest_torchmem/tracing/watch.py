@@ -597,8 +597,8 @@ class Watch:
     def _name(self, device: DeviceLedger, alive: Mapping[int, int]) -> None:
         """Name what refers to allocations: ``alive`` has their indices by their addresses."""
         found = [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
-        names = HeldNames(ignore=found)
         asked = [(index, one) for one in found if (index := alive.get(_address(one))) is not None]
+        names = HeldNames(ignore=found)  # last: what is a variable by now is none of the program's
         names.prepare(tensor for _, tensor in asked)
         for index, tensor in asked:
             if index not in self.holders and (name := names.of(tensor)):

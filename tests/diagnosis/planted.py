@@ -240,6 +240,23 @@ def gradients_not_set_to_none(wrong: bool, device: str) -> None:
         optimizer.step()
 
 
+@planted("gradients kept", "forward: nothing sets them to none before it", "", "loss.backward")
+def gradients_of_the_step_before(wrong: bool, device: str) -> list[float]:
+    model = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> float:
+        if not wrong:
+            optimizer.zero_grad()
+        loss = model(torch.zeros(300, 256, device=device)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return [step() for _ in range(2)]
+
+
 @planted("graph kept", "a backward with retain_graph=True at ", "Sequential")
 def graphs_of_several_steps(wrong: bool, device: str) -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)).to(device)
