@@ -122,6 +122,8 @@ class Evidence:
     watched: Watched = field(default_factory=Watched)
     names: Mapping[str, str] = field(default_factory=dict)
     """Of modules with other names than in the snapshot: by the present one what it was."""
+    last: Allocation | None = None
+    """What was made last before the peak, and so reached it."""
 
     @property
     def facts(self) -> tuple[FactChange, ...]:

@@ -28,8 +28,8 @@ from pytest_torchmem.diagnosis.rules.setup import shown_geometries
 from pytest_torchmem.figures import HOST, PEAK, PHASE_PEAKS, RESERVED
 from pytest_torchmem.profile.facts import Topic
 from pytest_torchmem.profile.module_paths import fold
-from pytest_torchmem.profile.timeline import Origin, Phase, Timeline
-from pytest_torchmem.snapshots.alive import Alive, alive_at
+from pytest_torchmem.profile.timeline import Allocation, Origin, Phase, Timeline
+from pytest_torchmem.snapshots.alive import Alive, alive_at, positions_of
 from pytest_torchmem.snapshots.format import Entry, Told
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def diagnose(
     if profile is not None and moment != HOST:  # whose allocations are others
         made = profile.calls or (), dict(profile.broadcasts), profile.functions
         ran = Provenance(profile.timeline, *made)
-    evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names)
+    last = _made_last(profile, moment) if profile is not None else None
+    evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names, last)
     inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]
     said = Diagnosis(
         found,
@@ -128,6 +129,14 @@ def diagnose(
     if row is None or row.what.role not in OF_BACKWARD or not row.what.line:
         return said
     return replace(said, written=ran.written(row.what.module, row.what.source, row.what.line))
+
+
+def _made_last(profile: MemoryProfile, moment: str) -> Allocation | None:
+    """Return the allocation that reached the peak of a figure."""
+    timeline = profile.host_timeline if moment == HOST else profile.timeline
+    at = timeline.peak()[1] if moment == HOST else positions_of(profile).get(moment, 0)
+    event = timeline.events[at - 1] if at else 0
+    return timeline.allocations[event - 1] if event > 0 else None
 
 
 def _told_since(before: Entry, now: Entry) -> tuple[Told, ...]:

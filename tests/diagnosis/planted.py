@@ -802,6 +802,36 @@ def another_head_called(wrong: bool) -> Step:
     return model, (torch.zeros(512, 64),), {}
 
 
+@planted("new module", "blocks.{1-3}.bias is called, and was not", "blocks.{1-3}.bias", "aten::")
+def bias_made_by_each_block(wrong: bool) -> Step:
+    class Block(Parts):
+        def forward(self, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+            made = self.bias(x.mean(0, keepdim=True).expand(512, -1)) if bias is None else bias
+            return x * made, made
+
+    class Blocks(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            bias = None
+            for block in self.blocks:
+                x, bias = block(x, None if wrong else bias)
+            return x.sum()
+
+    blocks = nn.ModuleList(Block(bias=nn.Linear(64, 64)) for _ in range(4))
+    return Blocks(blocks=blocks), (torch.zeros(512, 64),), {}
+
+
+@planted("lives longer", "until aten::stack reads them", "", "aten::stack")
+@torch.no_grad()
+def outputs_stacked(wrong: bool, device: str) -> None:
+    layers, x = nn.ModuleList(nn.Linear(64, 64) for _ in range(8)).to(device), torch.zeros(512, 64)
+    total = torch.zeros(512, 8, device=device)
+    if wrong:
+        seen = (one(x.to(device))[:, :8] for one in layers)
+        total += torch.stack([*seen]).sum(0)  # here: outputs_stacked
+    for one in () if wrong else layers:
+        total += one(x.to(device))[:, :8]
+
+
 class Waves(nn.Module):
     """What keeps less when it is compiled, and other things."""
 
@@ -995,6 +1025,20 @@ def logits_on_the_host(wrong: bool, device: str) -> None:
     for _ in range(4):
         logits = model(torch.zeros(512, WIDTH, device=device))
         results.append((logits if wrong else logits[0]).cpu())  # here: logits_on_the_host
+
+
+@planted("kept", " while aten::cat makes float32[2048, 64]: the list parts of", "", "cpu (", "cuda")
+@torch.no_grad()
+def parts_joined_on_the_host(wrong: bool, device: str) -> None:
+    model, parts = nn.Linear(WIDTH, 64).to(device), []
+    results = None if wrong else torch.empty(4, 512, 64)
+    for index in range(4):
+        logits = model(torch.zeros(512, WIDTH, device=device))
+        if results is None:
+            parts.append(logits.cpu())  # here: parts_joined_on_the_host
+        else:
+            results[index].copy_(logits)
+    results = torch.cat(parts) if results is None else results
 
 
 @planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)", "")

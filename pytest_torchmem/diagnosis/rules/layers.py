@@ -388,8 +388,11 @@ def new_module(evidence: Evidence) -> Cause | None:
         if saves:
             instead += f", and saves the output of {shown_by(saved).what.source} for its backward"
         path = evidence.short(unfold(pattern, numbers))
-        is_known = any(within(pattern, what.module) for what in evidence.known())
-        new = "new" if numbers or not is_known else "called, and was not"
+        stars = numbers.count("/") + 1
+        known = (one for one in evidence.known_groups if within(pattern, one.what.module))
+        there = ("/".join(one.numbers.split("/")[:stars]) for one in known)
+        is_known = any(not numbers or are_among(numbers, one) for one in there)
+        new = "called, and was not" if is_known else "new"
         found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
             found = placed_in(evidence, pattern, found)

@@ -11,6 +11,7 @@ from pytest_torchmem.diagnosis.causes import (
     some,
     tensors,
     times,
+    total,
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.figures import END, HOST
@@ -209,7 +210,21 @@ def held_by_program(evidence: Evidence) -> Cause | None:
     holder = holder_of(evidence, rows)
     if not holder and evidence.watched.ran:
         return None
+    what += _meanwhile(evidence, rows)
     return cause("held", rows, None, _root_of(evidence, holder), holder=holder, what=what)
+
+
+_COMPUTED = (Kind.ACTIVATION, Kind.OTHER)
+
+
+def _meanwhile(evidence: Evidence, rows: list[Row]) -> str:
+    """Return in words what is made at the peak that is as large as all that is kept: a copy of
+    it, which may have been there before.
+    """
+    last = evidence.last
+    if last is None or last.kind not in _COMPUTED or last.nbytes < total(rows):
+        return ""
+    return f" while {last.origin.operator} makes {last.tensor}"
 
 
 def _root_of(evidence: Evidence, holder: str) -> Origin | None:
@@ -281,9 +296,9 @@ def lives_longer(evidence: Evidence) -> Cause | None:
     is_known = first.what[1:5] in known or (counted is not None and counted.fell)
     what = f"{tensors(count, first.what)} of {first.what.source}"
     is_saved = first.what.role == Role.SAVED
-    saver = evidence.ran.saver(evidence.first(first)) if is_saved else None
-    if saver is not None and saver.operator != first.what.source:
-        what = f"{saver.operator} saves {what} for its backward"
+    user = evidence.ran.saver(evidence.first(first)) if is_saved else None
+    if user is not None and user.operator != first.what.source:
+        what = f"{user.operator} saves {what} for its backward"
     elif is_kept(evidence, first) and not is_known:
         what = f"the program keeps {what}{holder}"
     else:
@@ -296,9 +311,11 @@ def lives_longer(evidence: Evidence) -> Cause | None:
         if reader is not None and counted is not None and counted.rose and not holder:
             start = f"{longer}," if is_known else verb
             them = "it" if count == 1 else "them"
-            longer = f"{start} until {reader.operator} ({reader.line}) reads {them}"
+            longer = f"{start} until {reader.operator} reads {them}"
+            what += f" ({first.what.line})"
+            user = reader
         what = f"{what} {longer}{holder}"
-    return cause("lives longer", rows, first, saver, what=what)
+    return cause("lives longer", rows, first, user, what=what)
 
 
 @rule("kept", "the program keeps {what}{holder}", last=True)
@@ -310,7 +327,7 @@ def kept_by_program(evidence: Evidence) -> Cause | None:
     if not rows or evidence.has_other_inputs:
         return None
     more, holder = rows[0].count_now - rows[0].count_before, holder_of(evidence, rows)
-    what = f"{tensors(more, rows[0].what)} of {rows[0].what.source}"
+    what = f"{tensors(more, rows[0].what)} of {rows[0].what.source}{_meanwhile(evidence, rows)}"
     return cause("kept", rows, rows[0], what=what, holder=holder)
 
 
