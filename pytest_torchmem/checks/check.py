@@ -326,7 +326,7 @@ _ATTENTION = "attention"
 _KEPT = (
     *("held", "held between", "earlier steps", "gradients kept"),
     *("left", "lives longer", "graph kept", "backwards", "gradients recorded"),
-    *("operators", "copy", "larger"),
+    *("operators", "elsewhere", "copy", "larger"),
 )
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (

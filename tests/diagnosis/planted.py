@@ -1041,6 +1041,15 @@ def parts_joined_on_the_host(wrong: bool, device: str) -> None:
     results = torch.cat(parts) if results is None else results
 
 
+@planted("elsewhere", "add runs on the GPU, and ran on the CPU", "", "aten::_to_copy", "cuda")
+@torch.no_grad()
+def computed_on_the_gpu(wrong: bool, device: str) -> None:
+    model, x = nn.Linear(64, 64).to(device), torch.zeros(4096, 64)
+    x = x.to(device) if wrong else x  # here: computed_on_the_gpu
+    y = x.sin() + x.cos()
+    model(y[:8].to(device))
+
+
 @planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)", "")
 def convolution_by_hand(wrong: bool) -> Step:
     """Most of it is made in the backward, by operators that nobody has called."""
@@ -1979,7 +1988,7 @@ def hard_targets(wrong: bool) -> Step:
     return model, (torch.zeros(256, 16),), {}
 
 
-@planted("operators", "kept by the dict adapters of all_adapters", "", "randn", "cuda")
+@planted("elsewhere", "kept by the dict adapters of all_adapters", "", "randn", "cuda")
 def all_adapters(wrong: bool, device: str) -> None:
     """All that are loaded stand on the GPU; one of them is in use, too."""
     adapters = {}
