@@ -326,7 +326,7 @@ _ATTENTION = "attention"
 _KEPT = (
     *("held", "held between", "earlier steps", "gradients kept"),
     *("left", "lives longer", "graph kept", "backwards", "gradients recorded"),
-    *("operators", "elsewhere", "copy", "larger"),
+    *("operators", "elsewhere", "copy", "larger", "twice"),
 )
 _MADE = (Role.HELD, Role.EARLIER, Role.OTHER, Role.SAVED, Role.ACTIVATION)
 _OF_MODELS = (
@@ -505,8 +505,8 @@ class DeviceCheck:
 def _kept_at(profile: MemoryProfile, found: Diagnosis) -> tuple[dict[int, What], int]:
     """Return the new allocations that may be referred to, and the events before the peak's last."""
     timeline, moment = profile.timeline, found.difference.moment
-    gradients = any(cause.rule == "gradients kept" for cause in found.causes)
-    roles = _ROLES_AT_END if moment == END or gradients or not found.causes else _ROLES
+    of_models = any(cause.rule in ("gradients kept", "twice") for cause in found.causes)
+    roles = _ROLES_AT_END if moment == END or of_models or not found.causes else _ROLES
     came = {row.now for row in found.difference.came if row.now and row.now.role in roles}
     at = positions_of(profile).get(moment)
     if moment == HOST:

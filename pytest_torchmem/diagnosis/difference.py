@@ -34,8 +34,8 @@ def moved_lines(before: Iterable[Group], now: Iterable[Group]) -> dict[str, str]
 
     Of each file the operators of both are laid side by side in the order of their lines, as
     ``diff`` does with the lines themselves, which a snapshot does not keep: as many as may be, and
-    moved by as few distances. Those of the same modules come first: the next of two loops over
-    layers is not the one before.
+    moved by as few distances, and as little. Those of the same modules come first: the next of two
+    loops over layers is not the one before.
     """
     then, there = [*before], [*now]
     return _moved(then, there, of_numbers=False) | _moved(then, there, of_numbers=True)
@@ -54,16 +54,17 @@ def _side_by_side(then: Sequence[_Placed], there: Sequence[_Placed]) -> Iterable
     """Return the lines of equal operators, then and now, in the order of both."""
     pairs = [(was, now) for was in then for now in there if was[1:-1] == now[1:-1]]
     moved = [now[0] - was[0] for was, now in pairs]
-    best: list[tuple[int, int, int, int]] = []
+    best: list[tuple[int, int, int, int, int]] = []
     """Of those that end in each pair: how many, minus how often the distance changes, how many of
-    one role, and the pair before."""
+    one role, minus how far they moved, and the pair before."""
     for at, (was, now) in enumerate(pairs):
         same = was[-1] == now[-1]
-        ends = [(1, -(moved[at] != 0), int(same), -1)]
-        for one, (count, changes, alike, _) in enumerate(best):
+        far = -abs(moved[at])
+        ends = [(1, -(moved[at] != 0), int(same), far, -1)]
+        for one, (count, changes, alike, way, _) in enumerate(best):
             if pairs[one][0] < was and pairs[one][1] < now:
                 changes -= moved[one] != moved[at]
-                ends.append((count + 1, changes, alike + same, one))
+                ends.append((count + 1, changes, alike + same, way + far, one))
         best.append(max(ends))
     at = max(range(len(best)), key=lambda one: best[one][:-1], default=-1)
     while at >= 0:

@@ -30,6 +30,8 @@ _WORTH = 100
 """The part of the largest row that a row has to have where there is little room."""
 _SIZE = 11
 """Columns of a change."""
+_MANY = 3
+"""Shapes of one operator at one place beyond which they are one row."""
 _DIRECTORIES = re.compile(r"(?<=, )[^\s,]*/(?=[^\s/]+:\d+$)")
 """Those of the file that a place ends in."""
 
@@ -246,8 +248,29 @@ def at(figure: str) -> str:
 
 
 def rows_of(rows: Iterable[Row]) -> tuple[tuple[int, str, str], ...]:
-    """Return rows of a difference as those of a section."""
-    return tuple((row.change, describe(row), place_of(row.what, row.module)) for row in rows)
+    """Return rows of a difference as those of a section, many shapes of one operator as one row."""
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        is_one = bool(row.before and row.now) or not row.what.dtype
+        key = row.what.role, *row.place, row.what.source, row.what.dtype, row.now is None
+        alike.setdefault((row,) if is_one else key, []).append(row)
+    told = [
+        (sum(row.change for row in group), *_described(group))
+        for own in alike.values()
+        for group in ([own] if len(own) > _MANY else [[one] for one in own])
+    ]
+    return tuple(sorted(told, key=lambda one: -abs(one[0])))
+
+
+def _described(rows: Sequence[Row]) -> tuple[str, str]:
+    """Return in words what became of allocations, equal or of several shapes, and where."""
+    row = max(rows, key=lambda one: one.what.nbytes)
+    if not rows[1:]:
+        return describe(row), place_of(row.what, row.module)
+    what, number = row.what, sum(one.count_now or one.count_before for one in rows)
+    text = f"{number} × {what.dtype}, {[*what.shape]} at most"
+    module = row.module if len({one.numbers for one in rows}) == 1 else what.module
+    return joined(text, what.role, "" if row.now else "gone"), place_of(what, module)
 
 
 def _two_lines(size: str, what: str, where: str) -> Iterator[str]:

@@ -670,17 +670,17 @@ def another_loss(wrong: bool, device: str) -> None:
     loss.backward()
 
 
-@planted("per sample", "gradients are taken of each sample: torch.vmap at")
+@planted("per sample", "gradients are taken of each sample", "", "torch.vmap")
 def gradients_of_each_sample(wrong: bool, device: str) -> None:
     weight, x = torch.zeros(32, 64, device=device), torch.zeros(16, 32, device=device)
 
     def loss(weight: Tensor, x: Tensor) -> Tensor:
-        return (x @ weight).square().sum()  # here: gradients_of_each_sample
+        return (x @ weight).square().sum()
 
     gradient = torch.func.grad(loss)
     if wrong:
         gradient = torch.vmap(gradient, (None, 0))
-    gradient(weight, x).square().sum()
+    gradient(weight, x).square().sum()  # here: gradients_of_each_sample
 
 
 @planted("operators", "mul and silu are called more often: add twice, and was once", "Mixed", "add")

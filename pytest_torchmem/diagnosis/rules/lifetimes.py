@@ -50,14 +50,19 @@ def graph_kept(evidence: Evidence) -> Cause | None:
     return None
 
 
-@rule("per sample", "gradients are taken of each sample: torch.vmap at {line}", sure=True)
+@rule("per sample", "gradients are taken of {samples}", sure=True)
 def gradients_of_each_sample(evidence: Evidence) -> Cause | None:
-    """``torch.func.grad`` runs within ``torch.vmap``: each parameter has a gradient per sample."""
+    """``torch.func.grad`` runs within ``torch.vmap``: each parameter has a gradient per sample, of
+    which a ``chunk_size`` is taken at once.
+    """
     before, now = evidence.then(Topic.BACKWARD), evidence.present(Topic.BACKWARD)
-    if not before or _calls(now, "vmap") <= _calls(before, "vmap"):
+    calls, were = _calls(now, "vmap"), _calls(before, "vmap")
+    if not before or not calls or calls == were:
         return None
-    line = next(iter(now["vmap"].lines), "some line")
-    return cause("per sample", evidence.came(), line=line)
+    more = f"more samples at once, {times(calls)} instead of {times(were)}"
+    samples = more if calls < were else "each sample"
+    place = Origin(Phase.FORWARD, "", "torch.vmap", *now["vmap"].lines[:1] or ("",))
+    return cause("per sample", evidence.came(), None, place, samples=samples)
 
 
 @rule("backwards", "{now}, and was {before}: graphs add up until it runs", sure=True)
@@ -87,7 +92,7 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     if moment not in (*_FORWARD, "backward_peak") or before is None:
         return None
     phase = "forward" if moment in _FORWARD else "backward"
-    rows = [*evidence.came(Role.GRADIENT)]
+    rows = _gradients(evidence)
     if phase == "backward":  # where they are made anyway: only what was there all along counts
         there = [one.what for one in evidence.alive.groups if "forward_peak" in one.counts]
         rows = [row for row in rows if row.now in there]
@@ -104,6 +109,13 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     return cause("gradients kept", rows, None, zeroed, phase=phase, why=why)
 
 
+def _gradients(evidence: Evidence) -> list[Row]:
+    """Return the gradients that came, but for those of parameters that came, too."""
+    more = {(row.what.module, row.what.shape) for row in evidence.came(Role.PARAMETER)}
+    rows = evidence.came(Role.GRADIENT)
+    return [row for row in rows if (row.what.module, row.what.shape) not in more]
+
+
 @rule("freed late", "gradients of {modules} are no longer freed within the backward")
 def freed_after_the_backward(evidence: Evidence) -> Cause | None:
     """A hook that freed gradients early is gone (``register_post_accumulate_grad_hook``)."""
@@ -116,9 +128,7 @@ def freed_after_the_backward(evidence: Evidence) -> Cause | None:
         if one.what.role == Role.GRADIENT
     }
     rows = [
-        row
-        for row in evidence.came(Role.GRADIENT)
-        if few.get(row.what[1:5], row.count_now) < row.count_now
+        row for row in _gradients(evidence) if few.get(row.what[1:5], row.count_now) < row.count_now
     ]
     names = [evidence.short(name) for name in dict.fromkeys(row.module for row in rows)]
     return cause("freed late", rows, modules=some(names) or "parameters")

@@ -23,7 +23,7 @@ from pytest_torchmem.diagnosis.causes import (
 )
 from pytest_torchmem.diagnosis.difference import Row
 from pytest_torchmem.diagnosis.rules.layers import is_switched, new_modules, set_otherwise
-from pytest_torchmem.diagnosis.rules.lifetimes import left_at_end
+from pytest_torchmem.diagnosis.rules.lifetimes import kept_by, left_at_end
 from pytest_torchmem.figures import RESERVED
 from pytest_torchmem.profile.facts import (
     AUTOCAST,
@@ -333,15 +333,17 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     index = evidence.ran.first_made(new_shapes[0]) if is_made else -1
     made = evidence.ran.allocation(index).origin if index >= 0 else None
     origin = made if made is not None and made.line else None
+    module = changed[0].name.rpartition(" of ")[2]
     if fewer:
-        module = changed[0].name.rpartition(" of ")[2]
         lines = evidence.present(Topic.CALLS)[module].lines
         origin = Origin(Phase.FORWARD, module, "", *lines) if len(lines) == 1 else None
     rows = evidence.came() if retyped else evidence.of_sizes()
     # What was there before the input is not made of it.
     made_by = (*MADE, *KEPT)
     rows = [row for row in rows if row.what.role not in made_by or evidence.first(row) >= index]
-    return cause("inputs", rows, None, origin, change=text)
+    outside = [row for row in rows if not within(module, row.what.module)]
+    first = shown_by(outside) if 2 * total(outside) > total(rows) > 0 else None
+    return cause("inputs", rows, first, origin, change=text)
 
 
 def _types(geometries: Iterable[Geometry]) -> set[str]:
@@ -350,14 +352,16 @@ def _types(geometries: Iterable[Geometry]) -> set[str]:
 
 def _can_explain(evidence: Evidence, changes: Iterable[FactChange]) -> bool:
     """Tell whether inputs of another type, or by how much they are larger, can explain a growth.
-    Of several calls the peak may be in any.
+    Of several calls the peak may be in any; as many calls of fewer shapes have larger ones.
     """
     grown = 1.0
     for change in changes:
         if not change.before or _types(change.before) != _types(change.now):
             return True  # another type
         before, after = ([prod(one.shape) for one in side] for side in change[2:])
-        pairs = (max(before), max(after)), *zip(before, after, strict=False)
+        pairs = [(max(before), max(after)), *zip(before, after, strict=False)]
+        if not any(change.name.endswith(f" of {one.name}") for one in evidence.about(Topic.CALLS)):
+            pairs += [(size, max(after)) for size in before if size not in after]
         grown = max(grown, *(now / max(was, 1) for was, now in pairs))
     return evidence.can_explain(grown)
 
@@ -662,7 +666,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     return cause("new tensor", rows, None, reader, role=first.what.role, tensor=tensor)
 
 
-@rule("twice", "the parameters of {module} are there {now}, and were {before}", sure=True)
+@rule("twice", "the parameters of {module} are there {now}, and were {before}{kept}", sure=True)
 def parameters_twice(evidence: Evidence) -> Cause | None:
     """A model is copied, or another one of its kind is made."""
     alive = evidence.before.alive
@@ -687,7 +691,9 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
     if now % before == 0:
         now, before = now // before, 1
     module = min(roots) if len(roots) == 1 else first.module
-    return cause("twice", rows, module=module, now=times(now), before=times(before))
+    container = kept_by(evidence, rows).partition(" in ")[2]  # of one of its parameters
+    kept = f", kept by {container}" if container else ""
+    return cause("twice", rows, module=module, now=times(now), before=times(before), kept=kept)
 
 
 def _is_one_more_of(evidence: Evidence, row: Row) -> bool:
