@@ -176,17 +176,6 @@ class Evidence:
         """Return the modules that made an operator's inputs, back to known layers."""
         return self.ran.makers_before(operator, self.before.facts.get(Topic.GIVEN, {}))
 
-    def source_of(self, now: Sequence[int], before: Sequence[int]) -> Allocation | None:
-        """Return the first tensor with the only size in which a shape differs, if that is new."""
-        new = [size for size, was in zip(now, before, strict=False) if size != was]
-        inputs = (one.shape for own in self.then(Topic.INPUTS).values() for one in own)
-        known = {
-            size for shape in (*inputs, *(one.shape for one in self.known())) for size in shape
-        }
-        if len(now) != len(before) or len(new) != 1 or new[0] in known:
-            return None
-        return self.ran.first_with(new[0])
-
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""
         group = next((one for one in self.alive.groups if one.what == row.now), None)
@@ -205,10 +194,10 @@ class Evidence:
 
     def count_alive(self, row: Row) -> Counted:
         """Return how many equal tensors of a row's operator and module were and are alive then."""
-        moment, own = self.difference.moment, row.what[:5]
+        moment, own = self.difference.moment, row.what[1:5]
         sides = self.known_groups, self.alive.groups
         return Counted(
-            *(sum(g.counts.get(moment, 0) for g in side if g.what[:5] == own) for side in sides)
+            *(sum(g.counts.get(moment, 0) for g in side if g.what[1:5] == own) for side in sides)
         )
 
     def made_at_most(self, row: Row) -> int:

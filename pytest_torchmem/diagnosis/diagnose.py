@@ -111,7 +111,7 @@ def diagnose(
     ran = NOTHING_RAN
     if profile is not None and moment != HOST:  # whose allocations are others
         made = profile.calls or (), dict(profile.broadcasts), profile.functions
-        ran = Provenance(profile.timeline, *made)
+        ran = Provenance(profile.timeline, *made, profile.module_lines)
     last = _made_last(profile, moment) if profile is not None else None
     evidence = Evidence(before, now, found, whole, ran, watched or Watched(), names, last)
     inputs = [change for change in evidence.facts if change.topic == Topic.INPUTS]

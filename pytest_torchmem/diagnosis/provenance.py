@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import islice
 from math import prod
 
-from pytest_torchmem.profile.module_paths import fold
+from pytest_torchmem.profile.module_paths import fold, prefixes
 from pytest_torchmem.profile.timeline import Allocation, Kind, OperatorCall, Origin, Phase, Timeline
 
 _ZERO = ("aten::zero_", "aten::_foreach_zero_")
@@ -23,8 +23,9 @@ class Provenance:
         calls: Sequence[OperatorCall] = (),
         broadcasts: Mapping[Origin, str] | None = None,
         functions: Iterable[tuple[Origin, str]] = (),
+        module_lines: Mapping[str, str] | None = None,
     ) -> None:
-        self._functions = functions
+        self._functions, self._module_lines = functions, module_lines or {}
         self._events, self._allocations, self._calls = timeline.events, timeline.allocations, calls
         self.broadcasts: Mapping[Origin, str] = broadcasts or {}
         self._makers: dict[str, set[str]] = {}
@@ -157,13 +158,20 @@ class Provenance:
         )
         return next(own, -1)
 
-    def first_with(self, size: int) -> Allocation | None:
-        """Return the first tensor that has a size which nothing had that its operator read."""
-        for index, one in enumerate(self._allocations):
-            if size in one.shape and one.dtype and index in self._made_by:
-                read = not any(size in other.shape for other in self.read(index))
-                return one if read and one.origin.line else None
-        return None
+    def source_of(self, index: int, size: int) -> Allocation | None:
+        """Return the tensor from which on a size is there of which an allocation has it: nothing
+        that its operator read has it.
+        """
+        waiting, seen, first = deque([index]), {index}, -1
+        while waiting and len(seen) < _MOST_ANCESTORS:
+            at = waiting.popleft()
+            found = [one for one in self.reads(at) if size in self._allocations[one].shape]
+            found = [one for one in found if self._allocations[one].kind not in _STANDING]
+            first = at if not found else first
+            waiting.extend(one for one in found if one not in seen)
+            seen.update(found)
+        one = self._allocations[first] if first in self._made_by else None
+        return one if one is not None and one.origin.line else None
 
     def largest(self, operator: str) -> Allocation | None:
         """Return the largest tensor that an operator made, in the forward if it ran there."""
@@ -184,22 +192,28 @@ class Provenance:
             if call.origin.operator in operators and len(call.reads) > place:
                 yield call.reads[place] - 1
 
-    def read_in(self, module: str, stars: Sequence[Collection[int]] = ()) -> Iterator[Allocation]:
-        """Yield the inputs of a pattern's modules in the forward, of those numbers in ``stars``."""
+    def read_in(self, module: str, stars: Sequence[Collection[int]] = ()) -> Iterator[int]:
+        """Yield the indices of the inputs of a pattern's modules in the forward, of those numbers
+        in ``stars``.
+        """
         for call in self._forward:
             pattern, numbers = fold(call.origin.module)
             wanted = zip(numbers, stars, strict=False)
             if pattern == module and all(one in star or not star for one, star in wanted):
-                yield from (self._allocations[one] for one in _read(call))
+                yield from _read(call)
 
     def last_reader(self, index: int) -> Origin | None:
         """Return the last operator of the forward that reads an allocation, and did not make it."""
         readers = (call.origin for call in reversed(self._forward) if index + 1 in call.reads)
         return next(readers, None)
 
-    def reader_of(self, index: int) -> Origin | None:
-        """Return the first operator that reads an allocation, outside of the backward."""
-        return next((call.origin for call in self._forward if index + 1 in call.reads), None)
+    def reader_of(self, index: int, module: str = "") -> Origin | None:
+        """Return the first operator that reads an allocation, outside of the backward; the first
+        in a module, a pattern, if one is given.
+        """
+        readers = (call.origin for call in self._forward if index + 1 in call.reads)
+        own = (one for one in readers if not module or fold(one.module)[0] == module)
+        return next(own, None)
 
     def given_to(self, pattern: str) -> set[tuple[str, str, str, tuple[int, ...]]]:
         """Return a module's inputs: by module, operator, type and shape of what made them."""
@@ -250,6 +264,14 @@ class Provenance:
         """Return where operators were called, by the patterns of modules, and lines."""
         origins = (one for name in operators for one in self.places(name) if one.line)
         return {(fold(one.module)[0], one.line) for one in origins}
+
+    def called_from(self, module: str, line: str) -> str:
+        """Return in words the line that calls a module, or the nearest around it that is called at
+        another line than a given one, "" where none is known.
+        """
+        lines = (self._module_lines.get(one, "") for one in reversed(prefixes(module)))
+        found = next((one for one in lines if one not in ("", line)), "")
+        return f"called in {found}" if found else ""
 
     def called_as(self, *names: str) -> list[Origin]:
         """Return where the source calls functions of these names, one of each line, as operators;

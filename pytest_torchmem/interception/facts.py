@@ -165,6 +165,8 @@ class FactCollector:
         """Returns the program's line that runs, "" for none."""
         self.callers: dict[str, str] = {}
         """Outermost modules of installed libraries, and the program's lines that call them."""
+        self.module_lines: dict[str, str] = {}
+        """By modules, as patterns: the line that called the first of them, "" for none."""
         self.library_lines: dict[tuple[str, str], str] = {}
         """By modules, as patterns, and libraries' lines: the program's that call them, or ""."""
         self.device = "cpu"
@@ -234,6 +236,8 @@ class FactCollector:
         if own not in self._seen:
             self._seen.add(own)
             self._note_layer(path, module, given[0])
+            if (pattern := fold(path)[0]) not in self.module_lines:
+                self.module_lines[pattern] = self._line()
             name = str(type(module).__module__)
             file = getattr(sys.modules.get(name), "__file__", None) or ""
             of_library = not name.startswith("torch.") and is_installed(file)

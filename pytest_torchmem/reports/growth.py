@@ -237,7 +237,8 @@ def section(diagnosis: Diagnosis) -> Section:
     """Return what came and what went at the moment, largest first, with the sum of the rest."""
     found = diagnosis.difference
     head = f"What changed {at(found.moment)}" if found.moment else ""
-    head += f", which was the {label(diagnosis.was_peak)}" if diagnosis.was_peak else ""
+    if diagnosis.was_peak:
+        head += f", which was in the {label(diagnosis.was_peak).removesuffix(' peak')} before"
     why = "in tensors too small for the snapshot"
     return Section(head, rows_of(found.rows), found.rest, why)
 

@@ -823,13 +823,12 @@ def bias_made_by_each_block(wrong: bool) -> Step:
 @planted("lives longer", "until aten::stack reads them", "", "aten::stack")
 @torch.no_grad()
 def outputs_stacked(wrong: bool, device: str) -> None:
-    layers, x = nn.ModuleList(nn.Linear(64, 64) for _ in range(8)).to(device), torch.zeros(512, 64)
-    total = torch.zeros(512, 8, device=device)
-    if wrong:
-        seen = (one(x.to(device))[:, :8] for one in layers)
-        total += torch.stack([*seen]).sum(0)  # here: outputs_stacked
+    layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8)).to(device)
+    x = torch.zeros(512, 64, device=device)
     for one in () if wrong else layers:
-        total += one(x.to(device))[:, :8]
+        one(x)[:, :8].sum()
+    if wrong:
+        torch.stack([one(x)[:, :8] for one in layers])  # here: outputs_stacked
 
 
 class Waves(nn.Module):
@@ -1031,14 +1030,13 @@ def logits_on_the_host(wrong: bool, device: str) -> None:
 @torch.no_grad()
 def parts_joined_on_the_host(wrong: bool, device: str) -> None:
     model, parts = nn.Linear(WIDTH, 64).to(device), []
-    results = None if wrong else torch.empty(4, 512, 64)
-    for index in range(4):
+    for result in torch.empty(4, 0 if wrong else 512, 64):
         logits = model(torch.zeros(512, WIDTH, device=device))
-        if results is None:
+        if wrong:
             parts.append(logits.cpu())  # here: parts_joined_on_the_host
         else:
-            results[index].copy_(logits)
-    results = torch.cat(parts) if results is None else results
+            result.copy_(logits)
+    torch.cat(parts or [torch.empty(0)])
 
 
 @planted("elsewhere", "add runs on the GPU, and ran on the CPU", "", "aten::_to_copy", "cuda")
@@ -1046,8 +1044,7 @@ def parts_joined_on_the_host(wrong: bool, device: str) -> None:
 def computed_on_the_gpu(wrong: bool, device: str) -> None:
     model, x = nn.Linear(64, 64).to(device), torch.zeros(4096, 64)
     x = x.to(device) if wrong else x  # here: computed_on_the_gpu
-    y = x.sin() + x.cos()
-    model(y[:8].to(device))
+    model((x.sin() + x.cos())[:8].to(device))
 
 
 @planted("operators", "F.unfold (aten::im2col)", "Patches", "F.unfold (aten::im2col)", "")
@@ -1353,6 +1350,18 @@ def input_requires_gradients(wrong: bool, device: str) -> None:
         model(x).mean().backward()  # here: input_requires_gradients
 
 
+@planted("new gradient", "retain_grad keeps that of what aten::relu made", "", "aten::relu")
+def outputs_retain_gradients(wrong: bool) -> Step:
+    class Retained(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.up(x).relu()  # here: outputs_retain_gradients
+            if wrong:
+                x.retain_grad()
+            return x.sum()
+
+    return Retained(up=nn.Linear(64, 256)), (torch.zeros(512, 64),), {}
+
+
 @planted("larger", "32, 4, 16] of z.repeat_interleave (aten::clone), which is new", "", "clone", "")
 def repeated_before_a_product(wrong: bool) -> Step:
     """What is new makes little, and the product of it much."""
@@ -1365,7 +1374,7 @@ def repeated_before_a_product(wrong: bool) -> Step:
     return nn.Linear(16, 16), (torch.zeros(32, 16),), {"loss_fn": loss}
 
 
-@planted("earlier steps", "of an earlier step are still alive: the graph of")
+@planted("earlier steps", "are still alive: the graph of")
 def queue_with_its_graph(wrong: bool, device: str) -> None:
     """The backward goes through the graph of the step before, which takes more than it keeps."""
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).to(device)

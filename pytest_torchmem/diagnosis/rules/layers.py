@@ -392,7 +392,11 @@ def new_module(evidence: Evidence) -> Cause | None:
         known = (one for one in evidence.known_groups if within(pattern, one.what.module))
         there = ("/".join(one.numbers.split("/")[:stars]) for one in known)
         is_known = any(not numbers or are_among(numbers, one) for one in there)
-        new = "called, and was not" if is_known else "new"
+        caller = evidence.ran.called_from(pattern, "")
+        if rows and caller.endswith(f" {shown_by(rows).what.line}"):
+            caller = ""  # the place says the same
+        new = f"{caller or 'called'}, and was not" if is_known else "new"
+        instead += f": {caller}" if caller and not is_known else ""
         found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
             found = placed_in(evidence, pattern, found)
@@ -437,18 +441,23 @@ def _places_of_more(evidence: Evidence, pattern: str) -> set[tuple[str, str]]:
 
 def _in_the_place_of(evidence: Evidence, pattern: str) -> str:
     """Return in words which modules are gone where a new one is, "" if none."""
-    around = pattern.rpartition(".")[0]
+    around, own = pattern.rpartition(".")[0], _kinds(evidence.present(Topic.LAYERS), pattern)
     left = {path for name in evidence.present(Topic.LAYERS) for path in prefixes(name)}
     gone = dict.fromkeys(
         path
         for change in evidence.about(Topic.LAYERS)
         if not change.now
         for path in prefixes(change.name)
-        if path not in left and path.rpartition(".")[0] == around
+        if path not in left
+        and (path.rpartition(".")[0] == around or own == _kinds(evidence.then(Topic.LAYERS), path))
     )
     shown = [evidence.short(path) for path in gone]
     more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
     return f", in the place of {shown[0]}{more}" if shown else ""
+
+
+def _kinds(layers: Mapping[str, tuple[Layer, ...]], path: str) -> set[str]:
+    return {one.kind for one in layers.get(path, ())}
 
 
 @rule("given", "{module} is given {now}, and was given {before}{since}")
@@ -474,7 +483,9 @@ def given_more(evidence: Evidence) -> Cause | None:
         and (row.what.role in _PASSING or row.what.shape in shapes)
         and row not in own
     ]
-    made = _maker_of(evidence, first, shape)
+    index = _index_of(evidence, first, shape)
+    read = evidence.ran.allocation(index).origin if index >= 0 else None
+    made = read if read is not None and read.operator and read.line else None
     now = f"{shape.text} of {made.operator}" if made else shape.text
     module = evidence.module(first, shape.numbers)
     values = {"now": now, "before": given.before.text, "since": ""}
@@ -483,12 +494,16 @@ def given_more(evidence: Evidence) -> Cause | None:
     is_new = counted is not None and counted.rose
     is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
     origin = made if is_new or not placed else None  # else what it is given to
-    source = evidence.source_of(shape.shape, given.before.shape)
+    new = [size for size, was in zip(shape.shape, given.before.shape, strict=False) if size != was]
+    is_one = len(new) == 1 and len(shape.shape) == len(given.before.shape) and index >= 0
+    source = evidence.ran.source_of(index, new[0]) if is_one else None
     if source is not None and source.origin != made:
         origin, values["since"] = source.origin, f": {source.origin.operator} makes {source.tensor}"
     more = {name for name, one in evidence.counts().items() if one.rose}  # for other causes
     calm = [row for row in placed if row.what.source not in more]
     shown = shown_by(calm or placed or own or rows)
+    if origin is None and (caller := evidence.ran.called_from(first, shown.what.line)):
+        values["since"] = f", {caller}"
     found = cause("given", rows, shown, origin, module=module, **values)
     return found and replace(found, larger=most)
 
@@ -522,12 +537,13 @@ def _given_larger(evidence: Evidence) -> dict[str, _Given]:
     return found
 
 
-def _maker_of(evidence: Evidence, module: str, given: Sized) -> Origin | None:
-    """Return who made what a layer is given now; ``None`` where it is an input of the step."""
-    for read in evidence.ran.read_in(module, read_numbers(given.numbers)):
+def _index_of(evidence: Evidence, module: str, given: Sized) -> int:
+    """Return the index of what a layer is given now, -1 where that is not known."""
+    for index in evidence.ran.read_in(module, read_numbers(given.numbers)):
+        read = evidence.ran.allocation(index)
         if read.shape == given.shape and not given.kind and read.kind is not Kind.PARAMETER:
-            return read.origin if read.origin.operator and read.origin.line else None
-    return None
+            return index
+    return -1
 
 
 def _made_otherwise(evidence: Evidence, made: Origin, given: Sized) -> bool:

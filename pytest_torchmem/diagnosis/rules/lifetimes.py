@@ -134,7 +134,7 @@ def freed_after_the_backward(evidence: Evidence) -> Cause | None:
     return cause("freed late", rows, modules=some(names) or "parameters")
 
 
-@rule("new gradient", "a gradient {tensor} is new: what {operator} is given had none", last=True)
+@rule("new gradient", "a gradient {tensor} is new: {why}", last=True)
 def new_gradient(evidence: Evidence) -> Cause | None:
     """An input, or what the program itself has made, requires a gradient."""
     rows = [row for row in evidence.came(Role.GRADIENT) if _is_new_gradient(evidence, row)]
@@ -145,7 +145,15 @@ def new_gradient(evidence: Evidence) -> Cause | None:
     rows += [row for row in evidence.came(Role.GRADIENT_TEMPORARY) if row.what.shape == shape]
     made = evidence.ran.written(first.what.module, first.what.source, first.what.line)
     operator = made.operator if made is not None else first.what.source
-    return cause("new gradient", rows, first, tensor=first.what.tensor, operator=operator)
+    why = f"what {operator} is given had none"
+    if made is not None and first.what.source == _RETAINED:
+        why = f"retain_grad keeps that of what {operator} made"
+    return cause("new gradient", rows, first, tensor=first.what.tensor, why=why)
+
+
+_RETAINED = "aten::clone"
+"""What makes it where an operator's output is asked for its gradient (csrc/autograd/variable.cpp,
+``VariableHooks::retain_grad``)."""
 
 
 def _is_new_gradient(evidence: Evidence, row: Row) -> bool:

@@ -251,15 +251,18 @@ _OF_STEP = Role.OPTIMIZER_TEMPORARY
 """Of one parameter after the other: at another one is the peak, and no operator makes more."""
 
 
-@rule("step", "the step of the optimizer makes {tensor} by {operators}", last=True)
+@rule("step", "the step of the optimizer makes {tensor} by {operators}{before}", last=True)
 def more_in_the_step(evidence: Evidence) -> Cause | None:
     """An optimizer that was written in place makes what it computes anew."""
     rows = [*evidence.came(_OF_STEP)]
     if not rows or evidence.about(Topic.OPTIMIZERS):
         return None
     first = shown_by(rows)
-    made = [row.what.source for row in rows if row.what.tensor == first.what.tensor]
-    return cause("step", rows, first, tensor=first.what.tensor, operators=short_names(made))
+    same = [row for row in rows if row.what.tensor == first.what.tensor]
+    operators = short_names([row.what.source for row in same])
+    was = next((row.before for row in same if row.is_resized and row.before), None)
+    before = f", and made {list(was.shape)}" if was is not None else ""
+    return cause("step", rows, first, tensor=first.what.tensor, operators=operators, before=before)
 
 
 @rule("larger", "{operator} makes {now}{of}, and made {before}{given}", last=True)
@@ -437,7 +440,8 @@ def _makes(evidence: Evidence, names: Sequence[str]) -> str:
     largest = _largest(evidence, names)
     if largest is None or not largest.dtype:
         return ""
-    return f" ({largest.tensor}{_of_mask(evidence, largest)})"
+    most = " at most" if len(names) > 1 else ""
+    return f" ({largest.tensor}{most}{_of_mask(evidence, largest)})"
 
 
 def _largest(evidence: Evidence, names: Sequence[str]) -> Allocation | None:

@@ -1,6 +1,7 @@
 """Causes that the facts of a step name: its inputs, modes, parameters and optimizers changed."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
@@ -600,6 +601,7 @@ def another_size(evidence: Evidence) -> Cause | None:
     otherwise = set_otherwise(evidence)
     if first.what.module in otherwise or is_switched(evidence, otherwise):
         return None  # settings say why
+    reader = evidence.ran.reader_of(evidence.first(first), first.what.module)
     found = cause(
         "size",
         evidence.of_sizes(),
@@ -608,7 +610,8 @@ def another_size(evidence: Evidence) -> Cause | None:
         now=first.what.tensor,
         before=str(list(first.before.shape)),
     )
-    return found and placed_in(evidence, first.what.module, found)
+    found = found and placed_in(evidence, first.what.module, found)
+    return replace(found, origin=reader) if found and reader else found
 
 
 def _size_of_no_layer(evidence: Evidence) -> Cause | None:

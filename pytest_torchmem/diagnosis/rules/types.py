@@ -148,8 +148,9 @@ def wider_parameter(evidence: Evidence, what: What) -> Allocation | None:
     if not module or is_cast or _narrower_in(known, what) is None:
         return None
     of_type = {one.shape for one in known if (one.role, one.dtype) == (Role.PARAMETER, what.dtype)}
-    read = (one for one in evidence.ran.read_in(module) if one.kind is Kind.PARAMETER)
-    new = (one for one in read if one.shape not in of_type)  # which had that type before
+    read = map(evidence.ran.allocation, evidence.ran.read_in(module))
+    own = (one for one in read if one.kind is Kind.PARAMETER)
+    new = (one for one in own if one.shape not in of_type)  # which had that type before
     return next((one for one in new if one.dtype == what.dtype), None)
 
 
