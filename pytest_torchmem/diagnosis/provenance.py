@@ -1,6 +1,6 @@
 """Where the tensors of a step come from: the calls that made them, and what those read."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -237,6 +237,12 @@ class Provenance:
     def _recorded(self) -> dict[int, Origin]:
         """The operators that autograd recorded, by their nodes."""
         return {call.node: call.origin for call in self._calls if call.node > 0}
+
+    @cached_property
+    def times_recorded(self) -> Counter[tuple[str, str, str]]:
+        """How often autograd recorded an operator, by module's pattern, itself and line."""
+        own = (call.origin for call in self._calls if call.node > 0)
+        return Counter((fold(one.module)[0], one.operator, one.line) for one in own)
 
     def saver(self, index: int) -> Origin | None:
         """Return the only operator of the forward whose backward reads an allocation, if any."""

@@ -717,6 +717,18 @@ def another_kind_of_checkpoint(wrong: bool, device: str) -> None:
     x.sum().backward()
 
 
+@planted(
+    "more layers", "stages.* have more layers: Dropout and SiLU", "Sequential", "aten::", "cpu"
+)
+def layers_put_between(wrong: bool) -> Step:
+    def stage(width: int) -> list[nn.Module]:
+        more = [nn.SiLU(), nn.Dropout(0.0)] if wrong else []
+        return [nn.Linear(64, width), *more, nn.Linear(width, 64)]
+
+    layers = [nn.Sequential(*stage(width)) for width in (64, 128)]
+    return nn.Sequential(*layers), (torch.zeros(512, 64),), {}
+
+
 @planted("size", "Queries.queries.weight is [96, 32], and was [8, 32]", "Queries")
 def more_queries(wrong: bool) -> Step:
     """A small parameter that no layer is given, and that everything is computed of."""
@@ -1354,7 +1366,7 @@ def input_requires_gradients(wrong: bool, device: str) -> None:
 def outputs_retain_gradients(wrong: bool) -> Step:
     class Retained(Parts):
         def forward(self, x: Tensor) -> Tensor:
-            x = self.up(x).relu()  # here: outputs_retain_gradients
+            self.seen = x = self.up(x).relu()  # here: outputs_retain_gradients
             if wrong:
                 x.retain_grad()
             return x.sum()

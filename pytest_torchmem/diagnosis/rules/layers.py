@@ -1,7 +1,8 @@
 """Causes in what a model is built of, and what its layers are given: classes, settings, shapes."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -141,11 +142,11 @@ def changes_between(before: tuple[Layer, ...], now: tuple[Layer, ...]) -> list[L
     gone, came = exchanged(before, now)
     found: dict[tuple[str, str], list[tuple[Layer, Layer]]] = {}
     for layer in came if gone else ():
-        own = read_numbers(layer.numbers)
-        there = (one for one in gone if _meet(own, read_numbers(one.numbers)))
-        was = next(there, gone[0])
-        change = differing_settings(layer, was), differing_settings(was, layer)
-        found.setdefault(change, []).append((layer, was))
+        there = [one for one in gone if _shared(layer, one)] or gone[:1]
+        there.sort(key=lambda one: -_shared(layer, one))
+        was = dict.fromkeys(differing_settings(one, layer) for one in there)
+        change = differing_settings(layer, there[0]), " and ".join(was)
+        found.setdefault(change, []).append((layer, there[0]))
     return [
         LayerChange(
             *change,
@@ -163,8 +164,10 @@ def is_switched(evidence: Evidence, patterns: Collection[str]) -> bool:
     return any(row.settings and not row.is_of_torch for row in rows)
 
 
-def _meet(numbers: list[set[int]], others: list[set[int]]) -> bool:
-    return all(one & other for one, other in zip(numbers, others, strict=False))
+def _shared(layer: Layer, other: Layer) -> int:
+    """Return how many modules of a pattern are one and were the other."""
+    both = zip(read_numbers(layer.numbers), read_numbers(other.numbers), strict=False)
+    return prod(len(star & other) for star, other in both)
 
 
 def set_otherwise(evidence: Evidence) -> set[str]:
@@ -236,15 +239,50 @@ def another_attribute(evidence: Evidence) -> Cause | None:
     return _largest(evidence, "attribute", of_torch=False)
 
 
+@rule("more layers", "{modules} {have} more layers: {kinds}", sure=True)
+def more_layers(evidence: Evidence) -> Cause | None:
+    """Layers were put between others of a ``Sequential``."""
+    put = _put_between(evidence)
+    modules = [pattern.rpartition(".")[0] for pattern in put]
+    rows = dict.fromkeys(row for one in modules for row in evidence.of_module(one))
+    kinds = listed([*dict.fromkeys(kind for more in put.values() for kind in more)])
+    have, names = "have" if modules[1:] else "has", listed([*map(evidence.short, modules)])
+    return cause("more layers", rows, modules=names, have=have, kinds=kinds)
+
+
+def _put_between(evidence: Evidence) -> dict[str, Counter[str]]:
+    """Return by pattern of which classes there are more layers, where there are no fewer of any,
+    and as many modules around: those after them have other numbers than before.
+    """
+    found: dict[str, Counter[str]] = {}
+    for pattern, (before, now) in changed_values(evidence, Topic.LAYERS):
+        more = _counted(now) - _counted(before)
+        sides = (join_numbers(one.numbers for one in side) for side in (before, now))
+        (outer, _, was), (around, _, own) = (one.rpartition("/") for one in sides)
+        is_put = pattern.endswith(".*") and now[1:] and outer == around and own != was
+        if is_put and more and not _counted(before) - _counted(now):
+            found[pattern] = more
+    return found
+
+
+def _counted(layers: Iterable[Layer]) -> Counter[str]:
+    """Return how many layers there are of each class."""
+    found = Counter[str]()
+    for one in layers:
+        found[one.name] += prod(map(len, read_numbers(one.numbers)))
+    return found
+
+
 def _largest(evidence: Evidence, name: str, *, of_torch: bool) -> Cause | None:
     """Return the changed modules that explain most: of another class or of torch, or others."""
     resized = [row for row in evidence.came(Role.PARAMETER) if row.is_resized]
     otherwise = set_otherwise(evidence) if resized else set()
-    larger = _given_larger(evidence)
+    larger, put = _given_larger(evidence), _put_between(evidence)
     alike: dict[tuple[str, str], list[tuple[LayerChange, Cause]]] = {}
     for pattern, (before, now) in changed_values(evidence, Topic.LAYERS):
         # wider layers are another cause
-        for change in changes_between(before, now) if not resized or pattern in otherwise else ():
+        is_meant = pattern not in put and (not resized or pattern in otherwise)
+        for change in changes_between(before, now) if is_meant else ():
             found = _of_change(evidence, name, pattern, change, larger)
             if found is not None and change.is_of_torch is of_torch:
                 kinds = change.layer.kind, change.was.kind

@@ -109,6 +109,27 @@ def gradients_kept(evidence: Evidence) -> Cause | None:
     return cause("gradients kept", rows, None, zeroed, phase=phase, why=why)
 
 
+@rule("gradients together", "gradients of {modules} are alive together, and were not", last=True)
+def gradients_together(evidence: Evidence) -> Cause | None:
+    """Gradients that another step is to use, or none, are there in a step of an optimizer."""
+    moment, before = evidence.difference.moment, evidence.before.alive
+    sides = (before.groups if before is not None else (), evidence.alive.groups)
+    then, now = (
+        dict.fromkeys(
+            one.what.module.partition(".")[0]
+            for one in side
+            if one.what.role == Role.GRADIENT and moment in one.counts
+        )
+        for side in sides
+    )
+    if moment != "optimizer_peak" or not then or not then.keys() < now.keys():
+        return None
+    rows = [*evidence.came(Role.GRADIENT)]
+    last = evidence.last.origin if evidence.last is not None else None
+    place = Origin(Phase.OPTIMIZER, "", "", last.line) if last is not None else None
+    return cause("gradients together", rows, None, place, modules=" and ".join(now))
+
+
 def _gradients(evidence: Evidence) -> list[Row]:
     """Return the gradients that came, but for those of parameters that came, too."""
     more = {(row.what.module, row.what.shape) for row in evidence.came(Role.PARAMETER)}
@@ -177,6 +198,10 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     rows = [row for row in evidence.came(Role.EARLIER) if not _is_larger(evidence, row)]
     in_step = any(row.what.module for row in rows)  # else it may have been made for all steps
     made = "of an earlier step" if in_step else "made before this step"
+    new = {name for name, one in evidence.counts().items() if not one.before}
+    if rows and all(row.what.source in new for row in rows):  # no others of them were freed
+        when = "in an earlier step" if in_step else "before this step"
+        made = f"that {rows[0].what.source}, which is new, made {when}"
     if rows and (alive := evidence.count_alive(rows[0])).before:
         made += f" ({tensors(alive.now, rows[0].what)}, and {alive.before} in the snapshot)"
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it

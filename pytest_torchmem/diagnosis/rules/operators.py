@@ -201,7 +201,7 @@ def other_operators(evidence: Evidence) -> Cause | None:
     makes = _makes(evidence, own)
     if first.what.role in OF_BACKWARD and first.what.dtype:
         makes = f" ({first.what.tensor} in the backward)"
-    text = f"{short_names(own)}{makes}" if instead else _calls(evidence, own, more)
+    text = f"{short_names(own)}{makes}" if instead else _calls(evidence, own, more, first)
     if root is None and first.what.role in OF_BACKWARD and more[own[0]].before:
         places = (one for one in evidence.ran.places(own[0]) if one.phase is Phase.FORWARD)
         origin = [None, *places][-1]
@@ -453,7 +453,9 @@ def _of_mask(evidence: Evidence, one: Allocation | None) -> str:
     return ", for the mask of attention" if one is not None and is_of_mask(evidence, one) else ""
 
 
-def _calls(evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted]) -> str:
+def _calls(
+    evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted], first: Row
+) -> str:
     new = [name for name in names if not more[name].before]
     if new:
         are = "is" if len(new) == 1 else "are"
@@ -462,6 +464,9 @@ def _calls(evidence: Evidence, names: Sequence[str], more: Mapping[str, Counted]
     counted = more[most]
     change = f"{times(counted.now)}, and was {times(counted.before)}"
     shown = short_names([most])
+    most_before = evidence.made_at_most(first)
+    if short_names(names) == shown and most_before and first.what.source == most:
+        return f"{shown} makes {first.what.tensor}, and made {format_size(most_before)} at most"
     if short_names(names) == shown:
         return f"{shown}{_makes(evidence, names)} is called {change}"
     return f"{short_names(names)} are called more often: {shown} {change}"

@@ -1,6 +1,6 @@
 """Causes in what autograd records, and in how far a backward goes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from pytest_torchmem.diagnosis.causes import (
@@ -8,6 +8,7 @@ from pytest_torchmem.diagnosis.causes import (
     OF_BACKWARD,
     WEIGHTY,
     Cause,
+    Counted,
     Evidence,
     cause,
     largest,
@@ -24,7 +25,7 @@ from pytest_torchmem.diagnosis.rules.layers import new_modules
 from pytest_torchmem.diagnosis.rules.lifetimes import GRAPH, is_resized, kept_by, new_gradient
 from pytest_torchmem.diagnosis.rules.operators import short_names
 from pytest_torchmem.profile.facts import IN_MODE, NO_BACKWARD, Calls, Topic
-from pytest_torchmem.profile.module_paths import common_parent, prefixes, unfold
+from pytest_torchmem.profile.module_paths import common_parent, fold, prefixes, unfold
 from pytest_torchmem.profile.timeline import Origin, Phase, Role
 from pytest_torchmem.snapshots.alive import What
 
@@ -192,7 +193,8 @@ def backward_reaches(evidence: Evidence) -> Cause | None:
 @rule("recorded", "autograd records {operators}, and did not{why}", sure=True)
 def newly_recorded(evidence: Evidence) -> Cause | None:
     """A ``no_grad`` or a ``detach`` is gone: a graph is made of what had none."""
-    if _is_said(evidence):
+    is_given = bool(evidence.about(Topic.GIVEN))
+    if _is_said(evidence) or (is_given and evidence.about(Topic.CONFIGURATION)):
         return None
     counts = evidence.counts()
     lost = {
@@ -206,15 +208,32 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
     origin = None
     if total(rows) < WEIGHTY * evidence.growth:
         rows, origin = _another_forward(evidence, lambda what: what.source in lost)
-    why = (
-        ""
-        if evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or new_gradient(evidence)
-        else _GONE
-    )
+    has_others = evidence.about(Topic.FROZEN) or evidence.about(Topic.TIED) or is_given
+    why = "" if has_others or new_gradient(evidence) else _GONE
     made = [row for row in rows if row.what.role in MADE] if origin is None else []
     first = min(made, key=evidence.order, default=None)  # where the graph begins
+    place = origin or Origin(Phase.FORWARD)
+    if first is not None:
+        place = Origin(Phase.FORWARD, first.what.module, first.what.source, first.what.line)
+    if (other := _recorded_elsewhere(evidence, place, lost)) is not None:
+        first, origin = None, other
     operators = short_names(sorted(lost, key=lambda name: lost[name].now - lost[name].before))
     return cause("recorded", rows, first, origin, operators=operators, why=why)
+
+
+def _recorded_elsewhere(
+    evidence: Evidence, place: Origin, lost: Mapping[str, Counted]
+) -> Origin | None:
+    """Return where autograd records an operator just as much more often as in all, if at ``place``
+    it does so more often than that, and did before.
+    """
+    more = {name: one.before - one.now for name, one in lost.items()}
+    times = evidence.ran.times_recorded
+    known = times[fold(place.module)[0], place.operator, place.line]
+    if known <= more.get(place.operator, known):
+        return None
+    found = (key for key, number in times.items() if more.get(key[1]) == number)
+    return next((Origin(Phase.FORWARD, *key) for key in found), None)
 
 
 def _is_said(evidence: Evidence) -> bool:

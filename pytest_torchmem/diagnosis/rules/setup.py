@@ -44,7 +44,7 @@ from pytest_torchmem.profile.facts import (
     parts_of,
 )
 from pytest_torchmem.profile.module_paths import ALL, common_parent, fold, prefixes, read_numbers
-from pytest_torchmem.profile.timeline import Origin, Phase, Role
+from pytest_torchmem.profile.timeline import Allocation, Kind, Origin, Phase, Role
 
 OF_TRAINING = (Role.GRADIENT, Role.OPTIMIZER_STATE, Role.OPTIMIZER_TEMPORARY)
 _DECIDES = {
@@ -277,11 +277,16 @@ def called_more_often(evidence: Evidence) -> Cause | None:
         # Of a module in another one, a single call is no fact.
         was = 1 if change.name in evidence.then(Topic.LAYERS) else 0
         before, now = change.before.number or was, change.now.number
-        lines = change.now.lines if 1 < len(change.now.lines) <= _MOST_SHOWN else ()
-        at = f": at {' and '.join(lines)}" if lines else ""
+        lines = change.now.lines
+        known = {evidence.moved_lines().get(line, line) for line in change.before.lines}
+        new = [line for line in lines if line not in known]
+        origin = Origin(Phase.FORWARD, change.name, "", *new) if len(new) == 1 and known else None
+        is_told = origin is None and 1 < len(lines) <= _MOST_SHOWN
+        at = f": at {' and '.join(lines)}" if is_told else ""
         rows = evidence.of_module(change.name) if 0 < before < now else []
         words = {"now": times(now), "before": times(before), "lines": at}
-        found.append(cause("called", rows, module=evidence.short(change.name), **words))
+        module = evidence.short(change.name)
+        found.append(cause("called", rows, None, origin, module=module, **words))
     return largest(found)
 
 
@@ -319,6 +324,7 @@ def thawed(evidence: Evidence) -> list[FactChange]:
 def inputs_changed(evidence: Evidence) -> Cause | None:
     """A batch, a sequence or a type of the inputs is another one."""
     inputs = (one for one in evidence.about(Topic.INPUTS) if one.before and one.now)
+    inputs = (one for one in inputs if not _is_called_anew(evidence, one))
     changed = [one for one in inputs if not _is_made_by_itself(evidence, one)]
     # What the step itself is given that is new, and not a module that it calls.
     new = (one for one in evidence.about(Topic.INPUTS) if one.now and not one.before)
@@ -373,6 +379,14 @@ def _is_made_by_itself(evidence: Evidence, change: FactChange) -> bool:
     made = evidence.ran.first_made(change.now[-1]) if module else -1
     origin = evidence.ran.allocation(made).origin if made >= 0 else None
     return origin is not None and bool(origin.module) and within(module, origin.module)
+
+
+def _is_called_anew(evidence: Evidence, change: FactChange) -> bool:
+    """Tell whether a module is called as before, and with other inputs in further calls."""
+    calls = (one for one in evidence.about(Topic.CALLS) if change.name.endswith(f" of {one.name}"))
+    return {*change.before} < {*change.now} and any(
+        0 < one.before.number < one.now.number for one in calls
+    )
 
 
 def _fewer_calls(evidence: Evidence, name: str) -> str:
@@ -602,16 +616,35 @@ def another_size(evidence: Evidence) -> Cause | None:
     if first.what.module in otherwise or is_switched(evidence, otherwise):
         return None  # settings say why
     reader = evidence.ran.reader_of(evidence.first(first), first.what.module)
+    source = _source_of_width(evidence, first) if first.what.role == Role.PARAMETER else None
     found = cause(
         "size",
         evidence.of_sizes(),
         module=evidence.short(first.module),
         parameter=first.what.source,
         now=first.what.tensor,
-        before=str(list(first.before.shape)),
+        before=str(list(first.before.shape))
+        + (f": {source.origin.operator} makes {source.tensor}" if source else ""),
     )
+    reader = source.origin if source is not None else reader
     found = found and placed_in(evidence, first.what.module, found)
     return replace(found, origin=reader) if found and reader else found
+
+
+def _source_of_width(evidence: Evidence, row: Row) -> Allocation | None:
+    """Return the tensor that gave a wider layer's input its width, if no wider layer made it."""
+    width = row.what.shape[-1]
+    if row.before is None or row.before.shape[-1] == width:
+        return None
+    for index in evidence.ran.read_in(row.what.module):
+        read = evidence.ran.allocation(index)
+        if read.kind is not Kind.PARAMETER and read.shape[-1:] == (width,):
+            source = evidence.ran.source_of(index, width)
+            wider = evidence.came(Role.PARAMETER)
+            made = fold(source.origin.module)[0] if source is not None else ""
+            is_of_layer = any(one.is_resized and one.what.module == made for one in wider)
+            return None if is_of_layer else source
+    return None
 
 
 def _size_of_no_layer(evidence: Evidence) -> Cause | None:

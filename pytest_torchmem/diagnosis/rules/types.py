@@ -100,7 +100,9 @@ def _sizes(made: str) -> tuple[int, ...]:
 def double_precision(evidence: Evidence) -> Cause | None:
     """A buffer, an input or a number of numpy's is in double precision, and all that it meets."""
     rows = [row for row in evidence.came() if row.what.dtype in _DOUBLE]
-    if not rows:
+    floats = (one for one in evidence.known() if "float" in one.dtype or "complex" in one.dtype)
+    most = max(floats, key=lambda one: one.nbytes, default=None)
+    if not rows or (most is not None and most.dtype in _DOUBLE):  # which it was before
         return None
     dtype = rows[0].what.dtype
     standing = [row for row in rows if row.what.role in _STANDING]
