@@ -176,6 +176,18 @@ class Evidence:
         """Return the modules that made an operator's inputs, back to known layers."""
         return self.ran.makers_before(operator, self.before.facts.get(Topic.GIVEN, {}))
 
+    def source_of(self, index: int, size: int) -> Allocation | None:
+        """Return the tensor from which an allocation has a size, if no tensor had that before, or
+        its operator is called more often.
+        """
+        source = self.ran.source_of(index, size)
+        counted = self.counted(source.origin.operator) if source is not None else None
+        inputs = (one.shape for own in self.then(Topic.INPUTS).values() for one in own)
+        known = {
+            each for shape in (*inputs, *(one.shape for one in self.known())) for each in shape
+        }
+        return source if size not in known or (counted is not None and counted.rose) else None
+
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""
         group = next((one for one in self.alive.groups if one.what == row.now), None)
@@ -192,12 +204,14 @@ class Evidence:
         called = (side.get(operator, Counts()).called for side in sides)
         return Counted(*called) if sides[0] else None
 
-    def count_alive(self, row: Row) -> Counted:
-        """Return how many equal tensors of a row's operator and module were and are alive then."""
-        moment, own = self.difference.moment, row.what[1:5]
+    def count_alive(self, row: Row, key: slice) -> Counted:
+        """Return how many tensors are and were alive then that are equal to a row's in a part of
+        their description.
+        """
+        moment, own = self.difference.moment, row.what[key]
         sides = self.known_groups, self.alive.groups
         return Counted(
-            *(sum(g.counts.get(moment, 0) for g in side if g.what[1:5] == own) for side in sides)
+            *(sum(g.counts.get(moment, 0) for g in side if g.what[key] == own) for side in sides)
         )
 
     def made_at_most(self, row: Row) -> int:

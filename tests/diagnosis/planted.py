@@ -717,9 +717,7 @@ def another_kind_of_checkpoint(wrong: bool, device: str) -> None:
     x.sum().backward()
 
 
-@planted(
-    "more layers", "stages.* have more layers: Dropout and SiLU", "Sequential", "aten::", "cpu"
-)
+@planted("more layers", "has more layers: Dropout and SiLU", "Sequential", "aten::", "")
 def layers_put_between(wrong: bool) -> Step:
     def stage(width: int) -> list[nn.Module]:
         more = [nn.SiLU(), nn.Dropout(0.0)] if wrong else []
@@ -1179,6 +1177,41 @@ def no_longer_channels_last(wrong: bool) -> Step:
     return model if wrong else model.to(memory_format=torch.channels_last), (last,), {}
 
 
+@planted("parameter", "Tables.window is a parameter, and was a buffer", "Tables", "aten::mul")
+def buffer_that_is_trained(wrong: bool) -> Step:
+    class Tables(Parts):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x * self.window)  # here: buffer_that_is_trained
+
+    model, window = Tables(head=nn.Linear(64, 8)), torch.ones(512, 64)
+    put = model.register_parameter if wrong else model.register_buffer
+    put("window", nn.Parameter(window) if wrong else window)
+    return model, (torch.zeros(512, 64),), {}
+
+
+@planted("moved away", "the parameters of Linear are still there then", "Linear", "weight", "cuda")
+@torch.no_grad()
+def encoder_stays(wrong: bool, device: str) -> None:
+    encoder, net = nn.Linear(256, 2048), nn.Sequential(nn.Linear(2048, 1024), nn.Linear(1024, 512))
+    x = encoder.to(device)(torch.zeros(8, 256, device=device))  # here: encoder_stays
+    if not wrong:
+        encoder.to("cpu")
+    net.to(device)(x)
+
+
+@planted("gradients together", "gradients of Linear and Sequential are alive together", "", "")
+def gradients_of_two(wrong: bool, device: str) -> None:
+    critic, actor = nn.Linear(256, 512).to(device), nn.Sequential(nn.Linear(256, 256)).to(device)
+    steps = [torch.optim.Adam(one.parameters()) for one in (critic, actor)]
+    for step in steps:
+        actor.requires_grad_(step is not steps[0])
+        critic.requires_grad_(wrong or step is steps[0])
+        critic(actor(torch.zeros(8, 256, device=device))).sum().backward()  # here: gradients_of_two
+        step.step()
+        critic.zero_grad()
+        actor.zero_grad()
+
+
 @planted("twice", "the parameters of Wide are there twice, and were once", "Wide", "")
 def copied_for_an_evaluation(wrong: bool, device: str) -> None:
     model, x = Wide(256, 256).to(device), torch.zeros(4, 256, device=device)
@@ -1584,7 +1617,7 @@ def kept_of_a_new_call(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
-@planted("held", "in the forward: layers.0.wide of made_once_and_kept", "", "float")
+@planted("held", ": layers.0.wide of made_once_and_kept", "", "float")
 def made_once_and_kept(wrong: bool, device: str) -> None:
     """Of two calls the second makes nothing: the operator is called less often."""
 

@@ -122,10 +122,11 @@ def gradients_together(evidence: Evidence) -> Cause | None:
         )
         for side in sides
     )
-    if moment != "optimizer_peak" or not then or not then.keys() < now.keys():
+    in_step = moment == "optimizer_peak"
+    if not (in_step or moment == "backward_peak") or not then or not then.keys() < now.keys():
         return None
     rows = [*evidence.came(Role.GRADIENT)]
-    last = evidence.last.origin if evidence.last is not None else None
+    last = evidence.last.origin if in_step and evidence.last is not None else None
     place = Origin(Phase.OPTIMIZER, "", "", last.line) if last is not None else None
     return cause("gradients together", rows, None, place, modules=" and ".join(now))
 
@@ -202,8 +203,7 @@ def earlier_steps(evidence: Evidence) -> Cause | None:
     if rows and all(row.what.source in new for row in rows):  # no others of them were freed
         when = "in an earlier step" if in_step else "before this step"
         made = f"that {rows[0].what.source}, which is new, made {when}"
-    if rows and (alive := evidence.count_alive(rows[0])).before:
-        made += f" ({tensors(alive.now, rows[0].what)}, and {alive.before} in the snapshot)"
+    made += _counted(evidence, rows)
     if in_step and evidence.difference.moment == "backward_peak":  # which may go through it
         rows += evidence.came(Role.GRADIENT_TEMPORARY)
     return cause("earlier steps", rows, made=made, holder=holder_of(evidence, rows))
@@ -246,6 +246,7 @@ def held_by_program(evidence: Evidence) -> Cause | None:
         rows = [row for row in rows if is_kept(evidence, row) and not _replaces(evidence, row)]
     is_of_model = any(row.what.module for row in rows)
     what = "what it made in the forward" if is_of_model else "what it made"
+    what += _counted(evidence, rows)
     if not rows:
         named = evidence.watched.holders
         rows = [row for row in evidence.came(*_OF_MODELS) if not row.before and row.now in named]
@@ -255,6 +256,19 @@ def held_by_program(evidence: Evidence) -> Cause | None:
         return None
     what += _meanwhile(evidence, rows)
     return cause("held", rows, None, _root_of(evidence, holder), holder=holder, what=what)
+
+
+def _counted(evidence: Evidence, rows: list[Row]) -> str:
+    """Return in words how many tensors like those of the first row are alive, and were, "" if none
+    were: those of its role, or else all.
+    """
+    for row in rows[:1]:
+        same, every = (evidence.count_alive(row, slice(start, 5)) for start in (0, 1))
+        if same.before:
+            return f" ({tensors(same.now, row.what)}, and {same.before} in the snapshot)"
+        if every.before:
+            return f" ({tensors(every.now, row.what)} in all, and {every.before} in the snapshot)"
+    return ""
 
 
 _COMPUTED = (Kind.ACTIVATION, Kind.OTHER)

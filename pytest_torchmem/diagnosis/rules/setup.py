@@ -639,7 +639,7 @@ def _source_of_width(evidence: Evidence, row: Row) -> Allocation | None:
     for index in evidence.ran.read_in(row.what.module):
         read = evidence.ran.allocation(index)
         if read.kind is not Kind.PARAMETER and read.shape[-1:] == (width,):
-            source = evidence.ran.source_of(index, width)
+            source = evidence.source_of(index, width)
             wider = evidence.came(Role.PARAMETER)
             made = fold(source.origin.module)[0] if source is not None else ""
             is_of_layer = any(one.is_resized and one.what.module == made for one in wider)
@@ -678,6 +678,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     }
     layers = evidence.then(Topic.LAYERS)
     known = {module for module, _ in named} | set(layers)
+    moved = _moved_away(evidence)
     rows = [
         row
         for row in evidence.came(Role.BUFFER, Role.PARAMETER)
@@ -686,6 +687,7 @@ def new_tensor(evidence: Evidence) -> Cause | None:
         and ((row.what.module, row.what.source) not in named or _is_in_known(row, layers))
         and f"{row.what.module}.{row.what.source}" not in otherwise
         and not _is_one_more_of(evidence, row)
+        and row not in moved
     ]
     if not rows:
         return None
@@ -700,6 +702,39 @@ def new_tensor(evidence: Evidence) -> Cause | None:
     reader = evidence.ran.reader_of(evidence.first(first))
     tensor = f"{first.what.tensor}, of no module, is"
     return cause("new tensor", rows, None, reader, role=first.what.role, tensor=tensor)
+
+
+def _moved_away(evidence: Evidence) -> list[Row]:
+    """Return parameters of layers of torch that were called and had gone at every moment."""
+    known = {(what.module, what.source) for what in evidence.known()}
+    before, now = evidence.then(Topic.LAYERS), evidence.present(Topic.LAYERS)
+    return [
+        row
+        for row in evidence.came(Role.PARAMETER)
+        if before.get(row.what.module) == now.get(row.what.module, ())
+        and all(one.is_of_torch for one in now[row.what.module])
+        and (row.what.module, row.what.source) not in known
+    ]
+
+
+@rule("moved away", "the parameters of {modules} are still there then, and had been moved away")
+def no_longer_moved_away(evidence: Evidence) -> Cause | None:
+    """A module that is not in use at the peak is no longer sent to the CPU before it."""
+    rows = _moved_away(evidence)
+    modules = some([*dict.fromkeys(row.what.module.partition(".")[0] for row in rows)])
+    return cause("moved away", rows, modules=modules)
+
+
+@rule("parameter", "{module}.{name} is a parameter, and was a buffer", sure=True)
+def no_longer_a_buffer(evidence: Evidence) -> Cause | None:
+    """What a module computes with is trained, and a graph is made of all that follows."""
+    was = {what[1:5] for what in evidence.known() if what.role == Role.BUFFER}
+    own = (one for one in evidence.alive.groups if one.what.role == Role.PARAMETER)
+    for group in (one for one in own if one.what[1:5] in was):
+        module, what = evidence.module(group.what.module, group.numbers), group.what
+        found = cause("parameter", evidence.came(), module=module, name=what.source)
+        return found and placed_in(evidence, what.module, found)
+    return None
 
 
 @rule("twice", "the parameters of {module} are there {now}, and were {before}{kept}", sure=True)
