@@ -177,16 +177,16 @@ class Evidence:
         return self.ran.makers_before(operator, self.before.facts.get(Topic.GIVEN, {}))
 
     def source_of(self, index: int, size: int) -> Allocation | None:
-        """Return the tensor from which an allocation has a size, if no tensor had that before, or
-        its operator is called more often.
+        """Return the first tensor with a size of an allocation, if no tensor had it before; else
+        that from which it has it, if its operator is called more often.
         """
-        source = self.ran.source_of(index, size)
-        counted = self.counted(source.origin.operator) if source is not None else None
         inputs = (one.shape for own in self.then(Topic.INPUTS).values() for one in own)
-        known = {
-            each for shape in (*inputs, *(one.shape for one in self.known())) for each in shape
-        }
-        return source if size not in known or (counted is not None and counted.rose) else None
+        shapes = (*inputs, *(one.shape for one in self.known()))
+        if not any(size in shape for shape in shapes):
+            return self.ran.first_with(size)
+        source = self.ran.source_of(index, size) if index >= 0 else None
+        counted = self.counted(source.origin.operator) if source is not None else None
+        return source if counted is not None and counted.rose else None
 
     def first(self, row: Row) -> int:
         """Return the index of the first allocation of a row, -1 where it is not known."""

@@ -158,6 +158,14 @@ class Provenance:
         )
         return next(own, -1)
 
+    def first_with(self, size: int) -> Allocation | None:
+        """Return the first tensor that has a size which nothing had that its operator read."""
+        for index, one in enumerate(self._allocations):
+            if size in one.shape and one.dtype and index in self._made_by:
+                read = not any(size in other.shape for other in self.read(index))
+                return one if read and one.origin.line else None
+        return None
+
     def source_of(self, index: int, size: int) -> Allocation | None:
         """Return the tensor from which on a size is there of which an allocation has it: nothing
         that its operator read has it.

@@ -533,7 +533,7 @@ def given_more(evidence: Evidence) -> Cause | None:
     is_new = is_new or (made is not None and _made_otherwise(evidence, made, shape))
     origin = made if is_new or not placed else None  # else what it is given to
     new = [size for size, was in zip(shape.shape, given.before.shape, strict=False) if size != was]
-    is_one = len(new) == 1 and len(shape.shape) == len(given.before.shape) and index >= 0
+    is_one = len(new) == 1 and len(shape.shape) == len(given.before.shape)
     source = evidence.source_of(index, new[0]) if is_one else None
     if source is not None and source.origin != made:
         origin, values["since"] = source.origin, f": {source.origin.operator} makes {source.tensor}"

@@ -271,15 +271,15 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
     return ""
 
 
-_COMPUTED = (Kind.ACTIVATION, Kind.OTHER)
+_JOIN = ("aten::cat", "aten::stack")
 
 
 def _meanwhile(evidence: Evidence, rows: list[Row]) -> str:
-    """Return in words what is made at the peak that is as large as all that is kept: a copy of
-    it, which may have been there before.
+    """Return in words what is joined at the peak and is as large as all that is kept: a copy of
+    it, as large as what was there before.
     """
     last = evidence.last
-    if last is None or last.kind not in _COMPUTED or last.nbytes < total(rows):
+    if last is None or last.origin.operator not in _JOIN or last.nbytes < total(rows):
         return ""
     return f" while {last.origin.operator} makes {last.tensor}"
 
