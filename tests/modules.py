@@ -3,6 +3,7 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class Parts(nn.Module):
@@ -13,3 +14,10 @@ class Parts(nn.Module):
         for name, part in parts.items():
             buffer = isinstance(part, Tensor) and not isinstance(part, nn.Parameter)
             self.register_buffer(name, part) if buffer else setattr(self, name, part)
+
+
+class Checkpointed(Parts):
+    """A module of an inner one, whose forward the backward computes again."""
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False)

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from typing import Any
 
 import torch.distributed as dist
 
@@ -91,3 +92,28 @@ def beside(work: Callable[[], object], end: Callable[[], object] = int) -> Itera
     finally:
         end()
         thread.join()
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Return what another thread comes to, which is waited for."""
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found.pop()
+
+
+def waits_for(first: AbstractContextManager[object], other: AbstractContextManager[object]) -> None:
+    """Expect that another thread enters ``other`` once ``first`` has been left, and not before."""
+    entered = Event()
+
+    def enter() -> None:
+        with other:
+            entered.set()
+
+    with first:
+        thread = Thread(target=enter)
+        thread.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(60)
+    thread.join()

@@ -1,8 +1,11 @@
 """Tests that run in a trace, what a traced program returns, and figures of a real run."""
 
 import functools
+import io
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from pytest_torchmem import MemoryProfile, measure, trace
 
@@ -38,3 +41,11 @@ def as_measured(target: Any, *args: Any, **options: Any) -> MemoryProfile:
     traced = trace(target, *args, host="here", **options)
     assert traced.figures() == measure(target, *args, **options).figures()
     return traced
+
+
+def through_a_file(value: Any, **options: Any) -> Any:
+    """Save a value into memory, and return what is loaded of it."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **options)

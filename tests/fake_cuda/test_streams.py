@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pytest_torchmem import MemoryProfile, trace
+from tests.modules import Parts
 from tests.results import in_a_trace, on_fake_cuda
 
 MIB = 1024**2
@@ -332,12 +333,7 @@ def test_streams_move_blocks_and_nothing_else(program: list[Any]) -> None:
 def test_a_module_on_a_side_stream() -> None:
     """A trace of a module chooses no stream itself, and what its forward chooses is followed."""
 
-    class TwoStreams(nn.Module):
-        def __init__(self, apart: bool) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
-            self.apart = apart
-
+    class TwoStreams(Parts):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not self.apart:
                 return self.first(x) + self.second(x)
@@ -350,8 +346,9 @@ def test_a_module_on_a_side_stream() -> None:
             second.record_stream(torch.cuda.current_stream())
             return first + second
 
-    x = torch.ones(32, 64)
-    together, apart = (trace(TwoStreams(found), x, device="cuda") for found in (False, True))
+    x, layers = torch.ones(32, 64), {"first": nn.Linear(64, 64), "second": nn.Linear(64, 64)}
+    models = (TwoStreams(apart=apart, **layers) for apart in (False, True))
+    together, apart = (trace(model, x, device="cuda") for model in models)
     assert apart.end - together.end == 2 * CUBLAS
     # A segment of 20 MiB for the large requests of a stream, and one of 2 MiB for the small ones.
     assert together.reserved_peak == 22 * MIB

@@ -19,11 +19,7 @@ from pytest_torchmem.errors import UsageError
 from tests.modules import Parts
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
-
+class Block(Parts):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.inner(x)
 
@@ -36,7 +32,8 @@ class Checkpointed(Parts):
 
 
 def blocks(count: int = 6) -> nn.Sequential:
-    return nn.Sequential(*(Block() for _ in range(count)))
+    parts = ((nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(count))
+    return nn.Sequential(*(Block(inner=nn.Sequential(*each)) for each in parts))
 
 
 X = torch.randn(64, 32)
@@ -54,7 +51,7 @@ def test_checkpoints_save_what_they_save_when_they_are_written() -> None:
 
 
 def test_layers_whose_paths_look_alike_are_told_by_their_class() -> None:
-    model = nn.Sequential(nn.Linear(32, 32), *(Block() for _ in range(3)), nn.Linear(32, 32))
+    model = nn.Sequential(nn.Linear(32, 32), *blocks(3), nn.Linear(32, 32))
     assert any("checkpoint each Block of * (3)" in one.change for one in advise(model, X))
 
 
@@ -146,35 +143,28 @@ def test_a_loss_without_logits_saves_what_it_saves_when_it_is_written(loss: str)
 
 
 def test_a_call_does_not_write_over_what_is_needed_afterwards() -> None:
-    class Activated(nn.Module):
-        def __init__(self, residual: bool) -> None:
-            super().__init__()
-            self.layer, self.residual = nn.Linear(32, 512), residual
-
+    class Activated(Parts):
         def forward(self, x: Tensor) -> Tensor:
             x = self.layer(x)
             y = F.relu(x)
             return x + y if self.residual else y + 1
 
     saving = [
-        any("in place" in one.change for one in advise(Activated(residual), X, backward=False))
+        any("in place" in one.change for one in advise(model, X, backward=False))
         for residual in (False, True)
+        for model in [Activated(layer=nn.Linear(32, 512), residual=residual)]
     ]
     assert saving == [True, False]
 
 
 def test_conversions_and_buffers_in_a_narrower_type() -> None:
-    class Upcast(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(32, 512, dtype=torch.bfloat16)
-            self.register_buffer("table", torch.ones(256, 512))
-
+    class Upcast(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x).float().exp() + self.table.sum()
 
     x = torch.zeros(1024, 32, dtype=torch.bfloat16)
-    found = {one.change: one for one in advise(Upcast(), x)}
+    model = Upcast(layer=nn.Linear(32, 512, dtype=x.dtype), table=torch.ones(256, 512))
+    found = {one.change: one for one in advise(model, x)}
     (kept,) = (one for text, one in found.items() if text.startswith("bfloat16 kept at"))
     assert kept.saved >= 1024 * 512 * 2
     assert found["the buffer table in bfloat16"].saved == 256 * 512 * 2

@@ -19,35 +19,23 @@ from pytest_torchmem.tracing.ahead_of_time import run_ahead_of_time
 from tests.modules import Parts
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(32, 96)
-
+class Attention(Parts):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         parts = self.inner(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind()
         return {"out": functional.scaled_dot_product_attention(query, key, value).sum((1, 3))}
 
 
-class Views(nn.Module):
+class Views(Parts):
     """Views, a tuple of which one part is read, and a result that nobody reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 48)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         one, two, _ = self.linear(x).sigmoid().chunk(3, -1)
         return one.transpose(0, 1) * 2, torch.topk(two.contiguous(), 3).values
 
 
-class Idioms(nn.Module):
+class Idioms(Parts):
     """A view of what is computed twice, a loss on a large storage, and data of the program."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.decay = nn.Linear(16, 16), nn.Parameter(torch.ones(16))
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([torch.tensor([], dtype=x.dtype, device=x.device), x.flatten()]).view_as(x)
@@ -94,9 +82,12 @@ def statistics() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (6, 16)),
     "statistics": (statistics, (6, 16)),
-    "attention": (Attention, (2, 24, 32)),
-    "views": (Views, (6, 16)),
-    "idioms": (Idioms, (6, 16)),
+    "attention": (lambda: Attention(inner=nn.Linear(32, 96)), (2, 24, 32)),
+    "views": (lambda: Views(linear=nn.Linear(16, 48)), (6, 16)),
+    "idioms": (
+        lambda: Idioms(inner=nn.Linear(16, 16), decay=nn.Parameter(torch.ones(16))),
+        (6, 16),
+    ),
     "several": (Several, (6, 16)),
 }
 
@@ -222,7 +213,7 @@ def test_new_values_of_inputs_are_gone_after_the_forward() -> None:
 
 
 def test_a_graph_for_a_gpu_has_its_operators() -> None:
-    model, x = nn.Sequential(Attention()), torch.randn(2, 24, 32)
+    model, x = nn.Sequential(Attention(inner=nn.Linear(32, 96))), torch.randn(2, 24, 32)
     names: dict[Any, str] = {"cpu": "flash_attention_for_cpu", "cuda": "efficient_attention"}
     for device, name in names.items():
         forward, _ = trace(model, x, mode="aot", loss_fn=total, device=device, gpu="t4").graphs
@@ -235,16 +226,12 @@ def test_a_graph_for_a_gpu_has_its_operators() -> None:
 
 
 def test_the_partitioner_saves_less_than_autograd() -> None:
-    class Pointwise(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(64))
-
+    class Pointwise(Parts):
         def forward(self, x: Tensor) -> Tensor:
             return ((x * self.weight).sin().cos().exp() + 1).tanh()
 
-    x = torch.randn(32, 64)
-    eager, ahead = trace(Pointwise(), x), trace(Pointwise(), x, mode="aot")
+    model, x = Pointwise(weight=nn.Parameter(torch.ones(64))), torch.randn(32, 64)
+    eager, ahead = trace(model, x), trace(model, x, mode="aot")
     assert ahead.retained < eager.retained
     assert eager.level == "eager"
 

@@ -1,7 +1,6 @@
 """What a program compiles is profiled as compiled: as the real allocator counts it."""
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from pytest_torchmem import MemoryProfile, measure, trace
 from pytest_torchmem.torch_private import compiler, inductor
 from pytest_torchmem.tracing.compiled import Compiled
 from tests.modules import Parts
+from tests.processes import in_thread
 from tests.results import on_fake_cuda, result_of
 
 
@@ -303,9 +303,7 @@ def test_the_level_is_that_of_the_lowest_graph(monkeypatch: pytest.MonkeyPatch) 
 def test_a_thread_compiles_as_well() -> None:
     def step() -> None:
         compiled = torch.compile(lambda x: x.sin().cos())
-        thread = threading.Thread(target=lambda: compiled(torch.randn(8, 32)))
-        thread.start()
-        thread.join()
+        in_thread(lambda: compiled(torch.randn(8, 32)))
 
     profile = trace(step)
     assert (profile.level, profile.warnings) == ("inductor", ())

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchmem import measure, node_table, trace
@@ -17,7 +16,7 @@ from pytest_torchmem.errors import UsageError
 from pytest_torchmem.operators.registry import load, records
 from pytest_torchmem.profile.node_table import COLUMNS, NodeRow, NodeTable
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from tests.modules import Parts
+from tests.modules import Checkpointed, Parts
 from tests.tracing.programs import MODELS, PROGRAMS
 
 FIGURES = ("forward_peak", "backward_peak", "optimizer_peak", "peak")
@@ -114,15 +113,8 @@ def test_an_output_stays_because_a_user_saves_it() -> None:
 
 
 def test_a_checkpoint_computes_again_in_rows_of_its_own() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
-    table = node_table(Model(), torch.randn(3, 4, requires_grad=True))
+    model = Checkpointed(inner=nn.Sequential(nn.Linear(4, 8), nn.Tanh()))
+    table = node_table(model, torch.randn(3, 4, requires_grad=True))
     once, again = [row for row in table if row.operator == "aten::addmm"]
     assert (once.phase, again.phase) == ("forward", "backward")
     assert again.fwd_flops == once.fwd_flops > 0

@@ -1,6 +1,5 @@
 """Whose bytes they are: modules, operators, lines and phases; and the fingerprint of the work."""
 
-import io
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,8 @@ import pytest_torchmem as torchmem
 from pytest_torchmem import trace
 from pytest_torchmem.profile.timeline import Kind, Phase
 from tests.modules import Parts
+from tests.results import through_a_file
+from tests.tracing.programs import several_optimizer_steps
 
 STATE = Kind.OPTIMIZER_STATE
 
@@ -101,16 +102,7 @@ def test_parameters_and_inputs_have_their_names() -> None:
 
 
 def test_phases_are_found() -> None:
-    def program() -> None:
-        model = Block()
-        optimizer = torch.optim.Adam(model.parameters())
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.randn(4, 32)).sum().backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-
-    phases = [phase for _, phase in trace(program).timeline.phases]
+    phases = [phase for _, phase in trace(several_optimizer_steps).timeline.phases]
     once = [Phase.BASELINE, Phase.FORWARD, Phase.BACKWARD, Phase.BETWEEN, Phase.OPTIMIZER]
     assert phases[: len(once)] == once
     assert phases.count(Phase.OPTIMIZER) == 2
@@ -147,13 +139,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> No
     optimizer.zero_grad()
 
 
-def through_a_file(value: Any, device: str) -> Any:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, map_location=device)
-
-
 @pytest.mark.parametrize("sharded", [False, True])
 def test_loaded_state_of_an_optimizer_is_its_state(device: str, sharded: bool) -> None:
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -169,9 +154,10 @@ def test_loaded_state_of_an_optimizer_is_its_state(device: str, sharded: bool) -
         resumed, other = build()
         if sharded:
             state = state_dict.get_optimizer_state_dict(model, optimizer)
-            state_dict.set_optimizer_state_dict(resumed, other, through_a_file(state, device))
+            loaded = through_a_file(state, map_location=device)
+            state_dict.set_optimizer_state_dict(resumed, other, loaded)
         else:
-            other.load_state_dict(through_a_file(optimizer.state_dict(), device))
+            other.load_state_dict(through_a_file(optimizer.state_dict(), map_location=device))
         del model, optimizer
         train(resumed, other, device)
         torch.empty(1_000_000, device=device)

@@ -1,12 +1,12 @@
 """Small kernels that a trace runs for values keep to their thread; no other thread notices."""
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from pytest_torchmem.torch_private.settings import OneThread
+from tests.processes import in_thread
 from tests.results import in_a_trace
 
 
@@ -20,14 +20,9 @@ def _several_threads() -> Iterator[None]:
 
 @pytest.mark.skipif(torch.get_num_threads() == 1, reason="torch was built for one thread")
 def test_other_threads_keep_theirs() -> None:
-    seen: list[int] = []
-
     with OneThread():
-        seen.append(torch.get_num_threads())
-        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-    assert seen == [1, 2]
+        seen = torch.get_num_threads(), in_thread(torch.get_num_threads)
+    assert seen == (1, 2)
     assert torch.get_num_threads() == 2
 
 

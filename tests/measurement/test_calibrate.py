@@ -22,7 +22,7 @@ from pytest_torchmem.targets.gpus import Calibration, Gpu, Setup, WorkspaceKey, 
 from pytest_torchmem.targets.gpus import WorkspaceSize as Size
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
-from tests.modules import Parts
+from tests.modules import Checkpointed, Parts
 
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 GEOMETRY = "float32[2,3,8,8], float32[4,3,3,3], float32[4], [1,1], [0,0], [1,1], False, [0,0], 1"
@@ -103,10 +103,6 @@ def test_of_several_calls_the_largest_counts(gpu: StandIn) -> None:
 
 
 def test_a_recomputed_forward_answers_too(gpu: StandIn) -> None:
-    class Checkpointed(Parts):
-        def forward(self, x: torch.Tensor) -> Any:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
     gpu.workspaces = {FORWARD: 300, BACKWARD: 400}
     found = torchmem.calibrate(Checkpointed(inner=net()), torch.randn(2, 3, 8, 8))
     assert figures(found) == {FORWARD: Size(300), BACKWARD: Size(400)}

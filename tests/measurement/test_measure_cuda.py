@@ -2,7 +2,6 @@
 
 import gc
 import random
-import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pytest_torchmem.profile.timeline import Kind, Phase
 from pytest_torchmem.targets.gpus import Gpu, find_gpu
 from tests.measurement.stand_in import StandIn
 from tests.modules import Parts
+from tests.processes import waits_for
 
 FLOAT = 4
 VECTOR = 100_000 * FLOAT
@@ -241,15 +241,4 @@ def test_each_worker_has_a_gpu(worker, expected, chosen, monkeypatch):
 
 def test_one_measures_at_a_time(chosen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
-    measured = threading.Event()
-
-    def other() -> None:
-        with Device().taken():
-            measured.set()
-
-    thread = threading.Thread(target=other)
-    with Device().taken():
-        thread.start()
-        assert not measured.wait(0.2)
-    assert measured.wait(60)
-    thread.join()
+    waits_for(Device().taken(), Device().taken())

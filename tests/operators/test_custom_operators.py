@@ -197,26 +197,24 @@ def test_a_composite_operator_takes_another_path_on_cuda() -> None:
     assert made(model) == [*made(), "aten::add.Tensor"]
 
 
+def pair() -> None:
+    torch.ops.torchmem_tests.pair(torch.empty(64, device="cuda"))
+
+
+def sizes(*models: OperatorModel) -> list[int]:
+    return [one.nbytes for one in peaks(pair, *models).timeline.allocations]
+
+
 def test_outputs_are_made_in_the_order_that_is_told() -> None:
-    def program() -> None:
-        torch.ops.torchmem_tests.pair(torch.empty(64, device="cuda"))
-
-    def sizes(*models: OperatorModel) -> list[int]:
-        return [one.nbytes for one in peaks(program, *models).timeline.allocations]
-
     assert sizes() == [256, 256, 512]
     told = OperatorModel("torchmem_tests::pair", order=(1, 0), takes_nothing=True)
     assert sizes(told) == [256, 512, 256]
-    assert peaks(program).unknown_workspaces == ("torchmem_tests::pair",)
-    assert peaks(program, told).unknown_workspaces == ()
+    assert peaks(pair).unknown_workspaces == ("torchmem_tests::pair",)
+    assert peaks(pair, told).unknown_workspaces == ()
 
 
 def test_outputs_on_the_host_are_booked_there() -> None:
-    def program() -> None:
-        torch.ops.torchmem_tests.pair(torch.empty(64, device="cuda"))
-
-    told = OperatorModel("torchmem_tests::pair", host_outputs=(1,))
-    assert [one.nbytes for one in peaks(program, told).timeline.allocations] == [256, 256]
+    assert sizes(OperatorModel("torchmem_tests::pair", host_outputs=(1,))) == [256, 256]
 
 
 @pytest.mark.parametrize(

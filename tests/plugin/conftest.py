@@ -44,6 +44,18 @@ def inputs():
     return torch.zeros(4, 8)
 """
 
+CONVOLUTIONS = """
+import pytest
+import torch
+from torch import nn
+
+def net(width=4):
+    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
+
+def image(size=32):
+    return torch.zeros(2, 3, size, size)
+"""
+
 TWO_TESTS = """
 from model import *
 

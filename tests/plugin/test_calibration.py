@@ -10,22 +10,11 @@ from pytest_torchmem.targets.gpus import WorkspaceSize as Size
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from pytest_torchmem.units import format_size
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import DOUBLE, Project, Result, checking
+from tests.plugin.conftest import CONVOLUTIONS, DOUBLE, Project, Result, checking
 
 MIB = 1024**2
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
 SETUP = Setup("a100-80gb", TORCH_SERIES, "9.19.0")
-MODEL = """
-import pytest
-import torch
-from torch import nn
-
-def net(width=4):
-    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
-
-def image(size=32):
-    return torch.zeros(2, 3, size, size)
-"""
 ONE = checking("net(), image()", head="from model import *\n")
 SMALL = checking('net(), image(), device="cuda"', name="small", head="from model import *\n")
 TWO = SMALL + checking('net(8), image(), device="cuda"', name="wide")
@@ -48,7 +37,7 @@ NONE = StandIn(why_not="there is no CUDA device here")
 
 @pytest.fixture
 def project(project: Project) -> Project:
-    project.write(model=MODEL, test_net=ONE)
+    project.write(model=CONVOLUTIONS, test_net=ONE)
     return project
 
 

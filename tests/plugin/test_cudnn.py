@@ -13,20 +13,10 @@ from pytest_torchmem.measurement import device as devices
 from pytest_torchmem.targets.gpus import CUDNN, Setup, WorkspaceSize
 from pytest_torchmem.torch_private.names import TORCH_SERIES
 from tests.measurement.stand_in import StandIn
-from tests.plugin.conftest import Project, Result, checking
+from tests.plugin.conftest import CONVOLUTIONS, Project, Result, checking
 
 MIB = 1024**2
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
-MODEL = """
-import torch
-from torch import nn
-
-def net(width=4):
-    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
-
-def image(size=32):
-    return torch.zeros(2, 3, size, size)
-"""
 TEST = checking('net(), image(), device="cuda"', head="from model import *\n")
 
 
@@ -58,7 +48,7 @@ def there_is(monkeypatch: pytest.MonkeyPatch, found: Told | str) -> Any:
 
 def run(project: Project, *options: str, **outcomes: int) -> tuple[Result, dict[str, Any]]:
     """Run the tests; return the result and the check of the JSON report."""
-    result, (check,) = project.checks(*options, model=MODEL, **outcomes)
+    result, (check,) = project.checks(*options, model=CONVOLUTIONS, **outcomes)
     return result, check
 
 
@@ -127,8 +117,7 @@ def test_the_option_of_a_trace(project: Project, monkeypatch: pytest.MonkeyPatch
     there_is(monkeypatch, Told())
     test = """
 from model import *
-import pytest
-import torch
+
 def test_it(torchmem):
     asked = torchmem.trace(net(), image(), device="cuda", cudnn="auto")
     assert asked.library_workspaces == ("aten::convolution", "aten::convolution_backward")
@@ -136,7 +125,7 @@ def test_it(torchmem):
     with pytest.raises(ValueError, match="cudnn='live': expected one of 'auto', 'stored'"):
         torchmem.trace(net(), image(), device="cuda", cudnn="live")
 """
-    project.run(model=MODEL, test_net=test, passed=1)
+    project.run(model=CONVOLUTIONS, test_net=test, passed=1)
 
 
 def test_stored_answers_where_cudnn_fails(project, monkeypatch):

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from pytest_torchmem.snapshots.files import locked, write
 from pytest_torchmem.snapshots.format import Entry, Key, Measured, Snapshot, dump, load
 from pytest_torchmem.snapshots.store import read
 from tests.plugin.conftest import git
+from tests.processes import waits_for
 
 
 def _entry(test: str = "test_it", peak: int = 1536, **details: object) -> Entry:
@@ -330,16 +330,5 @@ def test_one_run_waits_for_another_that_is_writing(tmp_path, monkeypatch, direct
         monkeypatch.setitem(sys.modules, "fcntl", None)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     file = tmp_path / "__torchmem__" / "test_x.json"
-    entered = threading.Event()
-
-    def other_run() -> None:
-        with locked(file):
-            entered.set()
-
-    with locked(file):
-        thread = threading.Thread(target=other_run)
-        thread.start()
-        assert not entered.wait(0.2)
-    assert entered.wait(5)
-    thread.join()
+    waits_for(locked(file), locked(file))
     assert os.listdir(file.parent) == []

@@ -4,12 +4,29 @@ import pytest
 
 from tests.plugin.conftest import checking
 
-STEP = """
+HEAD = """
 import os
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+"""
+MESH = """
+@pytest.fixture(scope="module")
+def mesh(group):
+    sizes = (dist.get_world_size() // 2, 2)
+    return dist.init_device_mesh("cuda", sizes, mesh_dim_names=("data", "tensor"))
 
+@pytest.fixture(scope="module")
+def sharded(mesh):
+    model = nn.Sequential(*(nn.Linear(64, 64, device="cuda") for _ in range(2)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+"""
+STEP = f"""{HEAD}
 def step(device="cpu"):
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -62,12 +79,7 @@ def test_what_is_no_world_is_refused(project):
     project.run("--torchmem-ranks=x").is_refused("*torchmem_ranks: 'x': write ranks*")
 
 
-SHARDED = """
-import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
+SHARDED = f"""{HEAD}
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 @pytest.fixture(scope="module")
@@ -109,14 +121,10 @@ def test_a_model_of_a_fixture_is_sharded_anew_by_each_rank_and_device(project):
     assert project.read("r.json").count("NCCL") == 4
 
 
-IN_A_FIXTURE = """
-import os
-import pytest
-import torch.distributed as dist
-
+IN_A_FIXTURE = f"""{HEAD}
 @pytest.fixture(scope="module")
 def group():
-    return {}
+    return {{}}
 
 def test_first(group, torchmem):
     torchmem.check(print, device="cpu", world_size=8)
@@ -131,29 +139,18 @@ def test_a_fixture_that_asks_for_its_rank_is_told_where_to(project, asking):
     result = project.run(test_net=IN_A_FIXTURE.format(asking), errors=2)
     text = result.stdout.str()
     assert text.count("the fixture 'group' asks which process of a distributed program") >= 2
-    assert text.count("test_net.py:8: ") == 2
+    assert text.count("test_net.py:12: ") == 2
     result.tells("*world_size=8, ranks=(0, 3)*")
     result.stdout.no_fnmatch_line("*rendezvous.py*")
 
 
-IN_FIXTURES = """
-import os
-import pytest
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-
+IN_FIXTURES = f"""{HEAD}{MESH}
 @pytest.fixture(scope="module")
 def group():
     dist.init_process_group("nccl")
     yield dist.group.WORLD
     assert os.environ["RANK"] == "8"
     dist.destroy_process_group()
-
-@pytest.fixture(scope="module")
-def mesh(group):
-    return dist.init_device_mesh("cuda", (8, 2), mesh_dim_names=("data", "tensor"))
 
 @pytest.fixture
 def rank():
@@ -166,13 +163,6 @@ def size():
 @pytest.fixture
 def model(group):
     return DistributedDataParallel(torch.nn.Linear(64, 64, device="cuda"))
-
-@pytest.fixture
-def sharded(mesh):
-    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, device="cuda") for _ in range(2)))
-    for layer in model:
-        fully_shard(layer, mesh=mesh["data"])
-    return fully_shard(model, mesh=mesh["data"])
 
 @pytest.fixture
 def left_alone(monkeypatch):
@@ -210,16 +200,11 @@ def test_four(time, left_alone, size):
     torch.ones(64)
 
 def test_options(torchmem):
-    assert not dist.is_initialized() and not {"RANK", "LOCAL_RANK"} & set(os.environ)
+    assert not dist.is_initialized() and not {{"RANK", "LOCAL_RANK"}} & set(os.environ)
 """
 
 
-NOT_TOLD = """
-import os
-import pytest
-import torch
-import torch.distributed as dist
-
+NOT_TOLD = f"""{HEAD}
 @pytest.fixture(scope="module")
 def size():
     return int(os.environ.get("WORLD_SIZE", 1))
@@ -259,7 +244,7 @@ def test_a_fixture_that_is_another_process_than_the_trace_is_named(project):
     text = result.stdout.str()
     for failure in ("test_check", "test_trace"):
         said = text.partition(f"_ {failure} _")[2].partition("\n__")[0]
-        assert "test_net.py:9: the fixture 'size' asks which process of a distributed" in said
+        assert "test_net.py:12: the fixture 'size' asks which process of a distributed" in said
     result.tells("*process group from before the trace, of other processes*")
 
 
@@ -275,32 +260,13 @@ def test_fixtures_are_set_up_in_the_world_of_their_test(project):
     project.run(test_net=IN_FIXTURES, passed=8)
 
 
-OF_ALL_RANKS = """
-import os
-import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-
+OF_ALL_RANKS = f"""{HEAD}{MESH}
 @pytest.fixture(scope="session")
 def group():
     dist.init_process_group()
     yield dist.group.WORLD
     assert dist.get_rank() == int(os.environ["RANK"])
     dist.destroy_process_group()
-
-@pytest.fixture(scope="module")
-def mesh(group):
-    return dist.init_device_mesh("cuda", (4, 2), mesh_dim_names=("data", "tensor"))
-
-@pytest.fixture(scope="module")
-def sharded(mesh):
-    model = nn.Sequential(*(nn.Linear(64, 64, device="cuda") for _ in range(2)))
-    for layer in model:
-        fully_shard(layer, mesh=mesh["data"])
-    return fully_shard(model, mesh=mesh["data"])
 
 @pytest.fixture
 def on_cpu(group):
@@ -330,7 +296,7 @@ def test_sharded(sharded, mesh, time):
     rank = dist.get_rank()
     assert mesh.get_coordinate() == (rank // 2, rank % 2)
     steps(sharded, "cuda")
-    assert {one.device.index for one in sharded.parameters()} == {rank}
+    assert {{one.device.index for one in sharded.parameters()}} == {{rank}}
 
 @pytest.mark.memory_budget("20 MiB", device="cpu", world_size=8, ranks=(7, 0))
 def test_on_cpu(on_cpu):
@@ -342,7 +308,7 @@ def test_on_cpu(on_cpu):
 def test_copied(copied, time):
     copied(torch.ones(2, 64, device="cuda")).sum().backward()
 
-@pytest.mark.memory_budget("{limit}", device="cpu", world_size=8, ranks=(0, 3, 7))
+@pytest.mark.memory_budget("{{limit}}", device="cpu", world_size=8, ranks=(0, 3, 7))
 def test_check(wide, torchmem):
     torchmem.check(wide, torch.ones(4, 64), name="one")
     torchmem.check(lambda: wide(torch.ones(4, 64)).sum().backward(), name="two")

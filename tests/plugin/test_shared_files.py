@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from pytest_torchmem.snapshots import files
 from pytest_torchmem.snapshots.files import locked
 from pytest_torchmem.snapshots.store import read
 from tests.plugin.conftest import checking
+from tests.processes import waits_for
 
 ONE = checking("1000, device='cpu'")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pipes, devices and signals of Linux")
@@ -105,18 +105,7 @@ def test_the_target_of_a_link_is_locked_as_well(tmp_path: Path) -> None:
     for link in links:
         link.parent.mkdir(parents=True)
         link.symlink_to(target)
-    entered = threading.Event()
-
-    def other_run() -> None:
-        with locked(links[1]):
-            entered.set()
-
-    with locked(links[0]):
-        thread = threading.Thread(target=other_run)
-        thread.start()
-        assert not entered.wait(0.2)
-    assert entered.wait(5)
-    thread.join()
+    waits_for(*map(locked, links))
 
 
 def test_links_of_modules_that_are_gone_are_left_alone(light):

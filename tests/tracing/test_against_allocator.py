@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,8 @@ import torch
 from torch import nn
 
 from pytest_torchmem import measure, trace
+from tests.modules import Parts
+from tests.processes import in_thread
 from tests.results import in_a_trace
 from tests.tracing.programs import MODELS, PROGRAMS, differences
 
@@ -108,13 +109,8 @@ def test_files_that_are_mapped_are_memory(tmp_path: Path) -> None:
 
 
 def test_what_another_thread_makes_is_counted_until_it_dies() -> None:
-    made: list[torch.nn.Module] = []
-
     def program() -> None:
-        thread = threading.Thread(target=lambda: made.append(torch.nn.Linear(100, 100)))
-        thread.start()
-        thread.join()
-        made.pop().to("cpu")(torch.zeros(1, 100))
+        in_thread(lambda: torch.nn.Linear(100, 100)).to("cpu")(torch.zeros(1, 100))
 
     traced = trace(program, host="here")
     parameters, activations = 4 * 101 * 100, 2 * 4 * 100
@@ -164,18 +160,8 @@ def test_modules_as_deep_as_python_lets_them_be(request: pytest.FixtureRequest) 
             run(nested(400), x)
 
 
-class Block(nn.Module):
-    def __init__(self, following: Block | None) -> None:
-        super().__init__()
-        self.linear, self.following = nn.Linear(4, 4), following
-
-
-class Linked(nn.Module):
+class Linked(Parts):
     """Blocks, each of which is an attribute of the one before."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.first: Any = functools.reduce(lambda block, _: Block(block), range(count), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         block = self.first
@@ -185,11 +171,15 @@ class Linked(nn.Module):
 
 
 def test_the_time_of_a_trace_is_linear_in_the_blocks_that_are_linked() -> None:
-    def seconds(model: nn.Module) -> float:
+    def block(following: Any, _: int) -> Parts:
+        return Parts(linear=nn.Linear(4, 4), following=following)
+
+    def seconds(count: int) -> float:
+        model = Linked(first=functools.reduce(block, range(count), None))
         start = time.process_time()
         assert trace(model, torch.ones(2, 4)).peak > 0
         return time.process_time() - start
 
-    seconds(Linked(2))
-    few, many = (min(seconds(Linked(count)) for _ in range(2)) for count in (125, 1000))
+    seconds(2)
+    few, many = (min(seconds(count) for _ in range(2)) for count in (125, 1000))
     assert many < 20 * few  # and not 64 times as much

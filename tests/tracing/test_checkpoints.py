@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
-from tests.results import in_a_trace, result_of
+from tests.results import in_a_trace, result_of, through_a_file
 
 safetensors = pytest.importorskip("safetensors.torch")
 LARGE = 1 << 28
@@ -37,13 +37,6 @@ def save_and_load(path: Path, **options: Any) -> Callable[[dict[str, Tensor]], d
         return torch.load(path, **options)
 
     return run
-
-
-def through_bytes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
 
 
 def by_safetensors(path: Path, device: Any) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
@@ -73,7 +66,7 @@ def ways(folder: Path, device: str) -> dict[str, Callable[[Any], dict[str, Tenso
 def test_what_is_known_is_read_back_and_what_is_not_stays_unknown(device, tmp_path):
     unknown = torch.randn(2_000, device=device).bool().sum(dtype=torch.int64).repeat(3)
     state = {"known": torch.tensor([3, 1, 2], device=device), "unknown": unknown}
-    for name, way in (ways(tmp_path, device) | {"bytes": through_bytes}).items():
+    for name, way in (ways(tmp_path, device) | {"bytes": through_a_file}).items():
         found = way(state)
         assert found["known"].tolist() == [3, 1, 2], name
         on = "cpu" if name == "function" else device
@@ -237,10 +230,7 @@ def test_what_files_take_while_they_are_read() -> None:
         return made
 
     def numbers() -> None:
-        made = io.BytesIO()
-        torch.save(3, made)
-        made.seek(0)
-        torch.load(made)
+        through_a_file(3)
 
     programs: list[Callable[[], object]] = [
         numbers,

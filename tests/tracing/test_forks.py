@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from pytest_torchmem import trace
+from tests.processes import in_thread
 from tests.results import as_measured, in_a_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
@@ -83,15 +84,10 @@ def test_a_forked_process_finds_torch_as_it_is(on_another_thread: bool) -> None:
         kept: list[Tensor] = []
         with torch.set_grad_enabled(on_another_thread):
 
-            def fork() -> None:
-                texts.append(in_forked_process(body))
+            def fork() -> str:
+                return in_forked_process(body)
 
-            if on_another_thread:
-                thread = threading.Thread(target=fork)
-                thread.start()
-                thread.join()
-            else:
-                fork()
+            texts.append(in_thread(fork) if on_another_thread else fork())
         assert torch.ones(2, device="cuda").is_cuda
 
     with torch.set_grad_enabled(not on_another_thread):

@@ -3,7 +3,6 @@
 import copy
 import gc
 import random
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from operator import ne
@@ -244,27 +243,6 @@ def test_what_a_function_changes_of_a_model_is_as_it_was(change: _Change, device
         assert _described(model, optimizer) == before
     model(torch.rand(2, 4)).sum().backward()
     optimizer.step()
-
-
-def test_threads_from_before_run_for_real() -> None:
-    results: list[float] = []
-    go = threading.Event()
-
-    def work() -> None:
-        go.wait(60)
-        x = torch.arange(4.0, requires_grad=True)
-        nn.functional.dropout(x, 0.0).sum().backward()
-        results.append(x.grad.sum().item())  # type: ignore[union-attr]
-
-    def program() -> Tensor:
-        go.set()
-        thread.join()
-        return torch.ones(3) + 1
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    trace(program, device="cuda")
-    assert results == [4.0]
 
 
 def test_hooks_run_on_the_module() -> None:

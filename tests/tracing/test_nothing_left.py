@@ -22,7 +22,7 @@ from torch.optim import optimizer as optimizers
 
 from pytest_torchmem import trace
 from pytest_torchmem.journal.in_place import InPlace
-from tests.processes import run_program
+from tests.processes import in_thread, run_program
 from tests.results import result_of
 
 OWN_KEYS = ("Fake", "AutocastIPU", "AutocastHPU")
@@ -167,8 +167,8 @@ ENDINGS += [end_inside_of_a_region, end_in_backward]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], in_thread: bool) -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["here", "in a thread"])
+def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], apart: bool) -> None:
     trace(lambda: whole_step(device), device=device)  # what is imported and learned once
     torch.ones(1).device  # noqa: B018
     before = state()
@@ -190,12 +190,7 @@ def test_torch_is_as_it_was(device: str, ending: Callable[[str], None], in_threa
 
     ended: list[type] = []
     finished: list[bool] = []
-    if in_thread:
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-    else:
-        run()
+    in_thread(run) if apart else run()
     after = state()
     assert finished
     assert bool(ended) == (ending is not end_normally)
@@ -339,16 +334,20 @@ def test_other_threads_see_torch_as_it_is() -> None:
         output.sum().backward()
         seen.extend([x.device.type, torch.cuda.is_available(), output.data_ptr() != 0])
         seen.append(x.grad is not None and bool(x.grad.isfinite().all()))
+        x = torch.arange(4.0, requires_grad=True)
+        nn.functional.dropout(x, 0.0).sum().backward()
+        seen.append(x.grad.sum().item())
 
-    def program() -> None:
+    def program() -> torch.Tensor:
         go.set()
         thread.join()
+        return torch.ones(3) + 1
 
     thread = threading.Thread(target=other)
     thread.start()
     available = torch.cuda.is_available()
     trace(program, device="cuda")
-    assert seen == ["cpu", available, True, True]
+    assert seen == ["cpu", available, True, True, 4.0]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import NoCudaError, UnknownValueError, UsageError
 from pytest_torchmem.interception.values.contents import Values, ValuesBudget
 from pytest_torchmem.tracing.layers import StandingGpu
+from tests.processes import in_thread
 
 KEPT = 2 * 32 * 2**20 + (0 if torch.__version__ >= "2.12" else 2**20)  # cuBLAS, cuBLASLt before
 """cuBLAS keeps this on an H100, for the program and for the autograd engine."""
@@ -102,9 +102,7 @@ def test_the_host_is_real(gpu: StandingGpu) -> None:
         assert torch.equal(torch.eye(3).to_sparse().to_dense(), torch.eye(3))
         assert torch.func.vmap(torch.sum)(torch.ones(2, 3)).tolist() == [3, 3]
         result = torch.zeros(3)
-        thread = threading.Thread(target=lambda: result.add_(1))
-        thread.start()
-        thread.join()
+        in_thread(lambda: result.add_(1))
     assert result.tolist() == [1, 1, 1]
 
 

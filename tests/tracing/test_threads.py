@@ -21,20 +21,12 @@ from torch import Tensor, nn
 from pytest_torchmem import trace
 from pytest_torchmem.errors import UsageError
 from pytest_torchmem.interception.phases import TraceThreads
-from tests.processes import beside, run_program
+from tests.processes import beside, in_thread, run_program
 from tests.results import in_a_trace, result_of
 
 BEFORE = ThreadPoolExecutor(1)
 """A pool whose thread was there before any trace."""
 BEFORE.submit(int).result()
-
-
-def in_thread(work: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    return found.pop()
 
 
 def in_timer(work: Callable[[], Any]) -> Any:

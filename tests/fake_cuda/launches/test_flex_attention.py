@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MemoryProfile, trace
-from tests.modules import Parts
+from tests.modules import Checkpointed, Parts
 
 BLOCK = 512
 COMPILED = torch.compile(flex_attention)
@@ -138,20 +137,11 @@ class Block(Parts):
 def test_what_is_inside_a_compiled_model_is_fused(checkpointed: bool) -> None:
     length = 2048
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Block(projection=nn.Linear(32, 96))
-
-        def forward(self, x: Tensor) -> Tensor:
-            if checkpointed:
-                return checkpoint(self.block, x, use_reentrant=False)  # type: ignore[no-any-return]
-            return self.block(x)  # type: ignore[no-any-return]
-
-    x = torch.randn(1, length, 32, requires_grad=True)
+    block, x = Block(projection=nn.Linear(32, 96)), torch.randn(1, length, 32, requires_grad=True)
+    whole = Checkpointed(inner=block) if checkpointed else nn.Sequential(block)
     peaks = [
         trace(model, x, device="cuda", values="none").peak
-        for model in (Model(), torch.compile(Model()), torch.compile(Model(), backend="eager"))
+        for model in (whole, torch.compile(whole), torch.compile(whole, backend="eager"))
     ]
     scores = 2 * length * length * 4
     assert peaks[0] == peaks[2] > scores

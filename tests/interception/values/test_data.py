@@ -21,7 +21,7 @@ from torch import Tensor
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from tests.processes import beside, run_program
-from tests.results import in_a_trace, result_of
+from tests.results import in_a_trace, result_of, through_a_file
 
 READS: dict[str, Callable[[Tensor], Any]] = {
     "torch.tensor": lambda t: torch.tensor([t, t]),
@@ -295,10 +295,7 @@ def test_arrays_take_what_they_take() -> None:
 @in_a_trace()
 def test_sparse_tensors_are_saved_and_copied(device: str) -> None:
     sparse = torch.eye(3, device=device).to_sparse()
-    file = io.BytesIO()
-    torch.save({"sparse": sparse}, file)
-    file.seek(0)
-    for one in (torch.load(file)["sparse"], copy.deepcopy(sparse)):
+    for one in (through_a_file({"sparse": sparse})["sparse"], copy.deepcopy(sparse)):
         assert one.device.type == device
         assert one.to_dense().sum().item() == 3
 

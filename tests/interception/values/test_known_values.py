@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import io
 import math
 import pickle
 import re
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from pytest_torchmem import measure, trace
 from pytest_torchmem.errors import UnknownValueError
 from pytest_torchmem.torch_private.names import TORCH_VERSION
-from tests.results import in_a_trace, result_of
+from tests.results import in_a_trace, result_of, through_a_file
 from tests.tracing.programs import differences
 
 
@@ -141,10 +140,7 @@ def saved_and_loaded(device: str) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.randn(8, 100, device=device)).sum().backward()
     optimizer.step()
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    state = torch.load(file)
+    state = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     assert state["model"]["weight"].device == model.weight.device
     assert state["model"]["weight"].stride() == (100, 1)
     model.load_state_dict(state["model"])
