@@ -158,6 +158,12 @@ class Provenance:
         )
         return next(own, -1)
 
+    def only_maker(self, tensor: tuple[str, tuple[int, ...]]) -> Origin | None:
+        """Return who made all tensors of a type and a shape in the forward, if one line did."""
+        own = [one.origin for one in self._allocations if (one.dtype, one.shape) == tensor]
+        made = {one[2:4]: one for one in own if one.phase is Phase.FORWARD}
+        return next(iter(made.values())) if len(made) == 1 else None
+
     def first_with(self, size: int) -> Allocation | None:
         """Return the first tensor that has a size which nothing had that its operator read."""
         for index, one in enumerate(self._allocations):

@@ -341,9 +341,10 @@ def inputs_changed(evidence: Evidence) -> Cause | None:
     made = evidence.ran.allocation(index).origin if index >= 0 else None
     origin = made if made is not None and made.line else None
     module = changed[0].name.rpartition(" of ")[2]
-    if fewer:
-        lines = evidence.present(Topic.CALLS)[module].lines
-        origin = Origin(Phase.FORWARD, module, "", *lines) if len(lines) == 1 else None
+    lines = evidence.present(Topic.CALLS).get(module, Calls()).lines
+    if fewer or origin is None:
+        made = None if fewer else evidence.ran.only_maker(changed[0].now[-1])
+        origin = Origin(Phase.FORWARD, module, "", *lines) if len(lines) == 1 else made
     rows = evidence.came() if retyped else evidence.of_sizes()
     # What was there before the input is not made of it.
     made_by = (*MADE, *KEPT)
