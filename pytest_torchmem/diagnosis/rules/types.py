@@ -59,10 +59,11 @@ def _is_made(what: What, made: str) -> bool:
 
 
 def _was_broadcast(evidence: Evidence, what: What, shapes: str) -> bool:
-    """Tell whether there was such a tensor in the module, or one that was broadcast as well.
+    """Tell whether the module made such a tensor before, or operands were broadcast before, too.
 
-    What was broadcast has as many dimensions, and none of size 1 where there is another now; or
-    fewer, with all sizes that meet a 1 now, and is not repeated along another of its sizes.
+    The snapshot has what they made and not their shapes. A tensor that shows it has as many
+    dimensions, and no size 1 where the present one has another size; or it has fewer dimensions,
+    and each size that meets a 1 now.
     """
     operands, _, made = shapes.rpartition(" made ")
     shape = _sizes(made)
