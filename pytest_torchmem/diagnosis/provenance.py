@@ -285,13 +285,12 @@ class Provenance:
         origins = (one for name in operators for one in self.places(name) if one.line)
         return {(fold(one.module)[0], one.line) for one in origins}
 
-    def called_from(self, module: str, line: str) -> str:
-        """Return in words the line that calls a module, or the nearest around it that is called at
-        another line than a given one, "" where none is known.
+    def called_from(self, module: str, line: str = "") -> str:
+        """Return the line that calls a module, or the nearest around it that is called at another
+        line than a given one, "" where none is known.
         """
         lines = (self._module_lines.get(one, "") for one in reversed(prefixes(module)))
-        found = next((one for one in lines if one not in ("", line)), "")
-        return f"called in {found}" if found else ""
+        return next((one for one in lines if one not in ("", line)), "")
 
     def called_as(self, *names: str) -> list[Origin]:
         """Return where the source calls functions of these names, one of each line, as operators;

@@ -430,11 +430,12 @@ def new_module(evidence: Evidence) -> Cause | None:
         known = (one for one in evidence.known_groups if within(pattern, one.what.module))
         there = ("/".join(one.numbers.split("/")[:stars]) for one in known)
         is_known = any(not numbers or are_among(numbers, one) for one in there)
-        caller = evidence.ran.called_from(pattern, "")
-        if rows and caller.endswith(f" {shown_by(rows).what.line}"):
+        caller = evidence.ran.called_from(pattern)
+        if rows and caller == shown_by(rows).what.line:
             caller = ""  # the place says the same
-        new = f"{caller or 'called'}, and was not" if is_known else "new"
-        instead += f": {caller}" if caller and not is_known else ""
+        called = f"called in {caller}" if caller else "called"
+        new = f"{called}, and was not" if is_known else "new"
+        instead += f": {called}" if caller and not is_known else ""
         found = cause("new module", [*rows, *saved], module=path, new=new, instead=instead)
         if found is not None and found.row is not None and (saves or not found.row.what.line):
             found = placed_in(evidence, pattern, found)
@@ -541,7 +542,7 @@ def given_more(evidence: Evidence) -> Cause | None:
     calm = [row for row in placed if row.what.source not in more]
     shown = shown_by(calm or placed or own or rows)
     if origin is None and (caller := evidence.ran.called_from(first, shown.what.line)):
-        values["since"] = f", {caller}"
+        values["since"] = f", called in {caller}"
     found = cause("given", rows, shown, origin, module=module, **values)
     return found and replace(found, larger=most)
 

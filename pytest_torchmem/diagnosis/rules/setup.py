@@ -279,8 +279,9 @@ def called_more_often(evidence: Evidence) -> Cause | None:
         before, now = change.before.number or was, change.now.number
         lines = change.now.lines
         known = {evidence.moved_lines().get(line, line) for line in change.before.lines}
-        new = [line for line in lines if line not in known]
-        origin = Origin(Phase.FORWARD, change.name, "", *new) if len(new) == 1 and known else None
+        new = [line for line in lines if line not in known] if known else []
+        one = new if len(new) == 1 else lines or [evidence.ran.called_from(change.name)]
+        origin = Origin(Phase.FORWARD, change.name, "", *one) if len(one) == 1 and one[0] else None
         is_told = origin is None and 1 < len(lines) <= _MOST_SHOWN
         at = f": at {' and '.join(lines)}" if is_told else ""
         rows = evidence.of_module(change.name) if 0 < before < now else []
