@@ -1232,7 +1232,7 @@ def gradients_of_outputs_kept(wrong: bool, device: str) -> None:
         model.zero_grad()
 
 
-@planted("called", "Messages.edge is called twice, and was once", "Messages", "aten::cat", "")
+@planted("called", "Messages.edge is called twice, and was once", "Messages.edge", "", "")
 def layer_called_twice(wrong: bool) -> Step:
     class Messages(Parts):
         def forward(self, x: Tensor) -> Tensor:
@@ -1245,7 +1245,7 @@ def layer_called_twice(wrong: bool) -> Step:
     return Messages(edge=nn.Linear(2 * WIDTH, WIDTH)), (torch.zeros(BATCH, 4096, WIDTH),), {}
 
 
-@planted("called", "Layers is called 5 times, and was twice", "Layers", "weight")
+@planted("called", "Layers is called 5 times, and was twice", "Layers", "")
 def more_models(wrong: bool, device: str) -> None:
     models = nn.ModuleList(
         Layers(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8)) for _ in range(5 if wrong else 2)
