@@ -1,5 +1,6 @@
 """Causes that the facts of a step name: its inputs, modes, parameters and optimizers changed."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
@@ -746,13 +747,15 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
     if alive is None or left_at_end(evidence) is not None:
         return None
     moment = evidence.difference.moment
-    known = {one.what[1:5]: one.counts.get(moment, 0) for one in alive.groups}
-    most = {one.what[1:5]: max(one.counts.values(), default=0) for one in alive.groups}
+    known, most = Counter[tuple[object, ...]](), Counter[tuple[object, ...]]()
+    for one in alive.groups:  # of several lines
+        known[one.what[1:5]] += one.counts.get(moment, 0)
+        most[one.what[1:5]] += max(one.counts.values(), default=0)
     rows = [
         row
         for row in evidence.came(Role.PARAMETER, Role.BUFFER)
         if row.before is None
-        and known.get(row.what[1:5], 0) > 0
+        and known[row.what[1:5]] > 0
         and known[row.what[1:5]] + row.count_now > most[row.what[1:5]]
     ]
     if not rows or new_tensor(evidence) is not None or untied(evidence) is not None:
