@@ -224,6 +224,8 @@ class FactCollector:
         if outer is None:
             if task == -1:  # a checkpoint calls by itself what a model called before
                 self._settings_of(path, module)
+                if (dtype := torch.get_default_dtype()) != torch.float32:  # set meanwhile, too
+                    self._known[Topic.SETTINGS]["torch.set_default_dtype"] = str(dtype)
                 self._count(Topic.CALLS, path, self._line)
                 for one in mode.beside(_USUAL):
                     if one.name in ("no_grad", "eval", AUTOCAST):
