@@ -767,8 +767,9 @@ def parameters_twice(evidence: Evidence) -> Cause | None:
     if now % before == 0:
         now, before = now // before, 1
     module = min(roots) if len(roots) == 1 else first.module
-    container = kept_by(evidence, rows).partition(" in ")[2]  # of one of its parameters
-    kept = f", kept by {container}" if container else ""
+    kept = kept_by(evidence, rows)
+    if container := kept.partition(" in ")[2]:  # of one of its parameters
+        kept = f", kept by {container}"
     return cause("twice", rows, module=module, now=times(now), before=times(before), kept=kept)
 
 
