@@ -32,6 +32,8 @@ MADE = (Role.SAVED, Role.ACTIVATION, Role.HELD, Role.RECOMPUTED)
 """What the forward of a step makes."""
 KEPT = (Role.EARLIER, Role.HELD, Role.OTHER)
 """What somebody keeps, who is nearer to the cause."""
+CONVERTS = "aten::_to_copy"
+"""The operator of ``Tensor.to``: what it makes has another type, or is on another device."""
 OF_BACKWARD = (Role.GRADIENT, Role.GRADIENT_TEMPORARY, Role.WORKSPACE)
 """What operators make that the program has not called by themselves."""
 _OF_FORWARD = (*MADE, Role.EARLIER)

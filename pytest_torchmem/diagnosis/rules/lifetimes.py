@@ -272,6 +272,7 @@ def _counted(evidence: Evidence, rows: list[Row]) -> str:
 
 
 _JOIN = ("aten::cat", "aten::stack")
+"""Operators that copy all that a list has into one tensor."""
 
 
 def _meanwhile(evidence: Evidence, rows: list[Row]) -> str:

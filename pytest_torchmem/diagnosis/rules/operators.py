@@ -5,6 +5,7 @@ from math import prod
 from operator import eq
 
 from pytest_torchmem.diagnosis.causes import (
+    CONVERTS,
     MADE,
     OF_BACKWARD,
     WEIGHTY,
@@ -209,9 +210,6 @@ def other_operators(evidence: Evidence) -> Cause | None:
     return cause("operators", rows, first, origin, came=text, gone=instead, kept=kept)
 
 
-_COPY = "aten::_to_copy"
-
-
 @rule("elsewhere", "{operators} {run} on the {now}, and ran on the {before}{kept}", sure=True)
 def runs_elsewhere(evidence: Evidence) -> Cause | None:
     """A tensor has been moved, and what is computed with it is on its device, too."""
@@ -219,10 +217,10 @@ def runs_elsewhere(evidence: Evidence) -> Cause | None:
     there = [one.what for one in evidence.known_groups if ([*one.counts] == [HOST]) is not on_host]
     same, tensors = {one[1:5] for one in there}, {one.tensor for one in there}
     rows = [row for row in evidence.came(*MADE) if row.what[1:5] in same and not row.before]
-    if not rows or all(row.what.source == _COPY for row in rows):
+    if not rows or all(row.what.source == CONVERTS for row in rows):
         return None
     names = [*dict.fromkeys(row.what.source for row in rows)]
-    copies = (row for row in evidence.came(*MADE) if row.what.source == _COPY)
+    copies = (row for row in evidence.came(*MADE) if row.what.source == CONVERTS)
     rows += [row for row in copies if row.what.tensor in tensors and row not in rows]
     devices = ("CPU", "GPU") if on_host else ("GPU", "CPU")
     words = {"operators": short_names(names), "run": "run" if names[1:] else "runs"}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from pytest_torchmem.diagnosis.causes import (
+    CONVERTS,
     MADE,
     OF_BACKWARD,
     WEIGHTY,
@@ -202,7 +203,7 @@ def newly_recorded(evidence: Evidence) -> Cause | None:
         for name, one in evidence.counts("not_recorded").items()
         if one.fell and not (name in counts and counts[name].fell)
     }
-    if not lost or (len(lost) == 1 and (counts or _CONVERTS in lost)):
+    if not lost or (len(lost) == 1 and (counts or CONVERTS in lost)):
         return None  # one that is called elsewhere
     rows = _rows_of(evidence, lost)
     origin = None
@@ -256,7 +257,6 @@ def _rows_of(evidence: Evidence, operators: Collection[str]) -> list[Row]:
     ]
 
 
-_CONVERTS = "aten::_to_copy"
 _GONE = ": a no_grad or a detach is gone"
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
+    CONVERTS,
     KEPT,
     MADE,
     Cause,
@@ -157,7 +158,7 @@ def _by_setting(evidence: Evidence, change: FactChange) -> Iterable[Row]:
 
 
 def _casts(evidence: Evidence, change: FactChange) -> Iterable[Row]:
-    return (row for row in evidence.of_module(change.name) if row.what.source == "aten::_to_copy")
+    return (row for row in evidence.of_module(change.name) if row.what.source == CONVERTS)
 
 
 def _of_modules_not_thawed(evidence: Evidence, change: FactChange) -> Iterable[Row]:

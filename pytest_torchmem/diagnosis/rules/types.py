@@ -7,6 +7,7 @@ from itertools import zip_longest
 from math import prod
 
 from pytest_torchmem.diagnosis.causes import (
+    CONVERTS,
     KEPT,
     MADE,
     WEIGHTY,
@@ -182,7 +183,7 @@ def autocast_cache(evidence: Evidence) -> Cause | None:
 
 
 def _is_cast_parameter(evidence: Evidence, row: Row) -> bool:
-    if row.what.source != "aten::_to_copy":
+    if row.what.source != CONVERTS:
         return False
     read = evidence.ran.read(evidence.first(row))
     return bool(read) and read[0].kind is Kind.PARAMETER
