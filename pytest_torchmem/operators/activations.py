@@ -184,23 +184,21 @@ differentiated_by(of_renorm, "renorm", "RenormBackward0")
 
 operator("aten::hardswish_backward", "aten::mish_backward").meta()(like_operands)
 
-log_sigmoid = operator("aten::log_sigmoid_forward")
-log_sigmoid.workspace("cpu")(copied(self=CONTIGUOUS))
-log_sigmoid_backward = operator("aten::log_sigmoid_backward")
-log_sigmoid_backward.workspace("cpu")(copied(self=CONTIGUOUS))
+operator("aten::log_sigmoid_forward").workspace("cpu")(copied(self=CONTIGUOUS))
+operator("aten::log_sigmoid_backward").workspace("cpu")(copied(self=CONTIGUOUS))
 
 operator("aten::glu_backward").meta()(made_like(self=CONTIGUOUS))  # glu_backward_cpu
 operator("aten::glu_backward_jvp").meta()(made_like(grad_x=CONTIGUOUS))
 operator("aten::glu_jvp").meta()(like_first)
 
 
-@log_sigmoid.meta("cuda")
+@operator("aten::log_sigmoid_forward").meta("cuda")
 def without_buffer(input: Tensor) -> tuple[Tensor, Tensor]:
     """The buffer is the CPU's only; native/cuda/ActivationLogSigmoidKernel.cu."""
     return lying_alike(input), input.new_empty((0,))
 
 
-@log_sigmoid_backward.values()
+@operator("aten::log_sigmoid_backward").values()
 def log_sigmoid_gradient(grad_output: Tensor, input: Tensor, buffer: Tensor) -> Any:
     """With the buffer that the CPU's kernel would have kept (vec_log_sigmoid)."""
     if not buffer.numel():
@@ -226,7 +224,6 @@ _aten: Any = torch.ops.aten
 _LARGEST_IN_REGISTERS = 1024
 _BYTES_IN_REGISTERS = 4096
 
-softmax = operator("aten::_softmax", "aten::_log_softmax")
 softmax_backward = operator("aten::_softmax_backward_data")
 log_softmax_backward = operator("aten::_log_softmax_backward_data")
 _WITH_FLOAT_RESULT = {
@@ -264,7 +261,7 @@ _with_float("_log_softmax")
 
 
 # ``host_softmax``, ``host_softmax_backward``, and as much on the CPU.
-softmax.workspace()(copied(input=CONTIGUOUS))
+operator("aten::_softmax", "aten::_log_softmax").workspace()(copied(input=CONTIGUOUS))
 log_softmax_backward.workspace()(copied(grad_output=CONTIGUOUS, output=CONTIGUOUS))
 softmax_backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, output=CONTIGUOUS))
 
@@ -278,10 +275,8 @@ def product_and_copies(grad_output: Tensor, output: Tensor) -> tuple[int, ...]:
 
 # -- with a mask -----------------------------------------------------------------------------------
 
-masked_softmax = operator("aten::_masked_softmax")
-masked_softmax_backward = operator("aten::_masked_softmax_backward")
-masked_softmax.meta()(made_like(self=CONTIGUOUS))
-masked_softmax_backward.meta()(made_like(grad_output=CONTIGUOUS))
+operator("aten::_masked_softmax").meta()(made_like(self=CONTIGUOUS))
+operator("aten::_masked_softmax_backward").meta()(made_like(grad_output=CONTIGUOUS))
 
 
 def _fits_in_registers(values: Tensor, dim: int | None) -> bool:
@@ -292,7 +287,7 @@ def _fits_in_registers(values: Tensor, dim: int | None) -> bool:
     return last and small and size <= _LARGEST_IN_REGISTERS
 
 
-@masked_softmax.workspace("cuda")
+@operator("aten::_masked_softmax").workspace("cuda")
 def masked_on_cuda(
     input: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None
 ) -> int:
@@ -301,7 +296,7 @@ def masked_on_cuda(
     return 0 if expanded and _fits_in_registers(input, dim) else dense_bytes(input)
 
 
-@masked_softmax_backward.workspace("cuda")
+@operator("aten::_masked_softmax_backward").workspace("cuda")
 def masked_backward_on_cuda(
     grad_output: Tensor, output: Tensor, mask: Tensor, dim: int | None = None
 ) -> tuple[int, ...]:

@@ -197,8 +197,6 @@ def cudnn_backward_values(
 
 
 _forward = operator("aten::native_batch_norm", "aten::_native_batch_norm_legit")
-_with_update = operator("aten::_batch_norm_with_update")
-_backward = operator("aten::native_batch_norm_backward")
 _with_update_backward = operator("aten::batch_norm_backward", not_in_key=("reserve",))
 operator(  # what cuDNN keeps for the backward; native/cudnn/BatchNorm.cpp
     "aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional", library_output=3
@@ -232,7 +230,7 @@ def forward_on_cpu(norm: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
     return laid_out(input, suggested_format(input)), statistics, lying_alike(statistics)
 
 
-@_with_update.meta("cpu")
+@operator("aten::_batch_norm_with_update").meta("cpu")
 def forward_with_update_on_cpu(norm: BatchNorm) -> tuple[Tensor, ...]:
     """As in training, and a reserve that is empty."""
     return *forward_on_cpu(norm), norm.input.new_empty((0,), dtype=torch.uint8)
@@ -247,7 +245,7 @@ def forward_on_cuda(input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_forward.workspace("cpu")
-@_with_update.workspace("cpu")
+@operator("aten::_batch_norm_with_update").workspace("cpu")
 def forward_workspace_on_cpu(machine: Host, outputs: Sequence[Tensor], norm: BatchNorm) -> int:
     """Statistics and the fused scale and shift; batch_norm_cpu_update_stats_template and
     batch_norm_cpu_transform_input_template.
@@ -296,7 +294,7 @@ def forward_workspace_on_cuda(
     return *passing(dense_bytes(read) * is_copied, *variance), *numbers
 
 
-@_with_update.workspace("cuda")
+@operator("aten::_batch_norm_with_update").workspace("cuda")
 def forward_with_update_workspace_on_cuda(
     machine: Gpu, outputs: tuple[Tensor, ...], norm: BatchNorm
 ) -> Workspace | tuple[int, ...]:
@@ -306,14 +304,14 @@ def forward_with_update_workspace_on_cuda(
     return forward_workspace_on_cuda(machine, outputs, norm)
 
 
-@_backward.meta("cpu")
+@operator("aten::native_batch_norm_backward").meta("cpu")
 @_with_update_backward.meta("cpu")
 def backward_on_cpu(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
     """The input's layout, whatever the gradient's."""
     return _gradients(norm, suggested_format(norm.input))
 
 
-@_backward.meta("cuda")
+@operator("aten::native_batch_norm_backward").meta("cuda")
 @_with_update_backward.meta("cuda")
 def backward_on_cuda(norm: BatchNormBackward) -> tuple[Tensor | None, ...]:
     """Channels last as the input in training, else contiguous; batch_norm_backward_cuda."""
@@ -346,7 +344,7 @@ def forward_values_on_cuda(
     return output, mean, root
 
 
-@_backward.values("cuda")
+@operator("aten::native_batch_norm_backward").values("cuda")
 def backward_values_on_cuda(
     norm: BatchNormBackward, save_mean: Tensor | None, save_invstd: Tensor | None, eps: float
 ) -> Any:
@@ -359,7 +357,7 @@ def backward_values_on_cuda(
     )
 
 
-@_backward.workspace("cpu")
+@operator("aten::native_batch_norm_backward").workspace("cpu")
 @_with_update_backward.workspace("cpu")
 def backward_workspace_on_cpu(
     machine: Host, outputs: Sequence[Tensor | None], norm: BatchNormBackward
@@ -387,7 +385,7 @@ def backward_workspace_on_cpu(
     return max(first, (parts + 2 * machine.threads) * accumulated)
 
 
-@_backward.workspace("cuda")
+@operator("aten::native_batch_norm_backward").workspace("cuda")
 def backward_workspace_on_cuda(
     norm: BatchNormBackward, save_invstd: Tensor | None
 ) -> tuple[Request, ...]:
@@ -463,11 +461,8 @@ def staging(input: Tensor, copies: int) -> tuple[int, ...]:
 # -- over several processes: what ``nn.SyncBatchNorm`` calls on the GPU ----------------------------
 # torch/nn/modules/_functions.py, ``SyncBatchNorm``; native/cuda/Normalization.cu.
 
-_statistics = operator("aten::batch_norm_stats", "aten::batch_norm_update_stats")
-_reduce = operator("aten::batch_norm_backward_reduce")
 
-
-@_statistics.workspace("cuda")
+@operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").workspace("cuda")
 def statistics_workspace(input: Tensor) -> Workspace | tuple[int, ...]:
     """As the forward in training; native/cuda/Normalization.cu, ``batch_norm_mean_var``."""
     if is_channels_innermost_on_cuda(input):
@@ -475,7 +470,7 @@ def statistics_workspace(input: Tensor) -> Workspace | tuple[int, ...]:
     return () if input.is_contiguous() else unknown()
 
 
-@_reduce.workspace("cuda")
+@operator("aten::batch_norm_backward_reduce").workspace("cuda")
 def reduce_workspace(grad_out: Tensor, input: Tensor) -> Workspace | tuple[int, ...]:
     """Sums of blocks where both are channels last; ``batch_norm_backward_reduce_cuda``."""
     if is_channels_innermost_on_cuda(input) and is_channels_innermost_on_cuda(grad_out):
@@ -490,7 +485,7 @@ operator(
 )
 
 
-@_statistics.meta()
+@operator("aten::batch_norm_stats", "aten::batch_norm_update_stats").meta()
 def batch_norm_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     """native/cuda/Normalization.cu: float for 16-bit inputs."""
     dtype = torch.float32 if input.dtype.itemsize == 2 else input.dtype
@@ -524,7 +519,7 @@ class Reduced(NamedTuple):
         return self.mean if self.weight is None else self.weight
 
 
-@_reduce.meta()
+@operator("aten::batch_norm_backward_reduce").meta()
 def batch_norm_backward_reduce(reduced: Reduced) -> tuple[Tensor | None, ...]:
     """native/cuda/Normalization.cu."""
     mean, parameter = reduced.mean, reduced.parameter
@@ -589,7 +584,7 @@ def normalized(
     return found.to(input.dtype)
 
 
-@_reduce.values("cuda")
+@operator("aten::batch_norm_backward_reduce").values("cuda")
 def reduced_values(
     grad_out: Tensor, input: Tensor, invstd: Tensor, reduced: Reduced
 ) -> tuple[Tensor | None, ...]:

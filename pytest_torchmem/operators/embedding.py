@@ -39,7 +39,6 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 # CUDA makes the bags' sizes first.
 _bag = operator("aten::_embedding_bag", order={"cuda": (2, 1, 0, 3)})
 _bag_forward_only = operator("aten::_embedding_bag_forward_only", order={"cuda": (2, 1, 0, 3)})
-_dense_backward = operator("aten::_embedding_bag_dense_backward")
 
 
 class Bags(NamedTuple):
@@ -218,7 +217,7 @@ def embedding_bag_backward(asked: BagGradients, offsets: Tensor, sparse: bool) -
     )
 
 
-@_dense_backward.decomposition("cpu")
+@operator("aten::_embedding_bag_dense_backward").decomposition("cpu")
 def dense_backward_on_cpu(asked: BagGradients) -> Tensor:
     """_embedding_bag_dense_backward_cpu. The maximum leaves out empty bags, of which none is
     counted where the sizes are not known.
@@ -239,7 +238,7 @@ def dense_backward_on_cpu(asked: BagGradients) -> Tensor:
     return result
 
 
-@_dense_backward.decomposition("cuda")
+@operator("aten::_embedding_bag_dense_backward").decomposition("cuda")
 def dense_backward_on_cuda(machine: Gpu, asked: BagGradients) -> Tensor:
     """Sorted as embeddings are, the maximum's scattered; ``_embedding_bag_dense_backward_cuda``."""
     grad, indices, rows = asked.grad, asked.indices, asked.num_weights
@@ -285,18 +284,17 @@ _ATOMIC_BLOCKS = 4
 operator(
     "aten::embedding_renorm", kind=OperatorKind.LEAF
 )  # for every backend, reading and writing data
-_renorm = operator("aten::embedding_renorm_")
 _backward = operator("aten::embedding_dense_backward")
 _backward.workspace("cpu")(copied(grad_output=CONTIGUOUS, indices=CONTIGUOUS))
 
 
-@_renorm.workspace("cpu")
+@operator("aten::embedding_renorm_").workspace("cpu")
 def factor(input: Tensor) -> Workspace:
     """The norm of a row, or the factor of one that exceeds it; ``embedding_renorm_cpu_``."""
     return bounded(LONG + input.element_size())
 
 
-@_renorm.workspace("cuda")
+@operator("aten::embedding_renorm_").workspace("cuda")
 def distinct_indices(machine: Gpu, indices: Tensor) -> tuple[int, ...]:
     """Indices sorted, then the distinct ones and their count; Embedding.cu,
     ``embedding_renorm_cuda_``. Since torch 2.13 those that count from the end are replaced before

@@ -131,14 +131,12 @@ _in_place = operator(
 _bartlett = operator(
     *aten("bartlett_window bartlett_window.periodic"), takes_nothing=frozenset({"cuda"})
 )
-_blackman = operator(*aten("blackman_window blackman_window.periodic"))
-_kaiser = operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta"))
 
 
 @_in_place.meta()
 @_bartlett.meta()
-@_blackman.meta()
-@_kaiser.meta()
+@operator(*aten("blackman_window blackman_window.periodic")).meta()
+@operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta")).meta()
 def window(window_length: int, dtype: torch.dtype | None = None, periodic: bool = True) -> Tensor:
     """The positions' own memory, or the like; of one element or none they are not computed."""
     made = torch.empty(_positions(window_length, periodic), dtype=dtype, device="meta")
@@ -157,19 +155,19 @@ def whole_factor(outputs: Tensor, window_length: int) -> int:
     return converted(-1, outputs.dtype) if window_length > 1 else 0
 
 
-@_blackman.workspace("cpu")
+@operator(*aten("blackman_window blackman_window.periodic")).workspace("cpu")
 def terms_and_number(outputs: Tensor, window_length: int, periodic: bool = True) -> int:
     """The terms, and what is added last."""
     return sum(terms(outputs, window_length, periodic)) + factor(outputs, window_length)
 
 
-@_blackman.workspace("cuda")
+@operator(*aten("blackman_window blackman_window.periodic")).workspace("cuda")
 def terms(outputs: Tensor, window_length: int, periodic: bool = True) -> tuple[int, ...]:
     """The positions, two cosines of them and their difference, all until the sum is made."""
     return positions(outputs, window_length, periodic) * 4
 
 
-@_kaiser.workspace()
+@operator(*aten("kaiser_window kaiser_window.periodic kaiser_window.beta")).workspace()
 def positions(outputs: Tensor, window_length: int, periodic: bool = True) -> tuple[int, ...]:
     """What one kernel computes the window of."""
     size = _positions(window_length, periodic) * outputs.element_size()

@@ -46,7 +46,6 @@ _ELEMENTS_OF_BLOCK = 512 * 16
 """What a block of ``nonzero_static`` looks at in one round."""
 
 selected = operator("aten::masked_select", decided_by=(1,))
-scattered = operator("aten::masked_scatter_")
 operator("aten::masked_scatter", decided_by=(1,))
 
 
@@ -112,10 +111,7 @@ def _found(gpu: Gpu, input: Tensor, number: int, out: Tensor | None = None) -> T
     return out
 
 
-static = operator("aten::nonzero_static")
-
-
-@static.decomposition("cpu")
+@operator("aten::nonzero_static").decomposition("cpu")
 def every_position_then_cut(input: Tensor, *, size: int) -> Tensor:
     """All positions, cut at the end; native/TensorAdvancedIndexing.cpp, nonzero_static_cpu."""
     result = torch.empty((size, input.dim()), dtype=torch.int64)
@@ -125,13 +121,13 @@ def every_position_then_cut(input: Tensor, *, size: int) -> Tensor:
     return result
 
 
-@static.meta("cuda")
+@operator("aten::nonzero_static").meta("cuda")
 def positions_in_columns(input: Tensor, *, size: int) -> Tensor:
     """One dimension's positions after the other's; Nonzero.cu, nonzero_static_cuda."""
     return input.new_empty((input.dim(), size), dtype=torch.int64).t()
 
 
-@static.workspace("cuda")
+@operator("aten::nonzero_static").workspace("cuda")
 def counts_of_blocks(machine: Gpu, input: Tensor, size: int) -> tuple[int, ...]:
     """A dense copy, and what each block counts, added up; nonzero_static_cuda_out_impl."""
     number = input.numel()
@@ -155,10 +151,10 @@ def positions_of_mask(
     return result
 
 
-scattered.workspace("cpu")(copied(source=CONTIGUOUS))
+operator("aten::masked_scatter_").workspace("cpu")(copied(source=CONTIGUOUS))
 
 
-@scattered.workspace("cuda")
+@operator("aten::masked_scatter_").workspace("cuda")
 def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int, ...]:
     """A prefix sum of the mask; IndexKernel.cpp, ``masked_scatter__cuda``."""
     number = input.numel()
@@ -169,8 +165,6 @@ def prefix_sum_of_mask(input: Tensor, mask: Tensor, source: Tensor) -> tuple[int
 
 _MASKS = (torch.bool, torch.uint8)
 
-get = operator("aten::index")
-put = operator("aten::_index_put_impl_")
 operator(
     *aten(
         "index.Tensor _unsafe_index.Tensor index_put_ index_put _unsafe_index_put _index_put_impl_"
@@ -198,19 +192,19 @@ def _positions_on_cpu(input: Tensor, indices: Sequence[Tensor | None], elements:
     return elements // kept * masked * LONG if kept else 0
 
 
-@get.workspace("cpu")
+@operator("aten::index").workspace("cpu")
 def masks_as_positions(outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]) -> int:
     """Masks as positions; TORCH_PRECOMPUTE_META_FUNC2(index)."""
     return _positions_on_cpu(input, indices, outputs.numel())
 
 
-@put.workspace("cpu")
+@operator("aten::_index_put_impl_").workspace("cpu")
 def masks_of_values(input: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> int:
     """Masks as positions, where there is a value for each; _index_put_impl_."""
     return _positions_on_cpu(input, indices, values.numel()) if values.numel() > 1 else 0
 
 
-@get.workspace("cuda")
+@operator("aten::index").workspace("cuda")
 def dense_indices_or_positions(
     machine: Gpu, outputs: Tensor, input: Tensor, indices: Sequence[Tensor | None]
 ) -> tuple[Request, ...]:
@@ -222,7 +216,7 @@ def dense_indices_or_positions(
     return (*_positions(machine, masks, outputs.numel() // kept if kept else 0), ALL)
 
 
-@put.workspace("cuda")
+@operator("aten::_index_put_impl_").workspace("cuda")
 def indices_and_sort(
     machine: Gpu,
     input: Tensor,
@@ -363,11 +357,6 @@ def _positions(gpu: Gpu, masks: Sequence[Tensor], number: int) -> tuple[int, ...
     return tuple(chain(*(positions_of(gpu, mask, number) for mask in masks)))
 
 
-scattering = operator("aten::scatter", "aten::scatter_")
-adding = operator("aten::scatter_add", "aten::scatter_add_")
-reducing = operator("aten::scatter_reduce", "aten::scatter_reduce_")
-
-
 def _index(index: object) -> int:
     """Indices of 32 bits are widened."""
     if isinstance(index, Tensor) and index.dtype == torch.int32:
@@ -419,8 +408,7 @@ def gather(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int:
     return _index(index) + _float_buffer(outputs)
 
 
-@adding.workspace("cpu")
-@reducing.workspace("cpu")
+@operator(*aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_")).workspace("cpu")
 def rows_of_sums(machine: Host, outputs: Tensor, scatter: Scatter, index: Tensor) -> int:
     """cpu_scatter_reduce_expanded_index and cpu_scatter_gather_base_kernel.
 
@@ -442,14 +430,13 @@ def rows_of_sums(machine: Host, outputs: Tensor, scatter: Scatter, index: Tensor
     return _index(index) + max(buffer, counts + max(buffer, mask))
 
 
-@scattering.workspace("cpu")
+@operator("aten::scatter", "aten::scatter_").workspace("cpu")
 def float_buffer(input: Tensor, index: Tensor) -> int:
     """cpu_scatter_gather_base_kernel."""
     return _index(index) + _float_buffer(input) if index.numel() else 0
 
 
-@scattering.workspace("cuda")
-@adding.workspace("cuda")
+@operator(*aten("scatter scatter_ scatter_add scatter_add_")).workspace("cuda")
 def put_where_deterministic(machine: Gpu, scatter: Scatter, index: Tensor) -> tuple[int, ...]:
     """Nothing, atomic additions too; deterministic through an ``index_put``, which sorts:
     ranges for the other dimensions, and what that takes. ``scatter_impl``, ``scatter_add``,
@@ -472,7 +459,7 @@ def put_where_deterministic(machine: Gpu, scatter: Scatter, index: Tensor) -> tu
     return (*ranges, *put_in_order(machine, input, indices, values))
 
 
-@reducing.workspace("cuda")
+@operator("aten::scatter_reduce", "aten::scatter_reduce_").workspace("cuda")
 def counts_or_sort(machine: Gpu, scatter: Scatter, index: Tensor) -> tuple[int, ...]:
     """Nothing, or deterministic a sort; a mean counts what it adds up. ``scatter_reduce_two``."""
     summed = passing(*put_where_deterministic(machine, scatter._replace(reduce=None), index))
@@ -487,7 +474,6 @@ def mean_counts(input: Tensor, source: Tensor) -> tuple[int, int, int]:
     return (dense_bytes(source), dense_bytes(input), input.numel())
 
 
-adding_rows = operator("aten::index_add", "aten::index_add_")
 operator("aten::index_select", unknown_outputs=UnknownOutputs.CARRIED)
 
 
@@ -502,7 +488,7 @@ def index_select(outputs: Tensor, input: Tensor, dim: int, index: Tensor) -> int
     return copied
 
 
-@adding_rows.workspace("cpu")
+@operator("aten::index_add", "aten::index_add_").workspace("cpu")
 def as_scattered(
     machine: Host,
     outputs: Tensor,
@@ -523,7 +509,7 @@ def as_scattered(
     return rows_of_sums(machine, outputs, Scatter(input, dim, source), rows)
 
 
-@adding_rows.workspace("cuda")
+@operator("aten::index_add", "aten::index_add_").workspace("cuda")
 def sort_rows_where_deterministic(
     machine: Gpu, input: Tensor, dim: int, index: Tensor, source: Tensor
 ) -> tuple[int, ...]:
@@ -577,16 +563,13 @@ def mean_on_cuda(input: Tensor, source: Tensor, reduce: str) -> tuple[int, ...]:
     return (counts, *passing(ones), mask)
 
 
-rolling = operator("aten::roll")
-
-
-@rolling.workspace("cpu")
+@operator("aten::roll").workspace("cpu")
 def rolled_on_cpu(input: Tensor, dims: Sequence[int] = ()) -> int:
     """Several dimensions are rolled one by one, all as one; TensorTransformations.cpp."""
     return (len(dims) - 1) * dense_bytes(input) if len(dims) > 0 else contiguous_copy(input)
 
 
-@rolling.workspace("cuda")
+@operator("aten::roll").workspace("cuda")
 def rolled_on_cuda(input: Tensor, dims: Sequence[int] = ()) -> tuple[Request, ...]:
     """A dense copy; of several dimensions one after the other, the result of each but the last;
     TensorTransformations.cu, ``roll_cuda``; native/TensorTransformations.h, ``roll_common``.
@@ -616,8 +599,6 @@ def triangle_in_place(input: Tensor) -> Workspace | int:
 
 operator("aten::narrow_copy").workspace("cpu")(copied(self=CONTIGUOUS))
 
-repeat_interleave = operator("aten::repeat_interleave")
-
 
 @operator("aten::repeat_interleave.Tensor", size_argument="output_size").at_most()
 def said_by_caller(repeats: Tensor, output_size: int | None = None) -> Tensor | None:
@@ -625,14 +606,14 @@ def said_by_caller(repeats: Tensor, output_size: int | None = None) -> Tensor | 
     return None if output_size is None else repeats.new_empty(output_size)
 
 
-@repeat_interleave.workspace("cpu")
+@operator("aten::repeat_interleave").workspace("cpu")
 def sums_of_counts(repeats: Tensor) -> int:
     """A prefix sum of the counts, of dense ones; native/Repeat.h, ``repeat_interleave_common``."""
     converted = 0 if repeats.element_size() == LONG else LONG * repeats.numel()
     return contiguous_copy(repeats) + LONG * repeats.numel() + converted
 
 
-@repeat_interleave.workspace("cuda")
+@operator("aten::repeat_interleave").workspace("cuda")
 def prefix_sum(
     machine: Gpu, repeats: Tensor, output_size: int | None = None
 ) -> tuple[Request, ...]:

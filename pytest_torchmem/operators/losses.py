@@ -36,10 +36,6 @@ from pytest_torchmem.targets.host import Host
 _NONE, _MEAN, _SUM = range(3)
 """``at::Reduction``."""
 
-_distance = operator("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss")
-_cross_entropy = operator("aten::binary_cross_entropy")
-_labels = operator("aten::multilabel_margin_loss_forward")
-_labels_backward = operator("aten::multilabel_margin_loss_backward")
 # native/LossMultiMargin.cpp, LossMultiLabelMargin.cpp
 operator("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward").meta()(
     made_like(self=CONTIGUOUS)
@@ -55,8 +51,7 @@ def dense_arguments(input: Tensor, target: Tensor, weight: Tensor | None = None)
     return dense_copy(input) + dense_copy(target) + weights
 
 
-@_labels.workspace("cuda")
-@operator("aten::multi_margin_loss").workspace("cuda")
+@operator("aten::multilabel_margin_loss_forward", "aten::multi_margin_loss").workspace("cuda")
 def losses_of_rows(
     machine: Gpu, outputs: Any, input: Tensor, tensors: list[Tensor], reduction: int = _MEAN
 ) -> tuple[Request, ...]:
@@ -73,14 +68,13 @@ def losses_of_rows(
     return (*made, rows * input.element_size(), ALL, *sums)
 
 
-@_labels_backward.workspace("cuda")
-@operator("aten::multi_margin_loss_backward").workspace("cuda")
+@operator(*aten("multilabel_margin_loss_backward multi_margin_loss_backward")).workspace("cuda")
 def dense_copies(input: Tensor, tensors: list[Tensor]) -> tuple[int, ...]:
     """Of what is not dense; the same files."""
     return tuple(dense_copy(tensor) for tensor in tensors) if input.numel() else ()
 
 
-@_labels.meta()
+@operator("aten::multilabel_margin_loss_forward").meta()
 def label_losses(input: Tensor, target: Tensor, reduction: int = _MEAN) -> tuple[Tensor, Tensor]:
     """Of one sample without a batch it is one number, also where nothing is reduced."""
     labels = target
@@ -90,7 +84,7 @@ def label_losses(input: Tensor, target: Tensor, reduction: int = _MEAN) -> tuple
     return (made if input.dim() > 1 else made.new_empty(())), is_target.reshape(target.shape)
 
 
-@_labels.workspace("cpu")
+@operator("aten::multilabel_margin_loss_forward").workspace("cpu")
 def least_and_greatest_label(input: Tensor, target: Tensor) -> int:
     """One after the other, and then dense copies; LossMultiLabelMargin.cpp."""
     if not input.numel():
@@ -99,7 +93,7 @@ def least_and_greatest_label(input: Tensor, target: Tensor) -> int:
     return max(copy + target.element_size(), copy + dense_copy(input))
 
 
-@_labels_backward.workspace("cpu")
+@operator("aten::multilabel_margin_loss_backward").workspace("cpu")
 def least_and_greatest_of_copies(input: Tensor, target: Tensor) -> int:
     """The same, and then of which labels are there; multilabel_margin_loss_backward_out_frame."""
     if not input.numel():
@@ -116,7 +110,7 @@ def distance(input: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
     return _reduced_in_place(torch.add(input, target), reduction)
 
 
-@_distance.workspace("cpu")
+@operator(*aten("mse_loss smooth_l1_loss huber_loss")).workspace("cpu")
 def losses_and_mean(machine: Host, input: Tensor, reduction: int = _MEAN) -> int:
     """All elements' losses, and what dividing by their number takes."""
     if reduction == _NONE:
@@ -148,7 +142,7 @@ def distance_backward(input: Tensor, *, grad_input: Tensor | None = None) -> Ten
     return like(input) if grad_input is None else grad_input
 
 
-@_cross_entropy.meta()
+@operator("aten::binary_cross_entropy").meta()
 def cross_entropy(input: Tensor, reduction: int = _MEAN) -> Tensor:
     """A reduced loss keeps the storage of all elements; binary_cross_entropy_out_cuda."""
     return _reduced_in_place(torch.add(input, input), reduction)
@@ -160,7 +154,7 @@ def _reduced_in_place(losses: Tensor, reduction: int) -> Tensor:
     return losses.as_strided((), ()) if losses.numel() else losses.new_empty(())
 
 
-@_cross_entropy.decomposition("cpu")
+@operator("aten::binary_cross_entropy").decomposition("cpu")
 def cross_entropy_on_cpu(
     self: Tensor, weight: Tensor | None = None, reduction: int = _MEAN
 ) -> Tensor:
@@ -174,7 +168,7 @@ def cross_entropy_on_cpu(
     return loss
 
 
-@_cross_entropy.workspace("cuda")
+@operator("aten::binary_cross_entropy").workspace("cuda")
 def number_and_buffers(machine: Gpu, input: Tensor, reduction: int = _MEAN) -> tuple[int, ...]:
     """A number and its reduction: all elements' losses are the output, which is then resized;
     Exact, ``binary_cross_entropy_out_cuda``.
@@ -198,10 +192,9 @@ def cross_entropy_backward_on_cpu(
 
 
 _forward = operator("aten::nll_loss_forward")
-_backward = operator("aten::nll_loss_backward")
 _images_backward = operator("aten::nll_loss2d_backward")
 _forward.workspace("cuda")(copied(self=CONTIGUOUS, target=CONTIGUOUS, weight=CONTIGUOUS))
-_backward.workspace("cuda")(
+operator("aten::nll_loss_backward").workspace("cuda")(
     copied(
         grad_output=CONTIGUOUS,
         self=CONTIGUOUS,
@@ -211,8 +204,7 @@ _backward.workspace("cuda")(
     )
 )
 _images_backward.workspace("cuda")(copied(target=CONTIGUOUS, weight=CONTIGUOUS))
-_backward.workspace("cpu")(copied(weight=CONTIGUOUS))
-_images = operator("aten::nll_loss2d_forward")
+operator("aten::nll_loss_backward").workspace("cpu")(copied(weight=CONTIGUOUS))
 
 
 @_forward.workspace("cpu")
@@ -229,13 +221,13 @@ def targets_and_weights(target: Tensor, weight: Tensor | None, reduction: int) -
     return contiguous_copy(weight) + (0 if reduction == _NONE else contiguous_copy(target))
 
 
-@_images.workspace("cpu")
+@operator("aten::nll_loss2d_forward").workspace("cpu")
 def scores(input: Tensor, reduction: int) -> int:
     """A dense copy of the scores."""
     return 0 if reduction == _NONE else contiguous_copy(input)
 
 
-@_images.workspace("cuda")
+@operator("aten::nll_loss2d_forward").workspace("cuda")
 def scores_and_targets(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: int
 ) -> tuple[int, ...]:
@@ -247,9 +239,7 @@ def scores_and_targets(
 
 _LONGEST_CUDNN_TARGET = 255
 
-_native = operator("aten::_ctc_loss")
-_native_backward = operator("aten::_ctc_loss_backward")
-_native_backward.meta()(made_like(log_probs=CONTIGUOUS))
+operator("aten::_ctc_loss_backward").meta()(made_like(log_probs=CONTIGUOUS))
 _cudnn = operator("aten::_cudnn_ctc_loss", across_devices=True)  # targets and lengths: the host's
 
 
@@ -328,7 +318,7 @@ def _outputs(log_probs: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     return like(log_probs, (batch,)), like(log_probs, (batch, steps, 2 * longest + 1))
 
 
-@_native.meta()
+@operator("aten::_ctc_loss").meta()
 def losses_and_alphas(log_probs: Tensor, target_lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The losses, and ``log_alpha`` for the longest target."""
     return _outputs(log_probs, max(target_lengths, default=0))
@@ -359,19 +349,19 @@ def losses_and_gradient_values(given: Sequences) -> tuple[Any, ...]:
     return losses, gradients_of(run, [given.log_probs], [torch.ones_like(losses)])[0]
 
 
-@_native_backward.workspace("cpu")
+@operator("aten::_ctc_loss_backward").workspace("cpu")
 def betas(log_alpha: Tensor) -> int:
     """``log_beta``, as large as ``log_alpha``."""
     return dense_bytes(log_alpha)
 
 
-@_native.workspace("cuda")
+@operator("aten::_ctc_loss").workspace("cuda")
 def lengths_and_offsets(log_probs: Tensor, targets: Tensor) -> tuple[Request, ...]:
     """Lengths and offsets on the device, then both outputs; exact, ``ctc_loss_gpu_template``."""
     return (contiguous_copy(targets), *[log_probs.shape[1] * LONG] * 3, Made(1), Made(0))
 
 
-@_native_backward.workspace("cuda")
+@operator("aten::_ctc_loss_backward").workspace("cuda")
 def betas_and_lengths(log_probs: Tensor, log_alpha: Tensor) -> tuple[Request, ...]:
     """``log_beta`` like ``log_alpha``, and the lengths; exact, ctc_loss_backward_gpu_template."""
     lengths = log_probs.shape[1] * LONG

@@ -336,17 +336,13 @@ def matrix_product(
     return onednn_product(machine, first, second, copies + scale)
 
 
-addmm = operator("aten::addmm", "aten::addmm_")
-
-
 @operator(*aten("addbmm addmm addmv addr baddbmm")).unread()
 def nothing_added(self: Tensor, *, beta: float = 1) -> list[Tensor]:
     """What is multiplied by ``beta=0``, NaN and all."""
     return [] if beta else [self]
 
 
-@addmm.workspace("cpu")
-@operator("aten::_addmm_activation").workspace("cpu")
+@operator("aten::addmm", "aten::addmm_", "aten::_addmm_activation").workspace("cpu")
 def addmm_on_cpu(
     machine: Host, outputs: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> int | Workspace:
@@ -358,8 +354,7 @@ def addmm_on_cpu(
     return matrix_product(machine, outputs, mat1, mat2, alpha)
 
 
-@addmm.workspace("cuda")
-@operator("aten::_addmm_activation").workspace("cuda")
+@operator("aten::addmm", "aten::addmm_", "aten::_addmm_activation").workspace("cuda")
 def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Workspace | int:
     """CuBLASLt with the bias as its epilogue, else cuBLAS; ``isInputCompliesAddmmCudaLt``. Where it
     is not, the bias is copied into the result: nothing more.
@@ -368,10 +363,7 @@ def addmm_on_cuda(machine: Gpu, input: Tensor, mat1: Tensor, mat2: Tensor) -> Wo
     return by_cublas(machine, mat1, mat2, lt=epilogue and mat1.dtype in _LT_TYPES)
 
 
-addmv = operator("aten::addmv", "aten::addmv_")
-
-
-@addmv.workspace("cpu")
+@operator("aten::addmv", "aten::addmv_").workspace("cpu")
 def addmv_on_cpu(machine: Host, mat: Tensor, vec: Tensor) -> int | Workspace:
     """A copy of a matrix that gemv cannot read; native/Blas.cpp, addmv_out."""
     if mat.numel() == 0:
@@ -383,7 +375,7 @@ def addmv_on_cpu(machine: Host, mat: Tensor, vec: Tensor) -> int | Workspace:
     return onednn_product(machine, as_read(mat, copied > 0), column, copied + contiguous_copy(vec))
 
 
-@addmv.workspace("cuda")
+@operator("aten::addmv", "aten::addmv_").workspace("cuda")
 def addmv_on_cuda(machine: Gpu, mat: Tensor, vec: Tensor) -> Workspace | int:
     """A vector without stride is copied too; native/cuda/Blas.cpp, ``addmv_out_cuda``."""
     if not mat.numel():
@@ -426,10 +418,7 @@ def batched_product(machine: Host, outputs: Tensor, input: Tensor, mat2: Tensor)
     return conjugates + sum(map(blas_copy, given)) // batch
 
 
-baddbmm = operator("aten::baddbmm", "aten::baddbmm_")
-
-
-@baddbmm.workspace("cpu")
+@operator("aten::baddbmm", "aten::baddbmm_").workspace("cpu")
 def baddbmm_on_cpu(
     machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor
 ) -> int | Workspace:
@@ -437,17 +426,13 @@ def baddbmm_on_cpu(
     return batched_product(machine, outputs, batch1, batch2)
 
 
-@baddbmm.workspace("cuda")
+@operator("aten::baddbmm", "aten::baddbmm_").workspace("cuda")
 def baddbmm_on_cuda(machine: Gpu, batch1: Tensor, batch2: Tensor) -> Workspace | int:
     """The bias is copied into the result; native/cuda/Blas.cpp, ``bmm_out_cuda_impl``."""
     return by_cublas(machine, batch1, batch2)
 
 
-addbmm = operator("aten::addbmm", "aten::addbmm_")
-dot = operator("aten::dot", "aten::vdot")
-
-
-@addbmm.workspace("cpu")
+@operator("aten::addbmm", "aten::addbmm_").workspace("cpu")
 def addbmm_on_cpu(
     machine: Host, outputs: Tensor, batch1: Tensor, batch2: Tensor, *, alpha: float = 1
 ) -> int | Workspace:
@@ -457,7 +442,7 @@ def addbmm_on_cpu(
     return matrix_product(machine, outputs, batch1[0], batch2[0], alpha)
 
 
-@dot.workspace("cpu")
+@operator("aten::dot", "aten::vdot").workspace("cpu")
 def dot_on_cpu(
     machine: Host, input: Tensor, tensor: Any = None, other: Any = None
 ) -> Workspace | int:
@@ -470,8 +455,7 @@ def dot_on_cpu(
     return onednn_product(machine, row.unsqueeze(0), column.unsqueeze(1), sum(copies))
 
 
-@addbmm.workspace("cuda")
-@dot.workspace("cuda")
+@operator(*aten("addbmm addbmm_ dot vdot")).workspace("cuda")
 def buffer_alone(machine: Gpu) -> Workspace:
     """The handle, and so its buffer; native/cuda/Blas.cpp, ``dot_cuda``; ``addbmm`` is a product
     into the result for every matrix, native/LinearAlgebra.cpp, ``addbmm_impl_``.

@@ -41,14 +41,11 @@ from pytest_torchmem.torch_private.keys import below_autograd
 from pytest_torchmem.torch_private.names import TORCH_VERSION
 from pytest_torchmem.torch_private.tensors import nested_sizes, saved_by
 
-layer_norm = operator("aten::native_layer_norm")
-layer_norm.workspace("cuda")(
+operator("aten::native_layer_norm").workspace("cuda")(
     copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS, bias=CONTIGUOUS)
 )
-layer_norm_backward = operator("aten::native_layer_norm_backward")
 rms_norm = operator("aten::_fused_rms_norm", kernel_on=frozenset({"cuda"}))
 rms_norm.workspace("cuda")(copied(first=True, input=CONTIGUOUS, weight=CONTIGUOUS))
-rms_norm_backward = operator("aten::_fused_rms_norm_backward")
 
 
 class LayerNorm(NamedTuple):
@@ -87,14 +84,14 @@ class NormBackward(NamedTuple):
         return math.prod(self.normalized_shape)
 
 
-@layer_norm.meta("cpu")
+@operator("aten::native_layer_norm").meta("cpu")
 def outputs_on_cpu(norm: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics in the type of the parameters, not in float; layer_norm_cpu."""
     given = (norm.weight, norm.bias)
     return _outputs(norm, next((one for one in given if one is not None), norm.input).dtype)
 
 
-@layer_norm.meta("cuda")
+@operator("aten::native_layer_norm").meta("cuda")
 def outputs_on_cuda(norm: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics in the type that is accumulated in; layer_norm_cuda."""
     return _outputs(norm, _accumulated(norm.input))
@@ -119,13 +116,13 @@ def _outputs(norm: LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tenso
     return like(input), mean, rstd
 
 
-@layer_norm.workspace("cpu")
+@operator("aten::native_layer_norm").workspace("cpu")
 def copies_on_cpu(input: Tensor, weight: Tensor | None, bias: Tensor | None) -> int:
     """Contiguous copies of what is not; layer_norm_cpu."""
     return contiguous_copy(input) + contiguous_copy(weight) + contiguous_copy(bias)
 
 
-@layer_norm_backward.meta()
+@operator("aten::native_layer_norm_backward").meta()
 def gradients(norm: NormBackward) -> tuple[Tensor | None, ...]:
     """Contiguous whatever the layout of the input; layer_norm_backward_cpu and _cuda."""
     given = (norm.input, norm.weight, norm.bias)
@@ -133,7 +130,7 @@ def gradients(norm: NormBackward) -> tuple[Tensor | None, ...]:
     return asked_for(made, norm.output_mask)
 
 
-@layer_norm_backward.values("cuda")
+@operator("aten::native_layer_norm_backward").values("cuda")
 def gradients_as_on_cuda(norm: NormBackward, mean: Tensor) -> tuple[Tensor | None, ...]:
     """In the type that CUDA accumulates in; the CPU's kernel wants them in the parameters'."""
     given = (norm.grad_out, norm.input, mean, norm.rstd, norm.weight, norm.bias)
@@ -147,7 +144,7 @@ def gradients_as_on_cuda(norm: NormBackward, mean: Tensor) -> tuple[Tensor | Non
     )
 
 
-@layer_norm_backward.workspace("cpu")
+@operator("aten::native_layer_norm_backward").workspace("cpu")
 def backward_on_cpu(machine: Host, outputs: Sequence[Tensor | None], norm: NormBackward) -> int:
     """Dense copies, and sums of gamma and beta per thread; LayerNormBackwardKernelImplInternal."""
     copies = contiguous_copy(norm.input) + contiguous_copy(norm.weight)
@@ -159,8 +156,7 @@ def backward_on_cpu(machine: Host, outputs: Sequence[Tensor | None], norm: NormB
     return copies + 2 * machine.threads * norm.columns * norm.input.element_size()
 
 
-@layer_norm_backward.workspace("cuda")
-@rms_norm_backward.workspace("cuda")
+@operator("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward").workspace("cuda")
 def backward_on_cuda(machine: Gpu, norm: NormBackward) -> tuple[Request, ...]:
     """Dense copies, the gradient's when the outputs are made, and partial gradients, of RMS norm's
     without beta;
@@ -171,7 +167,7 @@ def backward_on_cuda(machine: Gpu, norm: NormBackward) -> tuple[Request, ...]:
     return (*copies, ALL, contiguous_copy(norm.grad_out), *partial)
 
 
-@layer_norm.nested()
+@operator("aten::native_layer_norm").nested()
 def of_nested(nested: NestedTensors, norm: LayerNorm) -> tuple[Tensor, Tensor, Tensor]:
     """Of the buffer; native/nested/NestedTensorMath.cpp, nested_layer_norm."""
     rows = norm.input.values().view(-1, *norm.normalized_shape)
@@ -215,7 +211,7 @@ def output_and_reciprocal_root(norm: RmsNorm) -> tuple[Tensor, Tensor]:
     return like(input), input.new_empty(shape, dtype=_accumulated(input))
 
 
-@rms_norm_backward.values()
+@operator("aten::_fused_rms_norm_backward").values()
 def rms_gradients(norm: NormBackward) -> tuple[Tensor | None, Tensor | None]:
     """With the root that the forward kept, in its precision."""
     grad_out, input, normalized_shape, rstd, weight, output_mask, _ = norm
@@ -315,10 +311,6 @@ def _renormed(machine: Host | Gpu, result: Tensor, self: Tensor, p: float, dim: 
     return result
 
 
-_forward = operator("aten::native_group_norm")
-_backward = operator("aten::native_group_norm_backward")
-
-
 @operator("aten::group_norm").path("cuda")
 def group_norm(call: CompositeCall, input: Tensor) -> Any:
     """Of contiguous input, also where it is channels-last; native/group_norm.cpp, group_norm.
@@ -361,7 +353,7 @@ class GroupNorm(NamedTuple):
         return self.N * self.C * accumulation_type(self.input.dtype).itemsize
 
 
-@_forward.meta()
+@operator("aten::native_group_norm").meta()
 def group_norm_outputs(norm: GroupNorm) -> tuple[Tensor, ...]:
     """In the type of the input, the statistics in that of the parameters; native/group_norm.cpp,
     native_group_norm, and native/cpu/mixed_data_type.h, param_scalar_type.
@@ -373,7 +365,7 @@ def group_norm_outputs(norm: GroupNorm) -> tuple[Tensor, ...]:
     return (laid_out(input, suggested_format(input)), *statistics)
 
 
-@_backward.meta()
+@operator("aten::native_group_norm_backward").meta()
 def group_norm_gradients(
     input: Tensor, weight: Tensor | None, C: int, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
@@ -383,7 +375,7 @@ def group_norm_gradients(
     return asked_for(made, output_mask)
 
 
-@_forward.workspace("cpu")
+@operator("aten::native_group_norm").workspace("cpu")
 def forward_on_cpu(norm: GroupNorm) -> int:
     """Contiguous copies of what is not (before torch 2.14 ``group_norm`` makes them), and of
     channels last sums and squares per channel; native/group_norm.cpp, native_group_norm, and
@@ -400,7 +392,7 @@ def forward_on_cpu(norm: GroupNorm) -> int:
     return copies + 2 * norm.of_channels()
 
 
-@_forward.workspace("cuda")
+@operator("aten::native_group_norm").workspace("cuda")
 def forward_on_cuda(outputs: Sequence[Tensor], norm: GroupNorm) -> tuple[int, ...]:
     """Statistics in the type that they are added up in, and a scale and a shift for every channel
     of every image where a channel has several pixels.
@@ -419,7 +411,7 @@ def forward_on_cuda(outputs: Sequence[Tensor], norm: GroupNorm) -> tuple[int, ..
     return (*copies, norm.of_channels(), norm.of_channels())
 
 
-@_backward.workspace("cpu")
+@operator("aten::native_group_norm_backward").workspace("cpu")
 def group_norm_backward_on_cpu(
     grad_out: Tensor, mean: Tensor, rstd: Tensor, norm: GroupNorm
 ) -> int:
@@ -436,7 +428,7 @@ def group_norm_backward_on_cpu(
     return copies + 2 * norm.of_channels()
 
 
-@_backward.workspace("cuda")
+@operator("aten::native_group_norm_backward").workspace("cuda")
 def group_norm_backward_on_cuda(
     grad_out: Tensor, norm: GroupNorm, output_mask: Sequence[bool]
 ) -> tuple[int, ...]:

@@ -237,11 +237,6 @@ def moments(machine: Gpu, outputs: Outputs, input: Tensor, dim: Dims = None) -> 
 _VALUE_AND_INDEX = 16
 """``std::pair`` of a value of up to 8 bytes and an ``int64_t``."""
 
-of_elements = operator("aten::max", "aten::min")
-pair = operator("aten::aminmax")
-pair_by_one_kernel = operator("aten::_aminmax")
-positions = operator("aten::argmax", "aten::argmin")
-truth = operator("aten::any", "aten::all")
 
 operator(
     *(f"aten::{name}{kind}" for name in ("any", "all") for kind in ("", ".dim", ".dims")),
@@ -260,9 +255,7 @@ def reduced_in_own_type(machine: Gpu, input: Tensor, dim: Dims = ()) -> tuple[in
     return reduced(machine, input.shape, input.stride(), dim, input.dtype, own, own)
 
 
-@positions.workspace("cpu")
-@of_elements.workspace("cpu")
-@pair.workspace("cpu")
+@operator(*aten("argmax argmin max min aminmax")).workspace("cpu")
 def contiguous_input(input: Tensor, dim: int | None = None, other: Tensor | None = None) -> int:
     """A dense copy to reduce all dimensions; ReduceAllOpsKernel.cpp, argmax_argmin."""
     return dense_copy(input) if dim is None and other is None else 0
@@ -280,7 +273,7 @@ def _of_all_or_along(
     return (copy, *reduced(gpu, input.shape, strides, dim, input.dtype, *sizes))
 
 
-@of_elements.workspace("cuda")
+@operator("aten::max", "aten::min").workspace("cuda")
 def largest_or_smallest(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """Of all elements: a dense copy and their own type. Along a dimension: value and index;
     ReduceMaxValuesKernel.cu, ``max_all_launch_kernel`` and ``max_launch_kernel``.
@@ -291,15 +284,14 @@ def largest_or_smallest(machine: Gpu, input: Tensor, dim: int | None = None) -> 
     return _of_all_or_along(machine, input, dim, own, own, vector)
 
 
-@pair.workspace("cuda")
-@pair_by_one_kernel.workspace("cuda")
+@operator("aten::aminmax", "aten::_aminmax").workspace("cuda")
 def pair_of_values(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """A pair of the input's type, of all elements from a dense copy; ReduceAMinMaxKernel.cu."""
     own = input.element_size()
     return _of_all_or_along(machine, input, dim, own, 2 * own)
 
 
-@pair_by_one_kernel.meta()
+@operator("aten::_aminmax").meta()
 def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """native/ReduceOps.cpp."""
     shape = list(input.shape)
@@ -312,13 +304,13 @@ def aminmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> tup
     return like(input, shape), like(input, shape)
 
 
-@positions.workspace("cuda")
+@operator("aten::argmax", "aten::argmin").workspace("cuda")
 def position(machine: Gpu, input: Tensor, dim: int | None = None) -> tuple[int, ...]:
     """A value and an index; a dense copy where all elements are asked. ReduceArgMaxKernel.cu."""
     return _of_all_or_along(machine, input, dim, 8, _VALUE_AND_INDEX)
 
 
-@truth.workspace("cpu")
+@operator("aten::any", "aten::all").workspace("cpu")
 def as_booleans(machine: Host, outputs: Tensor, input: Tensor) -> int:
     """A boolean copy of what is not boolean; native/ReduceOps.cpp, allany_meta."""
     kept = input.dtype in (torch.bool, torch.uint8)
@@ -326,7 +318,7 @@ def as_booleans(machine: Host, outputs: Tensor, input: Tensor) -> int:
     return copied + partial_results(machine, input.numel(), outputs.numel(), 1)
 
 
-@truth.workspace("cuda")
+@operator("aten::any", "aten::all").workspace("cuda")
 def in_type_of_input(machine: Gpu, input: Tensor, dim: Dims = None) -> tuple[int, ...]:
     """Without a copy, in the input's type; ReduceLogicKernel.cu, ``get_allany_iter``. One element
     is converted to a boolean; native/ReduceOps.cpp, allany_impl.

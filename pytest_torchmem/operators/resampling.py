@@ -148,9 +148,8 @@ for _name in f"max_unpool2d channel_shuffle pixel_shuffle pixel_unshuffle {_PADS
     operator(f"aten::{_name}").meta("cpu")(shaped_by(_overload, SUGGESTED))
     operator(f"aten::{_name}").meta("cuda")(shaped_by(_overload, CONTIGUOUS))
 # ``zeros_like(input, input.suggest_memory_format())``; native/ReflectionPad.cpp, …
-_pads_backward = operator(*aten(_PADS, "_backward"))
-_pads_backward.meta("cpu")(made_like(self=SUGGESTED))
-_pads_backward.meta("cuda")(made_like(self=CONTIGUOUS))
+operator(*aten(_PADS, "_backward")).meta("cpu")(made_like(self=SUGGESTED))
+operator(*aten(_PADS, "_backward")).meta("cuda")(made_like(self=CONTIGUOUS))
 operator("aten::fractional_max_pool3d_backward").meta()(made_like(self=CONTIGUOUS))
 
 

@@ -49,10 +49,7 @@ _TOPK_RESIDENT = 65_536 // (40 * _TOPK_BLOCK)
 _MULTIBLOCK = ((20, 20_000), (40, 10_000), (80, 8_000), (200, 5_000), (800, 3_000), (4_000, 800))
 
 
-whole_sort = operator("aten::sort")
-
-
-@whole_sort.workspace("cuda")
+@operator("aten::sort").workspace("cuda")
 def sort_requests(
     machine: Gpu, input: Tensor, dim: int = -1, outputs: Sequence[Tensor] = ()
 ) -> tuple[int, ...]:
@@ -90,14 +87,10 @@ def _strides_with_last(input: Tensor, dim: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-kth_value = operator("aten::kthvalue")
-medians = operator("aten::median", "aten::nanmedian")
-search = operator("aten::searchsorted")
-bucketize = operator("aten::bucketize")
 operator("aten::sort", "aten::sort.stable", "aten::topk", unknown_outputs=UnknownOutputs.POSITIONS)
 
 
-@whole_sort.workspace("cpu")
+@operator("aten::sort").workspace("cpu")
 def row_of_keys(input: Tensor, dim: int = -1) -> int:
     """Keys and indices of one row, moved together; sort_stable_kernel. Rows that other threads sort
     are not seen by the allocator's observer.
@@ -143,7 +136,7 @@ def topk(
     return (*found, dense_bytes(indices), dense_bytes(values), *sorting, dense_bytes(indices))
 
 
-@kth_value.workspace("cpu")
+@operator("aten::kthvalue").workspace("cpu")
 def partitioned(input: Tensor) -> int:
     """A copy of the values and their indices, to be partitioned; kthvalue_out_impl_cpu."""
     if input.dim() == 0:
@@ -151,7 +144,7 @@ def partitioned(input: Tensor) -> int:
     return dense_bytes(input) + input.numel() * LONG
 
 
-@medians.workspace("cpu")
+@operator("aten::median", "aten::nanmedian").workspace("cpu")
 def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
     """Over everything a clone; else a copy where elements are apart; median_with_indices_impl."""
     if dim is None:
@@ -165,7 +158,7 @@ def copy_to_partition(input: Tensor, dim: int | None = None) -> int:
 operator(*aten("kthvalue median nanmedian")).workspace("cuda")(copied(first=True, self=CONTIGUOUS))
 
 
-@medians.decomposition("cuda")
+@operator("aten::median", "aten::nanmedian").decomposition("cuda")
 def middle(call: GivenCall, input: Tensor) -> Tensor:
     """The middle one of all elements, sorted, or of those that are numbers; ``median_impl``."""
     if not input.numel():
@@ -211,11 +204,10 @@ def mode(machine: Gpu, input: Tensor, dim: int = -1) -> Workspace | tuple[int, .
     return bounded(copy, *passing(size * LONG, max(sort, runs)) * slices)
 
 
-search.workspace("cpu")(copied(sorted_sequence=CONTIGUOUS, self=CONTIGUOUS))
+operator("aten::searchsorted").workspace("cpu")(copied(sorted_sequence=CONTIGUOUS, self=CONTIGUOUS))
 
 
-@search.workspace("cuda")
-@bucketize.workspace("cuda")
+@operator("aten::searchsorted", "aten::bucketize").workspace("cuda")
 def searchsorted(
     input: Tensor | float,
     sorted_sequence: Tensor | None = None,
@@ -235,7 +227,7 @@ def searchsorted(
     return (*map(contiguous_copy, (*given, sorter)), *cast)
 
 
-@bucketize.workspace("cpu")
+@operator("aten::bucketize").workspace("cpu")
 def bucket(input: Tensor | float, boundaries: Tensor) -> int:
     """The same copies; of a number a tensor; native/Bucketization.cpp, bucketize_cpu."""
     if not isinstance(input, Tensor):
@@ -243,15 +235,11 @@ def bucket(input: Tensor | float, boundaries: Tensor) -> int:
     return sum(searchsorted(input, boundaries=boundaries))
 
 
-logcumsumexp = operator("aten::_logcumsumexp")
-logcumsumexp.meta()(made_like(self=CONTIGUOUS))  # native/ReduceOps.cpp
+operator("aten::_logcumsumexp").meta()(made_like(self=CONTIGUOUS))  # native/ReduceOps.cpp
 extremes = operator("aten::_cummax_helper", "aten::_cummin_helper")
 
 
-sums = operator("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::cumprod_")
-
-
-@sums.workspace("cpu")
+@operator(*aten("cumsum cumsum_ cumprod cumprod_")).workspace("cpu")
 def in_type_of_result(outputs: Tensor, input: Tensor) -> int:
     """The input in the type of the result; native/ReduceOps.cpp, impl_func_cum_ops."""
     return converted(input, outputs.dtype)
@@ -270,7 +258,7 @@ def added_up(machine: Gpu, outputs: Tensor, input: Tensor, dim: int) -> tuple[in
 
 
 @operator("aten::cumprod", "aten::cumprod_").workspace("cuda")
-@logcumsumexp.workspace("cuda")  # LogcumsumexpKernel.cu
+@operator("aten::_logcumsumexp").workspace("cuda")  # LogcumsumexpKernel.cu
 def cumulative(outputs: Tensor, input: Tensor, dim: int) -> tuple[int, ...]:
     """Copies of another type or not dense; of a dimension CUB's tiles. ScanUtils.cuh, scan_dim."""
     if not input.dim():
@@ -293,9 +281,6 @@ extremes.workspace("cuda")(copied(self=CONTIGUOUS, values=CONTIGUOUS, indices=CO
 
 _TRUTHS = 2
 
-sorted_elements = operator("aten::_unique", "aten::_unique2")
-consecutive = operator("aten::unique_consecutive")
-slices = operator("aten::unique_dim")
 operator(
     *aten("isin.Scalar_Tensor isin.Tensor_Scalar isin.Tensor_Tensor"),
     unknown_outputs=UnknownOutputs.IS_IN,
@@ -317,8 +302,7 @@ def all_distinct(asked: Asked) -> tuple[Tensor, ...]:
     return none_repeated(asked)[:2]
 
 
-@operator("aten::_unique2").at_most()
-@consecutive.at_most()
+@operator("aten::_unique2", "aten::unique_consecutive").at_most()
 def none_repeated(asked: Asked) -> tuple[Tensor, ...]:
     """All elements and their counts, or slices along a dimension."""
     input = asked.input
@@ -330,8 +314,7 @@ def none_repeated(asked: Asked) -> tuple[Tensor, ...]:
     return input.new_empty((number,)), inverse, counts
 
 
-@slices.at_most()
-@operator("aten::unique_dim_consecutive").at_most()
+@operator("aten::unique_dim", "aten::unique_dim_consecutive").at_most()
 def every_slice(input: Tensor, dim: int) -> tuple[Tensor, ...]:
     """All slices along a dimension; both numbers of them are made, asked for or not."""
     number = (input.shape[dim],)
@@ -346,7 +329,7 @@ def _positions(input: Tensor, shape: Sequence[int], *, asked: bool) -> Tensor:
     return input.new_empty(shape if asked else (0,), dtype=torch.int64)
 
 
-@sorted_elements.workspace("cpu")
+@operator("aten::_unique", "aten::_unique2").workspace("cpu")
 def elements_in_order(outputs: Sequence[Tensor], input: Tensor, return_counts: bool = False) -> int:
     """All in order and where they were, then where each one begins; unique_cpu_sorted_template."""
     if input.dtype == torch.bool or not input.numel():
@@ -357,20 +340,19 @@ def elements_in_order(outputs: Sequence[Tensor], input: Tensor, return_counts: b
     return in_order + max(positions - output_bytes(outputs), places, 0)
 
 
-@slices.workspace("cpu")
+@operator("aten::unique_dim").workspace("cpu")
 def rows_in_order(input: Tensor, dim: int) -> int:
     """Slices as rows, and the rows in order; _unique_dim_cpu_template."""
     return contiguous_copy(input.movedim(dim, 0)) + dense_bytes(input)
 
 
-@consecutive.workspace("cpu")
-@operator("aten::unique_dim_consecutive").workspace("cpu")
+@operator("aten::unique_consecutive", "aten::unique_dim_consecutive").workspace("cpu")
 def as_rows(input: Tensor, dim: int | None = None) -> int:
     """A dense copy, of slices as rows where there is a dimension."""
     return contiguous_copy(input if dim is None else input.movedim(dim, 0))
 
 
-@sorted_elements.decomposition("cuda")
+@operator("aten::_unique", "aten::_unique2").decomposition("cuda")
 def sorted_and_picked(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> tuple[Tensor, ...]:
     """Sorted elements, with their positions for an inverse; UniqueCub.cu."""
     input, return_inverse = asked[:2]
@@ -403,8 +385,7 @@ def _empty(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(torch.empty(made.shape, dtype=made.dtype) for made in outputs)
 
 
-@consecutive.decomposition("cuda")
-@operator("aten::unique_dim_consecutive").decomposition("cuda")
+@operator("aten::unique_consecutive", "aten::unique_dim_consecutive").decomposition("cuda")
 def picked_in_order(machine: Gpu, outputs: Sequence[Tensor], asked: Asked) -> tuple[Tensor, ...]:
     """Elements in their order, or slices of a dimension; UniqueCub.cu, Unique.cu."""
     if asked.dim is not None:
@@ -440,7 +421,7 @@ def _picked(
     return found[: len(outputs)]
 
 
-@slices.decomposition("cuda")
+@operator("aten::unique_dim").decomposition("cuda")
 def sorted_slices(
     machine: Gpu, outputs: Sequence[Tensor], asked: Asked, in_order: bool = False
 ) -> tuple[Tensor, ...]:

@@ -206,17 +206,14 @@ def linalg_inv_ex(
     return result, infos
 
 
-_geqrf = operator("aten::geqrf")
-
-
-@_geqrf.meta()
+@operator("aten::geqrf").meta()
 def factors_and_tau(input: Tensor) -> tuple[Tensor, Tensor]:
     """geqrf_out_helper: columns first, as LAPACK has it."""
     factors = empty_column_major(input)
     return factors, input.new_empty((*input.shape[:-2], min(input.shape[-2:])))
 
 
-@_geqrf.decomposition("cpu")
+@operator("aten::geqrf").decomposition("cpu")
 def geqrf(machine: Host, input: Tensor) -> tuple[Tensor, Tensor]:
     """geqrf_out_helper, apply_geqrf."""
     made = factors_and_tau(input)
@@ -483,10 +480,6 @@ def linalg_ldl_factor(
     return LD, pivots, info
 
 
-_cdist = operator("aten::_cdist_forward")
-_cdist_backward = operator("aten::_cdist_backward")
-
-
 def _expanded(first: Tensor, second: Tensor) -> tuple[int, Tensor, Tensor]:
     """Return how many batches there are together, and both tensors expanded to them."""
     batch = torch.broadcast_shapes(first.shape[:-2], second.shape[:-2])
@@ -494,18 +487,18 @@ def _expanded(first: Tensor, second: Tensor) -> tuple[int, Tensor, Tensor]:
     return math.prod(batch), *found
 
 
-_cdist.workspace("cpu")(copied(x1=CONTIGUOUS, x2=CONTIGUOUS))
-_cdist_backward.workspace("cpu")(copied(x1=CONTIGUOUS, x2=CONTIGUOUS))
+operator("aten::_cdist_forward").workspace("cpu")(copied(x1=CONTIGUOUS, x2=CONTIGUOUS))
+operator("aten::_cdist_backward").workspace("cpu")(copied(x1=CONTIGUOUS, x2=CONTIGUOUS))
 
 
-@_cdist.workspace("cuda")
+@operator("aten::_cdist_forward").workspace("cuda")
 def cdist_forward(x1: Tensor, x2: Tensor) -> tuple[Request, ...]:
     """Dense copies of both, of all batches; ``cdist_impl``."""
     _, first, second = _expanded(x1, x2)
     return (contiguous_copy(first), contiguous_copy(second), ALL)
 
 
-@_cdist_backward.workspace("cuda")
+@operator("aten::_cdist_backward").workspace("cuda")
 def cdist_backward(
     machine: Gpu, outputs: Tensor, grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
 ) -> tuple[int, ...]:
