@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 from pytest_torchmem.printable import Tabular, printable
+from pytest_torchmem.profile.module_paths import fold
 from pytest_torchmem.profile.timeline import (
     Kind,
     OperatorCall,
@@ -29,7 +29,6 @@ from pytest_torchmem.profile.timeline import (
 from pytest_torchmem.units import format_count, format_size
 
 _NO_ACTIVATIONS = frozenset({Kind.PARAMETER, Kind.BUFFER})
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _BASELINE = "(before the step)"
 _OUTSIDE = "(outside of operators)"
 
@@ -140,9 +139,7 @@ class NodeTable(Tabular):
 
     def folded(self) -> NodeTable:
         """Return a row for each operator and line; numbers of repeated layers become ``*``."""
-        return self._regrouped(
-            lambda row: (row.phase, _NUMBER.sub("*", row.module), row.operator, row.line)
-        )
+        return self._regrouped(lambda row: (row.phase, fold(row.module)[0], row.operator, row.line))
 
     def largest(self, most: int | None = None) -> list[NodeRow]:
         """Return the ``most`` rows with the most bytes, or all, in the order of the step."""
@@ -253,8 +250,8 @@ class _Open:
         """The last allocation that was made when the operator returned."""
         self.reads = reads
         self.made = made
-        self.saved: tuple[int, ...] | set[int] = ()
-        self.made_in_backward: tuple[int, ...] | list[int] = ()
+        self.saved: Collection[int] = ()
+        self.made_in_backward: Collection[int] = ()
 
 
 class _Builder:
@@ -275,16 +272,13 @@ class _Builder:
         """The last allocation before each of them."""
 
     def add(self, steps: Iterable[OperatorStep]) -> None:
-        outside, forward, backward = self._outside, self._forward, self._backward
-        in_backward = Phase.BACKWARD
         for step in steps:
-            origin, call, *_ = step
-            if call is None:
-                outside(step)
-            elif call.node < 0 and origin.phase is in_backward:
-                backward(step, call)
+            if step.call is None:
+                self._outside(step)
+            elif step.call.node < 0 and step.origin.phase is Phase.BACKWARD:
+                self._backward(step, step.call)
             else:
-                forward(step, call)
+                self._forward(step, step.call)
 
     def table(self) -> NodeTable:
         sizes, rows = self._sizes, self._rows
@@ -297,69 +291,53 @@ class _Builder:
         for found in (self._of_node, self._named, self._numbers, self._births_before):
             found.clear()
         rows.reverse()
-        make, take, add, names = tuple.__new__, rows.pop, storages.append, _Storages._fields
         while rows:  # each is let go of as soon as it is a row: there may be millions
-            opened = take()
+            opened = rows.pop()
             reads, saved, made = opened.reads, opened.saved, opened.made
             reads_saved = _those(reads, saved.__contains__)
             made_saved = _those(made, is_saved.__getitem__)
-            columns = reads, reads_saved, saved, made, made_saved, opened.made_in_backward
-            for name, column in zip(names, columns, strict=True):
+            own = _Storages(reads, reads_saved, saved, made, made_saved, opened.made_in_backward)
+            for name, column in zip(own._fields, own, strict=True):
                 if column:
-                    setattr(opened.row, name, _bytes_of(column, sizes))
+                    setattr(opened.row, name, sum(map(sizes.__getitem__, column)))
             made_rows.append(opened.row)
-            add(make(_Storages, columns))
+            storages.append(own)
         return NodeTable(made_rows, storages, sizes)
 
     def _open(
         self, step: OperatorStep, operator: str, reads: tuple[int, ...], made: tuple[int, ...]
     ) -> _Open:
-        phase, module, _, line, _ = step.origin
-        row = NodeRow(phase.value, module, operator, line)
-        if step.call is not None:
-            row.node = step.call.label
+        origin, call = step.origin, step.call
+        row = NodeRow(origin.phase.value, origin.module, operator, origin.line)
+        row.node = call.label if call is not None else ""
         opened = _Open(row, self._births, reads, made)
         self._rows.append(opened)
         return opened
 
     def _outside(self, step: OperatorStep) -> None:
-        origin, _, made, temporary, peak = step
-        phase = origin.phase
-        opened = self._open(step, _BASELINE if phase is Phase.BASELINE else _OUTSIDE, (), made)
-        if made and made[-1] > self._births:  # which are in the order of making
-            self._births = made[-1]
-        row = opened.row
+        phase = step.origin.phase
+        name = _BASELINE if phase is Phase.BASELINE else _OUTSIDE
+        row = self._open(step, name, (), step.made).row
+        self._births = max((self._births, *step.made[-1:]))  # which are in the order of making
         if phase is Phase.BACKWARD:
-            row.bwd_tmp, row.bwd_peak = temporary, peak
+            row.bwd_tmp, row.bwd_peak = step.temporary, step.peak
         else:
-            row.fwd_tmp, row.fwd_peak = temporary, peak
+            row.fwd_tmp, row.fwd_peak = step.temporary, step.peak
 
     def _forward(self, step: OperatorStep, call: OperatorCall) -> None:
-        origin, _, made, temporary, peak = step
-        births, node = self._births, call.node
-        reads = call.reads
-        last = made[-1] if made and made[-1] > births else births
-        if reads and (newest := max(reads)) > last:
-            last = newest
-        self._births = last
-        if len(reads) == 1:
-            if not self._activation[reads[0]]:
-                reads = ()
-        elif reads:
-            is_activation = self._activation
-            found = [index for index in reads if is_activation[index]]
-            reads = tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))
-        phase, module, operator, line, _ = origin
-        row, work = NodeRow(phase.value, module, operator, line, 1), call.work
+        births, work, made, reads = self._births, call.work, step.made, call.reads
+        self._births = max((births, *made[-1:], *reads))
+        own = reads if len(reads) < 2 else tuple(dict.fromkeys(reads))
+        own = _those(own, self._activation.__getitem__)
+        opened = self._open(step, step.origin.operator, own, made)
+        row = opened.row
+        row.calls, row.fwd_tmp, row.fwd_peak = 1, step.temporary, step.peak
         row.fwd_flops, row.fwd_moved = work.flops, work.read + work.written
-        row.fwd_tmp, row.fwd_peak, row.node = temporary, peak, call.label
-        opened = _Open(row, last, reads, made)
-        self._rows.append(opened)
-        if node > 0:
-            self._of_node.setdefault(node, opened)
-            self._numbers.append(node)
+        if call.node > 0:
+            self._of_node.setdefault(call.node, opened)
+            self._numbers.append(call.node)
             self._births_before.append(births)
-        if origin.phase is Phase.BACKWARD:  # computed again, for a checkpoint
+        if step.origin.phase is Phase.BACKWARD:  # computed again, for a checkpoint
             row.bwd_peak, row.fwd_peak = row.fwd_peak, 0
 
     def _backward(self, step: OperatorStep, call: OperatorCall) -> None:
@@ -376,28 +354,15 @@ class _Builder:
                 if after < len(self._numbers):
                     opened.births = self._births_before[after]
         row, work, made = opened.row, call.work, step.made
-        if step.temporary > row.bwd_tmp:
-            row.bwd_tmp = step.temporary
-        if step.peak > row.bwd_peak:
-            row.bwd_peak = step.peak
+        row.bwd_tmp, row.bwd_peak = max(step.temporary, row.bwd_tmp), max(step.peak, row.bwd_peak)
         row.bwd_flops += work.flops
         row.bwd_moved += work.read + work.written
         births, is_activation = opened.births, self._activation
-        saved = [one for one in call.reads if one <= births and is_activation[one]]
-        if saved:
-            _add_saved(opened, saved if len(saved) == 1 else [*dict.fromkeys(saved)])
+        if saved := {one: None for one in call.reads if one <= births and is_activation[one]}:
+            opened.saved = _joined(opened.saved, saved, set)
         if made:
-            _add_made(opened, made)
-            if made[-1] > self._births:
-                self._births = made[-1]
-
-
-def _bytes_of(indices: Collection[int], sizes: Sequence[int]) -> int:
-    # Of one, the number that is there already is taken rather than another like it.
-    if len(indices) == 1:
-        [index] = indices
-        return sizes[index]
-    return sum(map(sizes.__getitem__, indices))
+            opened.made_in_backward = _joined(opened.made_in_backward, made, list)
+            self._births = max(self._births, made[-1])
 
 
 def _those(indices: tuple[int, ...], counts: Callable[[int], object]) -> tuple[int, ...]:
@@ -406,21 +371,14 @@ def _those(indices: tuple[int, ...], counts: Callable[[int], object]) -> tuple[i
     return tuple(filter(counts, indices))
 
 
-# Most rows get theirs at once, in a tuple, of which there may be millions. The backward of a
-# function of the program's own may have millions of steps that belong to one row.
-def _add_saved(opened: _Open, saved: list[int]) -> None:
-    if not opened.saved:
-        opened.saved = tuple(saved)
-    elif isinstance(opened.saved, set):
-        opened.saved.update(saved)
-    else:
-        opened.saved = {*opened.saved, *saved}
+def _joined(before: Collection[int], more: Collection[int], kind: Any) -> Collection[int]:
+    """Return allocations of a row with more of them, in a container of a kind that grows.
 
-
-def _add_made(opened: _Open, made: tuple[int, ...]) -> None:
-    if not opened.made_in_backward:
-        opened.made_in_backward = made
-    elif isinstance(opened.made_in_backward, list):
-        opened.made_in_backward.extend(made)
-    else:
-        opened.made_in_backward = [*opened.made_in_backward, *made]
+    Most rows get theirs at once, in a tuple, of which there may be millions. The backward of a
+    function of the program's own may have millions of steps that belong to one row.
+    """
+    if not before:
+        return tuple(more)
+    found = before if isinstance(before, kind) else kind(before)
+    (found.update if kind is set else found.extend)(more)
+    return found  # type: ignore[no-any-return]

@@ -392,23 +392,11 @@ def operator_steps(timeline: Timeline, calls: Sequence[OperatorCall]) -> Iterato
     there is no step: nothing is needed for it.
     """
     walk = _Walk(timeline)
-    events, changes, make = timeline.events, walk.changes, tuple.__new__
     for call in calls:
-        stop, position = call.stop, walk.position
-        if position < call.start or walk.begins <= call.start:
+        if walk.position < call.start or walk.begins <= call.start:
             yield from walk.outside(call.start)
-            position = walk.position
-        if stop != position + 1:
-            yield walk.step(stop, call.origin, call)
-            continue
-        event, live = events[position], walk.live  # as most steps are: one of millions
-        after = live + changes[event]
-        walk.position, walk.live, walk.phase = stop, after, call.origin.phase
-        if event < 0:
-            yield make(OperatorStep, (call.origin, call, (), live - after, live))
-        else:
-            yield make(OperatorStep, (call.origin, call, (event,), 0, after))
-    yield from walk.outside(len(events))
+        yield walk.step(call.stop, call.origin, call)
+    yield from walk.outside(len(timeline.events))
 
 
 class _Walk:
@@ -416,7 +404,7 @@ class _Walk:
 
     def __init__(self, timeline: Timeline) -> None:
         self._events = timeline.events
-        self.changes = timeline.changes()
+        self._changes = timeline.changes()
         self._starts = iter(timeline.phases)
         self._coming: Phase | None = None
         """The phase that begins next."""
@@ -450,38 +438,26 @@ class _Walk:
 
     def _frees(self, stop: int) -> bool:
         """Go on to ``stop`` if nothing is made until then, and return whether that is so."""
-        position = self.position
-        if stop == position + 1:
-            change = self.changes[self._events[position]]
-            if self._events[position] > 0:
-                return False
-        else:
-            events = self._events[position:stop]
-            if max(events) > 0:
-                return False
-            change = sum(map(self.changes.__getitem__, events))
+        events = self._events[self.position : stop]
+        if max(events) > 0:
+            return False
         self.position = stop
-        self.live += change
+        self.live += sum(map(self._changes.__getitem__, events))
         return True
 
     def step(self, stop: int, origin: Origin, call: OperatorCall | None = None) -> OperatorStep:
         """Go on to where ``stop`` events have happened, in one step."""
-        position = self.position
         live = peak = self.live
-        self.phase = origin.phase
-        if stop <= position:
-            return OperatorStep(origin, call, (), 0, peak)
-        changes = self.changes
         made: dict[int, None] = {}
-        for event in self._events[position:stop]:
-            live += changes[event]
+        for event in self._events[self.position : stop]:
+            live += self._changes[event]
             if event < 0:
                 made.pop(-event, None)
             else:
                 made[event] = None
                 if live > peak:
                     peak = live
-        self.position, self.live = stop, live
+        self.phase, self.position, self.live = origin.phase, max(stop, self.position), live
         return OperatorStep(origin, call, tuple(made), peak - live, peak)
 
 
